@@ -1,0 +1,1 @@
+"""Model architectures: what a Hugging Face config says, and the weights that follow from it."""

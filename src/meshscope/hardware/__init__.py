@@ -1,0 +1,1 @@
+"""Chips and slices: published figures, each with its source."""

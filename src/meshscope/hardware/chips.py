@@ -1,0 +1,160 @@
+"""What one chip can do at best; every figure cites where it was read.
+
+Achieved rates are measurements and live in runs, never here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshscope.errors import SpecError, nearest
+
+GIB = 2**30
+
+SCALING_BOOK = "How to Scale Your Model, part 2 (jax-ml/scaling-book@0819a7d, tpus.md)"
+TPU7X_PAGE = "cloud.google.com/tpu/docs/tpu7x, quoted 2026-02 by yangwhale/gpu-tpu-pedia tpu_v7_benchmark_report.md"
+
+
+class ChipKind(StrEnum):
+    """What sort of device a chip is; decides what can be done for it."""
+
+    TPU = "tpu"
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """Published peaks of one chip; None where nobody has published a figure."""
+
+    name: str
+    kind: ChipKind
+    devices_per_chip: int  # what JAX lists: v4 and tpu7x show two devices a chip
+    n_grid_dims: int  # 2: a 2D torus, 3: a 3D torus, 1: no torus
+    chips_per_host: int
+    hbm_bytes: int | None
+    hbm_bytes_per_s: float | None
+    bf16_flops_per_s: float | None
+    link_bytes_per_s: float | None  # one link, ONE direction
+    wraps_from: int | None  # an axis wraps around when its size is a multiple of this
+    source: str
+
+    @property
+    def device_hbm_bytes(self) -> int | None:
+        """HBM of one device, in bytes."""
+        return None if self.hbm_bytes is None else self.hbm_bytes // self.devices_per_chip
+
+
+CHIPS: dict[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v4",
+            kind=ChipKind.TPU,
+            devices_per_chip=2,
+            n_grid_dims=3,
+            chips_per_host=4,
+            hbm_bytes=32 * GIB,
+            hbm_bytes_per_s=1.2e12,
+            bf16_flops_per_s=2.75e14,
+            link_bytes_per_s=4.5e10,
+            wraps_from=4,
+            source=SCALING_BOOK,
+        ),
+        Chip(
+            name="v5e",
+            kind=ChipKind.TPU,
+            devices_per_chip=1,
+            n_grid_dims=2,
+            chips_per_host=4,
+            hbm_bytes=16 * GIB,
+            hbm_bytes_per_s=8.1e11,
+            bf16_flops_per_s=1.97e14,
+            link_bytes_per_s=4.5e10,
+            wraps_from=16,
+            source=SCALING_BOOK,
+        ),
+        Chip(
+            name="v5p",
+            kind=ChipKind.TPU,
+            devices_per_chip=1,
+            n_grid_dims=3,
+            chips_per_host=4,
+            hbm_bytes=95 * GIB,
+            hbm_bytes_per_s=2.8e12,
+            bf16_flops_per_s=4.59e14,
+            link_bytes_per_s=9e10,
+            wraps_from=4,
+            source=f"{SCALING_BOOK}; HBM 95 GiB: {TPU7X_PAGE}",
+        ),
+        Chip(
+            name="v6e",
+            kind=ChipKind.TPU,
+            devices_per_chip=1,
+            n_grid_dims=2,
+            chips_per_host=4,
+            hbm_bytes=32 * GIB,
+            hbm_bytes_per_s=1.6e12,
+            bf16_flops_per_s=9.2e14,
+            link_bytes_per_s=9e10,
+            wraps_from=16,
+            source=SCALING_BOOK,
+        ),
+        Chip(
+            name="tpu7x",
+            kind=ChipKind.TPU,
+            devices_per_chip=2,
+            n_grid_dims=3,
+            chips_per_host=4,
+            hbm_bytes=192 * GIB,
+            hbm_bytes_per_s=7.38e12,
+            bf16_flops_per_s=2.307e15,
+            # 1200 GB/s a chip, both directions, over the six links of a 3D torus.
+            link_bytes_per_s=1e11,
+            wraps_from=4,
+            source=TPU7X_PAGE,
+        ),
+        Chip(
+            name="h100",
+            kind=ChipKind.GPU,
+            devices_per_chip=1,
+            n_grid_dims=1,
+            chips_per_host=8,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=3.35e12,
+            bf16_flops_per_s=9.89e14,
+            link_bytes_per_s=4.5e11,
+            wraps_from=None,
+            source="NVIDIA H100 Tensor Core GPU datasheet, SXM column: NVLink 900 GB/s both directions",
+        ),
+        Chip(
+            name="cpu",
+            kind=ChipKind.CPU,
+            devices_per_chip=1,
+            n_grid_dims=1,
+            chips_per_host=1,
+            hbm_bytes=None,
+            hbm_bytes_per_s=None,
+            bf16_flops_per_s=None,
+            link_bytes_per_s=None,
+            wraps_from=None,
+            source="virtual CPU devices of XLA; no published figures",
+        ),
+    )
+}
+
+CHIP_ALIASES: dict[str, str] = {
+    "v5litepod": "v5e",
+    "v5lite": "v5e",
+    "trillium": "v6e",
+    "v7x": "tpu7x",
+    "tpuv7x": "tpu7x",
+    "ironwood": "tpu7x",
+}
+
+
+def chip_of(name: str) -> Chip:
+    """The chip of this name or alias; SpecError offers the nearest names."""
+    key = CHIP_ALIASES.get(name.lower(), name.lower())
+    if key not in CHIPS:
+        raise SpecError(f"unknown chip '{name}'. {nearest(name, [*CHIPS, *CHIP_ALIASES])}")
+    return CHIPS[key]

@@ -1,0 +1,1 @@
+"""Reads optimised HLO text: grammar, loops, groups, meaning and attribution of collectives."""

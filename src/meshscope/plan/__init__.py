@@ -1,0 +1,1 @@
+"""What a user asks for: model, parallel plan, slice, workload and program."""

@@ -1,0 +1,129 @@
+"""One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
+
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from meshscope.arch.model import Model
+from meshscope.errors import PlanError, SpecError
+from meshscope.hardware.topology import Topology
+from meshscope.plan.mesh import Groups
+from meshscope.plan.plan import Plan, check_batch, check_model
+from meshscope.plan.workload import Workload
+
+
+class Frontend(StrEnum):
+    """Who writes the program."""
+
+    JAX = "jax"
+    TORCHXLA = "torchxla"
+
+
+class Partitioner(StrEnum):
+    """Who inserts the collectives: we (`manual`), or the compiler from annotations (`auto`)."""
+
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
+class Loop(StrEnum):
+    """How layers are written: one after the other, or one body in a loop."""
+
+    AUTO = "auto"
+    UNROLL = "unroll"
+    SCAN = "scan"
+
+
+class Engine(StrEnum):
+    """Whose conventions the prediction follows: our programs, or vLLM's as the paper measured them."""
+
+    MESHSCOPE = "meshscope"
+    VLLM = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Which of the programs of a model is meant."""
+
+    frontend: Frontend = Frontend.JAX
+    partitioner: Partitioner = Partitioner.MANUAL
+    loop: Loop = Loop.AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What a user asks for; a built one is consistent (see `experiment_of`)."""
+
+    model: Model
+    plan: Plan
+    topology: Topology
+    workload: Workload
+    program: Program
+    engine: Engine = Engine.MESHSCOPE
+
+    def crosses_slices(self, groups: Groups) -> bool | None:
+        """Whether a group spans slices, over DCN; None on a single slice."""
+        if self.topology.n_slices == 1:
+            return None
+        per_slice = self.topology.devices_per_slice
+        return any(len({device // per_slice for device in group}) > 1 for group in groups)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The experiment as plain values, for manifest.json and --json."""
+        return {
+            "model": asdict(self.model),
+            "plan": str(self.plan),
+            "mesh": dict(self.plan.mesh.axes),
+            "topology": self.topology.name,
+            "n_devices": self.topology.n_devices,
+            "n_chips": self.topology.n_chips,
+            "workload": asdict(self.workload),
+            "program": asdict(self.program),
+            "engine": self.engine.value,
+        }
+
+
+def experiment_of(  # noqa: PLR0913  the five types and the engine
+    *,
+    model: Model,
+    plan: Plan,
+    topology: Topology,
+    workload: Workload,
+    program: Program | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    n_layers: int | None = None,
+) -> Experiment:
+    """The checked experiment: plan filled to the slice, model cut to `n_layers`."""
+    if n_layers is not None:
+        if not 1 <= n_layers <= model.n_layers:
+            raise SpecError(
+                f"--layers {n_layers}: {model.name} has {model.n_layers} layers. Use 1 to {model.n_layers}."
+            )
+        model = replace(model, n_layers=n_layers)
+    plan = plan.filled(topology.n_devices)
+    if model.max_position is not None and workload.context > model.max_position:
+        raise SpecError(
+            f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
+            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
+        )
+    if engine is Engine.MESHSCOPE:
+        _check_supported(plan)
+        check_batch(plan, workload)
+    check_model(plan, model)
+    return Experiment(
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=program or Program(),
+        engine=engine,
+    )
+
+
+def _check_supported(plan: Plan) -> None:
+    for axis in ("pp", "cp", "ep"):
+        if getattr(plan, axis) != 1:
+            raise PlanError(
+                f"plan '{plan}': the programs do not have {axis} yet. "
+                "Use tp, sp, dp and fsdp; --engine vllm predicts tp and pp."
+            )

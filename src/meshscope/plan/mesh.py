@@ -1,0 +1,92 @@
+"""The logical mesh: axes with sizes over device ids 0..n-1 in row-major order, and who talks to whom."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from math import prod
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Named axes, outermost first; device ids are positions in row-major order.
+
+    The ids in XLA's replica groups are these positions (`mesh.devices.flat`), not hardware ids.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outermost first."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Axis sizes, outermost first."""
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def n_devices(self) -> int:
+        """Devices in the mesh."""
+        return prod(self.sizes)
+
+    def size(self, name: str) -> int:
+        """Size of the axis; 1 when the mesh does not have it."""
+        return dict(self.axes).get(name, 1)
+
+    def coordinates(self, device: int) -> tuple[int, ...]:
+        """Position of a device id along each axis."""
+        coordinates: list[int] = []
+        for size in reversed(self.sizes):
+            device, coordinate = divmod(device, size)
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
+
+    def groups(self, *names: str) -> Groups:
+        """Device groups of a collective over these axes, e.g. ((0, 1), (2, 3)), in mesh order."""
+        return _groups(self.axes, frozenset(names))
+
+    def axis_of_groups(self, groups: Groups) -> str | None:
+        """The axes, joined by `+`, whose groups are exactly these; None when no choice of axes is."""
+        return _axis_by_groups(self.axes).get(_as_set(groups))
+
+    def axis_of_pairs(self, pairs: Groups) -> str | None:
+        """The axes, joined by `+`, along which the (source, target) pairs move; None without a move."""
+        moved: set[str] = set()
+        for source, target in pairs:
+            if max(source, target) >= self.n_devices:
+                return None
+            here, there = self.coordinates(source), self.coordinates(target)
+            moved |= {n for n, a, b in zip(self.names, here, there, strict=True) if a != b}
+        return "+".join(n for n in self.names if n in moved) or None
+
+
+def _as_set(groups: Groups) -> frozenset[frozenset[int]]:
+    return frozenset(frozenset(g) for g in groups)
+
+
+@cache
+def _groups(axes: tuple[tuple[str, int], ...], names: frozenset[str]) -> Groups:
+    strides, stride = [], 1
+    for _, size in reversed(axes):
+        strides.append(stride)
+        stride *= size
+    dims = list(zip(axes, reversed(strides), strict=True))
+    inner = [[i * s for i in range(size)] for (name, size), s in dims if name in names]
+    outer = [[i * s for i in range(size)] for (name, size), s in dims if name not in names]
+    return tuple(
+        tuple(sum(base) + sum(step) for step in product(*inner)) for base in product(*outer)
+    )
+
+
+@cache
+def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozenset[int]], str]:
+    """Every choice of axes larger than one, by its groups; a mesh has few axes, so few choices."""
+    names = [name for name, size in axes if size > 1]
+    found: dict[frozenset[frozenset[int]], str] = {}
+    for n_axes in range(1, len(names) + 1):
+        for chosen in combinations(names, n_axes):
+            found.setdefault(_as_set(_groups(axes, frozenset(chosen))), "+".join(chosen))
+    return found

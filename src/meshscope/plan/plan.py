@@ -1,0 +1,191 @@
+"""A parallel plan: how many ways each axis splits the model, parsed from what people type."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from meshscope.arch.model import Model
+from meshscope.errors import PlanError, nearest
+from meshscope.plan.mesh import Mesh
+from meshscope.plan.workload import Workload
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
+MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep lies over the minor ones
+FILL = -1
+
+# Names of the same axes in MaxText, vLLM and torchtitan.
+ALIASES: dict[str, str] = {
+    "tensor_parallel_size": "tp",
+    "tensor-parallel-size": "tp",
+    "ici_tensor_parallelism": "tp",
+    "tensor": "tp",
+    "model": "tp",
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_size": "pp",
+    "pipeline-parallel-size": "pp",
+    "ici_pipeline_parallelism": "pp",
+    "pipeline_parallel_degree": "pp",
+    "stage": "pp",
+    "data_parallel_size": "dp",
+    "data-parallel-size": "dp",
+    "ici_data_parallelism": "dp",
+    "dp_replicate": "dp",
+    "data_parallel_replicate_degree": "dp",
+    "data": "dp",
+    "ici_fsdp_parallelism": "fsdp",
+    "dp_shard": "fsdp",
+    "data_parallel_shard_degree": "fsdp",
+    "ici_context_parallelism": "cp",
+    "context_parallel_degree": "cp",
+    "context": "cp",
+    "expert_parallel_size": "ep",
+    "ici_expert_parallelism": "ep",
+    "expert_parallel_degree": "ep",
+    "expert": "ep",
+    "sequence_parallel": "sp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes of the axes; `sp` is Megatron sequence parallelism over the tp axis."""
+
+    tp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sp: bool = False
+
+    def __post_init__(self) -> None:
+        """Sizes are at least 1 (or -1, to be filled); dp and fsdp exclude each other."""
+        for axis in AXES:
+            size = getattr(self, axis)
+            if size < 1 and size != FILL:
+                raise PlanError(
+                    f"plan '{self}': {axis}={size} must be at least 1, or -1 to fill the slice."
+                )
+        if self.dp != 1 and self.fsdp != 1:
+            raise PlanError(
+                f"plan '{self}': dp and fsdp share one place in the mesh. Use one of them."
+            )
+        if self.sp and self.tp == 1:
+            raise PlanError(
+                f"plan '{self}': sp splits the sequence over the tp axis, which has size 1. Add tp=N."
+            )
+
+    def __str__(self) -> str:
+        """The plan as it is typed: `dp=2,tp=4,sp`; `tp=1` when nothing is split."""
+        named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        return ",".join((named or ["tp=1"]) + ["sp"] * self.sp)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh (pp, dp or fsdp, cp, tp), with the axes of size 1 left out; a lone device is tp=1."""
+        axes = tuple((axis, getattr(self, axis)) for axis in MESH_AXES if getattr(self, axis) != 1)
+        return Mesh(axes=axes or (("tp", 1),))
+
+    @property
+    def data_axis(self) -> str:
+        """The axis that splits the batch: fsdp, or dp."""
+        return "fsdp" if self.fsdp != 1 else "dp"
+
+    @property
+    def data_size(self) -> int:
+        """How many ways the batch is split."""
+        return self.dp * self.fsdp
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that the plan needs."""
+        return prod(getattr(self, axis) for axis in MESH_AXES)
+
+    def filled(self, n_devices: int) -> "Plan":
+        """The plan with its -1 replaced so that it covers `n_devices`; PlanError when it cannot."""
+        open_axes = [axis for axis in MESH_AXES if getattr(self, axis) == FILL]
+        if len(open_axes) > 1:
+            raise PlanError(
+                f"plan '{self}': only one axis can be -1, got {' and '.join(open_axes)}."
+            )
+        plan = self
+        if open_axes:
+            known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
+            if n_devices % known:
+                raise PlanError(
+                    f"plan '{self}': {n_devices} devices do not divide by {known}. Change an axis."
+                )
+            plan = replace(self, **{open_axes[0]: n_devices // known})
+        if plan.n_devices != n_devices:
+            raise PlanError(
+                f"plan '{plan}' needs {plan.n_devices} devices, the slice has {n_devices}. "
+                "Change the plan or the topology, or set one axis to -1 to fill the slice."
+            )
+        return plan
+
+
+def parse_plan(text: str) -> Plan:
+    """The Plan of `tp=4,dp=2`, `tp=8,sp`, `fsdp=-1,tp=2`; names of other tools are understood."""
+    values: dict[str, int | bool] = {}
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        name, separator, number = (part.strip() for part in item.partition("="))
+        axis = ALIASES.get(name.lstrip("-"), name)
+        if axis not in (*AXES, "sp"):
+            raise PlanError(
+                f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
+            )
+        if axis in values:
+            raise PlanError(f"plan '{text}': {axis} is given twice. Give it once.")
+        values[axis] = _flag(text, number, separator) if axis == "sp" else _size(text, axis, number)
+    if not values:
+        raise PlanError(f"plan '{text}' is empty. Write for example 'tp=8' or 'dp=2,tp=4'.")
+    return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
+
+
+def _flag(text: str, number: str, separator: str) -> bool:
+    if not separator or number.lower() in {"1", "true"}:
+        return True
+    if number.lower() in {"0", "false"}:
+        return False
+    raise PlanError(f"plan '{text}': sp is on or off, got '{number}'. Write 'sp'.")
+
+
+def _size(text: str, axis: str, number: str) -> int:
+    try:
+        return int(number)
+    except ValueError as error:
+        raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
+
+
+def check_batch(plan: Plan, workload: Workload) -> None:
+    """PlanError when the data axis does not divide the batch, or tp the sequence under sp."""
+    if workload.batch % plan.data_size:
+        raise PlanError(
+            f"plan '{plan}': batch={workload.batch} is not divisible by {plan.data_axis}={plan.data_size}. "
+            f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
+        )
+    if plan.sp and workload.prompt % plan.tp:
+        raise PlanError(
+            f"plan '{plan}': sp splits the prompt, and prompt={workload.prompt} is not divisible by tp={plan.tp}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // plan.tp) * plan.tp}."
+        )
+
+
+def check_model(plan: Plan, model: Model) -> None:
+    """PlanError when an axis does not divide what it splits in the model, with the number."""
+    attention = model.attention
+    for label, size in (("n_heads", attention.n_heads), ("ffn", model.ffn)):
+        if size % plan.tp:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: {label}={size} is not divisible by tp={plan.tp}. "
+                f"Use a tp that divides it."
+            )
+    if attention.n_kv_heads % plan.tp and plan.tp % attention.n_kv_heads:
+        raise PlanError(
+            f"plan '{plan}' cannot split {model.name}: of n_kv_heads={attention.n_kv_heads} and tp={plan.tp} "
+            "neither divides the other. Use a tp that divides the heads, or a multiple of them (heads are replicated)."
+        )
+    if model.hidden % plan.fsdp:
+        raise PlanError(
+            f"plan '{plan}' cannot split {model.name}: hidden={model.hidden} is not divisible by "
+            f"fsdp={plan.fsdp}. Use an fsdp that divides it."
+        )

@@ -1,0 +1,1 @@
+"""Closed formulas: what a plan communicates, without JAX and without a compiler."""

@@ -1,0 +1,1 @@
+"""A run is a folder: the only interface between making and reading."""

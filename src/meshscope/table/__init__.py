@@ -1,0 +1,1 @@
+"""The event table: one schema for predicted, compiled and measured."""

@@ -1,0 +1,71 @@
+"""What a collective means, and how many bytes it puts on the wire."""
+
+from enum import StrEnum
+from fractions import Fraction
+from typing import assert_never
+
+
+class Kind(StrEnum):
+    """What a collective means, whatever the compiler or library calls it."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    PERMUTE = "permute"
+    SEND = "send"
+    RECV = "recv"
+    GATHER = "gather"
+    BROADCAST = "broadcast"
+
+
+class Source(StrEnum):
+    """Where a row was obtained."""
+
+    PREDICTED = "predicted"
+    COMPILED = "compiled"
+    MEASURED = "measured"
+
+
+class Phase(StrEnum):
+    """Prefill reads the prompt in one step; decode makes one token a step."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Part(StrEnum):
+    """The part of the model that a row belongs to; the scopes in the programs carry these names."""
+
+    EMBED = "embed"
+    ATTN = "attn"
+    MLP = "mlp"
+    MOE_ROUTER = "moe.router"
+    MOE_DISPATCH = "moe.dispatch"
+    MOE_EXPERTS = "moe.experts"
+    MOE_COMBINE = "moe.combine"
+    MOE_SHARED = "moe.shared"
+    LM_HEAD = "lm_head"
+    STAGE = "stage"
+    SAMPLE = "sample"
+
+
+def wire_factor(kind: Kind, group_size: int) -> Fraction:
+    """Bytes that one device sends per payload byte, by the nccl-tests factors.
+
+    Source: nccl-tests doc/PERFORMANCE.md, "Bus bandwidth": all-reduce 2(n-1)/n; all-gather,
+    reduce-scatter and all-to-all (n-1)/n; broadcast, gather and point to point 1. The payload
+    is the whole array (all-gather: output; reduce-scatter: input). A group of one device
+    sends nothing. Left out: headers, padding, and algorithms that send more than the optimum.
+    """
+    if group_size <= 1:
+        return Fraction(0)
+    match kind:
+        case Kind.ALL_REDUCE:
+            return Fraction(2 * (group_size - 1), group_size)
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+            return Fraction(group_size - 1, group_size)
+        case Kind.PERMUTE | Kind.SEND | Kind.RECV | Kind.GATHER | Kind.BROADCAST:
+            return Fraction(1)
+        case _:
+            assert_never(kind)

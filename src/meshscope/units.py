@@ -1,0 +1,100 @@
+"""Sizes of number formats, and how seconds, bytes and counts are written for people.
+
+Inside the program everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
+"""
+
+from fractions import Fraction
+
+from meshscope.errors import SpecError, nearest
+
+# Bits of one element, by XLA's name of the format (xla/primitive_util).
+DTYPE_BITS: dict[str, int] = {
+    "pred": 8,
+    "s4": 4,
+    "u4": 4,
+    "s8": 8,
+    "u8": 8,
+    "s16": 16,
+    "u16": 16,
+    "s32": 32,
+    "u32": 32,
+    "s64": 64,
+    "u64": 64,
+    "f8e4m3fn": 8,
+    "f8e5m2": 8,
+    "f8e4m3": 8,
+    "f8e4m3b11fnuz": 8,
+    "f8e8m0fnu": 8,
+    "f4e2m1fn": 4,
+    "bf16": 16,
+    "f16": 16,
+    "f32": 32,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+}
+
+# Names that people type, and XLA's.
+DTYPE_ALIASES: dict[str, str] = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "fp16": "f16",
+    "float32": "f32",
+    "fp32": "f32",
+    "float64": "f64",
+    "int8": "s8",
+    "int4": "s4",
+    "int32": "s32",
+    "fp8": "f8e4m3fn",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
+}
+
+
+def dtype_name(text: str) -> str:
+    """XLA's name of the number format that a user wrote, e.g. `bfloat16` -> `bf16`."""
+    name = DTYPE_ALIASES.get(text.lower(), text.lower())
+    if name not in DTYPE_BITS:
+        raise SpecError(f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES])}")
+    return name
+
+
+def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a dense array; 4-bit formats pack two elements into a byte."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    return -(-elements * DTYPE_BITS[dtype] // 8)
+
+
+def format_bytes(n_bytes: float | Fraction | None) -> str:
+    """Bytes for people, decimal: `33.6 MB`; an unknown size is `?`."""
+    if n_bytes is None:
+        return "?"
+    value = float(n_bytes)
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while abs(value) >= 1000 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    digits = f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return f"{digits} {units[power]}"
+
+
+def format_gib(n_bytes: float | None) -> str:
+    """Bytes as GiB, the unit in which memory of a chip is sold: `27.53 GiB`."""
+    return "?" if n_bytes is None else f"{n_bytes / 2**30:.2f} GiB"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Seconds for people: `7.4 us`, `12.3 ms`, `1.52 s`; an unknown duration is `?`."""
+    if seconds is None:
+        return "?"
+    for scale, unit in ((1e-6, "us"), (1e-3, "ms")):
+        if abs(seconds) < scale * 1000:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def format_shape(shape: tuple[int, ...] | list[int] | None) -> str:
+    """`[8,1024,5120]`; a scalar is `[]`, an unknown shape `?`."""
+    return "?" if shape is None else "[" + ",".join(map(str, shape)) + "]"
