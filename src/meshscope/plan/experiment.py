@@ -1,14 +1,15 @@
 """One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import Family, GroupedAttention, Model, Rope, RopeType
 from meshscope.errors import PlanError, SpecError
-from meshscope.hardware.topology import Topology
+from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.mesh import Groups
-from meshscope.plan.plan import Plan, check_batch, check_model
+from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.workload import Workload
 
 
@@ -39,6 +40,13 @@ class Engine(StrEnum):
 
     MESHSCOPE = "meshscope"
     VLLM = "vllm"
+
+
+# The axes that each engine's predictions, and the programs, have today.
+SUPPORTED: dict[Engine, tuple[str, ...]] = {
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp"),
+    Engine.VLLM: ("tp", "pp"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,33 @@ class Experiment:
         }
 
 
+def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `Experiment.as_dict` wrote; SpecError when a value is missing or foreign."""
+    try:
+        model = dict(values["model"])
+        attention = dict(model.pop("attention"))
+        rope = dict(attention.pop("rope"))
+        rope["rope_type"] = RopeType(rope["rope_type"])
+        model["family"] = Family(model["family"])
+        program = values["program"]
+        return Experiment(
+            model=Model(**model, attention=GroupedAttention(**attention, rope=Rope(**rope))),
+            plan=parse_plan(values["plan"]),
+            topology=parse_topology(values["topology"]),
+            workload=Workload(**values["workload"]),
+            program=Program(
+                frontend=Frontend(program["frontend"]),
+                partitioner=Partitioner(program["partitioner"]),
+                loop=Loop(program["loop"]),
+            ),
+            engine=Engine(values["engine"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the stored experiment is not understood: {error!r}. Make the run again."
+        ) from error
+
+
 def experiment_of(  # noqa: PLR0913  the five types and the engine
     *,
     model: Model,
@@ -106,9 +141,8 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
         )
-    if engine is Engine.MESHSCOPE:
-        _check_supported(plan)
-        check_batch(plan, workload)
+    _check_supported(plan, engine)
+    check_batch(plan, workload)
     check_model(plan, model)
     return Experiment(
         model=model,
@@ -120,10 +154,13 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     )
 
 
-def _check_supported(plan: Plan) -> None:
-    for axis in ("pp", "cp", "ep"):
-        if getattr(plan, axis) != 1:
+def _check_supported(plan: Plan, engine: Engine) -> None:
+    """PlanError when the plan uses an axis that the engine does not have."""
+    used = [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp
+    for axis in used:
+        if axis not in SUPPORTED[engine]:
+            others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
             raise PlanError(
-                f"plan '{plan}': the programs do not have {axis} yet. "
-                "Use tp, sp, dp and fsdp; --engine vllm predicts tp and pp."
+                f"plan '{plan}': --engine {engine} does not have {axis} yet. "
+                f"Use {', '.join(SUPPORTED[engine])}{''.join(others)}."
             )

@@ -1,0 +1,130 @@
+"""The child process: compiles one phase of an experiment for a TPU that is not there.
+
+Started as `python -m meshscope.compile.child EXPERIMENT.json OUT_DIR PHASE`; writes the scheduled
+HLO and a report, or an error report. It is a process of its own so that a crash of the compiler
+is a message, and so that phases compile side by side.
+"""
+
+import gzip
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.table.kinds import Phase
+
+# The compiler reports the memory that a program needs even where the chip has less, so that the
+# table still comes out and says by how much it does not fit.
+LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
+
+GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+
+
+def set_environment() -> None:
+    """What libtpu and JAX read when they are imported; to be called before either is."""
+    os.environ.update(
+        {
+            "JAX_PLATFORMS": "cpu",  # this process computes nothing; the TPU is only a description
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile at once
+            "TPU_ACCELERATOR_TYPE": "v6e-8",  # these two only silence warnings
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+    )
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ["LIBTPU_INIT_ARGS"] = f"{LIBTPU_FLAGS} {flags}".strip()
+
+
+def topology_devices(experiment: Experiment) -> list[Any]:
+    """The devices of the slice as the compiler describes them, in its order."""
+    from jax.experimental import topologies  # noqa: PLC0415  after set_environment
+
+    topology = experiment.topology
+    slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
+    description = topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=f"{topology.chip.name}:{'x'.join(map(str, topology.grid))}",
+        chips_per_host_bounds=topology.host_bounds,
+        **slices,
+    )
+    return list(description.devices)
+
+
+def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[str, Any]:
+    """Compiles, writes `PHASE.hlo.txt.gz`, and returns the report (seconds, bytes, devices)."""
+    started = time.perf_counter()
+    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+
+    devices = topology_devices(experiment)
+    described = time.perf_counter()
+    program = build_program(experiment, phase, devices)
+    lowered = program.lower()
+    lowered_at = time.perf_counter()
+    compiled = lowered.compile()
+    compiled_at = time.perf_counter()
+    with gzip.open(out_dir / f"{phase}.hlo.txt.gz", "wt", GZIP_LEVEL, encoding="utf-8") as file:
+        file.write(compiled.as_text())
+    written_at = time.perf_counter()
+    return {
+        "is_scanned": program.is_scanned,
+        "seconds": {
+            "import": described - started,
+            "lower": lowered_at - described,
+            "compile": compiled_at - lowered_at,
+            "write": written_at - compiled_at,
+        },
+        "memory": _memory(compiled),
+        "versions": _versions(),
+        "devices": [_device(device) for device in devices],
+    }
+
+
+def _memory(compiled: Any) -> dict[str, int]:
+    analysis = compiled.memory_analysis()
+    return {
+        "argument_bytes": analysis.argument_size_in_bytes,
+        "output_bytes": analysis.output_size_in_bytes,
+        "alias_bytes": analysis.alias_size_in_bytes,
+        "temp_bytes": analysis.temp_size_in_bytes,
+    }
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version  # noqa: PLC0415
+
+    return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+
+def _device(device: Any) -> dict[str, Any]:
+    """Where a device sits; the text of a program holds only positions in this list."""
+    return {
+        "id": device.id,
+        "coords": list(device.coords),
+        "core_on_chip": device.core_on_chip,
+        "slice_index": getattr(device, "slice_index", None),
+        "process_index": device.process_index,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one compilation; every failure that Python sees becomes `PHASE.error.json`."""
+    experiment_file, out_dir, phase_name = arguments
+    directory, phase = Path(out_dir), Phase(phase_name)
+    experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
+    set_environment()
+    try:
+        report = compile_phase(experiment, phase, directory)
+    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
+        told = {"type": type(error).__name__, "message": str(error)}
+        (directory / f"{phase}.error.json").write_text(json.dumps(told), encoding="utf-8")
+        return 1
+    (directory / f"{phase}.json").write_text(json.dumps(report), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""Compiles an experiment with the real TPU compiler on a machine without a TPU, and reads the table.
+
+Each phase compiles in a child process; this one starts them, words their failures, and reads the
+HLO that they wrote.
+"""
+
+import importlib.util
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import CompileError, MissingToolError, SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.hlo.collectives import collectives_of
+from meshscope.hlo.parse import read_hlo
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.memory import Memory
+from meshscope.plan.weights import device_cache_bytes, device_weight_bytes
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase
+
+Progress = Callable[[Phase, str], None]
+
+POLL_S = 0.05
+
+# libtpu runs deep recursions on large programs and overflows the usual stack. Threads take their
+# stack size from the limit at the time of exec, so the child raises it and starts over.
+STACK_BYTES = 512 * 2**20
+START = f"""
+import os, resource, sys
+soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+wanted = {STACK_BYTES} if hard == resource.RLIM_INFINITY else min({STACK_BYTES}, hard)
+resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
+"""
+
+MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileResult:
+    """What the compiler made of an experiment.
+
+    `seconds` is the wall time of each step, by `phase.step`; `devices` tells id and coordinates of
+    each position in the mesh.
+    """
+
+    rows: list[Collective]
+    memory: Memory
+    versions: Mapping[str, str]
+    seconds: Mapping[str, float]
+    devices: list[dict[str, Any]]
+    is_scanned: bool
+
+
+def phases_of(experiment: Experiment) -> tuple[Phase, ...]:
+    """Prefill, and decode when the request makes more than one token."""
+    has_decode = experiment.workload.n_decode_steps > 0
+    return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+
+
+def compile_experiment(
+    experiment: Experiment, hlo_dir: Path, *, progress: Progress
+) -> CompileResult:
+    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads the rows."""
+    check_can_compile(experiment)
+    phases = phases_of(experiment)
+    _compile_phases(experiment, phases, hlo_dir, progress)
+    reports = {
+        phase: json.loads((hlo_dir / f"{phase}.json").read_text(encoding="utf-8"))
+        for phase in phases
+    }
+    rows: list[Collective] = []
+    seconds: dict[str, float] = {}
+    for phase, report in reports.items():
+        progress(phase, "reading")
+        started = time.perf_counter()
+        rows += read_rows(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        seconds |= {f"{phase}.{step}": value for step, value in report["seconds"].items()}
+        seconds[f"{phase}.read"] = time.perf_counter() - started
+        progress(phase, "done")
+    first = reports[phases[0]]
+    return CompileResult(
+        rows=rows,
+        memory=compiled_memory(experiment, [report["memory"] for report in reports.values()]),
+        versions=first["versions"],
+        seconds=seconds,
+        devices=first["devices"],
+        is_scanned=first["is_scanned"],
+    )
+
+
+def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:
+    """The collectives of one phase's HLO text, attributed to the experiment's plan."""
+    n_steps = {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
+    return collectives_of(
+        read_hlo(path),
+        mesh=experiment.plan.mesh,
+        n_steps_of=n_steps,
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+
+
+def compiled_memory(experiment: Experiment, analyses: list[dict[str, int]]) -> Memory:
+    """Bytes that one device needs, by the compiler's own account; the hungrier phase counts."""
+    workload, plan, model = experiment.workload, experiment.plan, experiment.model
+    totals = [
+        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"]
+        for a in analyses
+    ]
+    hbm_bytes = experiment.topology.chip.device_hbm_bytes
+    return Memory(
+        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
+        kv_cache_bytes=device_cache_bytes(model, plan, workload),
+        temp_bytes=max(a["temp_bytes"] for a in analyses),
+        total_bytes=max(totals),
+        hbm_bytes=hbm_bytes,
+        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
+    )
+
+
+def check_can_compile(experiment: Experiment) -> None:
+    """Refuses what the TPU compiler cannot do, before any process starts."""
+    chip = experiment.topology.chip
+    if chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{experiment.topology.name}' is no TPU; the TPU compiler needs a TPU slice, e.g. v6e-8. "
+            "For other devices use predict."
+        )
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingToolError(
+            f"compile needs {' and '.join(missing)}, not installed here "
+            f"({platform.system()} {platform.machine()}). "
+            'Install the extra: pip install "meshscope[tpu]" (Linux x86-64).'
+        )
+
+
+def _compile_phases(
+    experiment: Experiment, phases: tuple[Phase, ...], hlo_dir: Path, progress: Progress
+) -> None:
+    """Runs one child a phase, side by side; the first failure stops the others."""
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        experiment_file = Path(scratch) / "experiment.json"
+        experiment_file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
+        children: dict[Phase, subprocess.Popen[bytes]] = {}
+        try:
+            for phase in phases:
+                children[phase] = _start(experiment_file, hlo_dir, phase, Path(scratch))
+                progress(phase, "compiling")
+            waiting = dict(children)
+            while waiting:
+                for phase in [p for p, child in waiting.items() if child.poll() is not None]:
+                    child = waiting.pop(phase)
+                    if child.returncode:
+                        log = (Path(scratch) / f"{phase}.log").read_text(errors="replace")
+                        raise _failure(experiment, phase, child.returncode, hlo_dir, log)
+                    progress(phase, "compiled")
+                time.sleep(POLL_S)
+        finally:
+            for child in children.values():
+                if child.poll() is None:
+                    child.kill()
+                child.wait()
+
+
+def _start(
+    experiment_file: Path, out_dir: Path, phase: Phase, scratch: Path
+) -> subprocess.Popen[bytes]:
+    module = "meshscope.compile.child"
+    command = [sys.executable, "-c", START, module, str(experiment_file), str(out_dir), phase.value]
+    with (scratch / f"{phase}.log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _failure(
+    experiment: Experiment, phase: Phase, returncode: int, out_dir: Path, log: str
+) -> CompileError:
+    what = (
+        f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
+        f"plan '{experiment.plan}') for {experiment.topology.name}"
+    )
+    error_file = out_dir / f"{phase}.error.json"
+    if error_file.exists():
+        told = json.loads(error_file.read_text(encoding="utf-8"))
+        error_file.unlink()
+        return CompileError(
+            f"the TPU compiler refused {what}: {told['type']}: {told['message'][:MAX_TOLD_CHARACTERS]}"
+        )
+    if returncode == -signal.SIGKILL:
+        return CompileError(
+            f"the compiler was killed while compiling {what}; the machine probably ran out of memory. "
+            "Try --loop scan, fewer --layers, or a machine with more memory."
+        )
+    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
+    last_words = " ".join(log.split())[-MAX_TOLD_CHARACTERS:]
+    return CompileError(
+        f"the TPU compiler crashed ({name}) while compiling {what}. "
+        "Try --loop scan, another topology, or another version of libtpu. "
+        f"Its last words: {last_words or 'none'}"
+    )

@@ -1,0 +1,101 @@
+"""Where activations live: which mesh axis splits which of their dimensions, for one phase of a plan."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jax.sharding import PartitionSpec as P
+
+from meshscope.plan.plan import Plan
+from meshscope.plan.weights import Weight, mesh_axis_of
+from meshscope.plan.workload import Workload
+from meshscope.table.kinds import Phase
+
+
+class TokenSplit(StrEnum):
+    """Which dimension of the residual stream sp splits over tp."""
+
+    NONE = "none"
+    SEQUENCE = "sequence"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Partition specs of one phase; axes of size 1 are not in the mesh and so never named."""
+
+    plan: Plan
+    token_split: TokenSplit
+
+    @property
+    def split_dim(self) -> int | None:
+        """Dimension of [B, S, D] that sp splits over tp; None without sp."""
+        return {TokenSplit.NONE: None, TokenSplit.BATCH: 0, TokenSplit.SEQUENCE: 1}[
+            self.token_split
+        ]
+
+    def axis(self, name: str | None) -> str | None:
+        """`name` if the mesh has this axis, else None."""
+        return name if name in self.plan.mesh.names else None
+
+    @property
+    def data(self) -> str | None:
+        """The mesh axis that splits the batch."""
+        return self.axis(self.plan.data_axis)
+
+    @property
+    def entered_spec(self) -> P:
+        """[B, S, D] inside attention and MLP."""
+        return P(self.data, None, None)
+
+    @property
+    def residual_spec(self) -> P:
+        """[B, S, D] between attention and MLP."""
+        match self.token_split:
+            case TokenSplit.NONE:
+                return self.entered_spec
+            case TokenSplit.SEQUENCE:
+                return P(self.data, "tp", None)
+            case TokenSplit.BATCH:
+                return P((self.data, "tp") if self.data else "tp", None, None)
+
+    @property
+    def rows_spec(self) -> P:
+        """[B, ...] of hidden states and logits of the last position."""
+        return P(self.data, None)
+
+    @property
+    def tokens_spec(self) -> P:
+        """[B, S] of token ids."""
+        return P(self.data, None)
+
+    @property
+    def next_tokens_spec(self) -> P:
+        """[B] of sampled token ids."""
+        return P(self.data)
+
+    def cache_spec(self, *, is_stacked: bool) -> P:
+        """[B, S, K, H], with a leading layer dimension when stacked."""
+        dims = (self.data, None, self.axis("tp"), None)
+        return P(None, *dims) if is_stacked else P(*dims)
+
+    def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
+        """Of one weight, with a leading layer dimension when stacked."""
+        dims = tuple(self.axis(mesh_axis_of(dim)) for dim in weight.dims)
+        return P(None, *dims) if is_stacked else P(*dims)
+
+
+def layout_of(plan: Plan, workload: Workload, phase: Phase) -> Layout:
+    """The layout of one phase: sp splits the prompt in prefill, the batch in decode.
+
+    A decode batch that tp does not divide leaves sp without effect in decode, as in serving
+    engines, which apply sequence parallelism only to token counts that divide.
+    """
+    if not plan.sp:
+        split = TokenSplit.NONE
+    elif phase is Phase.PREFILL:
+        split = TokenSplit.SEQUENCE
+    elif workload.batch // plan.data_size % plan.tp == 0:
+        split = TokenSplit.BATCH
+    else:
+        split = TokenSplit.NONE
+    return Layout(plan=plan, token_split=split)

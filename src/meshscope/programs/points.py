@@ -1,0 +1,141 @@
+"""The points where devices meet, supplied in two ways: by hand under `shard_map`, or by annotation.
+
+The model text calls the same points for both; everything between two points is local arithmetic.
+Shapes: B batch, S positions of this step, D residual width, V vocabulary; lower case is one
+device's share (b, s, v).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshscope.plan.plan import Plan
+from meshscope.plan.weights import Weight
+from meshscope.programs.layout import Layout, TokenSplit
+
+Array = Any  # jax.Array or a tracer
+
+
+class Points(Protocol):
+    """What happens where devices meet."""
+
+    def weight(self, value: Array, spec: Weight) -> Array:
+        """A weight as the layer uses it: gathered over fsdp."""
+        ...
+
+    def embedded(self, table: Array, tokens: Array) -> Array:
+        """Rows of the embedding, which tp splits over the vocabulary: [B, S] -> [B, S, D]."""
+        ...
+
+    def entered(self, x: Array) -> Array:
+        """Activations at the entrance of attention or MLP: whole again where sp had split them."""
+        ...
+
+    def summed(self, x: Array) -> Array:
+        """The partial sums at the end of attention or MLP added up over tp."""
+        ...
+
+    def last(self, x: Array) -> Array:
+        """The hidden state of the last position on every device: [B, S, D] -> [B, D]."""
+        ...
+
+    def logits(self, x: Array) -> Array:
+        """Logits gathered over the vocabulary: [B, v] -> [B, V]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManualPoints:
+    """Every collective written out; arrays are one device's share."""
+
+    plan: Plan
+    layout: Layout
+
+    def weight(self, value: Array, spec: Weight) -> Array:
+        """All-gather over fsdp along the dimension that it splits."""
+        if self.plan.fsdp == 1 or spec.fsdp_dim is None:
+            return value
+        return lax.all_gather(value, "fsdp", axis=spec.fsdp_dim, tiled=True)
+
+    def embedded(self, table: Array, tokens: Array) -> Array:
+        """Each device looks up the rows that it holds, zeros elsewhere; the sum is the embedding."""
+        if self.plan.tp == 1:
+            return table[tokens]
+        n_rows = table.shape[0]
+        local = tokens - lax.axis_index("tp") * n_rows
+        is_here = (local >= 0) & (local < n_rows)
+        rows = table[jnp.clip(local, 0, n_rows - 1)]
+        return self.summed(jnp.where(is_here[..., None], rows, jnp.zeros((), rows.dtype)))
+
+    def entered(self, x: Array) -> Array:
+        """All-gather of the dimension that sp splits."""
+        dim = self.layout.split_dim
+        return x if dim is None else lax.all_gather(x, "tp", axis=dim, tiled=True)
+
+    def summed(self, x: Array) -> Array:
+        """All-reduce over tp; a reduce-scatter under sp."""
+        if self.plan.tp == 1:
+            return x
+        dim = self.layout.split_dim
+        if dim is None:
+            return lax.psum(x, "tp")
+        return lax.psum_scatter(x, "tp", scatter_dimension=dim, tiled=True)
+
+    def last(self, x: Array) -> Array:
+        """Under sp the last position lives on the last device of tp: a masked sum tells all."""
+        match self.layout.token_split:
+            case TokenSplit.NONE:
+                return x[:, -1]
+            case TokenSplit.BATCH:
+                return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
+            case TokenSplit.SEQUENCE:
+                is_last = lax.axis_index("tp") == self.plan.tp - 1
+                return lax.psum(jnp.where(is_last, x[:, -1], jnp.zeros((), x.dtype)), "tp")
+
+    def logits(self, x: Array) -> Array:
+        """All-gather of the vocabulary over tp."""
+        return x if self.plan.tp == 1 else lax.all_gather(x, "tp", axis=1, tiled=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoPoints:
+    """Nothing but annotations; the compiler inserts the collectives. Arrays are global."""
+
+    layout: Layout
+    mesh: Mesh
+
+    def _annotated(self, x: Array, spec: PartitionSpec) -> Array:
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def weight(self, value: Array, spec: Weight) -> Array:  # noqa: ARG002  the compiler decides when to gather
+        """The weight as it is."""
+        return value
+
+    def embedded(self, table: Array, tokens: Array) -> Array:
+        """A plain look-up, its result laid out like the residual stream."""
+        return self.summed(table[tokens])
+
+    def entered(self, x: Array) -> Array:
+        """Whole along the dimension that sp splits."""
+        return self._annotated(x, self.layout.entered_spec)
+
+    def summed(self, x: Array) -> Array:
+        """Laid out like the residual stream."""
+        return self._annotated(x, self.layout.residual_spec)
+
+    def last(self, x: Array) -> Array:
+        """The last position, replicated over tp."""
+        return self._annotated(x[:, -1], self.layout.rows_spec)
+
+    def logits(self, x: Array) -> Array:
+        """Replicated over the vocabulary."""
+        return self._annotated(x, self.layout.rows_spec)
+
+
+def scope(name: str) -> Any:
+    """A named scope: the readers find phase, layer and part of an operation by these names."""
+    return jax.named_scope(name)

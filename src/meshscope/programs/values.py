@@ -1,0 +1,93 @@
+"""Values for the arrays of a program: from a checkpoint's tensors, put on the devices shard by shard."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshscope.errors import SpecError
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.programs.build import BuiltProgram
+
+ReadTensor = Callable[[str], np.ndarray]
+
+
+def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) -> np.ndarray:
+    """The checkpoint's tensor in the shape in which the plan stores it.
+
+    A matrix is transposed from [out, in]; KV heads repeat side by side until there is one a device;
+    the vocabulary is padded with zeros.
+    """
+    value = tensor.T if weight.is_transposed else tensor
+    dims = list(weight.dims)
+    shape = list(weight.shape)
+    if Dim.KV_HEADS in dims:
+        at = dims.index(Dim.KV_HEADS)
+        others = int(np.prod(shape)) // shape[at]
+        n_heads, remainder = divmod(value.size, others)
+        _check_size(
+            weight,
+            tensor,
+            layer,
+            is_right=not remainder and n_heads > 0 and shape[at] % n_heads == 0,
+        )
+        shape[at] = n_heads
+        return np.repeat(value.reshape(shape), weight.shape[at] // n_heads, axis=at)
+    if Dim.VOCAB in dims:
+        at = dims.index(Dim.VOCAB)
+        padding = [(0, 0)] * len(shape)
+        padding[at] = (0, shape[at] - value.shape[at])
+        _check_size(weight, tensor, layer, is_right=0 <= padding[at][1] < shape[at])
+        return np.pad(value, padding)
+    _check_size(weight, tensor, layer, is_right=value.size == int(np.prod(shape)))
+    return value.reshape(shape)
+
+
+def _check_size(weight: Weight, tensor: np.ndarray, layer: int | None, *, is_right: bool) -> None:
+    if not is_right:
+        name = weight.checkpoint.format(layer=layer)
+        raise SpecError(
+            f"tensor '{name}' has shape {list(tensor.shape)}, which does not make {weight.name} "
+            f"{list(weight.shape)}. The checkpoint belongs to another config."
+        )
+
+
+def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
+    """The weights of a program on its devices, read tensor by tensor."""
+    model, plan = experiment.model, experiment.plan
+    abstract = program.arguments[0]
+
+    def placed(value: np.ndarray, like: Any) -> Any:
+        return jax.device_put(value.astype(like.dtype), like.sharding)
+
+    def read(weight: Weight, layer: int | None) -> np.ndarray:
+        return stored_weight(weight, read_tensor(weight.checkpoint.format(layer=layer)), layer)
+
+    weights: dict[str, Any] = {
+        w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
+    }
+    of_layer = layer_weights(model, plan)
+    if program.is_scanned:
+        weights["layers"] = {
+            w.name: placed(
+                np.stack([read(w, layer) for layer in range(model.n_layers)]),
+                abstract["layers"][w.name],
+            )
+            for w in of_layer
+        }
+    else:
+        weights["layers"] = [
+            {w.name: placed(read(w, layer), abstract["layers"][layer][w.name]) for w in of_layer}
+            for layer in range(model.n_layers)
+        ]
+    return weights
+
+
+def empty_cache(program: BuiltProgram) -> Any:
+    """A cache of zeros on the program's devices."""
+    return jax.tree.map(
+        lambda like: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding),
+        program.arguments[2],
+    )
