@@ -64,6 +64,11 @@ class Layout:
         return P(self.data, None)
 
     @property
+    def logits_spec(self) -> P:
+        """[B, V] of logits before they are gathered."""
+        return P(self.data, self.axis("tp"))
+
+    @property
     def tokens_spec(self) -> P:
         """[B, S] of token ids."""
         return P(self.data, None)

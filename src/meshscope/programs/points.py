@@ -132,8 +132,11 @@ class AutoPoints:
         return self._annotated(x[:, -1], self.layout.rows_spec)
 
     def logits(self, x: Array) -> Array:
-        """Replicated over the vocabulary."""
-        return self._annotated(x, self.layout.rows_spec)
+        """Made where the head's rows are, then replicated.
+
+        Without the first annotation the compiler gathers the head, a thousand times the bytes.
+        """
+        return self._annotated(self._annotated(x, self.layout.logits_spec), self.layout.rows_spec)
 
 
 def scope(name: str) -> Any:

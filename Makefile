@@ -1,0 +1,68 @@
+# Every target explains itself: make help
+PYTHON ?= python3
+# One environment for each Python that is asked for by name.
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+PYTEST_FLAGS ?= -n 2 --dist worksteal
+DEMO := runs/demo
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.tpu: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.tpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,dev,oracle]'
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.tpu ## make .venv with meshscope and the TPU compiler
+
+.PHONY: demo
+demo: setup ## compile Qwen3-32B, all 64 layers, for 8 TPU v6e chips, with no TPU
+	$(BIN)/meshscope compile Qwen/Qwen3-32B --topology v6e-8 --plan tp=8 --batch 8 --prompt 1024 --output 128 --out $(DEMO) --force
+
+.PHONY: lint
+lint: $(VENV)/.dev ## ruff, pyright and the layer contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: test
+test: lint ## lint, then every test, then the README against real output
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(MAKE) --no-print-directory readme-check
+
+.PHONY: readme-check
+readme-check: $(VENV)/.dev demo ## the output in the README is the output of the commands
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog --check --check-fail-msg="Run 'make readme' and read the difference." README.md
+
+.PHONY: readme
+readme: $(VENV)/.dev demo ## write the real output of the commands into the README
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -r README.md
+
+.PHONY: matrix
+matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (half an hour)
+	$(BIN)/python -m pytest -n 2 -m matrix tests/compile
+
+.PHONY: golden
+golden: $(VENV)/.dev ## make the golden HLO files again; read the difference
+	$(BIN)/python tests/golden/make_golden.py
+
+.PHONY: bench
+bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
+	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/compile_overhead.py
+
+.PHONY: clean
+clean: ## remove the environments and caches, keep the runs
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache
