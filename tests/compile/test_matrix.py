@@ -1,0 +1,151 @@
+"""Predicted equals compiled, exactly: meaning, count, shape, groups and payload of every collective."""
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.arch.config import model_from_config, read_model
+from meshscope.arch.model import Model
+from meshscope.compile.compile import CompileResult, compile_experiment
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.predict import predict
+from meshscope.table.collective import Collective
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+pytestmark = pytest.mark.tpu
+
+LLAMA_8B, LLAMA_3B, QWEN_32B = (
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.2-3B",
+    "Qwen/Qwen3-32B",
+)
+SLICES_OF_8 = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
+PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
+
+ODD_VOCABULARY = "llama-with-odd-vocabulary"
+ODD_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32003,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+
+
+class Case(NamedTuple):
+    model: str
+    topology: str
+    plan: str
+    loop: Loop = Loop.SCAN
+    n_layers: int | None = None
+    batch: int = 8
+    prompt: int = 128
+
+
+TELLING = [
+    Case(QWEN_32B, "v6e-8", "tp=8"),
+    Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
+    Case(LLAMA_8B, "v6e-8", "fsdp=2,tp=4"),
+    Case(LLAMA_8B, "v5p-16", "fsdp=8"),
+    Case(LLAMA_3B, "tpu7x-8", "fsdp=2,tp=4"),  # tied embeddings; collectives on the sparse core
+    Case(LLAMA_8B, "tpu7x-8", "tp=8,sp"),
+    Case(LLAMA_8B, "v4-8", "dp=2,tp=4", Loop.UNROLL, 4),
+    Case(QWEN_32B, "v6e-8", "tp=8,sp", Loop.UNROLL, 2),
+    Case(LLAMA_3B, "v6e:1x1", "tp=1"),
+    Case(LLAMA_3B, "v5e-8", "dp=8"),
+    Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
+    Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
+    Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
+    Case(LLAMA_3B, "2xv6e:2x4", "dp=2,tp=8"),  # two slices over DCN
+]
+
+WHOLE_MATRIX = [
+    Case(model, topology, plan)
+    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
+    for topology in SLICES_OF_8
+    for plan in PLANS
+    if plan != "tp=1"
+] + [
+    Case(model, topology, plan)
+    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
+    for topology, plan in (
+        ("v5e:1x1", "tp=1"),
+        ("v5p:1x1x1", "tp=1"),
+        ("v6e:1x1", "tp=1"),
+        ("v4:1x1x1", "tp=2"),  # a chip of two devices: there is no slice of one
+        ("tpu7x:1x1x1", "tp=2"),
+    )
+]
+
+
+def experiment_for(case: Case) -> Experiment:
+    return experiment_of(
+        model=_model(case.model),
+        plan=parse_plan(case.plan),
+        topology=parse_topology(case.topology),
+        workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
+        program=Program(loop=case.loop),
+        n_layers=case.n_layers,
+    )
+
+
+def _model(name: str) -> Model:
+    if name == ODD_VOCABULARY:
+        return model_from_config(ODD_CONFIG, name=name, source="test")
+    return read_model(name)
+
+
+def compiled(experiment: Experiment, directory: Path) -> CompileResult:
+    return compile_experiment(experiment, directory, progress=lambda *_: None)
+
+
+def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
+    """Each row by all that must agree, with how often it runs in a step."""
+    counted: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        groups = frozenset(map(frozenset, row.groups))
+        place = (row.phase, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
+        counted[(*place, groups, row.dtype, row.shape, row.payload_bytes, row.n_steps)] += row.count
+    return counted
+
+
+def assert_predicted_equals_compiled(case: Case, directory: Path) -> None:
+    experiment = experiment_for(case)
+
+    result = compiled(experiment, directory)
+
+    assert meanings(predict(experiment)) == meanings(result.rows)
+    assert [row.hlo_name for row in result.rows if row.axis_reason is not None] == []
+
+
+@pytest.mark.parametrize("case", TELLING, ids=lambda c: "-".join(map(str, c[:4])))
+def test_predicted_equals_compiled(case: Case, tmp_path: Path) -> None:
+    assert_predicted_equals_compiled(case, tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", WHOLE_MATRIX, ids=lambda c: "-".join(map(str, c[:3])))
+def test_predicted_equals_compiled_everywhere(case: Case, tmp_path: Path) -> None:
+    assert_predicted_equals_compiled(case, tmp_path)
+
+
+def test_scanned_and_unrolled_layers_give_the_same_table(tmp_path: Path) -> None:
+    results = []
+    for loop in (Loop.SCAN, Loop.UNROLL):
+        directory = tmp_path / loop
+        directory.mkdir()
+        case = Case(LLAMA_3B, "v6e-8", "fsdp=2,tp=4", loop, 3)
+        results.append(meanings(compiled(experiment_for(case), directory).rows))
+
+    assert results[0] == results[1]
+    assert results[0]
