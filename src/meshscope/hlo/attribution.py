@@ -1,0 +1,81 @@
+"""Which phase, layer and part of the model an instruction belongs to, read from its scopes."""
+
+import re
+from dataclasses import dataclass
+
+from meshscope.table.kinds import Part, Phase
+
+_UNIQUIFIER = re.compile(r"\.\d+$")
+_LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+))")
+_PHASES = {phase.value: phase for phase in Phase}
+_PARTS = {part.value: part for part in Part}
+# Parts that stand outside the layers.
+OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What the scopes of an `op_name` say; `layers` is an inclusive range, equal ends for one layer."""
+
+    phase: Phase | None
+    layers: tuple[int, int] | None
+    part: Part | None
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that one instruction stands for; 1 outside layers."""
+        return self.layers[1] - self.layers[0] + 1 if self.layers else 1
+
+    @property
+    def missing(self) -> str | None:
+        """Which of phase, layer and part the scopes do not name; None when all is told."""
+        needs_layer = self.part is not None and self.part not in OUTSIDE_LAYERS
+        names = [
+            name
+            for name, is_missing in (
+                ("phase", self.phase is None),
+                ("layer", needs_layer and self.layers is None),
+                ("part", self.part is None),
+            )
+            if is_missing
+        ]
+        return " and ".join(names) or None
+
+
+NO_SCOPE = Scope(phase=None, layers=None, part=None)
+
+
+def scope_of(op_name: str | None) -> Scope:
+    """The scope that a path like `jit(f)/prefill/layer3/mlp/psum` names.
+
+    The contract with the programs: `prefill|decode`, then `layer{i}` or `layers{first}-{last}`,
+    then a part, in this order, with whatever the framework puts between them. A uniquifier such
+    as `.7` at the end of a component is ignored.
+    """
+    phase, layers, part = None, None, None
+    for component in (op_name or "").split("/"):
+        name = _UNIQUIFIER.sub("", component)
+        if phase is None:
+            phase = _PHASES.get(name)
+        if layers is None and (match := _LAYERS.fullmatch(name)):
+            first, last = (match[1], match[1]) if match[1] else (match[2], match[3])
+            layers = (int(first), int(last)) if int(first) <= int(last) else None
+        if part is None:
+            part = _PARTS.get(name)
+    return Scope(phase=phase, layers=layers, part=part)
+
+
+def same_name(one: str | None, other: str | None) -> bool:
+    """Whether two op_names are the same but for uniquifiers."""
+    if one is None or other is None:
+        return False
+    return one == other or _plain(one) == _plain(other)
+
+
+def leaf(op_name: str | None) -> str | None:
+    """The primitive at the end of the path, e.g. `psum`."""
+    return _UNIQUIFIER.sub("", op_name.rsplit("/", 1)[-1]) if op_name else None
+
+
+def _plain(op_name: str) -> str:
+    return "/".join(_UNIQUIFIER.sub("", component) for component in op_name.split("/"))

@@ -1,0 +1,114 @@
+"""What feeds an instruction and what uses it, across the borders of fusions, calls and loops."""
+
+import re
+from collections.abc import Iterator
+
+from meshscope.hlo.executions import Place
+from meshscope.hlo.module import Computation, HloModule, Instruction
+
+_INDEX = re.compile(r"\bindex=(\d+)")
+# Instructions that only move or rename the elements of their operand.
+_MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
+_MAX_VISITED = 2_000  # instructions looked at in one search
+
+
+class Dataflow:
+    """Producers and users in a module, indexed when first asked for."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self._users: dict[str, dict[str, list[Instruction]]] = {}
+        self._is_movement: dict[str, bool] = {}
+
+    def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+        """The instructions of the computation that use this one, in schedule order."""
+        if computation.name not in self._users:
+            index: dict[str, list[Instruction]] = {}
+            for user in computation.instructions:
+                for name in dict.fromkeys(user.operands):
+                    index.setdefault(name, []).append(user)
+            self._users[computation.name] = index
+        return self._users[computation.name].get(instruction.name, [])
+
+    def is_movement(self, instruction: Instruction) -> bool:
+        """Whether it only moves its operand: a copy, a bitcast, or a fusion of only those."""
+        if instruction.opcode != "fusion":
+            return instruction.opcode in _MOVEMENT
+        called = self.fused(instruction)
+        if called.name not in self._is_movement:
+            self._is_movement[called.name] = all(
+                i.opcode == "parameter" or i.opcode in _MOVEMENT for i in called.instructions
+            )
+        return self._is_movement[called.name]
+
+    def fused(self, fusion: Instruction) -> Computation:
+        """The computation of a fusion."""
+        return self.module.computation(fusion.called["calls"][0], fusion)
+
+    def unmoved(self, place: Place, instruction: Instruction) -> Instruction:
+        """The instruction whose result this one only moves; itself when it computes."""
+        while self.is_movement(instruction):
+            inner = place.computation.producer(instruction)
+            if inner is None:
+                break
+            instruction = inner
+        return instruction
+
+    def moved(self, computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+        """The results that only move this one, as long as nothing else uses what is moved."""
+        while True:
+            users = self.users(computation, instruction)
+            if len(users) != 1 or not self.is_movement(users[0]):
+                return
+            instruction = users[0]
+            yield instruction
+
+    def inputs(self, place: Place, instruction: Instruction) -> list[tuple[Place, Instruction]]:
+        """What defines the operands; a parameter is defined by the operand of the caller."""
+        if instruction.opcode == "parameter":
+            return self._argument(place, int(instruction.operand_text))
+        found = place.computation.producers(instruction)
+        if instruction.opcode == "get-tuple-element" and found:
+            return self._element(place, found[0], instruction)
+        return [(place, i) for i in found]
+
+    def _argument(self, place: Place, number: int) -> list[tuple[Place, Instruction]]:
+        if (caller := place.caller) is None:
+            return []
+        if caller.instruction.opcode == "while":
+            number = 0
+        outer = caller.place.computation.producer(caller.instruction, number)
+        return [(caller.place, outer)] if outer else []
+
+    def _element(
+        self, place: Place, whole: Instruction, get: Instruction
+    ) -> list[tuple[Place, Instruction]]:
+        """The element that a get-tuple-element takes, when the tuple is in sight; else the tuple."""
+        where = [(place, whole)]
+        if whole.opcode == "parameter":
+            where = self._argument(place, int(whole.operand_text)) or where
+        index = _INDEX.search(get.attributes)
+        outer, made_by = where[0]
+        if made_by.opcode == "tuple" and index:
+            element = outer.computation.producer(made_by, int(index[1]))
+            return [(outer, element)] if element else []
+        return where
+
+    def comes_from(self, place: Place, start: Instruction, opcodes: frozenset[str]) -> bool:
+        """Whether an instruction of these opcodes is among all that `start` is computed from."""
+        stack = [(place, start)]
+        seen: set[tuple[str, str]] = set()
+        while stack and len(seen) < _MAX_VISITED:
+            here, instruction = stack.pop()
+            key = (here.computation.name, instruction.name)
+            if key in seen:
+                continue
+            seen.add(key)
+            if instruction.opcode in opcodes:
+                return True
+            if instruction.opcode == "fusion":
+                called = self.fused(instruction)
+                if any(i.opcode in opcodes for i in called.instructions):
+                    return True
+            stack += self.inputs(here, instruction)
+        return False

@@ -1,0 +1,264 @@
+"""An HLO module as values: computations and instructions in schedule order, attributes read when asked."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshscope.errors import ParseError
+from meshscope.units import DTYPE_BITS, array_bytes
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
+_NAME = re.compile(r"%([^\s,(){}]+)")
+_TYPE_BEFORE_NAME = re.compile(r"^.*\s")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
+    r"|called_computations)=(\{[^{}]*\}|[^\s,{}]+)"
+)
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_STACK_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_SOURCE_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)"?')
+_TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
+_FRONTEND = re.compile(r"\bfrontend_attributes=")
+_OPEN_OR_CLOSE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayShape:
+    """A dense array: XLA's name of its number format, and its sizes."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Bytes of the array; None when the format has no known width (tokens, opaque values)."""
+        return array_bytes(self.dtype, self.dims) if self.dtype in DTYPE_BITS else None
+
+    def __str__(self) -> str:
+        """The shape as HLO writes it, without layout: `bf16[8,1024]`."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Instruction:
+    """One line of HLO (or several, when an attribute holds line ends); texts are as they stand."""
+
+    name: str
+    opcode: str
+    shape_text: str
+    operand_text: str
+    attributes: str
+    line: int
+    is_root: bool
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether the result is a tuple."""
+        return self.shape_text.startswith("(")
+
+    @property
+    def shape(self) -> str:
+        """The result's shape without layouts: `bf16[8,1024]`, `(f32[2], s32[])`."""
+        return _LAYOUT.sub("", self.shape_text)
+
+    @property
+    def arrays(self) -> tuple[ArrayShape, ...]:
+        """The arrays of the result, nested tuples flattened."""
+        return tuple(
+            ArrayShape(dtype=dtype, dims=tuple(int(d.lstrip("<= ")) for d in dims.split(",") if d))
+            for dtype, dims in _ARRAY.findall(self.shape)
+        )
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands; none for a constant or a parameter."""
+        if self.opcode in {"constant", "parameter", "iota"}:
+            return ()
+        if "%" in self.operand_text:
+            return tuple(_NAME.findall(self.operand_text))
+        pieces = _split_top(_LAYOUT.sub("", self.operand_text))
+        return tuple(_TYPE_BEFORE_NAME.sub("", piece.strip()) for piece in pieces if piece.strip())
+
+    @property
+    def called(self) -> dict[str, tuple[str, ...]]:
+        """Names of the computations it calls, by attribute (`calls`, `body`, `condition`, ...)."""
+        return {
+            key: tuple(n.strip().lstrip("%") for n in names.strip("{}").split(","))
+            for key, names in _CALLED.findall(self.attributes)
+        }
+
+    @property
+    def op_name(self) -> str | None:
+        """The path of scopes that the front end gave it."""
+        match = _OP_NAME.search(self.attributes)
+        return match[1] if match else None
+
+    @property
+    def stack_frame_id(self) -> int:
+        """Key into the module's stack frames; 0 means none."""
+        match = _STACK_FRAME.search(self.attributes)
+        return int(match[1]) if match else 0
+
+    @property
+    def estimated_cycles(self) -> int | None:
+        """Clock cycles that the compiler expects; None where it says nothing."""
+        match = _CYCLES.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def custom_call_target(self) -> str | None:
+        """The target of a custom call."""
+        match = _TARGET.search(self.attributes)
+        return match[1] if match else None
+
+    @property
+    def channel_id(self) -> int | None:
+        """The channel; under shard_map every collective may carry the same one."""
+        match = _CHANNEL.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The `dimensions={..}` of a gather, scatter or transpose."""
+        match = _DIMENSIONS.search(self.attributes)
+        return tuple(int(d) for d in match[1].split(",") if d) if match else ()
+
+    @property
+    def frontend_attributes(self) -> str:
+        """The text between the braces of `frontend_attributes`; empty when there are none."""
+        return self.braced("frontend_attributes") or ""
+
+    def attribute(self, name: str) -> str | None:
+        """The text after `name=` up to the comma that ends it; None when it is not there."""
+        match = re.search(rf"(?:^|, ){name}=", self.attributes)
+        if match is None:
+            return None
+        return _split_top(self.attributes[match.end() :], at_most=1)[0].strip()
+
+    def braced(self, name: str) -> str | None:
+        """The text between the braces of `name={...}`; None when it is not there."""
+        start = self.attributes.find(f"{name}={{")
+        if start < 0:
+            return None
+        start += len(name) + 1
+        depth = 0
+        for match in _OPEN_OR_CLOSE.finditer(self.attributes, start):
+            depth += {"{": 1, "}": -1}.get(match[0], 0)
+            if depth == 0:
+                return self.attributes[start + 1 : match.start()]
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Computation:
+    """A computation: its instructions in schedule order."""
+
+    name: str
+    is_entry: bool
+    instructions: tuple[Instruction, ...]
+    line: int
+    _by_name: Mapping[str, Instruction] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Index the instructions by name."""
+        object.__setattr__(self, "_by_name", {i.name: i for i in self.instructions})
+
+    @property
+    def root(self) -> Instruction:
+        """The instruction marked ROOT, or the last one."""
+        return next((i for i in self.instructions if i.is_root), self.instructions[-1])
+
+    @property
+    def parameters(self) -> dict[int, Instruction]:
+        """Parameters by number."""
+        return {int(i.operand_text): i for i in self.instructions if i.opcode == "parameter"}
+
+    def get(self, name: str) -> Instruction | None:
+        """The instruction of that name; None when the computation has none."""
+        return self._by_name.get(name)
+
+    def producers(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The instructions that define its operands, in order; definitions stand before uses."""
+        found = (self._by_name.get(name) for name in instruction.operands)
+        return tuple(i for i in found if i is not None and i.line < instruction.line)
+
+    def producer(self, instruction: Instruction, index: int = 0) -> Instruction | None:
+        """The instruction that defines one operand; None when the text does not hold it before its use."""
+        names = instruction.operands
+        found = self._by_name.get(names[index]) if index < len(names) else None
+        return found if found is not None and found.line < instruction.line else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackFrame:
+    """Where an instruction was written: file, function and line."""
+
+    file: str
+    function: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HloModule:
+    """A module of HLO text; `cut_off_at` is the line at which the text ends too early, if it does."""
+
+    name: str
+    origin: str
+    is_scheduled: bool
+    n_partitions: int
+    n_replicas: int
+    computations: Mapping[str, Computation]
+    frames: Mapping[int, StackFrame]
+    cut_off_at: int | None = None
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that run the module together."""
+        return self.n_partitions * self.n_replicas
+
+    @property
+    def entry(self) -> Computation | None:
+        """The entry computation; None only when the text is cut off before it."""
+        return next((c for c in self.computations.values() if c.is_entry), None)
+
+    def computation(self, name: str, caller: Instruction) -> Computation:
+        """The computation that `caller` names; ParseError when the text does not hold it."""
+        if (found := self.computations.get(name)) is None:
+            raise ParseError(
+                f"{self.where(caller)}: '{caller.name}' calls '{name}', which the text does not define. "
+                "Give the whole text of the module."
+            )
+        return found
+
+    def where(self, instruction: Instruction) -> str:
+        """`file:line` of the instruction in the HLO text, for messages."""
+        return f"{self.origin}:{instruction.line}"
+
+    def source_line(self, instruction: Instruction) -> str | None:
+        """`file:line` of the program that the instruction comes from; None when the text does not say."""
+        if frame := self.frames.get(instruction.stack_frame_id):
+            return f"{frame.file}:{frame.line}"
+        match = _SOURCE_FILE.search(instruction.attributes)
+        return f"{match[1]}:{match[2]}" if match else None
+
+
+def _split_top(text: str, *, at_most: int | None = None) -> list[str]:
+    """`text` split at the commas that stand in no bracket and no string."""
+    pieces: list[str] = []
+    depth = start = 0
+    for match in re.finditer(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"', text):
+        char = match[0]
+        if char in "({[":
+            depth += 1
+        elif char in ")}]":
+            depth -= 1
+        elif char == "," and depth == 0:
+            pieces.append(text[start : match.start()])
+            start = match.end()
+            if at_most is not None and len(pieces) == at_most:
+                return pieces
+    return [*pieces, text[start:]]

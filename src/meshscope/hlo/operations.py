@@ -1,0 +1,165 @@
+"""From a collective in the text to what it means: kind, payload, wire bytes, groups, scope."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from meshscope.hlo.attribution import Scope, scope_of
+from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.devices import Devices
+from meshscope.hlo.executions import Site
+from meshscope.hlo.meaning import Anchor, Element, Meaning, anchor_of, meaning_of, operand_of
+from meshscope.hlo.module import ArrayShape, Instruction
+from meshscope.hlo.provenance import algorithm_of, inserted_by, is_asynchronous, served_name
+from meshscope.hlo.shapes import (
+    as_program_sees,
+    result_arrays,
+    scattered_whole,
+    without_layer_dim,
+)
+from meshscope.plan.mesh import Groups
+from meshscope.table.kinds import Kind, wire_factor
+
+_INDEX = re.compile(r"\bindex=(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A collective as it stands in the text, for all the layers and iterations that it serves.
+
+    `count` is how often it executes in one run of the module; `doubts` say what is not known.
+    """
+
+    site: Site
+    anchor: Anchor
+    kind: Kind
+    opcode: str
+    groups: Groups
+    is_pairs: bool
+    payload: ArrayShape | None
+    payload_bytes: int | None
+    wire_bytes: Fraction | None
+    hlo_shape: str | None
+    op_name: str | None
+    scope: Scope
+    is_async: bool
+    algorithm: str | None
+    inserted_by: str | None
+    count: int
+    doubts: tuple[str, ...]
+
+
+def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Operation]:
+    """The operation at a site; one for each array when the compiler combined several into a tuple."""
+    for element in _elements(flow, site, devices):
+        opcode = site.instruction.opcode
+        meaning = meaning_of(flow, element)
+        op_name = served_name(flow, element, meaning.kind)
+        payload, is_renamed = _payload(flow, element, op_name)
+        n_bytes = payload.n_bytes
+        doubts = site.doubts
+        if opcode.startswith("ragged"):
+            n_bytes = None
+            doubts += ("how many bytes a ragged all-to-all sends depends on the routing",)
+        yield operation(
+            element,
+            meaning,
+            payload=payload,
+            payload_bytes=n_bytes,
+            hlo_shape=site.instruction.shape if is_renamed else None,
+            op_name=op_name,
+            doubts=doubts,
+        )
+
+
+def operation(  # noqa: PLR0913  what is not told by the element
+    element: Element,
+    meaning: Meaning,
+    *,
+    payload: ArrayShape | None,
+    payload_bytes: int | None,
+    hlo_shape: str | None,
+    op_name: str | None,
+    doubts: tuple[str, ...],
+) -> Operation:
+    """The operation of an element; wire bytes follow from payload, group size and what carries it out."""
+    site = element.site
+    n = 2 if element.is_pairs else element.group_size
+    factor = wire_factor(meaning.carried_out_as, n)
+    return Operation(
+        site=site,
+        anchor=element.anchor,
+        kind=meaning.kind,
+        opcode=meaning.opcode,
+        groups=element.groups,
+        is_pairs=element.is_pairs,
+        payload=payload,
+        payload_bytes=payload_bytes,
+        wire_bytes=None if payload_bytes is None else payload_bytes * factor,
+        hlo_shape=hlo_shape,
+        op_name=op_name,
+        scope=scope_of(op_name),
+        is_async=is_asynchronous(site),
+        algorithm=algorithm_of(site),
+        inserted_by=inserted_by(site),
+        count=site.count,
+        doubts=doubts,
+    )
+
+
+def _elements(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Element]:
+    groups, is_pairs = devices.groups(site.instruction)
+    anchor = anchor_of(flow, site)
+    arrays = result_arrays(site.instruction)
+    is_combined = len(arrays) > 1
+    for index, array in enumerate(arrays):
+        result = anchor.result
+        if result is not None and is_combined:
+            result = _taken(flow, anchor, result, index)
+        yield Element(
+            site=site,
+            anchor=anchor,
+            groups=groups,
+            is_pairs=is_pairs,
+            index=index,
+            array=array,
+            result=result,
+            is_combined=is_combined,
+        )
+
+
+def _taken(flow: Dataflow, anchor: Anchor, whole: Instruction, index: int) -> Instruction | None:
+    """The get-tuple-element that takes one array out of a tuple."""
+    for user in flow.users(anchor.place.computation, whole):
+        match = _INDEX.search(user.attributes)
+        if user.opcode == "get-tuple-element" and match and int(match[1]) == index:
+            return user
+    return None
+
+
+def _payload(flow: Dataflow, element: Element, op_name: str | None) -> tuple[ArrayShape, bool]:
+    """The array by the size rule (the whole one) in the program's shape, and whether it is renamed."""
+    instruction, scope = element.site.instruction, scope_of(op_name)
+    whole = element.array
+    if instruction.opcode.startswith("reduce-scatter"):
+        whole = seen = scattered_whole(whole, instruction.dimensions, element.group_size)
+    else:
+        is_split = _is_split_gather(element)
+        place = element.anchor.place
+        seen = as_program_sees(
+            flow, place, element.result, whole, op_name=op_name, is_split=is_split
+        )
+    operand = operand_of(flow, element)
+    if operand is not None and scope.n_layers > 1:
+        seen = without_layer_dim(flow, *operand, seen, n_layers=scope.n_layers)
+    return seen, seen != whole or element.is_combined
+
+
+def _is_split_gather(element: Element) -> bool:
+    """Whether an all-gather laid the devices along a dim of their own, which is not the program's."""
+    instruction = element.site.instruction
+    if not instruction.opcode.startswith("all-gather") or not instruction.dimensions:
+        return False
+    dim = instruction.dimensions[0]
+    return element.array.dims[dim : dim + 1] == (element.group_size,)

@@ -1,0 +1,133 @@
+"""Where a collective comes from: the op_name that it serves, who wrote it, what the compiler chose for it."""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+
+from meshscope.hlo.attribution import NO_SCOPE, leaf, scope_of
+from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.executions import Place, Site
+from meshscope.hlo.meaning import Element, operand_of, wrappers
+from meshscope.hlo.module import Instruction
+from meshscope.table.kinds import Kind
+
+# What JAX calls the collectives that a program writes (jax/_src/lax/parallel.py), and torch_xla's.
+_PROGRAM_PRIMITIVES = frozenset(
+    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+    | {"all_gather_reduced", "reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all"}
+    | {"ppermute", "pbroadcast", "all_reduce", "collective_permute"}
+)
+_BY_PARTITIONER = ("is_spmd_generated", "from-cross-replica-sharding")
+_GATHERS = frozenset({Kind.ALL_GATHER, Kind.BROADCAST, Kind.RECV})
+_MAX_NEIGHBOURS = 200  # instructions looked at for a name
+
+_ALGORITHM = re.compile(
+    r'"collective_algorithm_config":\{(?:"emitter":"(\w+)")?,?(?:"strategy":"(\w+)")?'
+)
+_COLORS = re.compile(r"colors:(\d+)")
+_OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
+
+
+def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
+    """The op_name of a collective; where it names no scope, that of what it serves.
+
+    A combined collective keeps the name of one of its parts, so each part is named by what feeds
+    it. A gather serves its users, a reduction what it adds up.
+    """
+    own = own_name(element.site)
+    if not element.is_combined and scope_of(own) != NO_SCOPE:
+        return own
+    behind_first = kind in _GATHERS and not element.is_combined
+    for is_behind in (behind_first, not behind_first):
+        name = _name_behind(flow, element) if is_behind else _name_before(flow, element)
+        if name is not None:
+            return name
+    return own
+
+
+def own_name(site: Site) -> str | None:
+    """The op_name of the instruction, or of the start or fusion around it."""
+    names = (i.op_name for i in (site.instruction, *wrappers(site)))
+    return next((name for name in names if name is not None), None)
+
+
+def _name_before(flow: Dataflow, element: Element) -> str | None:
+    operand = operand_of(flow, element)
+    queue: deque[tuple[Place, Instruction]] = deque([operand] if operand else [])
+    for _ in range(_MAX_NEIGHBOURS):
+        if not queue:
+            return None
+        place, instruction = queue.popleft()
+        if scope_of(instruction.op_name) != NO_SCOPE:
+            return instruction.op_name
+        queue += flow.inputs(place, instruction)
+    return None
+
+
+def _name_behind(flow: Dataflow, element: Element) -> str | None:
+    if element.result is None:
+        return None
+    computation = element.anchor.place.computation
+    queue = deque([element.result])
+    for _ in range(_MAX_NEIGHBOURS):
+        if not queue:
+            return None
+        users = flow.users(computation, queue.popleft())
+        for user in users:
+            if scope_of(user.op_name) != NO_SCOPE:
+                return user.op_name
+        queue += users
+    return None
+
+
+def inserted_by(site: Site) -> str | None:
+    """`program` or `partitioner`; None when the text does not tell."""
+    instructions = (site.instruction, *wrappers(site))
+    if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
+        return "partitioner"
+    name = own_name(site)
+    if name is None:
+        return None
+    return "program" if leaf(name) in _PROGRAM_PRIMITIVES else "partitioner"
+
+
+def is_asynchronous(site: Site) -> bool:
+    """Whether a start issues it and a done waits for it."""
+    instructions = (site.instruction, *wrappers(site))
+    return any(i.opcode.endswith("-start") for i in instructions) or feeds_async_start(site)
+
+
+def feeds_async_start(site: Site) -> bool:
+    """Whether the collective is the first leg of an asynchronous chain of fusions."""
+    return any(
+        i.custom_call_target == "AsyncCollectiveStart" and site.instruction.name in i.operands
+        for i in site.place.computation.instructions
+        if i.opcode == "custom-call"
+    )
+
+
+def is_later_leg(site: Site) -> bool:
+    """Whether another fusion has issued the collective, and this one only goes on with it.
+
+    libtpu spreads one asynchronous collective over several fusions, each of which repeats the
+    instruction; the first hands it to `AsyncCollectiveStart`, and all share a `chain_id`.
+    """
+    return "chain_id=" in site.instruction.frontend_attributes and not feeds_async_start(site)
+
+
+def algorithm_of(site: Site) -> str | None:
+    """Emitter, strategy and colours that the compiler chose; None when the text does not say.
+
+    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`.
+    """
+    instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
+    for text in (i.attributes for i in instructions):
+        if (match := _ALGORITHM.search(text)) and (match[1] or match[2]):
+            name = "/".join(piece for piece in match.groups() if piece)
+            colors = _COLORS.search(text, match.end())
+            return f"{name}, {colors[1]} colors" if colors else name
+        if '"collective_offload_config"' in text:
+            rings = _OFFLOADED_RING.findall(text)
+            directions = "+".join(dict.fromkeys(rings)) or "no ring told"
+            return f"SparseCore/{directions}, {len(rings)} colors"
+    return None

@@ -1,0 +1,83 @@
+"""The array that a collective carries, as the instruction has it and as the program sees it."""
+
+from dataclasses import replace
+from math import prod
+
+from meshscope.hlo.attribution import same_name
+from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.executions import Place
+from meshscope.hlo.module import ArrayShape, Instruction
+
+
+def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
+    """The arrays that the collective yields, one for each operand that it combines.
+
+    A start's tuple holds the operands in front (all-reduce-start excepted) and contexts behind.
+    """
+    arrays = instruction.arrays
+    match instruction.opcode:
+        case "all-gather-start" | "collective-permute-start" | "reduce-scatter-start":
+            n = len(instruction.operands)
+            return arrays[n : 2 * n]
+        case "ragged-all-to-all" | "send" | "recv":
+            return arrays[:1]
+        case _:
+            return arrays[: len(instruction.operands)]
+
+
+def scattered_whole(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
+    """The input of a reduce-scatter that leaves each of `n` devices this part."""
+    dim = dimensions[0] if dimensions else 0
+    return replace(part, dims=tuple(s * n if d == dim else s for d, s in enumerate(part.dims)))
+
+
+def as_program_sees(  # noqa: PLR0913  the array and where it stands
+    flow: Dataflow,
+    place: Place,
+    result: Instruction | None,
+    array: ArrayShape,
+    *,
+    op_name: str | None,
+    is_split: bool,
+) -> ArrayShape:
+    """`array` in the shape that the source operation gives it.
+
+    The compiler may gather along a new outermost dim (`is_split`) or flatten, and put copies and
+    reshapes behind that keep the op_name of the collective; the last of them has the program's
+    shape. Behind a split the final reshapes may carry no name at all.
+    """
+    if result is None:
+        return array
+    seen = array
+    for moved in flow.moved(place.computation, result):
+        name = moved.op_name
+        if name is not None and not same_name(name, op_name):
+            break
+        shape = moved.arrays[0]
+        is_same = shape.dtype == array.dtype and prod(shape.dims) == prod(array.dims)
+        if is_same and (name is not None or is_split):
+            seen = shape
+    if is_split and seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):
+        return replace(seen, dims=seen.dims[:-1])
+    return seen
+
+
+def without_layer_dim(
+    flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape, *, n_layers: int
+) -> ArrayShape:
+    """`array` without the leading 1 that taking one layer out of a scanned stack leaves behind."""
+    if array.dims[:1] == (1,) and _is_layer_of_stack(flow, place, operand, n_layers):
+        return replace(array, dims=array.dims[1:])
+    return array
+
+
+def _is_layer_of_stack(flow: Dataflow, place: Place, operand: Instruction, n_layers: int) -> bool:
+    computation, source = place.computation, flow.unmoved(place, operand)
+    while source.opcode == "fusion":
+        computation = flow.fused(source)
+        source = flow.unmoved(Place(computation=computation), computation.root)
+    stack = computation.producer(source)
+    if source.opcode != "dynamic-slice" or stack is None:
+        return False
+    (taken,), (whole,) = source.arrays, stack.arrays
+    return taken.dims[:1] == (1,) and whole.dims[:1] == (n_layers,) and n_layers > 1
