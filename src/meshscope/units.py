@@ -51,6 +51,9 @@ DTYPE_ALIASES: dict[str, str] = {
 }
 
 
+ROUNDS_TO_1000 = 999.5  # from here on, three digits need the next larger unit
+
+
 def dtype_name(text: str) -> str:
     """XLA's name of the number format that a user wrote, e.g. `bfloat16` -> `bf16`."""
     name = DTYPE_ALIASES.get(text.lower(), text.lower())
@@ -74,10 +77,9 @@ def format_bytes(n_bytes: float | Fraction | None) -> str:
     value = float(n_bytes)
     units = ("B", "kB", "MB", "GB", "TB")
     power = 0
-    while abs(value) >= 1000 and power < len(units) - 1:
+    while abs(value) >= ROUNDS_TO_1000 and power < len(units) - 1:
         value, power = value / 1000, power + 1
-    digits = f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return f"{digits} {units[power]}"
+    return f"{_three_digits(value)} {units[power]}"
 
 
 def format_gib(n_bytes: float | None) -> str:
@@ -90,9 +92,14 @@ def format_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     for scale, unit in ((1e-6, "us"), (1e-3, "ms")):
-        if abs(seconds) < scale * 1000:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
+        if abs(seconds) < scale * ROUNDS_TO_1000:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds)} s"
+
+
+def _three_digits(value: float) -> str:
+    """At least three digits, never an exponent for a large number."""
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def format_shape(shape: tuple[int, ...] | list[int] | None) -> str:

@@ -13,6 +13,7 @@ from meshscope.arch.model import Family, GroupedAttention, Model, Rope, RopeType
 from meshscope.errors import SpecError, nearest
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
+QWEN3_HEAD_DIM = 128  # the default of transformers' Qwen3Config, whatever the hidden size
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
@@ -66,7 +67,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         attention=GroupedAttention(
             n_heads=n_heads,
             n_kv_heads=reader.integer("num_key_value_heads", n_heads),
-            head_dim=reader.integer("head_dim", hidden // n_heads),
+            head_dim=reader.integer(
+                "head_dim", QWEN3_HEAD_DIM if family is Family.QWEN3 else hidden // n_heads
+            ),
             has_qkv_bias=reader.boolean("attention_bias", default=family is Family.QWEN2),
             has_o_bias=family is not Family.QWEN2
             and reader.boolean("attention_bias", default=False),
@@ -76,7 +79,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         norm_eps=reader.number("rms_norm_eps", 1e-6),
         has_tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
-        max_position=reader.integer("max_position_embeddings", 0) or None,
+        max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
     )
 
@@ -102,7 +105,12 @@ class _Config:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
+        if value < 1:
+            raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
         return value
+
+    def optional_integer(self, key: str) -> int | None:
+        return None if self.config.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
@@ -144,9 +152,12 @@ def _rope(reader: _Config) -> Rope:
     """`rope_theta` with `rope_scaling`, or `rope_parameters` as transformers 5 writes them."""
     merged = dict(reader.config)
     for key in ("rope_scaling", "rope_parameters"):
-        merged |= reader.config.get(key) or {}
+        parameters = reader.config.get(key) or {}
+        if not isinstance(parameters, Mapping):
+            raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
+        merged |= parameters
     scaling = _Config(merged, reader.source)
-    name = merged.get("rope_type") or merged.get("type") or RopeType.DEFAULT.value
+    name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
     if name not in set(RopeType):
         raise SpecError(
             f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
@@ -162,8 +173,12 @@ def _rope(reader: _Config) -> Rope:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    with path.open("rb") as file:
-        return _parse_json(file.read(MAX_CONFIG_BYTES + 1), str(path))
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"'{path}' cannot be read: {error.strerror}.") from error
+    return _parse_json(text, str(path))
 
 
 def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
@@ -194,11 +209,11 @@ def _fetch_model(name: str) -> Model:
         raise SpecError(unknown)
     token = os.environ.get("HF_TOKEN")
     url = f"{HUB}/{urllib.parse.quote(name)}/resolve/main/config.json"
-    request = urllib.request.Request(
+    request = urllib.request.Request(  # noqa: S310  HUB is https
         url, headers={"Authorization": f"Bearer {token}"} if token else {}
     )
     try:
-        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:  # noqa: S310  HUB is https
             text = reply.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:  # no network, no such model, or a gated one
         raise SpecError(f"{unknown} The hub did not give it: {error}.") from error

@@ -128,7 +128,8 @@ def parse_plan(text: str) -> Plan:
     values: dict[str, int | bool] = {}
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         name, separator, number = (part.strip() for part in item.partition("="))
-        axis = ALIASES.get(name.lstrip("-"), name)
+        name = name.lstrip("-")
+        axis = ALIASES.get(name, name)
         if axis not in (*AXES, "sp"):
             raise PlanError(
                 f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
@@ -173,6 +174,11 @@ def check_batch(plan: Plan, workload: Workload) -> None:
 def check_model(plan: Plan, model: Model) -> None:
     """PlanError when an axis does not divide what it splits in the model, with the number."""
     attention = model.attention
+    if plan.pp > model.n_layers:
+        raise PlanError(
+            f"plan '{plan}' cannot split {model.name}: n_layers={model.n_layers} are fewer than pp={plan.pp} "
+            f"stages. Use pp<={model.n_layers}."
+        )
     for label, size in (("n_heads", attention.n_heads), ("ffn", model.ffn)):
         if size % plan.tp:
             raise PlanError(

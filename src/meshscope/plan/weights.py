@@ -83,7 +83,7 @@ def padded_vocab(model: Model, plan: Plan) -> int:
 
 def layer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """The weights of one layer, in the order in which the program meets them."""
-    return (*_attention_weights(model, plan), *_mlp_weights(model))
+    return (*attention_weights(model, plan), *mlp_weights(model))
 
 
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
@@ -104,7 +104,8 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     return (embed, norm) if model.has_tied_embeddings else (embed, norm, head)
 
 
-def _attention_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
+def attention_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
+    """The weights of one layer's attention with the norm before it."""
     attention, base = model.attention, "model.layers.{layer}."
     d, n, h = model.hidden, attention.n_heads, attention.head_dim
     k = stored_kv_heads(model, plan)
@@ -144,7 +145,8 @@ def _attention_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-def _mlp_weights(model: Model) -> tuple[Weight, ...]:
+def mlp_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of one layer's gated MLP with the norm before it."""
     base, d, f = "model.layers.{layer}.", model.hidden, model.ffn
     weights = [
         Weight(

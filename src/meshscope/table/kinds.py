@@ -56,7 +56,8 @@ def wire_factor(kind: Kind, group_size: int) -> Fraction:
     Source: nccl-tests doc/PERFORMANCE.md, "Bus bandwidth": all-reduce 2(n-1)/n; all-gather,
     reduce-scatter and all-to-all (n-1)/n; broadcast, gather and point to point 1. The payload
     is the whole array (all-gather: output; reduce-scatter: input). A group of one device
-    sends nothing. Left out: headers, padding, and algorithms that send more than the optimum.
+    sends nothing, and so does a receiver: the bytes of a transfer are its sender's.
+    Left out: headers, padding, and algorithms that send more than the optimum.
     """
     if group_size <= 1:
         return Fraction(0)
@@ -65,7 +66,9 @@ def wire_factor(kind: Kind, group_size: int) -> Fraction:
             return Fraction(2 * (group_size - 1), group_size)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
             return Fraction(group_size - 1, group_size)
-        case Kind.PERMUTE | Kind.SEND | Kind.RECV | Kind.GATHER | Kind.BROADCAST:
+        case Kind.PERMUTE | Kind.SEND | Kind.GATHER | Kind.BROADCAST:
             return Fraction(1)
+        case Kind.RECV:
+            return Fraction(0)
         case _:
             assert_never(kind)

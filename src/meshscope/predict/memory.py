@@ -1,0 +1,55 @@
+"""The memory that a plan needs on one device, as far as closed formulas know it."""
+
+from dataclasses import replace
+from math import prod
+
+from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.memory import Memory
+from meshscope.plan.weights import device_cache_bytes, layer_weights, outer_weights
+from meshscope.predict.vllm_engine import stage_layers, stored_vocab
+from meshscope.units import DTYPE_BITS
+
+
+def predicted_memory(experiment: Experiment) -> Memory:
+    """The memory of one device, in bytes; with a pipeline, a device of the fullest stage.
+
+    Weights and cache are there all the time. Temporary buffers (activations, attention scores, the
+    weights that fsdp has gathered at one time) are unknown, and with them the total: `fits` is False
+    where weights and cache alone exceed the HBM, and never True, because that they do not is no proof.
+    """
+    stages = stage_layers(experiment.model.n_layers, experiment.plan.pp)
+    weights_bytes, kv_cache_bytes = max(
+        (_stage_bytes(experiment, stage, len(layers)) for stage, layers in enumerate(stages)),
+        key=sum,
+    )
+    hbm_bytes = experiment.topology.chip.device_hbm_bytes
+    is_too_large = hbm_bytes is not None and weights_bytes + kv_cache_bytes > hbm_bytes
+    return Memory(
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=kv_cache_bytes,
+        temp_bytes=None,
+        total_bytes=None,
+        hbm_bytes=hbm_bytes,
+        fits=False if is_too_large else None,
+    )
+
+
+def _stage_bytes(experiment: Experiment, stage: int, n_layers: int) -> tuple[int, int]:
+    """Bytes of weights and of cache on a device of this stage.
+
+    The first stage holds the embedding, the last the final norm and the head; a head that is tied
+    to the embedding makes the last stage hold the embedding, too.
+    """
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    if experiment.engine is Engine.VLLM:
+        model = replace(model, vocab=stored_vocab(model))
+    is_first, is_last = stage == 0, stage == plan.pp - 1
+    embed, norm, *head = outer_weights(model, plan)
+    weights = [*layer_weights(model, plan)] * n_layers
+    if is_first or (is_last and not head):
+        weights.append(embed)
+    if is_last:
+        weights += [norm, *head]
+    elements = sum(prod(weight.local_shape(plan)) for weight in weights)
+    cache_bytes = device_cache_bytes(replace(model, n_layers=n_layers), plan, workload)
+    return elements * DTYPE_BITS[workload.weight_dtype] // 8, cache_bytes

@@ -1,0 +1,158 @@
+"""Where devices meet in vLLM 0.8.5 (V0 engine) under tensor and pipeline parallelism.
+
+Counts and shapes are those that Xu et al. measured ("Characterizing Communication Patterns in
+Distributed Large Language Model Inference", Tables III to VI); what those tables do not count, the
+broadcast of a step's inputs and the messages between CPUs, is left out. All sequences are prefilled
+in one step. `docs/paper.md` tells where the paper contradicts itself.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from meshscope.arch.model import Model
+from meshscope.errors import PlanError
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.mesh import Groups
+from meshscope.plan.plan import Plan
+from meshscope.predict.meeting import Meeting, Stage, Step
+from meshscope.table.kinds import Kind, Part
+
+# A stage hands on `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
+N_BOUNDARY_TENSORS = 2
+
+# DEFAULT_VOCAB_PADDING_SIZE (vllm/model_executor/layers/vocab_parallel_embedding.py).
+VOCAB_MULTIPLE = 64
+
+
+def stored_vocab(model: Model) -> int:
+    """Rows of vLLM's embedding: the vocabulary padded to a multiple of 64."""
+    return -(-model.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
+    """The layers of each pipeline stage.
+
+    Where they do not divide, one layer more goes to the stages before the last, counted from behind,
+    because the first and the last stage also hold the embedding and the head
+    (get_pp_indices in vllm/distributed/utils.py, vLLM pull request 13839).
+    """
+    n_each, n_left = divmod(n_layers, n_stages)
+    ends = [0]
+    for stage in range(n_stages):
+        has_one_more = n_stages - 1 - n_left <= stage < n_stages - 1
+        ends.append(ends[-1] + n_each + has_one_more)
+    return tuple(range(first, end) for first, end in pairwise(ends))
+
+
+def vllm_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
+    """The meetings of one step, for one worker of each pipeline stage."""
+    _check_plan(experiment.model, experiment.plan)
+    plan = experiment.plan
+    return tuple(
+        Stage(
+            before=tuple(_entry(experiment, step, index)),
+            layer=tuple(_layer(experiment, step, index)),
+            layers=layers,
+            after=tuple(_exit(experiment, step, index)),
+            index=index if plan.pp > 1 else None,
+        )
+        for index, layers in enumerate(stage_layers(experiment.model.n_layers, plan.pp))
+    )
+
+
+def _check_plan(model: Model, plan: Plan) -> None:
+    """PlanError where vLLM's own assertions would fail."""
+    if stored_vocab(model) % plan.tp:
+        raise PlanError(
+            f"plan '{plan}': vLLM pads the vocabulary of {model.name} to {stored_vocab(model)}, "
+            f"which is not divisible by tp={plan.tp}. Use a tp that divides it, e.g. a power of two up to 64."
+        )
+    if plan.pp > 1 and model.hidden % plan.tp:
+        raise PlanError(
+            f"plan '{plan}': a stage hands on [tokens, hidden / tp], and hidden={model.hidden} of "
+            f"{model.name} is not divisible by tp={plan.tp}. Use a tp that divides it, or pp=1."
+        )
+
+
+def _entry(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+    """The first stage embeds; another receives a slice of each tensor and puts the slices together."""
+    if stage == 0:
+        yield from _tp(
+            experiment, stage, Part.EMBED, Kind.ALL_REDUCE, _hidden_states(experiment, step)
+        )
+        return
+    yield _boundary(experiment, step, Kind.RECV, stage - 1)
+    yield from _tp(
+        experiment,
+        stage,
+        Part.STAGE,
+        Kind.ALL_GATHER,
+        _hidden_states(experiment, step),
+        count=N_BOUNDARY_TENSORS,
+    )
+
+
+def _layer(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+    """The two row-parallel products of a layer end in a sum over tp."""
+    for part in (Part.ATTN, Part.MLP):
+        yield from _tp(experiment, stage, part, Kind.ALL_REDUCE, _hidden_states(experiment, step))
+
+
+def _exit(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+    """The last stage gathers the last token's logits to one worker; another sends its tensors on.
+
+    The payload of the gather is what one worker gives, as the paper counts it.
+    """
+    if stage < experiment.plan.pp - 1:
+        yield _boundary(experiment, step, Kind.SEND, stage)
+        return
+    batch, share = experiment.workload.batch, stored_vocab(experiment.model) // experiment.plan.tp
+    logits = (share,) if batch == 1 else (batch, share)
+    yield from _tp(experiment, stage, Part.LM_HEAD, Kind.GATHER, logits)
+
+
+def _hidden_states(experiment: Experiment, step: Step) -> tuple[int, int]:
+    """[tokens, hidden]: vLLM lays the tokens of all sequences in one row."""
+    return (experiment.workload.batch * step.n_tokens, experiment.model.hidden)
+
+
+def _workers(plan: Plan) -> Groups:
+    """The tp workers of each stage; one group a stage, of one device where tp is 1."""
+    return plan.mesh.groups("tp")
+
+
+def _tp(  # noqa: PLR0913  a meeting's own fields
+    experiment: Experiment,
+    stage: int,
+    part: Part,
+    kind: Kind,
+    shape: tuple[int, ...],
+    *,
+    count: int = 1,
+) -> Iterator[Meeting]:
+    """A meeting of the tp workers of a stage; none where tp is 1."""
+    if experiment.plan.tp > 1:
+        yield Meeting(
+            part=part,
+            kind=kind,
+            axis="tp",
+            groups=(_workers(experiment.plan)[stage],),
+            shape=shape,
+            dtype=experiment.workload.activation_dtype,
+            count=count,
+        )
+
+
+def _boundary(experiment: Experiment, step: Step, kind: Kind, sender: int) -> Meeting:
+    """Each worker of stage `sender` hands its slice of both tensors to its peer in the next stage."""
+    workers = _workers(experiment.plan)
+    n_tokens, hidden = _hidden_states(experiment, step)
+    return Meeting(
+        part=Part.STAGE,
+        kind=kind,
+        axis="pp",
+        groups=tuple(zip(workers[sender], workers[sender + 1], strict=True)),
+        shape=(n_tokens, hidden // experiment.plan.tp),
+        dtype=experiment.workload.activation_dtype,
+        count=N_BOUNDARY_TENSORS,
+    )

@@ -1,0 +1,48 @@
+"""The models that come with meshscope have the sizes that were published for them."""
+
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.arch.catalog import CATALOG
+from meshscope.arch.config import read_model
+from meshscope.plan.plan import Plan
+from meshscope.plan.weights import device_weight_bytes
+
+
+class Size(NamedTuple):
+    """Parameters as the model card or report gives them, in 1e9."""
+
+    model: str
+    n_billions: float
+
+
+# Model cards at huggingface.co, "Number of Parameters"; Llama 3.1: "The Llama 3 Herd of Models",
+# Table 3 and the card; Llama 2: its card.
+SIZES = [
+    Size("Qwen/Qwen3-32B", 32.8),
+    Size("Qwen/Qwen3-8B", 8.2),
+    Size("Qwen/Qwen3-4B", 4.0),
+    Size("Qwen/Qwen2.5-32B", 32.5),
+    Size("meta-llama/Llama-3.1-8B", 8.0),
+    Size("meta-llama/Llama-3.1-70B", 70.6),
+    Size("meta-llama/Llama-3.1-405B", 405.0),
+    Size("meta-llama/Llama-3.2-3B", 3.21),
+    Size("meta-llama/Llama-3.3-70B", 70.6),
+    Size("meta-llama/Llama-2-13B", 13.0),
+]
+
+
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: case.model)
+def test_parameter_count_is_the_published_one(case: Size) -> None:
+    """Two or three digits are published; 1 % tells a wrong geometry from rounding."""
+    n_parameters = device_weight_bytes(read_model(case.model), Plan(), "s8")  # one byte each
+    assert n_parameters == pytest.approx(case.n_billions * 1e9, rel=0.01)
+
+
+def test_every_model_of_the_catalog_is_held_to_a_published_size() -> None:
+    assert {case.model for case in SIZES} == set(CATALOG)
+
+
+def test_every_entry_stands_under_its_own_name_and_says_where_it_was_read() -> None:
+    assert all(name == entry.name and entry.source for name, entry in CATALOG.items())

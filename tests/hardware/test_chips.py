@@ -1,0 +1,55 @@
+"""Chip figures against worked examples and against figures stated another way elsewhere."""
+
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.hardware.chips import CHIP_ALIASES, CHIPS, GIB, chip_of
+
+
+def test_v4_loads_200_billion_weights_in_the_published_time() -> None:
+    """Scaling book, tpus.md question 1: 200B bf16 parameters over 32 v4p, about 10 ms."""
+    bytes_per_s = CHIPS["v4"].hbm_bytes_per_s
+    assert bytes_per_s is not None
+    assert 200e9 * 2 / (32 * bytes_per_s) == pytest.approx(10e-3, rel=0.05)  # two digits
+
+
+def test_v5e_sends_over_two_links_in_the_published_time() -> None:
+    """Scaling book, tpus.md question 5: bf16[8,128,8192] over 9e10 B/s, 188 us."""
+    link_bytes_per_s = CHIPS["v5e"].link_bytes_per_s
+    assert link_bytes_per_s is not None
+    assert 8 * 128 * 8192 * 2 / (2 * link_bytes_per_s) == pytest.approx(188e-6, rel=0.02)
+
+
+def test_v6e_peak_is_near_what_a_profile_of_one_says() -> None:
+    """Plane statistics of an XPlane from v6e: 918 TF/s, 1637.99 GB/s; the book rounds both."""
+    v6e = CHIPS["v6e"]
+    assert v6e.bf16_flops_per_s == pytest.approx(918e12, rel=0.01)
+    assert v6e.hbm_bytes_per_s == pytest.approx(1637.99e9, rel=0.03)
+
+
+def test_tpu7x_links_add_up_to_the_published_bandwidth_of_a_chip() -> None:
+    """The tpu7x page: ICI 1200 GB/s a chip, both directions; a 3D torus has six links a chip."""
+    link_bytes_per_s = CHIPS["tpu7x"].link_bytes_per_s
+    assert link_bytes_per_s is not None
+    assert 6 * 2 * link_bytes_per_s == 1200e9
+
+
+@pytest.mark.parametrize(
+    ("name", "hbm_bytes"), [("v4", 16 * GIB), ("v6e", 32 * GIB), ("tpu7x", 96 * GIB), ("cpu", None)]
+)
+def test_devices_of_a_chip_share_its_hbm(name: str, hbm_bytes: int | None) -> None:
+    assert CHIPS[name].device_hbm_bytes == hbm_bytes
+
+
+def test_every_chip_says_where_its_figures_are_from() -> None:
+    assert all(chip.source for chip in CHIPS.values())
+
+
+@pytest.mark.parametrize("alias", CHIP_ALIASES)
+def test_aliases_find_their_chip_in_any_case(alias: str) -> None:
+    assert chip_of(alias.upper()) is CHIPS[CHIP_ALIASES[alias]]
+
+
+def test_unknown_chip_offers_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"unknown chip 'v6'. Did you mean .*'v6e'"):
+        chip_of("v6")

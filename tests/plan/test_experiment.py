@@ -1,0 +1,105 @@
+"""An experiment that was built is consistent, and says of its groups whether they cross slices."""
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.errors import PlanError, SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Engine, Experiment, experiment_from_dict, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+
+
+def _experiment(
+    plan: str,
+    topology: str = "v6e-8",
+    *,
+    workload: Workload | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    n_layers: int | None = None,
+) -> Experiment:
+    return experiment_of(
+        model=read_model("Llama-3.1-8B"),
+        plan=parse_plan(plan),
+        topology=parse_topology(topology),
+        workload=workload or Workload(batch=8),
+        engine=engine,
+        n_layers=n_layers,
+    )
+
+
+def test_the_plan_is_filled_to_the_slice_and_the_model_cut_to_its_first_layers() -> None:
+    experiment = _experiment("fsdp=-1,tp=2", n_layers=4)
+    assert str(experiment.plan) == "fsdp=4,tp=2"
+    assert experiment.model.n_layers == 4
+
+
+@pytest.mark.parametrize("n_layers", [0, 33])
+def test_layers_outside_the_model_are_refused(n_layers: int) -> None:
+    with pytest.raises(SpecError, match=f"--layers {n_layers}: .* has 32 layers. Use 1 to 32"):
+        _experiment("tp=8", n_layers=n_layers)
+
+
+def test_a_request_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"need 131200 positions; .*=131072. Shorten one of them"):
+        _experiment("tp=8", workload=Workload(prompt=131072, output=128))
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine", "remedy"),
+    [
+        (
+            "pp=2,tp=4",
+            Engine.MESHSCOPE,
+            "does not have pp yet. Use tp, sp, dp, fsdp, or --engine vllm for pp.",
+        ),
+        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp."),
+        ("tp=8,ep=8", Engine.MESHSCOPE, "does not have ep yet. Use tp, sp, dp, fsdp."),
+        (
+            "dp=2,tp=4",
+            Engine.VLLM,
+            "does not have dp yet. Use tp, pp, or --engine meshscope for dp.",
+        ),
+        ("fsdp=8", Engine.VLLM, "does not have fsdp yet."),
+        ("tp=8,sp", Engine.VLLM, "does not have sp yet."),
+    ],
+)
+def test_an_axis_that_the_engine_lacks_is_refused(plan: str, engine: Engine, remedy: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        _experiment(plan, engine=engine)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "topology", "tp", "data"),
+    [
+        ("dp=2,tp=8", "v6e-16", None, None),  # one slice
+        ("dp=2,tp=8", "2xv6e-8", False, True),
+        ("dp=4,tp=4", "2xv6e-8", False, True),
+        ("dp=1,tp=16", "2xv6e-8", True, None),
+        ("dp=4,tp=4", "2xtpu7x-8", False, True),  # 8 devices a slice, on 4 chips
+    ],
+)
+def test_groups_cross_slices_where_a_group_has_devices_of_two(
+    plan: str, topology: str, *, tp: bool | None, data: bool | None
+) -> None:
+    experiment = _experiment(plan, topology)
+    groups = experiment.plan.mesh.groups
+    assert experiment.crosses_slices(groups("tp")) is tp
+    if data is not None:
+        assert experiment.crosses_slices(groups("dp")) is data
+
+
+@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp"])
+def test_an_experiment_comes_back_from_what_it_writes(plan: str) -> None:
+    experiment = _experiment(plan, n_layers=2)
+    assert experiment_from_dict(experiment.as_dict()) == experiment
+
+
+def test_a_stored_experiment_without_a_value_is_refused_with_the_remedy() -> None:
+    values = _experiment("tp=8").as_dict()
+    del values["engine"]
+    with pytest.raises(
+        SpecError, match=r"not understood: KeyError\('engine'\). Make the run again"
+    ):
+        experiment_from_dict(values)

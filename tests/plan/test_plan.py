@@ -1,0 +1,167 @@
+"""Plans from what people type, and the refusals of those that cannot be."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.errors import PlanError
+from meshscope.plan.plan import (
+    ALIASES,
+    AXES,
+    Plan,
+    check_batch,
+    check_model,
+    parse_plan,
+)
+from meshscope.plan.workload import Workload
+
+LLAMA = read_model("Llama-3.1-8B")  # 32 layers, 32 heads, 8 KV heads, hidden 4096, ffn 14336
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("tp=8", Plan(tp=8)),
+        ("tp=4,dp=2", Plan(tp=4, dp=2)),
+        (" tp = 4 , dp = 2 ,", Plan(tp=4, dp=2)),
+        ("tp=8,sp", Plan(tp=8, sp=True)),
+        ("tp=8,sp=true", Plan(tp=8, sp=True)),
+        ("tp=8,sp=0", Plan(tp=8)),
+        ("fsdp=-1,tp=2", Plan(fsdp=-1, tp=2)),
+        ("tp=2,pp=4", Plan(tp=2, pp=4)),
+        ("--tp=8", Plan(tp=8)),
+        ("--tensor-parallel-size=4,--pipeline-parallel-size=2", Plan(tp=4, pp=2)),
+        ("ici_fsdp_parallelism=4,ici_tensor_parallelism=2", Plan(fsdp=4, tp=2)),
+        ("dp_shard=4,tensor_parallel_degree=2", Plan(fsdp=4, tp=2)),
+    ],
+)
+def test_a_plan_is_read_as_people_type_it(text: str, plan: Plan) -> None:
+    assert parse_plan(text) == plan
+
+
+@pytest.mark.parametrize("text", ["tp=1", "dp=2,tp=4,sp", "fsdp=8", "pp=2,cp=2,tp=2,ep=4"])
+def test_a_plan_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_plan(text)) == text
+
+
+def test_every_alias_leads_to_an_axis() -> None:
+    assert set(ALIASES.values()) <= {*AXES, "sp"}
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("", "is empty. Write for example 'tp=8'"),
+        ("tq=8", "unknown axis 'tq'. Did you mean .*'tp'"),
+        ("TP=8", "unknown axis 'TP'. Did you mean .*'tp'"),
+        ("tp", "tp needs a whole number, got ''"),
+        ("tp=two", "tp needs a whole number, got 'two'"),
+        ("tp=2,tensor=4", "tp is given twice. Give it once"),
+        ("tp=0", "tp=0 must be at least 1, or -1 to fill"),
+        ("tp=-2", "tp=-2 must be at least 1"),
+        ("dp=2,fsdp=2", "dp and fsdp share one place in the mesh. Use one of them"),
+        ("sp", "sp splits the sequence over the tp axis, which has size 1. Add tp=N"),
+        ("tp=8,sp=maybe", "sp is on or off, got 'maybe'"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_with_the_remedy(text: str, remedy: str) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        parse_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        ("tp=1", (("tp", 1),)),
+        ("tp=8", (("tp", 8),)),
+        ("tp=4,dp=2", (("dp", 2), ("tp", 4))),
+        ("tp=2,fsdp=4,pp=3,cp=5", (("pp", 3), ("fsdp", 4), ("cp", 5), ("tp", 2))),
+    ],
+)
+def test_the_mesh_has_the_axes_in_order_without_those_of_size_one(
+    text: str, axes: tuple[tuple[str, int], ...]
+) -> None:
+    assert parse_plan(text).mesh.axes == axes
+
+
+@pytest.mark.parametrize(
+    ("text", "axis", "size"), [("dp=2,tp=4", "dp", 2), ("fsdp=8", "fsdp", 8), ("tp=8", "dp", 1)]
+)
+def test_dp_or_fsdp_splits_the_batch(text: str, axis: str, size: int) -> None:
+    plan = parse_plan(text)
+    assert (plan.data_axis, plan.data_size) == (axis, size)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_devices", "filled"),
+    [("tp=8", 8, "tp=8"), ("fsdp=-1,tp=2", 8, "fsdp=4,tp=2"), ("tp=-1", 1, "tp=1")],
+)
+def test_minus_one_fills_the_slice(text: str, n_devices: int, filled: str) -> None:
+    plan = parse_plan(text).filled(n_devices)
+    assert (str(plan), plan.n_devices) == (filled, n_devices)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_devices", "remedy"),
+    [
+        ("tp=4", 8, "needs 4 devices, the slice has 8. Change the plan or the topology, or set"),
+        ("tp=16", 8, "needs 16 devices, the slice has 8"),
+        ("dp=-1,tp=3", 8, "8 devices do not divide by 3"),
+        ("dp=-1,tp=-1", 8, "only one axis can be -1, got dp and tp"),
+        ("tp=-1,sp", 1, "sp splits the sequence over the tp axis, which has size 1"),
+    ],
+)
+def test_a_plan_that_does_not_cover_the_slice_is_refused(
+    text: str, n_devices: int, remedy: str
+) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        parse_plan(text).filled(n_devices)
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "prompt", "remedy"),
+    [
+        ("dp=4", 6, 128, "batch=6 is not divisible by dp=4. Use a multiple, e.g. --batch 8"),
+        ("fsdp=8", 1, 128, "batch=1 is not divisible by fsdp=8. Use a multiple, e.g. --batch 8"),
+        (
+            "tp=8,sp",
+            1,
+            100,
+            "prompt=100 is not divisible by tp=8. Use a multiple, e.g. --prompt 104",
+        ),
+    ],
+)
+def test_a_request_that_the_plan_does_not_divide_is_refused(
+    text: str, batch: int, prompt: int, remedy: str
+) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        check_batch(parse_plan(text), Workload(batch=batch, prompt=prompt))
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("tp=64", "n_heads=32 is not divisible by tp=64"),
+        ("tp=3", "n_heads=32 is not divisible by tp=3"),
+        ("fsdp=3", "hidden=4096 is not divisible by fsdp=3. Use an fsdp that divides it"),
+        ("pp=33", "n_layers=32 are fewer than pp=33 stages. Use pp<=32"),
+    ],
+)
+def test_a_model_that_the_plan_does_not_divide_is_refused(text: str, remedy: str) -> None:
+    with pytest.raises(PlanError, match=f"cannot split meta-llama/Llama-3.1-8B: {remedy}"):
+        check_model(parse_plan(text), LLAMA)
+
+
+def test_an_ffn_and_kv_heads_that_do_not_fit_are_refused() -> None:
+    odd = replace(LLAMA, ffn=100)
+    with pytest.raises(PlanError, match="ffn=100 is not divisible by tp=8"):
+        check_model(Plan(tp=8), odd)
+    attention = replace(LLAMA.attention, n_heads=24, n_kv_heads=6)
+    with pytest.raises(PlanError, match="of n_kv_heads=6 and tp=4 neither divides the other"):
+        check_model(Plan(tp=4), replace(LLAMA, attention=attention))
+
+
+@pytest.mark.parametrize("text", ["tp=32", "tp=8,sp", "fsdp=16,tp=8", "pp=32"])
+def test_kv_heads_may_be_fewer_than_tp_and_stages_as_many_as_layers(text: str) -> None:
+    check_model(parse_plan(text), LLAMA)

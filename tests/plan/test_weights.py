@@ -1,0 +1,176 @@
+"""Shapes and bytes of the weights against arithmetic done by hand."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.arch.catalog import CATALOG
+from meshscope.arch.config import model_from_config, read_model
+from meshscope.plan.plan import Plan, parse_plan
+from meshscope.plan.weights import (
+    device_cache_bytes,
+    device_weight_bytes,
+    layer_weights,
+    outer_weights,
+    padded_vocab,
+    stored_kv_heads,
+)
+from meshscope.plan.workload import Workload
+
+QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
+LLAMA_3B = read_model("Llama-3.2-3B")  # L28 D3072 F8192 N24 K8 H128 V128256, tied
+SMALL_QWEN2 = model_from_config(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 101,
+        "mlp_bias": True,
+    },
+    name="small",
+    source="test",
+)
+
+
+def test_local_and_gathered_shapes_of_a_layer() -> None:
+    """Qwen3-32B over fsdp=2, tp=16: two devices share each of the 8 KV heads, so 16 are stored."""
+    plan = parse_plan("fsdp=2,tp=16")
+    shapes = {
+        w.name: (w.shape, w.local_shape(plan), w.gathered_shape(plan))
+        for w in layer_weights(QWEN, plan)
+    }
+    assert shapes == {
+        "attn_norm": ((5120,), (5120,), (5120,)),
+        "wq": ((5120, 64, 128), (2560, 4, 128), (5120, 4, 128)),
+        "wk": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
+        "wv": ((5120, 16, 128), (2560, 1, 128), (5120, 1, 128)),
+        "wo": ((64, 128, 5120), (4, 128, 2560), (4, 128, 5120)),
+        "q_norm": ((128,), (128,), (128,)),
+        "k_norm": ((128,), (128,), (128,)),
+        "mlp_norm": ((5120,), (5120,), (5120,)),
+        "w_gate": ((5120, 25600), (2560, 1600), (5120, 1600)),
+        "w_up": ((5120, 25600), (2560, 1600), (5120, 1600)),
+        "w_down": ((25600, 5120), (1600, 2560), (1600, 5120)),
+    }
+
+
+def test_qwen2_has_biases_that_follow_their_heads() -> None:
+    plan = Plan(tp=4)
+    local = {w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan)}
+    biases = {name: shape for name, shape in local.items() if name.startswith("b")}
+    assert biases == {
+        "bq": (2, 8),
+        "bk": (1, 8),
+        "bv": (1, 8),
+        "b_gate": (24,),
+        "b_up": (24,),
+        "b_down": (64,),
+    }
+
+
+def test_outer_weights_are_embedding_norm_and_the_head_unless_tied() -> None:
+    plan = Plan(tp=2)
+    assert [(w.name, w.local_shape(plan)) for w in outer_weights(QWEN, plan)] == [
+        ("embed", (75968, 5120)),
+        ("final_norm", (5120,)),
+        ("lm_head", (75968, 5120)),
+    ]
+    assert [w.name for w in outer_weights(LLAMA_3B, plan)] == ["embed", "final_norm"]
+
+
+def test_weights_with_a_hidden_dimension_are_those_that_fsdp_splits() -> None:
+    plan = Plan(fsdp=2)
+    weights = [*layer_weights(QWEN, plan), *outer_weights(QWEN, plan)]
+    assert {w.name: w.fsdp_dim for w in weights if w.fsdp_dim is not None} == {
+        "wq": 0,
+        "wk": 0,
+        "wv": 0,
+        "wo": 2,
+        "w_gate": 0,
+        "w_up": 0,
+        "w_down": 1,
+        "embed": 1,
+        "lm_head": 1,
+    }
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_weight_has_a_checkpoint_name_of_its_own(name: str) -> None:
+    model = read_model(name)
+    weights = [*layer_weights(model, Plan()), *outer_weights(model, Plan())]
+    assert len({w.checkpoint for w in weights}) == len({w.name for w in weights}) == len(weights)
+    assert all(("{layer}" in w.checkpoint) == (w in layer_weights(model, Plan())) for w in weights)
+
+
+@pytest.mark.parametrize(("tp", "n_rows"), [(1, 101), (2, 102), (4, 104), (8, 104)])
+def test_the_vocabulary_is_padded_to_a_multiple_of_tp(tp: int, n_rows: int) -> None:
+    assert padded_vocab(SMALL_QWEN2, Plan(tp=tp)) == n_rows
+
+
+@pytest.mark.parametrize(("tp", "n_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
+    assert stored_kv_heads(SMALL_QWEN2, Plan(tp=tp)) == n_heads
+
+
+# By hand, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,
+# MLP 3 x 5120 x 25600, norms 2 x 5120 + 2 x 128; outside: 2 x 151936 x 5120 + 5120.
+QWEN_MATRICES = 64 * (2 * 5120 * 8192 + 2 * 5120 * 1024 + 3 * 5120 * 25600) + 2 * 151936 * 5120
+QWEN_NORMS = 64 * (2 * 5120 + 2 * 128) + 5120
+QWEN_KV_MATRICES = 64 * 2 * 5120 * 1024
+
+
+class Held(NamedTuple):
+    plan: str
+    n_elements: int  # on one device
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Held("tp=1", QWEN_MATRICES + QWEN_NORMS),
+        Held("dp=8", QWEN_MATRICES + QWEN_NORMS),
+        Held("tp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("tp=8,sp", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("fsdp=8", QWEN_MATRICES // 8 + QWEN_NORMS),
+        Held("fsdp=2,tp=4", QWEN_MATRICES // 8 + QWEN_NORMS),
+        # 16 KV heads are stored instead of 8
+        Held("tp=16", (QWEN_MATRICES + QWEN_KV_MATRICES) // 16 + QWEN_NORMS),
+    ],
+    ids=lambda case: case.plan,
+)
+@pytest.mark.parametrize(("dtype", "n_bits"), [("bf16", 16), ("s8", 8), ("s4", 4)])
+def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
+    case: Held, dtype: str, n_bits: int
+) -> None:
+    held_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
+    assert held_bytes == case.n_elements * n_bits // 8
+
+
+def test_a_tied_embedding_is_held_once() -> None:
+    tied = device_weight_bytes(LLAMA_3B, Plan(), "bf16")
+    untied = device_weight_bytes(replace(LLAMA_3B, has_tied_embeddings=False), Plan(), "bf16")
+    assert untied - tied == 128256 * 3072 * 2
+
+
+def test_cache_bytes_are_the_published_ones_a_token() -> None:
+    """Scaling book, applied-inference.md: LLaMA-3-70B (L80 K8 H128) with an int8 cache, 160 kB a token."""
+    workload = Workload(batch=1, prompt=1, output=1, cache_dtype="s8")
+    cache_bytes = device_cache_bytes(read_model("Llama-3.1-70B"), Plan(), workload)
+    assert cache_bytes / workload.context == 160 * 1024
+
+
+@pytest.mark.parametrize(
+    ("plan", "share"),
+    [("tp=1", 8), ("tp=8", 1), ("dp=8", 1), ("fsdp=2,tp=4", 1), ("dp=2,tp=2", 2), ("tp=16", 1)],
+)
+def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(
+    plan: str, share: int
+) -> None:
+    """Qwen3-32B: 2 x 64 layers x 1152 positions x 128 x 2 bytes for a head of a sequence; 8 x 8 of them."""
+    workload = Workload(batch=8, prompt=1024, output=128)
+    one_eighth = 2 * 64 * 1152 * 128 * 2 * 8
+    assert device_cache_bytes(QWEN, parse_plan(plan), workload) == share * one_eighth

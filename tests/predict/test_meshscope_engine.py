@@ -1,0 +1,265 @@
+"""What our own programs communicate, row by row by hand, and as sums that must come out."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.arch.model import Model
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.plan import Plan, parse_plan
+from meshscope.plan.weights import layer_weights, outer_weights
+from meshscope.predict import predict
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind, Part, Phase
+
+Make = Callable[..., Experiment]
+AR, AG, RS = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER
+EMBED, ATTN, MLP, LM_HEAD = Part.EMBED, Part.ATTN, Part.MLP, Part.LM_HEAD
+
+PLANS = ["tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4", "fsdp=2,tp=4,sp"]
+
+
+class Row(NamedTuple):
+    """A row without what is the same for all: (part, kind, axis, shape), in a layer or not."""
+
+    part: Part
+    kind: Kind
+    axis: str
+    shape: tuple[int, ...]
+
+
+def _rows(found: list[Collective], phase: Phase, *, layer: int | None) -> list[Row]:
+    return [
+        Row(r.part, r.kind, r.axis, r.shape) for r in found if r.phase is phase and r.layer == layer
+    ]
+
+
+class Case(NamedTuple):
+    """One step of the small model (D64, V101 stored as 104 over tp=4) with 8 sequences of 12 tokens."""
+
+    plan: str
+    phase: Phase
+    outside: list[Row]
+    layer: list[Row]
+
+
+def _fsdp(part: Part, *shapes: tuple[int, ...]) -> list[Row]:
+    return [Row(part, AG, "fsdp", shape) for shape in shapes]
+
+
+CASES = [
+    Case("tp=1", Phase.PREFILL, [], []),
+    Case("dp=8", Phase.DECODE, [], []),
+    Case(
+        "tp=4",
+        Phase.PREFILL,
+        [Row(EMBED, AR, "tp", (8, 12, 64)), Row(LM_HEAD, AG, "tp", (8, 104))],
+        [Row(ATTN, AR, "tp", (8, 12, 64)), Row(MLP, AR, "tp", (8, 12, 64))],
+    ),
+    Case(
+        "dp=2,tp=4",
+        Phase.DECODE,
+        [Row(EMBED, AR, "tp", (4, 1, 64)), Row(LM_HEAD, AG, "tp", (4, 104))],
+        [Row(ATTN, AR, "tp", (4, 1, 64)), Row(MLP, AR, "tp", (4, 1, 64))],
+    ),
+    Case(
+        "tp=4,sp",
+        Phase.PREFILL,
+        [
+            Row(EMBED, RS, "tp", (8, 12, 64)),
+            Row(LM_HEAD, AR, "tp", (8, 64)),
+            Row(LM_HEAD, AG, "tp", (8, 104)),
+        ],
+        [
+            Row(ATTN, AG, "tp", (8, 12, 64)),
+            Row(ATTN, RS, "tp", (8, 12, 64)),
+            Row(MLP, AG, "tp", (8, 12, 64)),
+            Row(MLP, RS, "tp", (8, 12, 64)),
+        ],
+    ),
+    Case(
+        "tp=4,sp",
+        Phase.DECODE,
+        [
+            Row(EMBED, RS, "tp", (8, 1, 64)),
+            Row(LM_HEAD, AG, "tp", (8, 1, 64)),
+            Row(LM_HEAD, AG, "tp", (8, 104)),
+        ],
+        [
+            Row(ATTN, AG, "tp", (8, 1, 64)),
+            Row(ATTN, RS, "tp", (8, 1, 64)),
+            Row(MLP, AG, "tp", (8, 1, 64)),
+            Row(MLP, RS, "tp", (8, 1, 64)),
+        ],
+    ),
+    Case(  # tp=4 does not divide the two sequences of a device: decode without sp
+        "dp=4,tp=4,sp",
+        Phase.DECODE,
+        [Row(EMBED, AR, "tp", (2, 1, 64)), Row(LM_HEAD, AG, "tp", (2, 104))],
+        [Row(ATTN, AR, "tp", (2, 1, 64)), Row(MLP, AR, "tp", (2, 1, 64))],
+    ),
+    Case(
+        "fsdp=2",
+        Phase.DECODE,
+        [*_fsdp(EMBED, (101, 64)), *_fsdp(LM_HEAD, (101, 64))],
+        [
+            *_fsdp(ATTN, (64, 8, 8), (64, 2, 8), (64, 2, 8), (8, 8, 64)),
+            *_fsdp(MLP, (64, 96), (64, 96), (96, 64)),
+        ],
+    ),
+    Case(
+        "fsdp=2,tp=4,sp",
+        Phase.PREFILL,
+        [
+            *_fsdp(EMBED, (26, 64)),
+            Row(EMBED, RS, "tp", (4, 12, 64)),
+            Row(LM_HEAD, AR, "tp", (4, 64)),
+            *_fsdp(LM_HEAD, (26, 64)),
+            Row(LM_HEAD, AG, "tp", (4, 104)),
+        ],
+        [
+            Row(ATTN, AG, "tp", (4, 12, 64)),
+            *_fsdp(ATTN, (64, 2, 8), (64, 1, 8), (64, 1, 8), (2, 8, 64)),
+            Row(ATTN, RS, "tp", (4, 12, 64)),
+            Row(MLP, AG, "tp", (4, 12, 64)),
+            *_fsdp(MLP, (64, 24), (64, 24), (24, 64)),
+            Row(MLP, RS, "tp", (4, 12, 64)),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.phase}")
+def test_devices_meet_where_the_program_says(case: Case, make: Make, small: Model) -> None:
+    found = predict(make(small, case.plan, batch=8, prompt=12, output=3))
+
+    assert _rows(found, case.phase, layer=None) == case.outside
+    assert [_rows(found, case.phase, layer=i) for i in (0, 1)] == [case.layer] * 2
+    assert {r.layer for r in found} <= {None, 0, 1}
+
+
+def test_a_row_tells_all_that_is_known_of_it(make: Make, small: Model) -> None:
+    *_, logits = predict(make(small, "dp=2,tp=4", batch=8, prompt=12, output=3))
+    assert logits.shape == (4, 104)
+    assert logits.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert (logits.group_size, logits.count, logits.n_steps, logits.dtype) == (4, 1, 2, "bf16")
+    assert (logits.payload_bytes, logits.wire_bytes) == (4 * 104 * 2, 4 * 104 * 2 * 3 // 4)
+    assert (logits.stage, logits.crosses_slices, logits.inserted_by) == (None, None, "program")
+
+
+@pytest.mark.parametrize(("output", "n_steps"), [(1, {1}), (2, {1}), (128, {1, 127})])
+def test_decode_is_there_only_when_it_has_steps(
+    output: int, n_steps: set[int], make: Make, small: Model
+) -> None:
+    found = predict(make(small, "tp=4", output=output))
+    assert {r.n_steps for r in found} == n_steps
+    assert {r.phase for r in found} == ({Phase.PREFILL} if output == 1 else set(Phase))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_axis_of_size_one_costs_nothing(plan: str, make: Make) -> None:
+    found = predict(make("Llama-3.1-8B", plan, batch=8))
+    assert {r.axis for r in found} == set(parse_plan(plan).mesh.names) - {"dp"} - (
+        {"tp"} if plan == "tp=1" else set()
+    )
+    assert all(r.group_size > 1 for r in found)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_group_is_one_of_its_axis(plan: str, make: Make) -> None:
+    experiment = make("Llama-3.1-8B", plan, batch=8)
+    for row in predict(experiment):
+        assert experiment.plan.mesh.axis_of_groups(row.groups) == row.axis
+
+
+def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Make) -> None:
+    """Xu et al., Table III counts the same 65 all-reduces for vLLM."""
+    found = predict(make("Llama-3.1-8B", "tp=8"))
+    counts = Counter((r.phase, r.kind) for r in found)
+    assert counts == {
+        (Phase.PREFILL, AR): 65,
+        (Phase.PREFILL, AG): 1,
+        (Phase.DECODE, AR): 65,
+        (Phase.DECODE, AG): 1,
+    }
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, make: Make) -> None:
+    """A reduce-scatter and an all-gather send what an all-reduce does.
+
+    The gather of the last block's sum is replaced by that of the last token alone.
+    """
+    plain, split = (
+        [r for r in predict(make("Llama-3.1-8B", plan, batch=8)) if r.phase is phase]
+        for plan in ("tp=8", "tp=8,sp")
+    )
+    last = next(r for r in split if r.part is LM_HEAD)
+    unpaired = next(
+        r for r in split if r.part is EMBED
+    )  # n reduce-scatters, n - 1 gathers of [b,s,D]
+    expected = sum(r.wire_bytes for r in plain) - unpaired.wire_bytes + last.wire_bytes
+    assert sum(r.wire_bytes for r in split) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("Llama-3.1-8B", "fsdp=8"),
+        ("Llama-3.2-3B", "fsdp=2,tp=4"),
+        ("Qwen3-32B", "fsdp=2,tp=16"),
+        ("Qwen2.5-32B", "fsdp=2,tp=4"),
+    ],
+)
+def test_fsdp_gathers_every_matrix_once_a_step_and_a_tied_table_twice(
+    model: str, plan: str, make: Make
+) -> None:
+    """What is gathered is what a device would hold without fsdp, norms and biases apart."""
+    experiment = make(model, plan, batch=8)
+    without_fsdp = Plan(tp=experiment.plan.tp)
+    outer = outer_weights(experiment.model, without_fsdp)
+    tables = [outer[0], outer[-1] if not experiment.model.has_tied_embeddings else outer[0]]
+    matrices = [w for w in layer_weights(experiment.model, without_fsdp) if w.name.startswith("w")]
+    n_elements = sum(prod(w.local_shape(without_fsdp)) for w in tables)
+    n_elements += experiment.model.n_layers * sum(
+        prod(w.local_shape(without_fsdp)) for w in matrices
+    )
+    for phase in Phase:
+        gathered = [r for r in predict(experiment) if r.axis == "fsdp" and r.phase is phase]
+        assert sum(r.payload_bytes or 0 for r in gathered) == n_elements * 2
+
+
+def test_weights_and_activations_travel_in_their_own_formats(make: Make, small: Model) -> None:
+    found = predict(
+        make(
+            small,
+            "fsdp=2,tp=4",
+            batch=8,
+            weight_dtype="s8",
+            activation_dtype="f32",
+            cache_dtype="bf16",
+        )
+    )
+    assert {(r.axis, r.dtype) for r in found} == {("fsdp", "s8"), ("tp", "f32")}
+
+
+def test_only_groups_over_two_slices_cross(make: Make) -> None:
+    found = predict(make("Llama-3.1-8B", "fsdp=2,tp=8", topology="2xv6e-8", batch=8))
+    assert {(r.axis, r.crosses_slices) for r in found} == {("fsdp", True), ("tp", False)}
+
+
+def test_rows_are_in_program_order(make: Make, small: Model) -> None:
+    found = predict(make(small, "tp=4", output=2))
+    order = [(r.phase, r.layer, r.part) for r in found]
+    one_step = [(None, EMBED), (0, ATTN), (0, MLP), (1, ATTN), (1, MLP), (None, LM_HEAD)]
+    assert order == [(phase, *place) for phase in Phase for place in one_step]
+
+
+def test_a_thousand_devices_share_one_tuple_of_groups(make: Make) -> None:
+    """What keeps a prediction for 1,024 devices in milliseconds."""
+    found = predict(make("Qwen3-32B", "fsdp=16,tp=64", batch=64))
+    axes = {axis: {id(r.groups) for r in found if r.axis == axis} for axis in ("fsdp", "tp")}
+    assert {axis: len(ids) for axis, ids in axes.items()} == {"fsdp": 1, "tp": 1}

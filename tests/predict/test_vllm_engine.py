@@ -1,0 +1,140 @@
+"""vLLM's conventions beyond the paper's tables: uneven stages, batches, boundaries, refusals."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from meshscope.arch.model import Model
+from meshscope.errors import PlanError
+from meshscope.plan.experiment import Engine, Experiment
+from meshscope.predict import predict
+from meshscope.predict.vllm_engine import stage_layers
+from meshscope.table.kinds import Kind, Part, Phase
+
+Make = Callable[..., Experiment]
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "sizes"),
+    [
+        (32, [8, 8, 8, 8]),
+        (22, [5, 6, 6, 5]),
+        (61, [15, 15, 16, 15]),  # this and the next: vLLM pull request 46217, "before"
+        (94, [23, 24, 24, 23]),
+        (5, [2, 2, 1]),
+        (3, [2, 1]),
+        (43, [4, 4, 4, 4, 4, 4, 5, 5, 5, 4]),
+        (7, [7]),
+    ],
+)
+def test_layers_are_split_as_vllm_splits_them(n_layers: int, sizes: list[int]) -> None:
+    assert [len(layers) for layers in stage_layers(n_layers, len(sizes))] == sizes
+
+
+@pytest.mark.parametrize("n_layers", range(1, 20))
+def test_every_layer_is_in_one_stage_and_the_last_is_never_larger(n_layers: int) -> None:
+    for n_stages in range(1, n_layers + 1):
+        stages = stage_layers(n_layers, n_stages)
+        assert [layer for stage in stages for layer in stage] == list(range(n_layers))
+        assert len(stages[-1]) == n_layers // n_stages
+        assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+def test_what_a_stage_sends_the_next_receives(make: Make) -> None:
+    found = predict(make("Llama-3.1-8B", "pp=4,tp=2", engine=Engine.VLLM))
+    for phase in Phase:
+        sent, received = (
+            {r.stage: r for r in found if r.kind is kind and r.phase is phase}
+            for kind in (Kind.SEND, Kind.RECV)
+        )
+        assert [sent[i].groups for i in range(3)] == [
+            ((0, 2), (1, 3)),
+            ((2, 4), (3, 5)),
+            ((4, 6), (5, 7)),
+        ]
+        assert set(received) == {1, 2, 3}
+        for stage, row in sent.items():
+            partner = replace(row, kind=Kind.RECV, stage=stage + 1, wire_bytes=0)
+            assert received[stage + 1] == partner
+
+
+def test_groups_of_a_stage_are_its_own_workers(make: Make) -> None:
+    experiment = make("Llama-3.1-8B", "pp=2,tp=2", engine=Engine.VLLM)
+    groups = {(r.stage, r.groups) for r in predict(experiment) if r.axis == "tp"}
+    assert groups == {(0, ((0, 1),)), (1, ((2, 3),))}
+
+
+def test_layers_stand_in_the_rows_of_their_stage(make: Make) -> None:
+    found = predict(make("Llama-3.2-3B", "pp=3,tp=2", engine=Engine.VLLM))
+    layers = {
+        stage: sorted({r.layer for r in found if r.stage == stage and r.layer is not None})
+        for stage in range(3)
+    }
+    assert layers == {0: [*range(9)], 1: [*range(9, 19)], 2: [*range(19, 28)]}
+
+
+@pytest.mark.parametrize(
+    ("plan", "n_rows", "axes", "stages"),
+    [
+        ("tp=1", 0, set(), set()),
+        ("pp=4", 12, {"pp"}, {0, 1, 2, 3}),
+        ("tp=4", 132, {"tp"}, {None}),
+    ],
+)
+def test_an_axis_of_size_one_costs_nothing(
+    plan: str, n_rows: int, axes: set[str], stages: set[int | None], make: Make
+) -> None:
+    found = predict(make("Llama-3.1-8B", plan, engine=Engine.VLLM))
+    assert len(found) == n_rows
+    assert {r.axis for r in found} == axes
+    assert {r.stage for r in found} == stages
+
+
+def test_tokens_of_a_batch_lie_in_one_row(make: Make, small: Model) -> None:
+    found = predict(make(small, "pp=2,tp=2", engine=Engine.VLLM, batch=3, prompt=5, output=2))
+    shapes = {(r.phase, r.kind, r.shape) for r in found}
+    assert shapes == {
+        (Phase.PREFILL, Kind.ALL_REDUCE, (15, 64)),
+        (Phase.PREFILL, Kind.ALL_GATHER, (15, 64)),
+        (Phase.PREFILL, Kind.SEND, (15, 32)),
+        (Phase.PREFILL, Kind.RECV, (15, 32)),
+        (Phase.PREFILL, Kind.GATHER, (3, 64)),  # of 101 rows, padded to 128
+        (Phase.DECODE, Kind.ALL_REDUCE, (3, 64)),
+        (Phase.DECODE, Kind.ALL_GATHER, (3, 64)),
+        (Phase.DECODE, Kind.SEND, (3, 32)),
+        (Phase.DECODE, Kind.RECV, (3, 32)),
+        (Phase.DECODE, Kind.GATHER, (3, 64)),
+    }
+
+
+def test_parts_say_where_in_the_model_a_row_is(make: Make) -> None:
+    found = predict(make("Llama-3.1-8B", "pp=2,tp=2", engine=Engine.VLLM))
+    parts = {(r.part, r.kind) for r in found}
+    assert parts == {
+        (Part.EMBED, Kind.ALL_REDUCE),
+        (Part.ATTN, Kind.ALL_REDUCE),
+        (Part.MLP, Kind.ALL_REDUCE),
+        (Part.STAGE, Kind.SEND),
+        (Part.STAGE, Kind.RECV),
+        (Part.STAGE, Kind.ALL_GATHER),
+        (Part.LM_HEAD, Kind.GATHER),
+    }
+
+
+@pytest.fixture
+def three_heads(small: Model) -> Model:
+    """The small model with heads that tp=3 divides."""
+    return replace(small, attention=replace(small.attention, n_heads=6, n_kv_heads=3))
+
+
+def test_a_vocabulary_that_vllm_cannot_split_is_refused(make: Make, three_heads: Model) -> None:
+    with pytest.raises(PlanError, match=r"small to 128, which is not divisible by tp=3. Use a tp"):
+        predict(make(three_heads, "tp=3", engine=Engine.VLLM))
+
+
+def test_a_boundary_that_tp_does_not_divide_is_refused(make: Make, three_heads: Model) -> None:
+    model = replace(three_heads, vocab=192)
+    assert predict(make(model, "tp=3", engine=Engine.VLLM))
+    with pytest.raises(PlanError, match=r"hidden=64 of small is not divisible by tp=3. Use a tp"):
+        predict(make(model, "pp=2,tp=3", engine=Engine.VLLM))

@@ -1,0 +1,93 @@
+"""Sizes of number formats and how quantities are written for people."""
+
+from typing import NamedTuple
+
+import pytest
+
+from meshscope import units
+from meshscope.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"), [("bfloat16", "bf16"), ("BF16", "bf16"), ("fp8", "f8e4m3fn"), ("s8", "s8")]
+)
+def test_dtype_name_is_the_one_xla_uses(typed: str, name: str) -> None:
+    assert units.dtype_name(typed) == name
+
+
+def test_unknown_dtype_offers_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"unknown dtype 'bflot16'. Did you mean 'bfloat16'"):
+        units.dtype_name("bflot16")
+
+
+def test_every_dtype_alias_leads_to_a_known_format() -> None:
+    assert set(units.DTYPE_ALIASES.values()) <= set(units.DTYPE_BITS)
+
+
+class Array(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    n_bytes: int
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Array("bf16", (128, 4096), 1_048_576),  # Xu et al., Table IV
+        Array("f32", (), 4),
+        Array("bf16", (0, 4096), 0),
+        Array("s4", (3,), 2),  # two elements a byte
+        Array("c128", (2,), 32),
+    ],
+    ids=str,
+)
+def test_array_bytes(case: Array) -> None:
+    assert units.array_bytes(case.dtype, case.shape) == case.n_bytes
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (None, "?"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1 kB"),
+        (1000, "1 kB"),
+        (33_554_432, "33.6 MB"),
+        (999_499_999, "999 MB"),
+        (999_500_000, "1 GB"),
+        (141e9, "141 GB"),
+        (5e15, "5000 TB"),
+    ],
+)
+def test_format_bytes_keeps_three_digits(n_bytes: float | None, text: str) -> None:
+    assert units.format_bytes(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "?"),
+        (0.0, "0 us"),
+        (7.41e-6, "7.41 us"),
+        (999.9e-6, "1 ms"),
+        (0.0123, "12.3 ms"),
+        (0.9996, "1 s"),
+        (1.524, "1.52 s"),
+        (4321.0, "4321 s"),
+    ],
+)
+def test_format_seconds_keeps_three_digits(seconds: float | None, text: str) -> None:
+    assert units.format_seconds(seconds) == text
+
+
+def test_format_gib_is_binary() -> None:
+    assert (units.format_gib(32 * 2**30), units.format_gib(None)) == ("32.00 GiB", "?")
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [((8, 1024, 5120), "[8,1024,5120]"), ((), "[]"), ([64128], "[64128]"), (None, "?")],
+)
+def test_format_shape(shape: tuple[int, ...] | list[int] | None, text: str) -> None:
+    assert units.format_shape(shape) == text
