@@ -2,8 +2,6 @@
 
 import json
 import os
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -207,6 +205,9 @@ def _fetch_model(name: str) -> Model:
     )
     if name.count("/") != 1:
         raise SpecError(unknown)
+    import urllib.parse  # noqa: PLC0415  slow to import, rarely needed
+    import urllib.request  # noqa: PLC0415
+
     token = os.environ.get("HF_TOKEN")
     url = f"{HUB}/{urllib.parse.quote(name)}/resolve/main/config.json"
     request = urllib.request.Request(  # noqa: S310  HUB is https

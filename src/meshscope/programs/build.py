@@ -25,9 +25,9 @@ JAX_DTYPES: dict[str, Any] = {
     "f8e5m2": jnp.float8_e5m2,
 }
 
-# Unrolled programs grow with layers, and their compile time with devices; beyond this many devices
-# `--loop auto` scans.
-MAX_UNROLLED_DEVICES = 32
+# Unrolled, a layer of a 32B model costs the compiler one to two seconds; scanned layers cost it
+# once. Both count alike, so `--loop auto` unrolls only as many as compile in seconds.
+MAX_UNROLLED_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def is_scanned(experiment: Experiment) -> bool:
         case Loop.UNROLL:
             return False
         case Loop.AUTO:
-            return experiment.plan.n_devices > MAX_UNROLLED_DEVICES
+            return experiment.model.n_layers > MAX_UNROLLED_LAYERS
 
 
 def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:

@@ -1,0 +1,107 @@
+"""The manual programs ask for what is predicted: read from the traced program, before any compiler."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from meshscope.arch.config import model_from_config
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Loop, Program, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.predict import predict
+from meshscope.table.kinds import Phase
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+KIND_OF_PRIMITIVE = {
+    "psum": "all_reduce",
+    "psum_invariant": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+}
+MUTE = {"axis_index"}  # names an axis, moves nothing
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+}
+PLANS = (
+    "tp=1",
+    "tp=8",
+    "tp=8,sp",
+    "dp=8",
+    "dp=2,tp=4,sp",
+    "fsdp=8",
+    "fsdp=2,tp=4",
+    "fsdp=2,tp=4,sp",
+)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a traced program, those of inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(inner, "jaxpr"):
+                    yield from equations(inner.jaxpr)
+                elif hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def asked_for(jaxpr: Any) -> Counter[tuple[str, str, tuple[int, ...]]]:
+    """Kind, axis and payload shape of every collective of a traced program."""
+    counted: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    for equation in collectives(jaxpr):
+        kind = KIND_OF_PRIMITIVE[equation.primitive.name]
+        axes = equation.params.get("axes") or equation.params["axis_name"]
+        payload = equation.outvars[0] if kind == "all_gather" else equation.invars[0]
+        axis = axes if isinstance(axes, str) else "+".join(axes)
+        counted[(kind, axis, tuple(payload.aval.shape))] += 1
+    return counted
+
+
+def collectives(jaxpr: Any) -> Iterator[Any]:
+    """Equations that name a mesh axis: the collectives, known or not."""
+    for equation in equations(jaxpr):
+        names_axis = "axis_name" in equation.params or "axes" in equation.params
+        if names_axis and equation.primitive.name in KIND_OF_PRIMITIVE:
+            yield equation
+        elif "axis_name" in equation.params and equation.primitive.name not in MUTE:
+            raise AssertionError(f"unknown collective {equation.primitive.name}")
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("batch", [8, 16])
+@pytest.mark.parametrize("plan_text", PLANS)
+def test_traced_program_asks_for_what_is_predicted(
+    plan_text: str, batch: int, phase: Phase
+) -> None:
+    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+
+    plan = parse_plan(plan_text)
+    experiment = experiment_of(
+        model=model_from_config(CONFIG, name="tiny", source="test"),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(batch=batch, prompt=32, output=4),
+        program=Program(loop=Loop.UNROLL),
+    )
+    program = build_program(experiment, phase, jax.devices()[: plan.n_devices])
+    predicted: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
+    for row in predict(experiment):
+        if row.phase is phase:
+            assert row.axis is not None
+            assert row.shape is not None
+            predicted[(row.kind.value, row.axis, row.shape)] += row.count
+
+    traced = program.step.trace(*program.arguments)
+
+    assert asked_for(traced.jaxpr.jaxpr) == predicted
