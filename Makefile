@@ -57,6 +57,7 @@ matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip
 .PHONY: golden
 golden: $(VENV)/.dev ## make the golden HLO files again; read the difference
 	$(BIN)/python tests/golden/make_golden.py
+	$(BIN)/python tests/golden/make_golden_logits.py
 
 .PHONY: bench
 bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
