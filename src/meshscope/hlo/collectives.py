@@ -7,11 +7,14 @@ from dataclasses import replace
 from meshscope.hlo.attribution import Scope
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.devices import CrossesSlices, Devices, devices_of
-from meshscope.hlo.executions import sites
+from meshscope.hlo.executions import Site, sites
+from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
 from meshscope.hlo.operations import Operation, operations_of
 from meshscope.hlo.provenance import is_later_leg
+from meshscope.hlo.transfers import is_transfer, transfer_of
+from meshscope.hlo.windowed import with_windowed_einsums
 from meshscope.plan.mesh import Mesh
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
@@ -32,19 +35,16 @@ def collectives_of(
     """
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    rows: list[Collective] = []
-    for site in sites(module, _is_collective):
-        if is_later_leg(site):
-            continue
-        for operation in operations_of(flow, site, devices):
-            rows += _rows(operation, devices, default_phase)
+    found = [site for site in sites(module, _is_collective) if not is_later_leg(site)]
+    operations = [o for site in found for o in _operations(flow, site, devices)]
     return [
         replace(
             row,
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for row in rows
+        for operation in with_windowed_einsums(flow, operations)
+        for row in _rows(operation, devices, default_phase)
     ]
 
 
@@ -60,7 +60,19 @@ def unattributed(rows: Iterable[Collective]) -> tuple[int, int, dict[str, int]]:
 
 
 def _is_collective(instruction: Instruction) -> bool:
-    return instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
+    return (
+        instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
+        or is_transfer(instruction)
+        or is_communicating_kernel(instruction)
+    )
+
+
+def _operations(flow: Dataflow, site: Site, devices: Devices) -> list[Operation]:
+    if is_transfer(site.instruction):
+        return [transfer_of(flow, site, devices)]
+    if site.instruction.opcode == "custom-call":
+        return [kernel_of(flow, site, devices)]
+    return list(operations_of(flow, site, devices))
 
 
 def _rows(
@@ -70,11 +82,12 @@ def _rows(
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     layers, count, doubt = _layers(operation.count, scope)
-    axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    axis, no_axis = None, None
+    if operation.groups:
+        axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     missing = scope.missing
     no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
     reasons = [r for r in (no_axis, no_scope, doubt, *operation.doubts) if r is not None]
-    payload = operation.payload
     for layer in layers:
         yield Collective(
             source=Source.COMPILED,
@@ -85,10 +98,10 @@ def _rows(
             opcode=operation.opcode,
             axis=axis,
             axis_reason="; ".join(reasons) or None,
-            group_size=len(operation.groups[0]),
+            group_size=operation.group_size,
             groups=operation.groups,
-            dtype=payload.dtype if payload else None,
-            shape=payload.dims if payload else None,
+            dtype=operation.dtype,
+            shape=operation.shape,
             payload_bytes=operation.payload_bytes,
             wire_bytes=operation.wire_bytes,
             count=count,

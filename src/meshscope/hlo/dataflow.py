@@ -7,6 +7,7 @@ from meshscope.hlo.executions import Place
 from meshscope.hlo.module import Computation, HloModule, Instruction
 
 _INDEX = re.compile(r"\bindex=(\d+)")
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 # Instructions that only move or rename the elements of their operand.
 _MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
 _MAX_VISITED = 2_000  # instructions looked at in one search
@@ -55,12 +56,12 @@ class Dataflow:
         return instruction
 
     def moved(self, computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
-        """The results that only move this one, as long as nothing else uses what is moved."""
+        """The results that only move this one, as long as it is moved to one place."""
         while True:
-            users = self.users(computation, instruction)
-            if len(users) != 1 or not self.is_movement(users[0]):
+            movers = [u for u in self.users(computation, instruction) if self.is_movement(u)]
+            if len(movers) != 1:
                 return
-            instruction = users[0]
+            instruction = movers[0]
             yield instruction
 
     def inputs(self, place: Place, instruction: Instruction) -> list[tuple[Place, Instruction]]:
@@ -68,9 +69,19 @@ class Dataflow:
         if instruction.opcode == "parameter":
             return self._argument(place, int(instruction.operand_text))
         found = place.computation.producers(instruction)
+        if instruction.opcode == "recv":  # what is received is what the others sent
+            return [(place, i) for i in self._sent(place.computation, instruction)]
         if instruction.opcode == "get-tuple-element" and found:
             return self._element(place, found[0], instruction)
         return [(place, i) for i in found]
+
+    def _sent(self, computation: Computation, recv: Instruction) -> list[Instruction]:
+        rendezvous = _RENDEZVOUS.search(recv.attributes)
+        return [
+            i
+            for i in computation.instructions
+            if i.opcode == "send" and rendezvous and rendezvous[0] in i.attributes
+        ]
 
     def _argument(self, place: Place, number: int) -> list[tuple[Place, Instruction]]:
         if (caller := place.caller) is None:

@@ -30,7 +30,7 @@ class Devices:
         if (pairs := instruction.attribute("source_target_pairs")) is not None:
             found = parse_pairs(pairs, n_devices=self.n_per_slice, where=where)
             return self.on_all_slices(found), True
-        text = instruction.attribute("replica_groups")
+        text = instruction.replica_groups
         if text is None:
             raise ParseError(
                 f"{where}: '{instruction.name}' ({instruction.opcode}) has no replica_groups. "

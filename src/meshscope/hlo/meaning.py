@@ -18,8 +18,6 @@ KIND_OF_OPCODE: dict[str, Kind] = {
     "ragged-all-to-all": Kind.ALL_TO_ALL,
     "collective-permute": Kind.PERMUTE,
     "collective-broadcast": Kind.BROADCAST,
-    "send": Kind.SEND,
-    "recv": Kind.RECV,
 }
 # libtpu's fusion of an all-reduce and the slice behind it: it runs the reduce-scatter phase only
 # ("How to Scale Your Model", profiling chapter, reads `calls=%all-reduce-scatter` as a reduce-scatter).

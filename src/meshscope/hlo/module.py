@@ -22,7 +22,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)"?')
 _TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
-_FRONTEND = re.compile(r"\bfrontend_attributes=")
+_MESH_GROUPS = re.compile(r"\breplica_groups=(mesh[^{]*\{[^}]*\})")
 _OPEN_OR_CLOSE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
 
 
@@ -126,6 +126,12 @@ class Instruction:
         """The `dimensions={..}` of a gather, scatter or transpose."""
         match = _DIMENSIONS.search(self.attributes)
         return tuple(int(d) for d in match[1].split(",") if d) if match else ()
+
+    @property
+    def replica_groups(self) -> str | None:
+        """The text of `replica_groups`; its mesh form holds a comma, `mesh['x'=8], device_ids=(..) {'x'}`."""
+        match = _MESH_GROUPS.search(self.attributes)
+        return match[1] if match else self.attribute("replica_groups")
 
     @property
     def frontend_attributes(self) -> str:

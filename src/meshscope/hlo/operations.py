@@ -36,8 +36,10 @@ class Operation:
     kind: Kind
     opcode: str
     groups: Groups
+    group_size: int
     is_pairs: bool
-    payload: ArrayShape | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
     payload_bytes: int | None
     wire_bytes: Fraction | None
     hlo_shape: str | None
@@ -67,7 +69,7 @@ def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Oper
             meaning,
             payload=payload,
             payload_bytes=n_bytes,
-            hlo_shape=site.instruction.shape if is_renamed else None,
+            hlo_shape=_hlo_shape(element) if is_renamed else None,
             op_name=op_name,
             doubts=doubts,
         )
@@ -82,26 +84,29 @@ def operation(  # noqa: PLR0913  what is not told by the element
     hlo_shape: str | None,
     op_name: str | None,
     doubts: tuple[str, ...],
+    algorithm: str | None = None,
+    is_async: bool = False,
 ) -> Operation:
     """The operation of an element; wire bytes follow from payload, group size and what carries it out."""
     site = element.site
-    n = 2 if element.is_pairs else element.group_size
-    factor = wire_factor(meaning.carried_out_as, n)
+    factor = wire_factor(meaning.carried_out_as, element.group_size)
     return Operation(
         site=site,
         anchor=element.anchor,
         kind=meaning.kind,
         opcode=meaning.opcode,
         groups=element.groups,
+        group_size=element.group_size,
         is_pairs=element.is_pairs,
-        payload=payload,
+        dtype=payload.dtype if payload else None,
+        shape=payload.dims if payload else None,
         payload_bytes=payload_bytes,
         wire_bytes=None if payload_bytes is None else payload_bytes * factor,
         hlo_shape=hlo_shape,
         op_name=op_name,
         scope=scope_of(op_name),
-        is_async=is_asynchronous(site),
-        algorithm=algorithm_of(site),
+        is_async=is_async or is_asynchronous(site),
+        algorithm=algorithm or algorithm_of(site),
         inserted_by=inserted_by(site),
         count=site.count,
         doubts=doubts,
@@ -154,6 +159,11 @@ def _payload(flow: Dataflow, element: Element, op_name: str | None) -> tuple[Arr
     if operand is not None and scope.n_layers > 1:
         seen = without_layer_dim(flow, *operand, seen, n_layers=scope.n_layers)
     return seen, seen != whole or element.is_combined
+
+
+def _hlo_shape(element: Element) -> str:
+    """The instruction's own shape, with all of its arrays when it is combined."""
+    return element.site.instruction.shape if element.is_combined else str(element.array)
 
 
 def _is_split_gather(element: Element) -> bool:

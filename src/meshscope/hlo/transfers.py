@@ -1,0 +1,138 @@
+"""What crosses slices: libtpu writes a collective over DCN as a send and a recv that the megascale runtime serves."""
+
+import re
+from collections.abc import Iterator
+
+from meshscope.errors import ParseError
+from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.devices import Devices
+from meshscope.hlo.executions import Site
+from meshscope.hlo.meaning import Anchor, Element, Meaning
+from meshscope.hlo.module import Instruction
+from meshscope.hlo.operations import Operation, operation
+from meshscope.hlo.provenance import served_name
+from meshscope.hlo.shapes import as_program_sees
+from meshscope.plan.mesh import Groups
+from meshscope.table.kinds import Kind
+
+OPCODE = "send/recv"
+ALGORITHM = "megascale over DCN"
+
+# Transfer types as libtpu 0.0.42 and 0.0.50 write them.
+_KIND_OF_TRANSFER: dict[str, Kind] = {
+    "ALL_GATHER": Kind.ALL_GATHER,
+    "ALL_REDUCE": Kind.ALL_REDUCE,
+    "REDUCE_SCATTER": Kind.REDUCE_SCATTER,
+    "ALL_TO_ALL": Kind.ALL_TO_ALL,
+    "ONE_TO_ONE": Kind.PERMUTE,
+}
+_TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[\d,]+\}x\{[\d,:]+\}))"?')
+_SLICES_BY_DEVICES = re.compile(r"\{([\d,]+)\}x\{([\d,:]+)\}")
+_SLICE_UNIT = (
+    100_000  # a device is written as its slice, counted from 1, times this, plus its place
+)
+
+
+def is_transfer(instruction: Instruction) -> bool:
+    """Whether a send starts a collective between slices; its recv is found from it."""
+    return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.attributes
+
+
+def transfer_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
+    """The collective between slices that a send starts and the recv of the same rendezvous ends."""
+    send, recv = site.instruction, _recv(site)
+    kind = _kind(devices, send)
+    groups, is_pairs = _groups(devices, send)
+    whole = send if kind in {Kind.REDUCE_SCATTER, Kind.PERMUTE} or recv is None else recv
+    result = _received(flow, site, recv) if recv is not None else None
+    element = Element(
+        site=site,
+        anchor=Anchor(place=site.place, instruction=send, result=result),
+        groups=groups,
+        is_pairs=is_pairs,
+        index=0,
+        array=whole.arrays[0],
+        result=result,
+        is_combined=False,
+    )
+    op_name = served_name(flow, element, kind)
+    payload = element.array
+    if whole is recv:
+        payload = as_program_sees(flow, site.place, result, payload, op_name=op_name, is_split=True)
+    return operation(
+        element,
+        Meaning(kind=kind, opcode=OPCODE, carried_out_as=kind),
+        payload=payload,
+        payload_bytes=payload.n_bytes,
+        hlo_shape=str(element.array) if payload != element.array else None,
+        op_name=op_name,
+        doubts=site.doubts,
+        algorithm=ALGORITHM,
+        is_async=True,
+    )
+
+
+def _kind(devices: Devices, send: Instruction) -> Kind:
+    match = _TYPE.search(send.attributes)
+    if match is None or match[1] not in _KIND_OF_TRANSFER:
+        raise ParseError(
+            f"{devices.module.where(send)}: transfer type {match[1] if match else ''!r} of '{send.name}' is unknown "
+            f"(known: {', '.join(_KIND_OF_TRANSFER)}). Please report this line."
+        )
+    return _KIND_OF_TRANSFER[match[1]]
+
+
+def _recv(site: Site) -> Instruction | None:
+    rendezvous = _RENDEZVOUS.search(site.instruction.attributes)
+    for instruction in site.place.computation.instructions:
+        if instruction.opcode == "recv" and rendezvous:
+            other = _RENDEZVOUS.search(instruction.attributes)
+            if other and other[1] == rendezvous[1]:
+                return instruction
+    return None
+
+
+def _received(flow: Dataflow, site: Site, recv: Instruction) -> Instruction | None:
+    """The array that comes out of the recv's done."""
+    computation = site.place.computation
+    for done in flow.users(computation, recv):
+        if done.opcode == "recv-done":
+            taken = flow.users(computation, done)
+            return next((i for i in taken if i.opcode == "get-tuple-element"), None)
+    return None
+
+
+def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
+    """Device ids of `_xla_megascale_target`, and whether they are (source, target) pairs."""
+    match = _TARGET.search(send.attributes)
+    text = match[1] if match else ""
+    if product := _SLICES_BY_DEVICES.fullmatch(text):
+        slices = [int(number) - 1 for number in product[1].split(",")]
+        found = tuple(
+            tuple(index * devices.n_per_slice + device for index in slices)
+            for device in _devices(product[2])
+        )
+        return found, False
+    found = tuple(
+        tuple(_device(devices, number) for number in re.findall(r"\d+", group))
+        for group in re.findall(r"\{([\d,>-]+)\}", text)
+    )
+    if not found or any(d < 0 for group in found for d in group):
+        raise ParseError(
+            f"{devices.module.where(send)}: target of '{send.name}' not understood: {text!r}. "
+            'Expected "{1,2}x{0:3}" or groups like {{100000,200000}}; please report this line.'
+        )
+    return found, "->" in text
+
+
+def _devices(text: str) -> Iterator[int]:
+    for piece in text.split(","):
+        low, _, high = piece.partition(":")
+        yield from range(int(low), int(high or low) + 1)
+
+
+def _device(devices: Devices, number: str) -> int:
+    slice_number, device = divmod(int(number), _SLICE_UNIT)
+    return (slice_number - 1) * devices.n_per_slice + device
