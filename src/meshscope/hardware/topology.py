@@ -1,6 +1,7 @@
 """A slice: which chips, in which grid, on how many slices; parsed from the names that people use."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -48,6 +49,13 @@ class Topology:
     def devices_per_slice(self) -> int:
         """Devices of one slice."""
         return self.n_devices // self.n_slices
+
+    def crosses_slices(self, groups: Sequence[Sequence[int]]) -> bool | None:
+        """Whether a group of device ids spans slices, over DCN; None on a single slice."""
+        if self.n_slices == 1:
+            return None
+        per_slice = self.devices_per_slice
+        return any(len({device // per_slice for device in group}) > 1 for group in groups)
 
     @property
     def host_bounds(self) -> tuple[int, int, int]:

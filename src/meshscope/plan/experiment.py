@@ -71,10 +71,7 @@ class Experiment:
 
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
-        if self.topology.n_slices == 1:
-            return None
-        per_slice = self.topology.devices_per_slice
-        return any(len({device // per_slice for device in group}) > 1 for group in groups)
+        return self.topology.crosses_slices(groups)
 
     def as_dict(self) -> dict[str, Any]:
         """The experiment as plain values, for manifest.json and --json."""

@@ -1,0 +1,64 @@
+"""`meshscope compare`: predicted with compiled in one run, or two runs with each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshscope.cli.options import JsonOption
+from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.errors import RunError
+from meshscope.metrics.join import compare
+from meshscope.report.document import comparison_document
+from meshscope.report.text import Side, comparison_text
+from meshscope.rundir.read import read_run
+from meshscope.rundir.run import Run
+from meshscope.table.kinds import Source
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    other: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="Another run; without it, RUN with its prediction."),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare predicted with compiled, or two runs with each other.
+
+    Tells what the second one does that the first did not ask for: extra, missing and changed
+    collectives, their bytes, layers and source lines.
+    """
+    found = read_run(run)
+    left, right = _own_sides(found) if other is None else _two_sides(found, read_run(other))
+    comparison = compare(left.run.rows_of(left.source), right.run.rows_of(right.source))
+    if as_json:
+        document = comparison_document(comparison, left=_told(left), right=_told(right))
+        print_json(document)
+        return
+    console = new_console()
+    print_all(console, comparison_text(comparison, left, right, console))
+
+
+def _own_sides(run: Run) -> tuple[Side, Side]:
+    source = run.manifest.source
+    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+        raise RunError(
+            f"run '{run.path}' holds only what was {source}; there is nothing to compare it with. "
+            "Give a second run."
+        )
+    predicted = Side(name=Source.PREDICTED.value, run=run, source=Source.PREDICTED)
+    return predicted, Side(name=source.value, run=run, source=source)
+
+
+def _two_sides(left: Run, right: Run) -> tuple[Side, Side]:
+    """The strongest source that each run has; the conditions say which run is which."""
+    return (
+        Side(name="A", run=left, source=left.manifest.source),
+        Side(name="B", run=right, source=right.manifest.source),
+    )
+
+
+def _told(side: Side) -> dict[str, str]:
+    return {"name": side.name, "run": str(side.run.path), "source": side.source.value}

@@ -1,0 +1,64 @@
+"""`meshscope compile`: the TPU compiler, no TPU."""
+
+from dataclasses import replace
+
+from meshscope.cli.making import memory_of, new_manifest, phases_of, predicted_run
+from meshscope.cli.options import (
+    ExperimentOptions,
+    asked_experiment,
+    run_folder,
+    takes_experiment,
+)
+from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.progress import Progress
+from meshscope.compile.compile import compile_experiment
+from meshscope.errors import SpecError
+from meshscope.plan.experiment import Engine
+from meshscope.report.document import metrics_document, run_document
+from meshscope.report.text import run_text
+from meshscope.rundir.folder import new_folder
+from meshscope.rundir.run import Run
+from meshscope.rundir.write import HLO, write_run
+from meshscope.table.kinds import Source
+
+
+@takes_experiment
+def command(options: ExperimentOptions) -> None:
+    """Compile with the TPU compiler, without a TPU, into a run.
+
+    Prefill and decode compile side by side; the table puts predicted beside compiled.
+    """
+    run = _compiled_run(options)
+    if options.as_json:
+        print_json(run_document(run))
+        return
+    console = new_console()
+    print_all(console, run_text(run, console))
+
+
+def _compiled_run(options: ExperimentOptions) -> Run:
+    if options.engine is not Engine.MESHSCOPE:
+        raise SpecError(
+            f"--engine {options.engine} has no program to compile. Use predict --engine {options.engine}."
+        )
+    experiment = asked_experiment(options)
+    path = run_folder(experiment, options.out)
+    predicted = predicted_run(experiment)
+    with new_folder(path, force=options.force) as partial:
+        (partial / HLO).mkdir()
+        with Progress() as progress:
+            result = compile_experiment(experiment, partial / HLO, progress=progress)
+        run = Run(
+            path=None,
+            manifest=new_manifest(
+                Source.COMPILED,
+                experiment.as_dict(),
+                phases=phases_of(experiment),
+                versions=result.versions,
+                seconds=result.seconds,
+            ),
+            rows=(*predicted.rows, *result.rows),
+            memory={**predicted.memory, Source.COMPILED: memory_of(result.memory)},
+        )
+        write_run(partial, run, metrics=metrics_document(run))
+    return replace(run, path=path)

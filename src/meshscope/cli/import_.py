@@ -1,0 +1,144 @@
+"""`meshscope import`: HLO text that someone else dumped becomes a run."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshscope.cli.making import new_manifest
+from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption, TopologyOption
+from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.errors import SpecError
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.hlo.collectives import collectives_of
+from meshscope.hlo.module import HloModule
+from meshscope.hlo.parse import read_hlo
+from meshscope.plan.plan import Plan, parse_plan
+from meshscope.report.document import metrics_document, run_document
+from meshscope.report.text import run_text
+from meshscope.rundir.folder import new_folder
+from meshscope.rundir.names import default_folder, safe_name
+from meshscope.rundir.run import Run
+from meshscope.rundir.write import HLO, write_run
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase, Source
+
+
+def command(  # noqa: PLR0913  the options of the command
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP...", help="Optimised HLO text, plain or gzipped.")
+    ],
+    *,
+    topology: TopologyOption,
+    plan: PlanOption,
+    phase: Annotated[
+        Phase | None, typer.Option(help="The phase of a dump whose scopes name none.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Read what there is of a text that was cut short.")
+    ] = False,
+    out: OutOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read HLO text that someone else dumped, into a run.
+
+    The plan tells how the devices of the dump are laid out; no model is needed.
+    """
+    run = _imported_run(
+        dumps,
+        topology=parse_topology(topology),
+        plan=parse_plan(plan),
+        phase=phase,
+        is_partial=partial,
+        out=out,
+        force=force,
+    )
+    if as_json:
+        print_json(run_document(run))
+        return
+    console = new_console()
+    print_all(console, run_text(run, console))
+
+
+def _imported_run(  # noqa: PLR0913  the options of the command
+    dumps: Sequence[Path],
+    *,
+    topology: Topology,
+    plan: Plan,
+    phase: Phase | None,
+    is_partial: bool,
+    out: Path | None,
+    force: bool,
+) -> Run:
+    plan = plan.filled(topology.n_devices)
+    names = _kept_names(dumps)
+    path = out or default_folder(
+        dumps[0].name.split(".")[0], topology.name, str(plan).replace("=", "")
+    )
+    modules = [_read(dump, is_partial=is_partial) for dump in dumps]
+    rows = [row for module in modules for row in _rows(module, topology, plan, phase)]
+    run = Run(
+        path=None,
+        manifest=new_manifest(
+            Source.COMPILED, _known(dumps, topology, plan), phases=_phases(rows, phase)
+        ),
+        rows=tuple(rows),
+        memory={},
+    )
+    with new_folder(path, force=force) as partial:
+        (partial / HLO).mkdir()
+        for dump, name in zip(dumps, names, strict=True):
+            shutil.copyfile(dump, partial / HLO / name)
+        write_run(partial, run, metrics=metrics_document(run))
+    return replace(run, path=path)
+
+
+def _kept_names(dumps: Sequence[Path]) -> list[str]:
+    names = [safe_name(dump.name) for dump in dumps]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(
+                f"two dumps are called '{name}'. Rename one, or import them one by one."
+            )
+    return names
+
+
+def _read(dump: Path, *, is_partial: bool) -> HloModule:
+    module = read_hlo(dump, is_partial=is_partial)
+    if module.cut_off_at is not None:
+        note(f"{dump}:{module.cut_off_at}: the text ends here; what followed is not in the table.")
+    return module
+
+
+def _rows(
+    module: HloModule, topology: Topology, plan: Plan, phase: Phase | None
+) -> list[Collective]:
+    """How many steps a request takes is not in a dump: each phase counts as one step."""
+    return collectives_of(
+        module,
+        mesh=plan.mesh,
+        n_steps_of=dict.fromkeys(Phase, 1),
+        crosses_slices=topology.crosses_slices,
+        default_phase=phase,
+    )
+
+
+def _known(dumps: Sequence[Path], topology: Topology, plan: Plan) -> dict[str, Any]:
+    """What is known of the experiment; the names are those of `Experiment.as_dict`."""
+    return {
+        "imported": [str(dump) for dump in dumps],
+        "plan": str(plan),
+        "mesh": dict(plan.mesh.axes),
+        "topology": topology.name,
+        "n_devices": topology.n_devices,
+        "n_chips": topology.n_chips,
+    }
+
+
+def _phases(rows: Sequence[Collective], phase: Phase | None) -> list[Phase]:
+    found = {row.phase for row in rows} | {phase}
+    return [phase for phase in Phase if phase in found]

@@ -1,0 +1,16 @@
+"""Keeps a run in a folder; apart from the rest because it imports polars."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshscope.report.document import metrics_document
+from meshscope.rundir.folder import new_folder
+from meshscope.rundir.run import Run
+from meshscope.rundir.write import write_run
+
+
+def kept(run: Run, path: Path, *, force: bool) -> Run:
+    """The run as it stands in the folder `path`, whole."""
+    with new_folder(path, force=force) as partial:
+        write_run(partial, run, metrics=metrics_document(run))
+    return replace(run, path=path)

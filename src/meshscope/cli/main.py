@@ -1,0 +1,137 @@
+"""The command `meshscope`: finds the subcommand, and turns every foreseen fault into one message."""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from meshscope import __version__
+from meshscope.errors import MeshscopeError
+
+SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A subcommand: its module is imported when it is used, so that the others cost nothing."""
+
+    module: str
+    summary: str
+
+
+# In the order of --help.
+COMMANDS: dict[str, Command] = {
+    "predict": Command(
+        module="predict", summary="Predict the collectives of a plan, without compiler or JAX."
+    ),
+    "compile": Command(
+        module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
+    ),
+    "import": Command(
+        module="import_", summary="Read HLO text that someone else dumped, into a run."
+    ),
+    "show": Command(module="show", summary="Show a run."),
+    "compare": Command(
+        module="compare", summary="Compare predicted with compiled, or two runs with each other."
+    ),
+    "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
+}
+
+
+class _LazyCommand(TyperCommand):
+    """Stands in the list of commands; parsing its arguments imports the command itself."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """The context of the command that this one stands for."""
+        assert self.name is not None
+        module = importlib.import_module(f"meshscope.cli.{COMMANDS[self.name].module}")
+        single = typer.Typer(**SETTINGS)
+        single.command(self.name)(module.command)
+        return typer.main.get_command(single).make_context(*args, **kwargs)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001  typer calls it so
+    if value:
+        typer.echo(f"meshscope {__version__}")
+        raise typer.Exit
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(**SETTINGS, no_args_is_help=True)
+
+    @app.callback()
+    def root(
+        *,
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_print_version, is_eager=True, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        """See every byte that a large language model moves across a TPU slice, before you rent one."""
+
+    for name, command in COMMANDS.items():
+        app.command(name, cls=_LazyCommand, help=command.summary)(_stand_in)
+    return app
+
+
+def _stand_in() -> None:
+    raise AssertionError("_LazyCommand invokes the command itself")
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 done, 1 the user's mistake, 2 usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  never fail on a name
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        _run()
+    except MeshscopeError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        _leave_quietly()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.strerror}. Free some space and run the command again.")
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    """Unwinds the stack, so that children end and nothing half-written stays."""
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _run() -> None:
+    try:
+        _app()(prog_name="meshscope")
+    finally:
+        sys.stdout.flush()  # a closed pipe shows here, not when the interpreter ends
+
+
+def _fail(message: str) -> None:
+    from meshscope.report.plain import plain  # noqa: PLC0415  only faults need it
+
+    lines = [plain(line) for line in message.splitlines()]
+    sys.stderr.write("\n".join(["meshscope: " + lines[0], *lines[1:]]) + "\n")
+    sys.exit(1)
+
+
+def _leave_quietly() -> None:
+    """The reader of the pipe has gone: what it wanted it has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)

@@ -1,0 +1,146 @@
+"""Options that several commands share, and the experiment that they describe."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from meshscope.arch.config import read_model
+from meshscope.errors import MissingToolError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import (
+    Engine,
+    Experiment,
+    Frontend,
+    Loop,
+    Partitioner,
+    Program,
+    experiment_of,
+)
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.rundir.names import default_folder
+from meshscope.units import dtype_name
+
+TopologyOption = Annotated[
+    str,
+    typer.Option(
+        "--topology", metavar="SLICE", help="v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4."
+    ),
+]
+PlanOption = Annotated[
+    str, typer.Option("--plan", metavar="PLAN", help="tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace the run in this folder, once the new one is whole.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentOptions:
+    """What the user asks for, as typed; each field is an argument or option of the command."""
+
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model id, a config.json, or a folder with one."),
+    ]
+    topology: TopologyOption
+    plan: PlanOption
+    batch: Annotated[int, typer.Option(help="Sequences, over all devices.")] = 1
+    prompt: Annotated[int, typer.Option(help="Tokens in, a sequence.")] = 128
+    output: Annotated[int, typer.Option(help="Tokens out, a sequence.")] = 128
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Of weights, activations and cache.")
+    ] = "bf16"
+    weight_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Of weights, where it differs.")
+    ] = None
+    cache_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, where it differs.")
+    ] = None
+    layers: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N layers of the model.")
+    ] = None
+    engine: Annotated[Engine, typer.Option(help="Whose conventions to predict.")] = Engine.MESHSCOPE
+    partitioner: Annotated[
+        Partitioner,
+        typer.Option(help="Who inserts the collectives: the program, or the compiler."),
+    ] = Partitioner.MANUAL
+    frontend: Annotated[Frontend, typer.Option(help="Who writes the program.")] = Frontend.JAX
+    loop: Annotated[
+        Loop, typer.Option(help="Layers one after the other, or one body in a loop.")
+    ] = Loop.AUTO
+    out: OutOption = None
+    force: ForceOption = False
+    as_json: JsonOption = False
+
+
+def takes_experiment(command: Callable[[ExperimentOptions], None]) -> Callable[..., None]:
+    """The command with the fields of ExperimentOptions as its arguments and options, for typer."""
+
+    def with_options(**values: Any) -> None:
+        command(ExperimentOptions(**values))
+
+    hints = get_type_hints(ExperimentOptions, include_extras=True)
+    with_options.__doc__ = command.__doc__
+    with_options.__annotations__ = hints
+    with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  typer reads it
+        [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=hints[field.name],
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            )
+            for field in fields(ExperimentOptions)
+        ]
+    )
+    return with_options
+
+
+def asked_experiment(options: ExperimentOptions) -> Experiment:
+    """The checked experiment; every complaint is a MeshscopeError."""
+    if options.frontend is Frontend.TORCHXLA:
+        raise MissingToolError(
+            "--frontend torchxla needs the extra torchxla, not part of this version. "
+            "Use --frontend jax."
+        )
+    return experiment_of(
+        model=read_model(options.model),
+        plan=parse_plan(options.plan),
+        topology=parse_topology(options.topology),
+        workload=Workload(
+            batch=options.batch,
+            prompt=options.prompt,
+            output=options.output,
+            weight_dtype=dtype_name(options.weight_dtype or options.dtype),
+            activation_dtype=dtype_name(options.dtype),
+            cache_dtype=dtype_name(options.cache_dtype or options.dtype),
+        ),
+        program=Program(
+            frontend=options.frontend, partitioner=options.partitioner, loop=options.loop
+        ),
+        engine=options.engine,
+        n_layers=options.layers,
+    )
+
+
+def run_folder(experiment: Experiment, out: Path | None) -> Path:
+    """`--out`, or `runs/<model>-<slice>-<plan>` with what departs from the usual program."""
+    if out is not None:
+        return out
+    program = experiment.program
+    return default_folder(
+        experiment.model.name.rsplit("/", 1)[-1],
+        experiment.topology.name,
+        str(experiment.plan).replace("=", ""),
+        "auto" if program.partitioner is Partitioner.AUTO else "",
+        "scan" if program.loop is Loop.SCAN else "",
+    )

@@ -1,0 +1,24 @@
+"""`meshscope show`: a run as text or JSON."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshscope.cli.options import JsonOption
+from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.report.document import run_document
+from meshscope.report.text import run_text
+from meshscope.rundir.read import read_run
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+def command(run: RunArgument, *, as_json: JsonOption = False) -> None:
+    """Show a run."""
+    found = read_run(run)
+    if as_json:
+        print_json(run_document(found))
+        return
+    console = new_console()
+    print_all(console, run_text(found, console))

@@ -1,0 +1,54 @@
+"""Collectives that differ only in their layer become one group, for display and for --json."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from meshscope.table.collective import Collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Collectives of one or more layers that are equal in everything else.
+
+    In `row`, `count` is the times in one step of the phase over all `layers` together, and `layer`
+    and `hlo_name` are null where the members differ in them. `layers` is empty outside layers.
+    """
+
+    row: Collective
+    layers: tuple[int, ...]
+
+
+def grouped(rows: Iterable[Collective]) -> list[Group]:
+    """The groups of these rows, in the order of their first members."""
+    members: dict[tuple[Collective, bool], list[Collective]] = {}
+    for row in rows:
+        members.setdefault((without_place(row), row.layer is None), []).append(row)
+    return [_group(shared, rows_of_key) for (shared, _), rows_of_key in members.items()]
+
+
+def without_place(row: Collective) -> Collective:
+    """The row without layer, instruction name and count: what the members of a group share."""
+    return replace(row, layer=None, hlo_name=None, count=1)
+
+
+def _group(shared: Collective, members: Sequence[Collective]) -> Group:
+    layers = {member.layer for member in members}
+    names = {member.hlo_name for member in members}
+    row = replace(
+        shared,
+        layer=members[0].layer if len(layers) == 1 else None,
+        hlo_name=members[0].hlo_name if len(names) == 1 else None,
+        count=sum(member.count for member in members),
+    )
+    return Group(row=row, layers=tuple(sorted(layer for layer in layers if layer is not None)))
+
+
+def layer_ranges(layers: Sequence[int]) -> str:
+    """Sorted layer indices as ranges, e.g. `0-31, 40`; nothing outside layers."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    return ", ".join("-".join(map(str, run)) for run in runs)

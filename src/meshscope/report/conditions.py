@@ -1,0 +1,64 @@
+"""The conditions of a run, printed above its figures: what was asked, of which slice, with what."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.report.plain import plain
+from meshscope.rundir.run import Run
+
+
+def conditions(run: Run) -> Table:
+    """One line a condition."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in condition_lines(run):
+        table.add_row(name, Text(plain(value)))
+    return table
+
+
+def condition_lines(run: Run) -> list[tuple[str, str]]:
+    """Names and values of the conditions that the run knows."""
+    asked = run.manifest.experiment
+    lines = [
+        ("model", _model(asked.get("model"))),
+        ("slice", f"{asked['topology']}, {asked['n_chips']} chips, {asked['n_devices']} devices"),
+        ("plan", f"{asked['plan']} on the mesh ({_pairs(asked['mesh'])})"),
+        ("request", _request(asked.get("workload"))),
+        ("program", _program(asked)),
+        ("versions", _pairs(run.manifest.versions, separator=" ")),
+        ("flags", _pairs(run.manifest.flags)),
+        ("run", "" if run.path is None else str(run.path)),
+    ]
+    return [(name, value) for name, value in lines if value]
+
+
+def _pairs(values: Mapping[str, Any], separator: str = "=") -> str:
+    return ", ".join(f"{name}{separator}{value}" for name, value in values.items())
+
+
+def _model(model: Mapping[str, Any] | None) -> str:
+    return "" if model is None else f"{model['name']}, {model['n_layers']} layers"
+
+
+def _request(workload: Mapping[str, Any] | None) -> str:
+    if workload is None:
+        return ""
+    sizes = ", ".join(f"{name} {workload[name]}" for name in ("batch", "prompt", "output"))
+    dtypes = {
+        "weights": workload["weight_dtype"],
+        "activations": workload["activation_dtype"],
+        "cache": workload["cache_dtype"],
+    }
+    return f"{sizes}; {_pairs(dtypes, separator=' ')}"
+
+
+def _program(asked: Mapping[str, Any]) -> str:
+    if "imported" in asked:
+        return f"imported from {', '.join(asked['imported'])}"
+    program = asked["program"]
+    words = f"{program['frontend']}, {program['partitioner']} partitioner, loop {program['loop']}"
+    return f"{words}; engine {asked['engine']}"

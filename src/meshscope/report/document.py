@@ -1,0 +1,174 @@
+"""What --json prints and metrics.json holds: the same figures as the text, by the table's names.
+
+`totals` are those of one step of a phase on one device. `time` is null in every field: no source
+of times is built in, and so its `basis` is null, too.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from fractions import Fraction
+from typing import Any
+
+from meshscope.metrics.grouping import Group, grouped
+from meshscope.metrics.join import Comparison, Match, Verdict, compare, left_rows, right_rows
+from meshscope.metrics.totals import Total, request_totals, step_totals
+from meshscope.metrics.unattributed import unattributed
+from meshscope.plan.memory import Memory
+from meshscope.report.words import one_total, verdict_words
+from meshscope.rundir.run import Run
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase, Source
+
+# Columns of the event table that no collective has while nothing measures or models times.
+UNTIMED_COLUMNS = ("start_s", "dur_s", "exposed_s", "time_basis", "device")
+TIMES = ("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
+UNKNOWN_PHASE = "unknown"
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """The one document of `--json` for a run: its strongest source, rows grouped over layers."""
+    source = run.manifest.source
+    rows = run.rows_of(source)
+    return {
+        "run": None if run.path is None else str(run.path),
+        "source": source.value,
+        "experiment": dict(run.manifest.experiment),
+        "collectives": [_group(group) for group in grouped(rows)],
+        "totals": _totals(step_totals(rows), run),
+        "memory": _memory(run.memory.get(source)),
+        "time": dict.fromkeys(TIMES),
+        "unattributed": _unattributed(rows),
+    }
+
+
+def metrics_document(run: Run) -> dict[str, Any]:
+    """Figures derived from the rows of every source, for metrics.json."""
+    return {
+        "step_totals": {s.value: _totals(step_totals(run.rows_of(s)), run) for s in run.sources},
+        "request_totals": {
+            s.value: _totals(request_totals(run.rows_of(s)), run) for s in run.sources
+        },
+        "unattributed": {s.value: _unattributed(run.rows_of(s)) for s in run.sources},
+        "verdict": _own_verdict(run),
+    }
+
+
+def own_comparison(run: Run) -> Comparison | None:
+    """Predicted against the run's strongest source; None when the run has only one of them."""
+    source = run.manifest.source
+    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+        return None
+    return compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+
+
+def comparison_document(
+    comparison: Comparison, *, left: Mapping[str, Any], right: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document of `compare --json`; `left` and `right` say run, source and name of the sides.
+
+    A row's `count` is the times in one step over all its `layers`; the rows inside have no layer
+    and count 1. `differences` adds up per phase and verdict, in one step and in the whole request.
+    """
+    return {
+        "left": dict(left),
+        "right": dict(right),
+        "verdict": _verdict_word(comparison),
+        "summary": verdict_words(comparison, left=left["name"], right=right["name"]),
+        "rows": [_match(match) for match in comparison.matches],
+        "differences": {
+            _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
+        },
+    }
+
+
+def _verdict_word(comparison: Comparison) -> str:
+    if comparison.is_exact:
+        return "equal"
+    return "same meaning" if comparison.is_same_meaning else "different"
+
+
+def _own_verdict(run: Run) -> dict[str, str] | None:
+    comparison = own_comparison(run)
+    if comparison is None:
+        return None
+    right = run.manifest.source.value
+    summary = verdict_words(comparison, left=Source.PREDICTED.value, right=right)
+    return {"verdict": _verdict_word(comparison), "summary": summary}
+
+
+def _phase_differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:
+    found = {v: comparison.with_verdict(v, phase) for v in Verdict if v is not Verdict.EQUAL}
+    return {verdict.value: _difference(matches) for verdict, matches in found.items() if matches}
+
+
+def _difference(matches: list[Match]) -> dict[str, Any]:
+    left, right = left_rows(matches), right_rows(matches)
+    return {
+        "count": sum(match.count for match in matches),
+        "step": _sides(one_total(step_totals(left)), one_total(step_totals(right))),
+        "request": _sides(one_total(request_totals(left)), one_total(request_totals(right))),
+    }
+
+
+def _sides(left: Total, right: Total) -> dict[str, Any]:
+    return {"left": _total(left), "right": _total(right)}
+
+
+def _total(total: Total) -> dict[str, Any]:
+    return {
+        "count": total.count,
+        "payload_bytes": total.payload_bytes,
+        "wire_bytes": _number(total.wire_bytes),
+    }
+
+
+def _match(match: Match) -> dict[str, Any]:
+    return {
+        "verdict": match.verdict.value,
+        "note": match.note,
+        "layers": list(match.layers),
+        "count": match.count,
+        "left": None if match.left is None else _row(match.left),
+        "right": None if match.right is None else _row(match.right),
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {**_row(group.row), "layers": list(group.layers)}
+
+
+def _row(row: Collective) -> dict[str, Any]:
+    """All columns of the event table."""
+    values = {name: getattr(row, name) for name in Collective.__slots__}
+    values["n_groups"] = row.n_groups
+    values["wire_bytes"] = None if row.wire_bytes is None else _number(row.wire_bytes)
+    return {**values, **dict.fromkeys(UNTIMED_COLUMNS)}
+
+
+def _number(value: Fraction) -> float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def _totals(totals: Mapping[Phase | None, Total], run: Run) -> dict[str, Any]:
+    """By phase; phases that the experiment has stand there even when nothing communicates."""
+    zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
+    return {_phase_key(phase): zero for phase in run.manifest.phases} | {
+        _phase_key(phase): _total(total) for phase, total in totals.items()
+    }
+
+
+def _phase_key(phase: Phase | None) -> str:
+    return UNKNOWN_PHASE if phase is None else phase.value
+
+
+def _memory(memory: Memory | None) -> dict[str, Any]:
+    return dict.fromkeys(f.name for f in fields(Memory)) if memory is None else asdict(memory)
+
+
+def _unattributed(rows: Iterable[Collective]) -> dict[str, Any]:
+    found = unattributed(rows)
+    return {
+        "count": found.count,
+        "payload_bytes": found.payload_bytes,
+        "reasons": dict(found.reasons),
+    }

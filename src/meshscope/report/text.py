@@ -1,0 +1,167 @@
+"""Runs and comparisons as text for people; the command line prints what these functions return."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from meshscope.metrics.join import Comparison, Match, Verdict, left_rows, right_rows
+from meshscope.metrics.totals import Total, request_totals, step_totals
+from meshscope.metrics.unattributed import unattributed
+from meshscope.report.collectives import (
+    LEGEND,
+    STYLES,
+    Line,
+    collectives_table,
+    lines_of_matches,
+    lines_of_rows,
+)
+from meshscope.report.conditions import condition_lines, conditions
+from meshscope.report.document import own_comparison
+from meshscope.report.plain import plain
+from meshscope.report.summary import memory_table, totals_table, unattributed_lines
+from meshscope.report.tables import new_table
+from meshscope.report.words import count_words, one_total, phase_words, signed_bytes, verdict_words
+from meshscope.rundir.run import Run
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase, Source
+
+COUNT = "count"
+
+
+def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
+    """Everything that `show` tells about a run, from the conditions to the verdict."""
+    source = run.manifest.source
+    comparison = own_comparison(run)
+    yield conditions(run)
+    yield Text("")
+    for phase in _phases(run):
+        sides, lines = _phase_lines(run, phase, comparison)
+        yield _heading(phase_words(phase), phase, run.rows)
+        yield (
+            collectives_table(lines, sides=sides, console=console)
+            if lines
+            else Text("no collectives")
+        )
+        yield Text("")
+    yield Text(LEGEND, style="dim")
+    yield Text("")
+    yield totals_table(run)
+    yield Text("")
+    if run.memory:
+        yield memory_table(run.memory)
+        yield Text("")
+    yield from unattributed_lines(unattributed(run.rows_of(source)))
+    if comparison is not None:
+        yield _verdict(comparison, left=Source.PREDICTED.value, right=source.value)
+
+
+def _phases(run: Run) -> list[Phase | None]:
+    """The phases of the request, and then what has no phase."""
+    found: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
+    return sorted(dict.fromkeys(found), key=lambda phase: phase is None)
+
+
+def _phase_lines(
+    run: Run, phase: Phase | None, comparison: Comparison | None
+) -> tuple[Sequence[str], list[Line]]:
+    source = run.manifest.source
+    if comparison is None:
+        return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
+    matches = (match for match in comparison.matches if match.shown.phase is phase)
+    return (Source.PREDICTED.value, source.value), lines_of_matches(matches)
+
+
+def _heading(words: str, phase: Phase | None, rows: Iterable[Collective]) -> Text:
+    n_steps = next((row.n_steps for row in rows if row.phase is phase), None)
+    steps = "" if n_steps is None else f", {n_steps} step{'' if n_steps == 1 else 's'} a request"
+    return Text.assemble((words, "bold"), steps)
+
+
+def _verdict(comparison: Comparison, *, left: str, right: str) -> Text:
+    """The verdict, first its head, then each phase's findings on a line of its own."""
+    head, *findings = verdict_words(comparison, left=plain(left), right=plain(right)).split("; ")
+    style = "bold green" if comparison.is_exact else "bold yellow"
+    if not comparison.is_same_meaning:
+        style = "bold red"
+    return Text.assemble((head, style), *(f"\n  {finding}" for finding in findings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a comparison: its name in the text, the run, and which of its sources."""
+
+    name: str
+    run: Run
+    source: Source
+
+
+def comparison_text(
+    comparison: Comparison, left: Side, right: Side, console: Console
+) -> Iterator[RenderableType]:
+    """What the right side does that the left one did not ask for: rows, then their bytes."""
+    yield from _two_conditions(left, right)
+    for phase in comparison.phases:
+        matches = [match for match in comparison.matches if match.shown.phase is phase]
+        different = [match for match in matches if match.verdict is not Verdict.EQUAL]
+        n_equal = sum(match.count for match in matches if match.verdict is Verdict.EQUAL)
+        yield _heading(phase_words(phase), phase, right.run.rows or left.run.rows)
+        yield Text(f"  {count_words(n_equal)} equal in one step")
+        if different:
+            sides = (left.name, right.name)
+            yield collectives_table(lines_of_matches(different), sides=sides, console=console)
+            yield Text("")
+            yield Text(f"{right.name} minus {left.name}")
+            yield _bytes_table(different)
+        yield Text("")
+    yield Text(LEGEND, style="dim")
+    yield Text("")
+    yield _verdict(comparison, left=left.name, right=right.name)
+
+
+def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
+    """The conditions that the sides share, then those in which they differ."""
+    if left.run is right.run:
+        yield conditions(left.run)
+        yield Text("")
+        return
+    ours, theirs = _side_conditions(left), _side_conditions(right)
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    table = new_table("", left.name, right.name, n_words=3)
+    for name in names:
+        same = ours.get(name) == theirs.get(name)
+        cells = ours.get(name, "-"), "(same)" if same else theirs.get(name, "-")
+        table.add_row(Text(name, style="dim"), *(Text(plain(cell)) for cell in cells))
+    yield table
+    yield Text("")
+
+
+def _side_conditions(side: Side) -> dict[str, str]:
+    return {**dict(condition_lines(side.run)), "source": side.source.value}
+
+
+def _bytes_table(matches: Sequence[Match]) -> RenderableType:
+    """Payload and wire bytes of what differs, by verdict, in one step and in the request."""
+    table = new_table(
+        "verdict", "count", "payload a step", "wire a step", "payload a request", "wire a request"
+    )
+    for verdict in Verdict:
+        found = [match for match in matches if match.verdict is verdict]
+        if found:
+            step, request = _change(found, step_totals), _change(found, request_totals)
+            count = sum(match.count for match in found)
+            table.add_row(Text(verdict, STYLES[verdict]), f"{count:,}", *step, *request)
+    return table
+
+
+def _change(
+    matches: Sequence[Match],
+    totals: Callable[[Iterable[Collective]], dict[Phase | None, Total]],
+) -> tuple[str, str]:
+    """Right minus left; what is missing counts negative."""
+    left, right = one_total(totals(left_rows(matches))), one_total(totals(right_rows(matches)))
+    return (
+        signed_bytes(right.payload_bytes - left.payload_bytes),
+        signed_bytes(right.wire_bytes - left.wire_bytes),
+    )

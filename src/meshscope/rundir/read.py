@@ -1,0 +1,154 @@
+"""Reads a run folder; whatever is wrong with it is one RunError with the remedy."""
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+import polars as pl
+
+from meshscope.errors import RunError
+from meshscope.plan.memory import Memory
+from meshscope.rundir.folder import MANIFEST, TOOL, partial_name
+from meshscope.rundir.run import Manifest, Run
+from meshscope.rundir.write import EVENTS, METRICS, sha256
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind, Part, Phase, Source
+from meshscope.table.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
+
+
+def read_run(path: Path) -> Run:
+    """The run in this folder; RunError when it is missing, half-written, damaged or of another schema."""
+    document = read_manifest(path)
+    frame = _read_events(path, document)
+    metrics = _read_json(path / METRICS)
+    try:
+        return Run(
+            path=path,
+            manifest=_manifest(document),
+            rows=tuple(_collectives(frame)),
+            memory={
+                Source(source): Memory(**figures) for source, figures in metrics["memory"].items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document)}") from error
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """manifest.json of a run of this schema whose events are the ones that it names."""
+    if not path.is_dir():
+        raise RunError(f"no run at '{path}'. Give the folder of a run, as compile prints it.")
+    if (name := partial_name(path)) is not None:
+        raise RunError(
+            f"'{path}' is half-written: the command that makes '{name}' runs or was interrupted. "
+            "Wait for it, or run it again."
+        )
+    if not (path / MANIFEST).is_file():
+        raise RunError(f"'{path}' is not a run: it has no {MANIFEST}. Give the folder of a run.")
+    document = _read_json(path / MANIFEST)
+    if document.get("tool") != TOOL:
+        raise RunError(f"'{path}' is not a run: its {MANIFEST} is of another tool.")
+    if document.get("schema") != SCHEMA_VERSION:
+        raise RunError(
+            f"run '{path}' has schema {document.get('schema')}, this version reads {SCHEMA_VERSION}. "
+            f"{_remedy(document)}"
+        )
+    _check_events(path, document)
+    return document
+
+
+def _check_events(path: Path, document: Mapping[str, Any]) -> None:
+    """Compares the file with its hash first: the Parquet reader may panic on a damaged one."""
+    files = document.get("files")
+    expected = files.get(EVENTS) if isinstance(files, dict) else None
+    events = path / EVENTS
+    if not events.is_file():
+        raise RunError(f"run '{path}' has no {EVENTS}. {_remedy(document)}")
+    if sha256(events) != expected:
+        raise RunError(f"run '{path}': {EVENTS} is damaged or was changed. {_remedy(document)}")
+
+
+def _remedy(document: Mapping[str, Any]) -> str:
+    command = document.get("command")
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        return "Make the run again, with --force."
+    words = [word for word in command if word != "--force"]
+    return f"Make it again: {join([*words, '--force'])}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"the key {error} is missing"
+    return f"it holds what no run holds ({error})"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"cannot read '{path}': {error}. Make the run again, with --force."
+        ) from error
+    if not isinstance(document, dict):
+        raise RunError(f"'{path}' is not a JSON object. Make the run again, with --force.")
+    return document
+
+
+def _read_events(path: Path, document: Mapping[str, Any]) -> pl.DataFrame:
+    try:
+        frame = pl.read_parquet(path / EVENTS)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise RunError(
+            f"run '{path}': cannot read {EVENTS}: {error}. {_remedy(document)}"
+        ) from error
+    return checked_table(frame, str(path / EVENTS))
+
+
+def _manifest(document: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        source=Source(document["source"]),
+        experiment=_mapping(document, "experiment"),
+        phases=tuple(Phase(phase) for phase in document["phases"]),
+        command=tuple(document["command"]),
+        created=str(document["created"]),
+        versions=_mapping(document, "versions"),
+        flags=_mapping(document, "flags"),
+        seconds=_mapping(document, "seconds"),
+    )
+
+
+def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = document[key]
+    if not isinstance(value, dict):
+        raise TypeError(f"'{key}' is not an object")
+    return value
+
+
+def _collectives(frame: pl.DataFrame) -> list[Collective]:
+    """The collectives among the events; times are left to those who need them."""
+    names = [name for name in Collective.__slots__ if name in POLARS_SCHEMA]
+    rows = frame.filter(pl.col("kind").is_not_null()).select(names)
+    return [_collective(record) for record in rows.iter_rows(named=True)]
+
+
+def _collective(record: dict[str, Any]) -> Collective:
+    typed: dict[str, Any] = {
+        "source": Source(record["source"]),
+        "phase": None if record["phase"] is None else Phase(record["phase"]),
+        "part": None if record["part"] is None else Part(record["part"]),
+        "kind": Kind(record["kind"]),
+        "groups": tuple(tuple(group) for group in record["groups"]),
+        "shape": None if record["shape"] is None else tuple(record["shape"]),
+        "wire_bytes": _fraction(record["wire_bytes"], record["group_size"]),
+    }
+    return Collective(**{**record, **typed})
+
+
+def _fraction(wire_bytes: float | None, group_size: int) -> Fraction | None:
+    """The exact value behind the stored float: wire factors have the group size as denominator."""
+    if wire_bytes is None:
+        return None
+    return Fraction(wire_bytes).limit_denominator(max(1, group_size))

@@ -1,0 +1,44 @@
+"""What a run holds: the experiment, how it was made, its rows and its memory figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshscope.plan.memory import Memory
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """How a run came to be; enough to make it again."""
+
+    source: Source  # the strongest that the run has: measured, compiled, predicted
+    experiment: Mapping[str, Any]  # see `Experiment.as_dict`; an imported run knows less
+    phases: tuple[Phase, ...]  # of the request; decode is absent when it makes one token
+    command: tuple[str, ...]
+    created: str  # ISO 8601, UTC
+    versions: Mapping[str, str]
+    flags: Mapping[str, str]  # environment variables that change what the compiler does
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in memory; `path` is null while it is in no folder."""
+
+    path: Path | None
+    manifest: Manifest
+    rows: tuple[Collective, ...]
+    memory: Mapping[Source, Memory]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources that the run has, also where nothing communicates."""
+        found = {row.source for row in self.rows} | set(self.memory) | {self.manifest.source}
+        return tuple(source for source in Source if source in found)
+
+    def rows_of(self, source: Source) -> tuple[Collective, ...]:
+        """The rows of one source."""
+        return tuple(row for row in self.rows if row.source is source)

@@ -1,0 +1,57 @@
+"""Writes what a run holds into a folder: events.parquet, metrics.json, and the manifest last."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from meshscope.rundir.folder import MANIFEST, TOOL
+from meshscope.rundir.run import Run
+from meshscope.table.schema import SCHEMA_VERSION, table_of
+
+EVENTS = "events.parquet"
+METRICS = "metrics.json"
+HLO = "hlo"
+
+
+def write_run(folder: Path, run: Run, *, metrics: Mapping[str, Any]) -> None:
+    """Fills `folder`, which may hold `hlo/` already; `metrics` are figures derived from the rows."""
+    table_of(run.rows).write_parquet(folder / EVENTS)
+    memory = {source.value: asdict(figures) for source, figures in run.memory.items()}
+    _write_json(folder / METRICS, {"memory": memory, **metrics})
+    _write_json(folder / MANIFEST, {**_manifest(run), "files": _hashes(folder)})
+
+
+def _manifest(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    return {
+        "tool": TOOL,
+        "schema": SCHEMA_VERSION,
+        "source": manifest.source.value,
+        "phases": [phase.value for phase in manifest.phases],
+        "created": manifest.created,
+        "command": list(manifest.command),
+        "versions": dict(manifest.versions),
+        "flags": dict(manifest.flags),
+        "seconds": dict(manifest.seconds),
+        "experiment": dict(manifest.experiment),
+    }
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): sha256(path) for path in files if path.name != MANIFEST
+    }

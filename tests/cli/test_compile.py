@@ -1,0 +1,164 @@
+"""`compile` around a compiler that this file stands in for: what is kept, printed and cleaned up."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import meshscope.cli.compile as command
+from meshscope.errors import CompileError
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.memory import Memory
+from meshscope.predict import predict
+from meshscope.rundir.read import read_run
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Part, Source
+
+ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
+RUN = "runs/Qwen3-32B-v6e-2x4-tp8"
+MEMORY = Memory(
+    weights_bytes=1, kv_cache_bytes=2, temp_bytes=3, total_bytes=6, hbm_bytes=10, fits=True
+)
+
+
+def exactly(experiment: Experiment) -> list[Collective]:
+    return [replace(row, source=Source.COMPILED, algorithm="Ring") for row in predict(experiment)]
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Puts a function from the experiment to its rows in the place of the compiler."""
+
+    def install(rows_of: Callable[[Experiment], list[Collective]]) -> None:
+        def compile_experiment(experiment: Experiment, hlo_dir: Path, *, progress: Any) -> Any:
+            progress("prefill", "compiling")
+            (hlo_dir / "prefill.hlo.txt.gz").write_bytes(b"text")
+            rows = rows_of(experiment)
+            progress("prefill", "done")
+            return SimpleNamespace(
+                rows=rows, memory=MEMORY, versions={"jax": "9.9"}, seconds={"prefill.compile": 1.0}
+            )
+
+        monkeypatch.setattr(command, "compile_experiment", compile_experiment)
+
+    return install
+
+
+def test_predicted_and_compiled_are_kept_together(meshscope, compiler) -> None:
+    compiler(exactly)
+    status, out, _ = meshscope(*ASK)
+    run = read_run(Path(RUN))
+    assert status == 0
+    assert len(run.rows_of(Source.PREDICTED)) == len(run.rows_of(Source.COMPILED)) == 12
+    assert (run.memory[Source.COMPILED], run.manifest.source) == (MEMORY, Source.COMPILED)
+    assert run.manifest.versions["jax"] == "9.9"
+    assert run.manifest.seconds == {"prefill.compile": 1.0}
+    assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == b"text"
+    assert out.splitlines()[-1] == "predicted = compiled, exactly"
+
+
+def test_progress_is_on_standard_error(meshscope, compiler) -> None:
+    compiler(exactly)
+    status, out, err = meshscope(*ASK, "--json")
+    assert [line.split("] ")[1] for line in err.splitlines()] == [
+        "prefill: compiling",
+        "prefill: done",
+    ]
+    document = json.loads(out)
+    assert (status, document["run"], document["source"]) == (0, RUN, "compiled")
+    assert {row["source"] for row in document["collectives"]} == {"compiled"}
+    assert document["memory"] == {
+        "weights_bytes": 1,
+        "kv_cache_bytes": 2,
+        "temp_bytes": 3,
+        "total_bytes": 6,
+        "hbm_bytes": 10,
+        "fits": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [
+        ((), RUN),
+        (("--partitioner", "auto"), f"{RUN}-auto"),
+        (("--loop", "scan"), f"{RUN}-scan"),
+        (("--partitioner", "auto", "--loop", "scan"), f"{RUN}-auto-scan"),
+        (("--out", "elsewhere/mine"), "elsewhere/mine"),
+    ],
+)
+def test_the_folder_is_named_by_what_was_asked(
+    meshscope, compiler, options: tuple[str, ...], folder: str
+) -> None:
+    compiler(exactly)
+    assert meshscope(*ASK, *options).status == 0
+    assert [str(path.parent) for path in Path().rglob("manifest.json")] == [folder]
+
+
+def test_a_config_with_a_hostile_name_gets_a_harmless_folder(meshscope, compiler) -> None:
+    compiler(exactly)
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+    }
+    folder = Path("..\x1b[31m evil")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    status, out, _ = meshscope("compile", str(folder), *ASK[2:])
+    assert status == 0
+    assert "\x1b" not in out
+    assert [path.name for path in Path("runs").iterdir()] == ["31m-evil-v6e-2x4-tp8"]
+
+
+def test_a_compiler_that_fails_leaves_nothing(meshscope, compiler) -> None:
+    def fail(_experiment: Experiment) -> list[Collective]:
+        raise CompileError("the compiler crashed (SIGSEGV) while compiling decode.")
+
+    compiler(fail)
+    status, out, err = meshscope(*ASK)
+    assert (status, out) == (1, "")
+    assert err.splitlines()[1:] == [
+        "meshscope: the compiler crashed (SIGSEGV) while compiling decode."
+    ]
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_a_run_in_the_way_is_refused_before_anything_compiles(meshscope, compiler) -> None:
+    compiler(exactly)
+    meshscope(*ASK)
+    calls: list[Experiment] = []
+    compiler(lambda experiment: calls.append(experiment) or [])
+    status, _, err = meshscope(*ASK)
+    assert (status, calls) == (1, [])
+    assert err.startswith(f"meshscope: '{RUN}' exists.")
+
+
+def test_what_the_compiler_does_otherwise_is_told(meshscope, compiler) -> None:
+    def otherwise(experiment: Experiment) -> list[Collective]:
+        return [row for row in exactly(experiment) if row.part is not Part.LM_HEAD]
+
+    compiler(otherwise)
+    out = meshscope(*ASK).out
+    assert "predicted and compiled differ\n  prefill: 1 collective missing" in out
+    compared = meshscope("compare", RUN)
+    assert compared.status == 0
+    assert "5 collectives equal in one step" in compared.out
+    document = json.loads(meshscope("compare", RUN, "--json").out)
+    assert document["verdict"] == "different"
+    assert [row["verdict"] for row in document["rows"]].count("missing") == 2
+
+
+def test_conventions_of_another_engine_are_not_compiled(meshscope) -> None:
+    status, _, err = meshscope(*ASK, "--engine", "vllm")
+    assert (status, err) == (
+        1,
+        "meshscope: --engine vllm has no program to compile. Use predict --engine vllm.\n",
+    )

@@ -1,0 +1,167 @@
+"""`import`: HLO text of others becomes a run without a model."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from meshscope.rundir.read import read_run
+
+MAXTEXT = (
+    Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"
+)
+TP8 = ("--topology", "v6e-8", "--plan", "tp=8")
+
+
+DUMP = """\
+HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %sum = bf16[] add(%a, %b)
+}
+
+ENTRY %main (x: bf16[2,8,64]) -> bf16[2,8,64] {
+  %x = bf16[2,8,64]{2,1,0} parameter(0)
+  %attn = bf16[2,8,64]{2,1,0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/prefill/layer0/attn/psum" source_file="decoder.py" source_line=7}
+  ROOT %mlp = bf16[2,8,64]{2,1,0} all-reduce(%attn), channel_id=2, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/prefill/layer0/mlp/psum" source_file="decoder.py" source_line=9}
+}
+"""
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> str:
+    """An all-reduce in attention and one in the MLP."""
+    (tmp_path / "prefill.txt").write_text(DUMP)
+    return "prefill.txt"
+
+
+def test_a_dump_becomes_a_run(meshscope, dump: str) -> None:
+    status, out, err = meshscope("import", dump, *TP8)
+    assert (status, err) == (0, "")
+    run = read_run(Path("runs/prefill-v6e-2x4-tp8"))
+    assert run.manifest.experiment == {
+        "imported": [dump],
+        "plan": "tp=8",
+        "mesh": {"tp": 8},
+        "topology": "v6e:2x4",
+        "n_devices": 8,
+        "n_chips": 8,
+    }
+    assert (run.path / "hlo" / dump).read_text() == DUMP
+    assert [(row.part, row.payload_bytes) for row in run.rows] == [("attn", 2048), ("mlp", 2048)]
+    assert "unattributed: none" in out
+    assert "prefill, 1 step a request" in out
+
+
+def test_the_document_of_an_import_has_no_model_and_no_memory(meshscope, dump: str) -> None:
+    document = json.loads(meshscope("import", dump, *TP8, "--json").out)
+    assert document["source"] == "compiled"
+    assert set(document["memory"].values()) == {None}
+    # an all-reduce over 8 devices sends 2 x 7/8 of its payload
+    assert document["totals"] == {
+        "prefill": {"count": 2, "payload_bytes": 4096, "wire_bytes": 7168}
+    }
+
+
+def test_two_dumps_are_one_run(meshscope, dump: str) -> None:
+    with gzip.open("decode.txt.gz", "wt") as file:
+        file.write(DUMP.replace("prefill", "decode"))
+    document = json.loads(meshscope("import", dump, "decode.txt.gz", *TP8, "--json").out)
+    assert set(document["totals"]) == {"prefill", "decode"}
+
+
+def test_two_imports_compare(meshscope, dump: str) -> None:
+    Path("other.txt").write_text(DUMP.replace("layer0/mlp", "layer1/mlp"))
+    for name, text in (("a", dump), ("b", dump), ("c", "other.txt")):
+        meshscope("import", text, *TP8, "--out", name)
+    verdicts = [meshscope("compare", "a", name).out.splitlines()[-2:] for name in ("b", "c")]
+    assert verdicts[0] == ["", "A = B, exactly"]
+    assert verdicts[1] == [
+        "A and B differ",
+        "  prefill: 1 collective changed (0 B on the wire)",
+    ]
+
+
+def test_the_phase_option_is_for_dumps_that_name_none(meshscope) -> None:
+    Path("foreign.txt").write_text(DUMP.replace("prefill/layer0/", ""))
+    ask = ("import", "foreign.txt", *TP8, "--json", "--force")
+    for options, phases in (
+        ((), {"unknown"}),
+        (("--phase", "decode"), {"decode"}),
+    ):
+        document = json.loads(meshscope(*ask, *options).out)
+        assert set(document["totals"]) == phases
+
+
+def test_an_import_has_no_prediction_to_compare_with(meshscope, dump: str) -> None:
+    meshscope("import", dump, *TP8, "--out", "one")
+    status, _, err = meshscope("compare", "one")
+    assert status == 1
+    assert err == (
+        "meshscope: run 'one' holds only what was compiled; there is nothing to compare it with. "
+        "Give a second run.\n"
+    )
+
+
+def test_the_plan_fills_the_slice(meshscope, dump: str) -> None:
+    meshscope("import", dump, "--topology", "v6e-8", "--plan", "tp=-1", "--out", "one")
+    assert read_run(Path("one")).manifest.experiment["plan"] == "tp=8"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", ":1: is empty"),
+        (b"root:x:0:0\n", "got 'root:x:0:0'"),
+        (b"\xff\xfe\x00", "is not text"),
+        (b"\x1f\x8b\x08cut", "the gzip file is damaged"),
+    ],
+    ids=["empty", "foreign", "binary", "damaged gzip"],
+)
+def test_what_is_no_hlo_is_one_message_and_leaves_nothing(
+    meshscope, content: bytes, message: str
+) -> None:
+    Path("dump.txt").write_bytes(content)
+    status, out, err = meshscope("import", "dump.txt", *TP8)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("meshscope: dump.txt")
+    assert message in err
+    assert [path.name for path in Path().iterdir()] == ["dump.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("none.txt", *TP8), "none.txt: cannot be read"),
+        (("{dump}", "--topology", "v6e-8", "--plan", "tp=4"), "needs 4 devices, the slice has 8"),
+        (("{dump}", "{copy}", *TP8), "Rename one, or import them one by one."),
+    ],
+    ids=["missing", "plan", "same name"],
+)
+def test_faults_leave_nothing(
+    meshscope, dump: str, arguments: tuple[str, ...], message: str
+) -> None:
+    Path("copy").mkdir()
+    copy = str(shutil.copy(dump, "copy"))
+    status, out, err = meshscope("import", *(a.format(dump=dump, copy=copy) for a in arguments))
+    assert (status, out) == (1, "")
+    assert message in err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.skipif(not MAXTEXT.exists(), reason="the shared MaxText text is not here")
+def test_the_maxtext_train_step_is_read_as_far_as_it_goes(meshscope) -> None:
+    """A text of 2,000 lines, cut off; its gathers are over fsdp, its scopes are not ours."""
+    ask = ("import", str(MAXTEXT), "--topology", "v6e:2x2", "--plan", "fsdp=4", "--json")
+    refused = meshscope(*ask)
+    assert (refused.status, refused.out) == (1, "")
+    status, out, err = meshscope(*ask, "--partial")
+    document = json.loads(out)
+    assert status == 0
+    assert ":2000: the text ends here" in err
+    assert {row["axis"] for row in document["collectives"]} == {"fsdp"}
+    assert document["unattributed"]["count"] == document["totals"]["unknown"]["count"] > 0

@@ -1,0 +1,164 @@
+"""The command as a program: exit codes, one message and no traceback, and a quick start."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshscope import __version__
+from meshscope.cli.main import COMMANDS
+
+PREDICT = ("predict", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8")
+
+
+def started(*arguments: str, cwd: Path, **streams: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "meshscope", *arguments],
+        cwd=cwd,
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "COLUMNS"},
+    )
+
+
+def ran(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    child = started(*arguments, cwd=cwd)
+    out, err = child.communicate(timeout=60)
+    return child.returncode, out, err
+
+
+def test_version(tmp_path: Path) -> None:
+    assert ran("--version", cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
+
+
+def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
+    status, out, err = ran(*PREDICT, cwd=tmp_path)
+    assert (status, err, list(tmp_path.iterdir())) == (0, "", [])
+    assert "\x1b" not in out
+    assert out.startswith("model     Qwen/Qwen3-32B, 64 layers\n")
+    assert max(map(len, out.splitlines())) <= 100
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*PREDICT[:-1], "tp=7"), "meshscope: plan 'tp=7' needs 7 devices, the slice has 8."),
+        (("show", "no\x1b[31mwhere"), "meshscope: no run at 'no\\x1b[31mwhere'."),
+        (("predict", "./none.json", *PREDICT[2:]), "meshscope: no config file at 'none.json'."),
+    ],
+    ids=["plan", "run", "model"],
+)
+def test_a_fault_of_the_user_is_one_message(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    status, out, err = ran(*arguments, cwd=tmp_path)
+    assert (status, out, list(tmp_path.iterdir())) == (1, "", [])
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("bogus",), ("predict",), (*PREDICT, "--batch", "x"), (*PREDICT, "--partitioner", "x")],
+    ids=["nothing", "no command", "no model", "no number", "no choice"],
+)
+def test_a_wrong_call_is_told_with_the_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    status, out, err = ran(*arguments, cwd=tmp_path)
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: ")
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    child = started(*PREDICT, "--json", cwd=tmp_path, stdout=write_end)
+    os.close(write_end)
+    _, err = child.communicate(timeout=60)
+    assert err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this platform")
+def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        child = started(*PREDICT, cwd=tmp_path, stdout=full.fileno())
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err.count("\n")) == (1, 1)
+    assert "No space left" in err
+
+
+# Stands in for a command that takes long: it says where it writes and waits inside.
+HOLD = """
+import sys, time
+import meshscope.cli.compile as command
+def compile_experiment(experiment, hlo_dir, *, progress):
+    progress("prefill", "compiling")
+    time.sleep(60)
+command.compile_experiment = compile_experiment
+from meshscope.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_an_interrupted_command_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "compile", *PREDICT[1:]],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    assert child.stderr.readline().endswith("prefill: compiling\n")
+    assert [entry.name for entry in (tmp_path / "runs").iterdir()] == [
+        f".Qwen3-32B-v6e-2x4-tp8.partial-{child.pid}"
+    ]
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (status, "", "")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("--help",), PREDICT], ids=["help", "predict"])
+def test_it_starts_at_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Processor time, for a busy machine must not fail this; a second is the promise."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran(*arguments, cwd=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used_s < 1
+
+
+def test_predict_loads_no_table_library_and_no_framework(tmp_path: Path) -> None:
+    program = """
+import sys
+from meshscope.cli.main import main
+try:
+    main()
+finally:
+    heavy = {"polars", "duckdb", "jax", "jaxlib", "torch", "numpy"}
+    print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+    command = [sys.executable, "-c", program, *PREDICT, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    document, loaded = done.stdout.splitlines()
+    assert json.loads(document)["source"] == "predicted"
+    assert loaded == "[]"
+
+
+def test_help_has_a_line_for_every_command(tmp_path: Path) -> None:
+    _, out, _ = ran("--help", cwd=tmp_path)
+    lines = [line.split(maxsplit=1) for line in out.split("Commands:\n")[1].splitlines()]
+    assert lines == [[name, command.summary] for name, command in COMMANDS.items()]

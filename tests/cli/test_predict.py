@@ -1,0 +1,115 @@
+"""`predict`: prints, and keeps a run only when asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshscope.cli.main import COMMANDS
+from meshscope.rundir.read import read_run
+
+ASK = (
+    "Qwen/Qwen3-32B",
+    "--topology",
+    "v6e-8",
+    "--plan",
+    "tp=8",
+    "--batch",
+    "8",
+    "--prompt",
+    "1024",
+)
+
+
+def test_json_is_the_only_thing_on_standard_output(meshscope) -> None:
+    status, out, err = meshscope("predict", *ASK, "--json")
+    document = json.loads(out)
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    assert (document["run"], document["source"]) == (None, "predicted")
+    attention = next(row for row in document["collectives"] if row["part"] == "attn")
+    assert attention["layers"] == list(range(64))
+    assert (attention["layer"], attention["count"]) == (None, 64)
+    # 8 sequences of 1024 tokens, 5120 wide, 2 bytes each
+    assert attention["payload_bytes"] == 8 * 1024 * 5120 * 2
+
+
+def test_a_kept_run_shows_what_was_printed(meshscope) -> None:
+    printed = meshscope("predict", *ASK, "--out", "kept")
+    assert meshscope("show", "kept") == printed
+    assert printed.out.count("run       kept\n") == 1
+
+
+def test_a_kept_run_has_the_same_document(meshscope) -> None:
+    printed = json.loads(meshscope("predict", *ASK, "--out", "kept", "--json").out)
+    shown = json.loads(meshscope("show", "kept", "--json").out)
+    assert shown == printed
+    assert shown["run"] == "kept"
+
+
+def test_a_run_in_the_way_is_kept_and_replaced_with_force(meshscope) -> None:
+    meshscope("predict", *ASK, "--out", "kept")
+    other = ("predict", *ASK, "--layers", "2", "--out", "kept")
+    refused = meshscope(*other)
+    assert (refused.status, refused.out) == (1, "")
+    assert refused.err == (
+        "meshscope: 'kept' exists. Use --force to replace it, or another --out to keep both.\n"
+    )
+    assert read_run(Path("kept")).manifest.experiment["model"]["n_layers"] == 64
+    assert meshscope(*other, "--force").status == 0
+    assert read_run(Path("kept")).manifest.experiment["model"]["n_layers"] == 2
+
+
+def test_the_manifest_holds_the_command_that_makes_it_again(meshscope) -> None:
+    meshscope("predict", *ASK, "--out", "kept")
+    assert read_run(Path("kept")).manifest.command == (
+        "meshscope",
+        "predict",
+        *ASK,
+        "--out",
+        "kept",
+    )
+
+
+def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
+    def dtypes(*options: str) -> list[str]:
+        out = meshscope("predict", *ASK, "--json", *options).out
+        workload = json.loads(out)["experiment"]["workload"]
+        return [workload[f"{name}_dtype"] for name in ("weight", "activation", "cache")]
+
+    assert dtypes() == ["bf16", "bf16", "bf16"]
+    assert dtypes("--dtype", "float32") == ["f32", "f32", "f32"]
+    assert dtypes("--weight-dtype", "int8", "--cache-dtype", "fp8") == ["s8", "bf16", "f8e4m3fn"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--frontend", "torchxla"), "needs the extra torchxla, not part of this version"),
+        (("--layers", "0"), "has 64 layers. Use 1 to 64."),
+        (("--dtype", "bf61"), "Did you mean 'bf16'"),
+        (("--output", "0"), "output=0 must be at least 1."),
+        (("--out", "/proc/none/run"), "cannot write the run '/proc/none/run'"),
+        (("--out", "."), "'.' exists"),
+        (("--out", ""), "'.' exists"),
+        (("--out", "a\x1b[31m/" + "x" * 300), "cannot write the run 'a\\x1b[31m/xxx"),
+    ],
+)
+def test_a_fault_is_one_message_and_leaves_nothing(
+    meshscope, options: tuple[str, ...], message: str
+) -> None:
+    status, out, err = meshscope("predict", *ASK, *options)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+    assert [p for p in Path().rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> None:
+    status, out, err = meshscope(name, "--help")
+    assert (status, err) == (0, "")
+    assert f"Usage: meshscope {name} " in out
+    words = " ".join(out.split())
+    assert COMMANDS[name].summary in words
+    options = [line for line in out.splitlines() if line.startswith("  --")]
+    assert options != []
+    assert "--as-json" not in out

@@ -1,0 +1,132 @@
+"""`sql`: reads the run and nothing else."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from meshscope.cli.sql import _json_value, _unique
+from meshscope.table.schema import POLARS_SCHEMA
+
+COUNTS = "select part, sum(count) as n from collectives where phase = 'prefill' group by part order by part"
+
+
+@pytest.fixture
+def sql(meshscope):
+    ask = ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "3")
+    assert meshscope("predict", *ask, "--out", "one").status == 0
+
+    def run(query: str, *options: str):
+        return meshscope("sql", "one", query, *options)
+
+    return run
+
+
+def test_a_table_for_people(sql) -> None:
+    lines = [line.split() for line in sql(COUNTS).out.splitlines()]
+    assert lines[0] == ["part", "n"]
+    assert lines[2:] == [["attn", "3"], ["embed", "1"], ["lm_head", "1"], ["mlp", "3"]]
+
+
+def test_json_and_csv_have_the_same_rows(sql) -> None:
+    rows = json.loads(sql(COUNTS, "--json").out)
+    read = csv.DictReader(io.StringIO(sql(COUNTS, "--csv").out))
+    assert rows == [
+        {"part": p, "n": n}
+        for p, n in zip(("attn", "embed", "lm_head", "mlp"), (3, 1, 1, 3), strict=True)
+    ]
+    assert [{**row, "n": int(row["n"])} for row in read] == rows
+
+
+def test_the_views_have_the_columns_of_the_table(sql) -> None:
+    for view in ("events", "collectives"):
+        rows = json.loads(sql(f"describe {view}", "--json").out)
+        assert [row["column_name"] for row in rows] == list(POLARS_SCHEMA)
+
+
+def test_lists_stay_lists(sql) -> None:
+    query = "select groups, shape from collectives limit 1"
+    assert json.loads(sql(query, "--json").out) == [
+        {"groups": [list(range(8))], "shape": [1, 128, 5120]}
+    ]
+    assert sql(query, "--csv").out == 'groups,shape\n"[[0,1,2,3,4,5,6,7]]","[1,128,5120]"\n'
+
+
+def test_values_that_json_has_no_form_for(sql) -> None:
+    query = "select 'nan'::double as a, date '2026-01-02' as b, null as c, {'x': 1.5} as d, 1 as a"
+    assert json.loads(sql(query, "--json").out) == [
+        {"a": None, "b": "2026-01-02", "c": None, "d": {"x": 1.5}, "a_2": 1}
+    ]
+    assert sql(query, "--csv").out.splitlines()[1].startswith("nan,2026-01-02,,")
+
+
+def test_hostile_values_are_escaped_on_screen(sql) -> None:
+    out = sql("select chr(27) || '[31m[bold]x' as a").out
+    assert out.splitlines()[2] == "\\x1b[31m[bold]x"
+
+
+def test_an_answer_without_rows_has_its_names(sql) -> None:
+    query = "select part, kind from collectives where false"
+    assert sql(query).out.split()[:2] == ["part", "kind"]
+    assert sql(query, "--json").out == "[]\n"
+    assert sql(query, "--csv").out == "part,kind\n"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "selec 1",
+        "select nothing from events",
+        "select * from nowhere",
+        "",
+        "select 1; select 2",
+        "drop view collectives",
+        "create table x as select 1",
+        "insert into events select * from events",
+        "set lock_configuration = false",
+        "pragma version",
+        "install httpfs",
+        "load httpfs",
+        "attach 'x.db'",
+        "copy events to 'stolen.csv'",
+        "export database 'stolen'",
+        "select * from '{here}/secret.csv'",
+        "select * from read_csv('{here}/secret.csv')",
+        "select * from read_text('{here}/secret.csv')",
+        "select * from glob('{here}/*')",
+        "select * from rows",
+        "select 'x'::int",
+    ],
+)
+def test_mistakes_and_ways_out_are_one_message(sql, query: str) -> None:
+    Path("secret.csv").write_text("a\n1\n")
+    before = sorted(Path().rglob("*"))
+    status, out, err = sql(query.replace("{here}", str(Path.cwd())))
+    assert (status, out) == (1, "")
+    assert err.startswith("meshscope: SQL: ")
+    assert "Traceback" not in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_damaged_run_is_refused(sql) -> None:
+    Path("one/events.parquet").write_bytes(b"PAR1")
+    status, _, err = sql("select 1")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "damaged or was changed. Make it again: meshscope predict" in err
+
+
+def test_one_output_form_at_a_time(sql) -> None:
+    status, out, err = sql("select 1", "--json", "--csv")
+    assert (status, out) == (2, "")
+    assert "give one of --json and --csv" in err
+
+
+def test_unique_names() -> None:
+    assert _unique(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]
+
+
+def test_json_values() -> None:
+    values = (float("inf"), (1, [float("nan")]), True, b"x")
+    assert _json_value(values) == [None, [1, [None]], True, "b'x'"]

@@ -1,0 +1,183 @@
+"""A folder appears whole or not at all, and nothing that is not a run is ever replaced."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshscope.errors import RunError
+from meshscope.rundir.folder import MANIFEST, TOOL, new_folder
+
+MARK = json.dumps({"tool": TOOL, "schema": 1})
+
+
+def make_run(path: Path, content: str = "old") -> Path:
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_text(MARK)
+    (path / "content").write_text(content)
+    return path
+
+
+def write(path: Path, *, force: bool = False, content: str = "new") -> None:
+    with new_folder(path, force=force) as partial:
+        (partial / MANIFEST).write_text(MARK)
+        (partial / "content").write_text(content)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_folder_is_there_only_when_the_block_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one"
+    with new_folder(path, force=False) as partial:
+        (partial / "content").write_text("new")
+        assert not path.exists()
+        assert partial.parent == path.parent
+    assert ((path / "content").read_text(), names(path.parent)) == ("new", ["one"])
+
+
+@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_fault_leaves_nothing(tmp_path: Path, fault: type[BaseException]) -> None:
+    with pytest.raises(fault), new_folder(tmp_path / "one", force=False):
+        raise fault
+    assert names(tmp_path) == []
+
+
+def test_a_fault_leaves_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one")
+    with pytest.raises(ValueError, match="x"), new_folder(path, force=True):
+        raise ValueError("x")
+    assert ((path / "content").read_text(), names(tmp_path)) == ("old", ["one"])
+
+
+def test_an_existing_run_needs_force(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one")
+    with pytest.raises(RunError, match="Use --force"):
+        write(path)
+    write(path, force=True)
+    assert ((path / "content").read_text(), names(tmp_path)) == ("new", ["one"])
+
+
+def test_an_empty_folder_needs_force(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    with pytest.raises(RunError, match="Use --force"):
+        write(tmp_path / "one")
+    write(tmp_path / "one", force=True)
+    assert names(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize(
+    "manifest", [None, "{}", "[]", "no json", '{"tool": "other", "schema": 1}']
+)
+def test_a_folder_that_is_no_run_is_never_replaced(tmp_path: Path, manifest: str | None) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("years")
+    if manifest is not None:
+        (home / MANIFEST).write_text(manifest)
+    before = names(home)
+    with pytest.raises(RunError, match="not a meshscope run; it is never replaced"):
+        write(home, force=True)
+    assert names(home) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a run", "broken link"])
+def test_what_is_no_folder_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "one"
+    if kind == "file":
+        path.write_text("x")
+    else:
+        path.symlink_to(make_run(tmp_path / "other") if kind == "link to a run" else "nowhere")
+    before = names(tmp_path)
+    with pytest.raises(RunError, match="is not a folder"):
+        write(path, force=True)
+    assert names(tmp_path) == before
+
+
+def test_a_run_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with pytest.raises(RunError, match="exists"), new_folder(path, force=False):
+        make_run(path, "of another process")
+    assert ((path / "content").read_text(), names(tmp_path)) == ("of another process", ["one"])
+
+
+@pytest.mark.parametrize("name", ["/proc/nowhere/run", "{tmp}/file/run", "{tmp}/" + "x" * 300])
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Choose another --out"):
+        write(Path(name.format(tmp=tmp_path)))
+
+
+def test_messages_name_the_path_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "one")
+    with pytest.raises(RunError, match=r"^'x/\.\./one' exists"):
+        write(Path("x/../one"))
+
+
+def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    make_run(tmp_path / ".two.partial-999999")
+    (tmp_path / ".three.partial-999998").mkdir()
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one"]
+
+
+def test_a_run_whose_replacement_was_interrupted_returns(tmp_path: Path) -> None:
+    make_run(tmp_path / ".two.replaced-999999", "old")
+    make_run(tmp_path / ".three.replaced-999999", "old")
+    make_run(tmp_path / "three", "new")
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one", "three", "two"]
+    contents = [(tmp_path / name / "content").read_text() for name in ("two", "three")]
+    assert contents == ["old", "new"]
+
+
+def test_what_only_looks_like_a_leftover_stays(tmp_path: Path) -> None:
+    mine = tmp_path / ".notes.partial-1"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    (tmp_path / ".file.partial-2").write_text("x")
+    write(tmp_path / "one")
+    assert names(tmp_path) == [".file.partial-2", ".notes.partial-1", "one"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from meshscope.rundir.folder import new_folder
+with new_folder(Path(sys.argv[1]), force=False) as partial:
+    print(partial.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_partial_folder_of_a_living_process_stays_until_it_is_killed(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "theirs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        partial = child.stdout.readline().strip()
+        assert partial == f".theirs.partial-{child.pid}"
+        write(tmp_path / "one")
+        assert names(tmp_path) == [partial, "one"]
+    finally:
+        child.kill()
+        child.communicate()
+    assert names(tmp_path) == [partial, "one"]
+    write(tmp_path / "two")
+    assert names(tmp_path) == ["one", "two"]
+
+
+def test_one_process_writes_a_name_once_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with new_folder(path, force=False), pytest.raises(RunError, match="File exists"):
+        write(path)
+    assert names(tmp_path) == ["one"]
+    assert names(path) == [MANIFEST]
