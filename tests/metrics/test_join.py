@@ -123,14 +123,14 @@ class Change(NamedTuple):
 CHANGES = (
     Change("kind", row(Kind.REDUCE_SCATTER), "all_reduce -> reduce_scatter"),
     Change("kind to gather", row(Kind.ALL_GATHER), "all_reduce -> all_gather"),
-    Change("shape", row(shape=(2, 8, 32)), "[2,8,16] -> [2,8,32]"),
+    Change("shape", row(shape=(2, 8, 32)), "bf16[2,8,16] -> bf16[2,8,32]"),
     Change("axis", row(axis="dp", groups=DP2, group_size=2), "tp -> dp"),
     Change("no axis", row(axis=None, groups=DP2), "tp -> ?"),
     Change("groups", row(groups=((0, 1, 2, 4), (3, 5, 6, 7))), "other devices in the groups"),
     Change(
         "dtype",
         row(dtype="f32", payload_bytes=2 * 8 * 16 * 4),
-        "bf16 -> f32",
+        "bf16[2,8,16] -> f32[2,8,16]",
     ),
     Change("part", row(part=Part.MLP), "in mlp, not attn"),
     Change("no part", row(part=None), "in an unknown part, not attn"),
@@ -147,6 +147,15 @@ def test_what_differs_is_changed_and_told(change: Change) -> None:
 def test_what_has_nothing_in_common_is_missing_and_extra() -> None:
     other = row(Kind.ALL_GATHER, (512,), axis="dp", groups=DP2)
     assert [t.verdict for t in told(compare([row()], [other]))] == [Verdict.MISSING, Verdict.EXTRA]
+
+
+def test_a_gather_of_weights_is_not_changed_into_a_gather_of_indices() -> None:
+    """Same place, kind and axis, but another format and another shape: two findings, not one."""
+    weights, indices = row(Kind.ALL_GATHER, (512, 64)), row(Kind.ALL_GATHER, (16,), dtype="s32")
+    assert [t.verdict for t in told(compare([weights], [indices]))] == [
+        Verdict.MISSING,
+        Verdict.EXTRA,
+    ]
 
 
 def test_phases_never_mix() -> None:

@@ -48,7 +48,8 @@ def _compiled(row: Collective) -> list[Collective]:
         source=Source.COMPILED,
         opcode=row.kind.replace("_", "-"),
         algorithm="Emitter/StrategyRing, 2 colors",
-        source_line="decoder.py:7",
+        source_line="/home/me/src/meshscope/programs/decoder.py:7",
+        inserted_by="partitioner",
         is_async=False,
     )
     match row.part, row.phase:

@@ -90,7 +90,7 @@ bf16[2,8,64]    0-2      1 x 4           3  3.07 kB  [4] [1] [5]
 all_gather      lm_head  tp              1  2.05 kB  equal
 bf16[2,512]              1 x 4           1  1.54 kB  [1]
   [1] Emitter/StrategyRing, 2 colors
-  [2] at decoder.py:7
+  [2] by the partitioner at meshscope/programs/decoder.py:7
   [3] all_reduce -> reduce_scatter
   [4] 1.54 kB on the wire would do
   [5] as all-reduce
@@ -140,7 +140,7 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
 
 
 def test_a_wide_console_has_remarks_in_line(compiled_run: Run) -> None:
-    wide = shown(compiled_run, 200)
+    wide = shown(compiled_run, 240)
     assert "[1]" not in wide
     assert (
         "costlier  1.54 kB on the wire would do; Emitter/StrategyRing, 2 colors; as all-reduce"
@@ -160,7 +160,16 @@ def test_only_differences_are_compared_in_rows(compiled_run: Run) -> None:
     rows = re.findall(r" k?B  (equal|costlier|cheaper|changed|missing|extra)$", text, re.MULTILINE)
     assert rows == ["extra", "changed", "costlier", "missing"]
     assert "4 collectives equal in one step" in text
-    assert "at decoder.py:7" in text
+    assert "by the partitioner at meshscope/programs/decoder.py:7" in text
+
+
+def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: Run) -> None:
+    """The gathers of two weights of one shape stand on different lines of the program."""
+    row = predicted_run.rows[0]
+    rows = (replace(row, source_line="a.py:1"), replace(row, source_line="a.py:2", count=3))
+    lines = [line.split() for line in shown(replace(predicted_run, rows=rows), 100).splitlines()]
+    first = [line for line in lines if line[:1] == ["all_reduce"]]
+    assert [line[7] for line in first] == ["4"]
 
 
 def test_hostile_strings_are_shown_as_they_are(predicted_run: Run) -> None:

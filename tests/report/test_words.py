@@ -10,6 +10,7 @@ from meshscope.report.words import (
     group_words,
     opcode_words,
     signed_bytes,
+    source_words,
     verdict_words,
 )
 from meshscope.rundir.run import Run
@@ -53,6 +54,12 @@ def test_the_opcode_is_told_where_the_kind_does_not_say_it(
     kind: Kind, opcode: str | None, words: str | None
 ) -> None:
     assert opcode_words(replace(ROW, kind=kind, opcode=opcode)) == words
+
+
+def test_a_file_of_this_package_is_named_from_the_package_on() -> None:
+    ours = "/usr/lib/python3/site-packages/meshscope/programs/points.py:120"
+    assert source_words(ours) == "meshscope/programs/points.py:120"
+    assert source_words("/home/me/train.py:3") == "/home/me/train.py:3"
 
 
 def test_signed_bytes() -> None:

@@ -139,7 +139,8 @@ _PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
     lambda row: (*_place(row), row.kind, row.axis, row.payload_bytes),
     lambda row: (*_place(row), row.axis, row.payload_bytes, _is_reduction(row.kind)),
     lambda row: (*_place(row), row.axis, row.payload_bytes),
-    lambda row: (*_place(row), row.kind, row.axis),
+    lambda row: (*_place(row), row.kind, row.axis, row.dtype),
+    lambda row: (*_place(row), row.kind, row.axis, row.shape),
     lambda row: (*_place(row), row.kind, row.payload_bytes),
     lambda row: (row.phase, *_what(row)),  # in another layer, or in none that is known
 )
@@ -242,17 +243,17 @@ def _note(left: Collective, right: Collective) -> str | None:
 
 
 def _differences(left: Collective, right: Collective) -> list[str]:
-    pairs: list[tuple[object, object]] = [
-        (left.kind, right.kind),
-        (left.axis, right.axis),
-        (left.dtype, right.dtype),
-    ]
-    if left.payload_bytes != right.payload_bytes:
-        pairs.append((format_shape(left.shape), format_shape(right.shape)))
+    pairs = [(left.kind, right.kind), (left.axis, right.axis)]
+    if (left.dtype, left.payload_bytes) != (right.dtype, right.payload_bytes):
+        pairs.append((_array(left), _array(right)))
     notes = [f"{a or '?'} -> {b or '?'}" for a, b in pairs if a != b]
     if not notes and _what(left) != _what(right):
         notes.append("other devices in the groups")
     return notes
+
+
+def _array(row: Collective) -> str:
+    return f"{row.dtype or '?'}{format_shape(row.shape)}"
 
 
 def _moved(left: Collective, right: Collective) -> str | None:

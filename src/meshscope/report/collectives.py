@@ -7,11 +7,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.metrics.grouping import grouped, layer_ranges
+from meshscope.metrics.grouping import grouped, layer_ranges, without_place
 from meshscope.metrics.join import Match, Verdict
 from meshscope.report.plain import plain
 from meshscope.report.tables import add_column, new_table
-from meshscope.report.words import UNKNOWN, array_words, group_words, opcode_words
+from meshscope.report.words import UNKNOWN, array_words, group_words, opcode_words, source_words
 from meshscope.table.collective import Collective
 from meshscope.units import format_bytes
 
@@ -47,7 +47,7 @@ class Line:
 
 def lines_of_rows(rows: Iterable[Collective]) -> list[Line]:
     """The rows of one source, grouped over layers."""
-    return [
+    return _merged(
         Line(
             row=group.row,
             layers=group.layers,
@@ -55,12 +55,12 @@ def lines_of_rows(rows: Iterable[Collective]) -> list[Line]:
             remarks=_own_remarks(group.row),
         )
         for group in grouped(rows)
-    ]
+    )
 
 
 def lines_of_matches(matches: Iterable[Match]) -> list[Line]:
     """Both sides of a comparison, each match one line with its verdict."""
-    return [
+    return _merged(
         Line(
             row=match.shown,
             layers=match.layers,
@@ -69,7 +69,32 @@ def lines_of_matches(matches: Iterable[Match]) -> list[Line]:
             remarks=_remarks(match),
         )
         for match in matches
-    ]
+    )
+
+
+def _merged(lines: Iterable[Line]) -> list[Line]:
+    """Lines that look the same, such as the gathers of two equal weights, as one with both counts."""
+    members: dict[Line, list[Line]] = {}
+    for line in lines:
+        members.setdefault(_look(line), []).append(line)
+    return [replace(same[0], counts=_sum_counts(same)) for same in members.values()]
+
+
+def _look(line: Line) -> Line:
+    """The line without its counts and without what the table does not show of a row."""
+    shown = replace(
+        without_place(line.row), source_line=None, hlo_shape=None, inserted_by=None, opcode=None
+    )
+    return replace(line, row=shown, counts=())
+
+
+def _sum_counts(lines: Sequence[Line]) -> tuple[int | None, ...]:
+    """Counts of each side; None where no line has that side."""
+    sides = zip(*(line.counts for line in lines), strict=True)
+    return tuple(
+        None if None in counts else sum(count for count in counts if count is not None)
+        for counts in sides
+    )
 
 
 def collectives_table(
@@ -201,10 +226,19 @@ def _own_remarks(row: Collective) -> tuple[str, ...]:
 
 
 def _remarks(match: Match) -> tuple[str, ...]:
-    notes: list[str | None] = [match.note, _cost_remark(match)]
-    if match.verdict in {Verdict.CHANGED, Verdict.EXTRA} and match.shown.source_line:
-        notes.append(f"at {match.shown.source_line}")
+    notes = [match.note, _cost_remark(match)]
+    if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
+        notes.append(_origin(match.shown))
     return (*(plain(note) for note in notes if note), *_own_remarks(match.shown))
+
+
+def _origin(row: Collective) -> str | None:
+    """Who put the operation there, and for which line of the program."""
+    words = [
+        f"by the {row.inserted_by}" if row.inserted_by else "",
+        f"at {source_words(row.source_line)}" if row.source_line else "",
+    ]
+    return " ".join(filter(None, words)) or None
 
 
 def _cost_remark(match: Match) -> str | None:

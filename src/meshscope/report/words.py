@@ -49,6 +49,12 @@ def opcode_words(row: Collective) -> str | None:
     return None if row.opcode == "collective-permute" and row.kind is Kind.PERMUTE else row.opcode
 
 
+def source_words(source_line: str) -> str:
+    """Where in a program: files of this package from the package on, others as they are."""
+    _, package, rest = source_line.rpartition("/meshscope/")
+    return f"{package.removeprefix('/')}{rest}"
+
+
 def count_words(count: int) -> str:
     """`1 collective`, `129 collectives`."""
     return f"{count:,} collective{'' if count == 1 else 's'}"
