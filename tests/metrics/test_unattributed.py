@@ -36,5 +36,10 @@ def test_a_missing_phase_part_or_axis_is_counted_with_its_reason_and_bytes() -> 
     )
 
 
+def test_a_doubt_of_the_reader_counts_even_where_everything_is_known() -> None:
+    doubtful = replace(ROW, axis_reason="how often the loop runs is unknown")
+    assert unattributed([doubtful]).reasons == (("how often the loop runs is unknown", 1),)
+
+
 def test_layers_need_not_be_known() -> None:
     assert unattributed([replace(ROW, layer=None)]).count == 0

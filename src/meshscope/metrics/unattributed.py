@@ -1,4 +1,4 @@
-"""Collectives whose phase, part or axis is not known: counted with their reasons, never dropped."""
+"""Collectives that are not told in full: counted with their reasons, never dropped."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ class Unattributed:
 
 
 def is_attributed(row: Collective) -> bool:
-    """Whether phase, part and axis of the row are known."""
-    return row.phase is not None and row.part is not None and row.axis is not None
+    """Whether phase, part and axis of the row are known, and its reader left no doubt."""
+    return None not in (row.phase, row.part, row.axis) and row.axis_reason is None
 
 
 def unattributed(rows: Iterable[Collective]) -> Unattributed:
