@@ -69,7 +69,7 @@ def same_name(one: str | None, other: str | None) -> bool:
     """Whether two op_names are the same but for uniquifiers."""
     if one is None or other is None:
         return False
-    return one == other or _plain(one) == _plain(other)
+    return one == other or plain_name(one) == plain_name(other)
 
 
 def leaf(op_name: str | None) -> str | None:
@@ -77,5 +77,6 @@ def leaf(op_name: str | None) -> str | None:
     return _UNIQUIFIER.sub("", op_name.rsplit("/", 1)[-1]) if op_name else None
 
 
-def _plain(op_name: str) -> str:
-    return "/".join(_UNIQUIFIER.sub("", component) for component in op_name.split("/"))
+def plain_name(op_name: str | None) -> str:
+    """The op_name without uniquifiers; empty for none."""
+    return "/".join(_UNIQUIFIER.sub("", component) for component in (op_name or "").split("/"))

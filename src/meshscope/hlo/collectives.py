@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from meshscope.hlo.attribution import Scope
+from meshscope.hlo.attribution import Scope, plain_name
+from meshscope.hlo.chains import without_later_legs
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.devices import CrossesSlices, Devices, devices_of
 from meshscope.hlo.executions import Site, sites
@@ -12,7 +14,6 @@ from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
 from meshscope.hlo.operations import Operation, operations_of
-from meshscope.hlo.provenance import is_later_leg
 from meshscope.hlo.transfers import is_transfer, transfer_of
 from meshscope.hlo.windowed import with_windowed_einsums
 from meshscope.plan.mesh import Mesh
@@ -35,7 +36,7 @@ def collectives_of(
     """
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    found = [site for site in sites(module, _is_collective) if not is_later_leg(site)]
+    found = without_later_legs(sites(module, _is_collective))
     operations = [o for site in found for o in _operations(flow, site, devices)]
     return [
         replace(
@@ -43,7 +44,7 @@ def collectives_of(
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for operation in with_windowed_einsums(flow, operations)
+        for operation in _pooled(with_windowed_einsums(flow, operations))
         for row in _rows(operation, devices, default_phase)
     ]
 
@@ -73,6 +74,25 @@ def _operations(flow: Dataflow, site: Site, devices: Devices) -> list[Operation]
     if site.instruction.opcode == "custom-call":
         return [kernel_of(flow, site, devices)]
     return list(operations_of(flow, site, devices))
+
+
+def _pooled(operations: list[Operation]) -> list[Operation]:
+    """The operations, those that share the layers of one scanned range taken together.
+
+    A loop that was unrolled by two, or had an iteration peeled off, holds the same operation
+    several times; only together do they run once a layer.
+    """
+    parts: dict[tuple[Any, ...], list[Operation]] = {}
+    for o in operations:
+        if o.count % o.scope.n_layers:
+            key = (plain_name(o.op_name), o.kind, o.opcode, o.groups, o.dtype, o.shape)
+            parts.setdefault(key, []).append(o)
+    pooled: dict[int, Operation | None] = {}
+    for same in parts.values():
+        count = sum(o.count for o in same)
+        if count % same[0].scope.n_layers == 0:
+            pooled |= {id(o): None for o in same} | {id(same[0]): replace(same[0], count=count)}
+    return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
 
 def _rows(

@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 
+from meshscope.hlo.chains import Chain, chain_ends
 from meshscope.hlo.executions import Place
 from meshscope.hlo.module import Computation, HloModule, Instruction
 
 _INDEX = re.compile(r"\bindex=(\d+)")
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
-# Instructions that only move or rename the elements of their operand.
+# Instructions that only move or rename the elements of their operand, and those that keep its values.
 _MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
+_SAME_VALUES = _MOVEMENT | {"convert"}
 _MAX_VISITED = 2_000  # instructions looked at in one search
 
 
@@ -19,7 +22,12 @@ class Dataflow:
     def __init__(self, module: HloModule) -> None:
         self.module = module
         self._users: dict[str, dict[str, list[Instruction]]] = {}
-        self._is_movement: dict[str, bool] = {}
+        self._opcodes: dict[str, frozenset[str]] = {}
+
+    @cached_property
+    def chain_ends(self) -> dict[Chain, Instruction]:
+        """For every asynchronous chain, the fusion that holds its result."""
+        return chain_ends(self.module)
 
     def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The instructions of the computation that use this one, in schedule order."""
@@ -33,22 +41,27 @@ class Dataflow:
 
     def is_movement(self, instruction: Instruction) -> bool:
         """Whether it only moves its operand: a copy, a bitcast, or a fusion of only those."""
+        return self._consists_of(instruction, _MOVEMENT)
+
+    def keeps_values(self, instruction: Instruction) -> bool:
+        """Whether it only moves its operand or converts its number format."""
+        return self._consists_of(instruction, _SAME_VALUES)
+
+    def _consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
         if instruction.opcode != "fusion":
-            return instruction.opcode in _MOVEMENT
+            return instruction.opcode in opcodes
         called = self.fused(instruction)
-        if called.name not in self._is_movement:
-            self._is_movement[called.name] = all(
-                i.opcode == "parameter" or i.opcode in _MOVEMENT for i in called.instructions
-            )
-        return self._is_movement[called.name]
+        if called.name not in self._opcodes:
+            self._opcodes[called.name] = frozenset(i.opcode for i in called.instructions)
+        return self._opcodes[called.name] <= opcodes | {"parameter"}
 
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
         return self.module.computation(fusion.called["calls"][0], fusion)
 
     def unmoved(self, place: Place, instruction: Instruction) -> Instruction:
-        """The instruction whose result this one only moves; itself when it computes."""
-        while self.is_movement(instruction):
+        """The instruction whose result this one only moves or converts; itself when it computes."""
+        while self.keeps_values(instruction):
             inner = place.computation.producer(instruction)
             if inner is None:
                 break
@@ -86,10 +99,15 @@ class Dataflow:
     def _argument(self, place: Place, number: int) -> list[tuple[Place, Instruction]]:
         if (caller := place.caller) is None:
             return []
-        if caller.instruction.opcode == "while":
+        outside, start = caller.place.computation, caller.instruction
+        if start.opcode == "while":
             number = 0
-        outer = caller.place.computation.producer(caller.instruction, number)
-        return [(caller.place, outer)] if outer else []
+        arguments = list(outside.producers(start))
+        if start.opcode.endswith("-start"):  # newer libtpu hands operands over in an update
+            for update in self.users(outside, start):
+                if update.opcode.endswith("-update"):
+                    arguments += outside.producers(update)[1:]
+        return [(caller.place, arguments[number])] if number < len(arguments) else []
 
     def _element(
         self, place: Place, whole: Instruction, get: Instruction

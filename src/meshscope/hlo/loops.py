@@ -55,23 +55,30 @@ def trips(module: HloModule, loop: Instruction, computation: Computation) -> Tri
     condition = module.computation(called["condition"][0], loop)
     body = module.computation(called["body"][0], loop)
     reader = _Reader(module)
-    comparison = reader.comparison(condition)
-    if comparison is None:
+    sides = reader.comparison(condition)
+    if sides is None:
         return _unknown(loop, "its condition compares no counter with a bound")
-    counter, direction, bound = comparison
-    step = reader.next_element(body, counter)
-    if not isinstance(step, Linear) or step.element != counter:
-        return _unknown(loop, "its body does not step the counter by a constant")
-    start = reader.initial(computation, loop, counter)
-    limit = bound.offset
-    if bound.element is not None:
-        outside = reader.initial(computation, loop, bound.element)
-        is_kept = reader.next_element(body, bound.element) == replace(bound, offset=0)
-        limit = outside + bound.offset if outside is not None and is_kept else None
-    if start is None or limit is None:
-        return _unknown(loop, "its start or its bound is not a constant")
-    count = _count(start, limit, step.offset, direction)
-    return Trips(count=count) if count is not None else _unknown(loop, "its counter never ends it")
+    for counter, direction, bound in sides:
+        step = reader.next_element(body, counter.element)
+        if isinstance(step, Linear) and step.element == counter.element and step.offset:
+            start = reader.initial(computation, loop, counter.element)
+            limit = _limit(reader, computation, loop, body, bound)
+            if start is None or limit is None:
+                return _unknown(loop, "its start or its bound is not a constant")
+            count = _count(start + counter.offset, limit, step.offset, direction)
+            return Trips(count=count) if count is not None else _unknown(loop, "it never ends")
+    return _unknown(loop, "its body does not step a counter by a constant")
+
+
+def _limit(
+    reader: "_Reader", computation: Computation, loop: Instruction, body: Computation, bound: Linear
+) -> int | None:
+    """The bound as a number: a constant, or what enters the loop and stays as it is."""
+    if bound.element is None:
+        return bound.offset
+    outside = reader.initial(computation, loop, bound.element)
+    is_kept = reader.next_element(body, bound.element) == replace(bound, offset=0)
+    return outside + bound.offset if outside is not None and is_kept else None
 
 
 def _unknown(loop: Instruction, why: str) -> Trips:
@@ -102,33 +109,34 @@ class _Reader:
         self._module = module
         self._n_steps = 0
 
-    def comparison(self, condition: Computation) -> tuple[int, str, Linear] | None:
-        """(counter, direction, bound) of the condition, with all constants moved to the bound."""
+    def comparison(self, condition: Computation) -> list[tuple[Linear, str, Linear]] | None:
+        """(counter, direction, bound) of the condition, either side taken as the counter."""
         found = self._root_comparison(condition, _LOOP, 0)
         if found is None:
             return None
         left, direction, right = found
-        if left.element is None:
-            left, direction, right = right, _MIRRORED[direction], left
-        if left.element is None:
-            return None
-        return left.element, direction, replace(right, offset=right.offset - left.offset)
+        sides = [(left, direction, right), (right, _MIRRORED[direction], left)]
+        return [side for side in sides if side[0].element is not None]
 
-    def next_element(self, body: Computation, element: int) -> _Value:
+    def next_element(self, body: Computation, element: int | None) -> _Value:
         """An element of the tuple that the body hands to its next iteration."""
         return self._tuple_element(body, body.root, element, _LOOP)
 
-    def initial(self, computation: Computation, loop: Instruction, element: int) -> int | None:
+    def initial(
+        self, computation: Computation, loop: Instruction, element: int | None
+    ) -> int | None:
         """The number with which an element enters the loop."""
         start = computation.producer(loop)
         value = self._tuple_element(computation, start, element, {}) if start else None
         return value.offset if isinstance(value, Linear) and value.element is None else None
 
     def _tuple_element(
-        self, computation: Computation, made_by: Instruction, element: int, scope: _Scope
+        self, computation: Computation, made_by: Instruction, element: int | None, scope: _Scope
     ) -> _Value:
         root = _passed_on(computation, made_by)
-        value = computation.producer(root, element) if root.opcode == "tuple" else None
+        if element is None or root.opcode != "tuple":
+            return None
+        value = computation.producer(root, element)
         return self._value(computation, value, scope, 0) if value else None
 
     def _root_comparison(

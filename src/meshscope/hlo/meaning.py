@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
+from meshscope.hlo.chains import chain_of, starts_chain
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.module import ArrayShape, Instruction
@@ -89,6 +90,9 @@ def anchor_of(flow: Dataflow, site: Site) -> Anchor:
         is_result = result is not None and flow.unmoved(place, place.computation.root) is result
         place, instruction = caller.place, caller.instruction
         result = _done(flow, place, instruction) if is_result else None
+    if starts_chain(site) and (chain := chain_of(site.instruction)):
+        end = flow.chain_ends.get(chain)
+        result = place.computation.get(end.name) if end else None
     return Anchor(place=place, instruction=instruction, result=result)
 
 
@@ -168,7 +172,7 @@ def _takes_part(
         taken, *offsets = place.computation.producers(user)
         is_part = _size(user) * element.group_size == prod(element.array.dims)
         return is_part and taken is used and _is_own_place(flow, place, offsets)
-    if flow.is_movement(user):
+    if flow.keeps_values(user):
         return _is_sliced(flow, place, user, element)
     if user.opcode != "fusion":
         return False

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from meshscope.hlo.attribution import Scope, scope_of
@@ -54,8 +54,12 @@ class Operation:
 
 def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Operation]:
     """The operation at a site; one for each array when the compiler combined several into a tuple."""
-    for element in _elements(flow, site, devices):
-        opcode = site.instruction.opcode
+    opcode = site.instruction.opcode
+    elements = list(_elements(flow, site, devices))
+    if opcode.startswith("all-to-all") and len(elements) > 1:
+        yield _all_to_all_of_tuple(flow, elements)
+        return
+    for element in elements:
         meaning = meaning_of(flow, element)
         op_name = served_name(flow, element, meaning.kind)
         payload, is_renamed = _payload(flow, element, op_name)
@@ -73,6 +77,23 @@ def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Oper
             op_name=op_name,
             doubts=doubts,
         )
+
+
+def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
+    """An all-to-all that sends one array of its tuple to each device; how they make one array is not told."""
+    element = replace(parts[0], is_combined=False)
+    meaning = meaning_of(flow, element)
+    sizes = [part.array.n_bytes for part in parts]
+    known = [size for size in sizes if size is not None]
+    return operation(
+        element,
+        meaning,
+        payload=None,
+        payload_bytes=sum(known) if len(known) == len(sizes) else None,
+        hlo_shape=element.site.instruction.shape,
+        op_name=served_name(flow, element, meaning.kind),
+        doubts=element.site.doubts,
+    )
 
 
 def operation(  # noqa: PLR0913  what is not told by the element
@@ -98,7 +119,7 @@ def operation(  # noqa: PLR0913  what is not told by the element
         groups=element.groups,
         group_size=element.group_size,
         is_pairs=element.is_pairs,
-        dtype=payload.dtype if payload else None,
+        dtype=(payload or element.array).dtype,
         shape=payload.dims if payload else None,
         payload_bytes=payload_bytes,
         wire_bytes=None if payload_bytes is None else payload_bytes * factor,

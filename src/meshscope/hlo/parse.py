@@ -3,7 +3,6 @@
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from meshscope.errors import ParseError
@@ -157,10 +156,9 @@ def _computations(
                 )
             number += 1
             continue
-        end = _end_of_body(lines, number + 1)
-        if end is None and not (is_partial and _is_balanced(lines[-1])):
+        instructions, end = _body(lines, number + 1, origin)
+        if end is None and not (is_partial and not _n_open(lines[-1])):
             raise _truncated(origin, len(lines), f"the end '}}' of computation '{match['name']}'")
-        instructions = tuple(_instructions(lines, number + 1, end or len(lines), origin))
         if not instructions:
             raise ParseError(
                 f"{origin}:{number + 1}: computation '{match['name']}' holds no instruction. "
@@ -169,7 +167,7 @@ def _computations(
         found[match["name"]] = Computation(
             name=match["name"],
             is_entry=match["entry"] is not None,
-            instructions=instructions,
+            instructions=tuple(instructions),
             line=number + 1,
         )
         if end is None:
@@ -178,41 +176,42 @@ def _computations(
     return found, None
 
 
-def _end_of_body(lines: list[str], start: int) -> int | None:
-    """The line that closes the computation: a brace that no instruction left open."""
-    first = start
-    for number in range(start, len(lines)):
-        line = lines[number]
-        if line[:1] == "}":
-            if _is_balanced("\n".join(lines[first:number])):
-                return number
-        elif line[:2] == "  ":
-            first = number
-    return None
+def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction], int | None]:
+    """The instructions of a computation and the line of its closing brace, None when there is none.
 
-
-def _is_balanced(text: str) -> bool:
-    bare = _STRING_OR_COMMENT.sub("", text)
-    return bare.count("{") == bare.count("}")
-
-
-def _instructions(lines: list[str], start: int, end: int, origin: str) -> Iterator[Instruction]:
+    A line that starts no instruction belongs to the one before if that left a brace open.
+    """
+    found: list[Instruction] = []
     number = start
-    while number < end:
+    while number < len(lines):
         match = _INSTRUCTION.match(lines[number])
         if match is None:
-            raise ParseError(
-                f"{origin}:{number + 1}: expected an instruction '%name = shape opcode(...)', "
-                f"got {lines[number].strip()[:60]!r}. Give the text as the compiler wrote it."
-            )
+            if lines[number][:1] == "}":
+                return found, number
+            raise _no_instruction(lines, number, origin)
         last = number + 1
-        while last < end and not _INSTRUCTION.match(lines[last]):
-            last += 1
-        rest = lines[number][match.end() :]
-        if last > number + 1:
-            rest = "\n".join((rest, *lines[number + 1 : last]))
-        yield _instruction(match, rest, number + 1, origin)
+        if last < len(lines) and _INSTRUCTION.match(lines[last]) is None:
+            n_open = _n_open(lines[number])
+            while n_open > 0 and last < len(lines):
+                n_open += _n_open(lines[last])
+                last += 1
+        rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
+        found.append(_instruction(match, rest, number + 1, origin))
         number = last
+    return found, None
+
+
+def _n_open(text: str) -> int:
+    """Braces that the text leaves open."""
+    bare = _STRING_OR_COMMENT.sub("", text)
+    return bare.count("{") - bare.count("}")
+
+
+def _no_instruction(lines: list[str], number: int, origin: str) -> ParseError:
+    return ParseError(
+        f"{origin}:{number + 1}: expected an instruction '%name = shape opcode(...)', "
+        f"got {lines[number].strip()[:60]!r}. Give the text as the compiler wrote it."
+    )
 
 
 def _instruction(match: re.Match[str], rest: str, line: int, origin: str) -> Instruction:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from meshscope.hlo.attribution import NO_SCOPE, leaf, scope_of
+from meshscope.hlo.chains import starts_chain
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.meaning import Element, operand_of, wrappers
@@ -94,25 +95,7 @@ def inserted_by(site: Site) -> str | None:
 def is_asynchronous(site: Site) -> bool:
     """Whether a start issues it and a done waits for it."""
     instructions = (site.instruction, *wrappers(site))
-    return any(i.opcode.endswith("-start") for i in instructions) or feeds_async_start(site)
-
-
-def feeds_async_start(site: Site) -> bool:
-    """Whether the collective is the first leg of an asynchronous chain of fusions."""
-    return any(
-        i.custom_call_target == "AsyncCollectiveStart" and site.instruction.name in i.operands
-        for i in site.place.computation.instructions
-        if i.opcode == "custom-call"
-    )
-
-
-def is_later_leg(site: Site) -> bool:
-    """Whether another fusion has issued the collective, and this one only goes on with it.
-
-    libtpu spreads one asynchronous collective over several fusions, each of which repeats the
-    instruction; the first hands it to `AsyncCollectiveStart`, and all share a `chain_id`.
-    """
-    return "chain_id=" in site.instruction.frontend_attributes and not feeds_async_start(site)
+    return any(i.opcode.endswith("-start") for i in instructions) or starts_chain(site)
 
 
 def algorithm_of(site: Site) -> str | None:

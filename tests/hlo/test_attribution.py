@@ -1,0 +1,62 @@
+"""Scopes in an op_name: the contract between programs and readers."""
+
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.hlo.attribution import Scope, same_name, scope_of
+from meshscope.table.kinds import Part, Phase
+
+
+class Case(NamedTuple):
+    op_name: str | None
+    phase: Phase | None
+    layers: tuple[int, int] | None
+    part: Part | None
+    missing: str | None
+
+
+CASES = [
+    Case(
+        "jit(prefill)/shard_map/prefill/layer10/mlp/psum",
+        Phase.PREFILL,
+        (10, 10),
+        Part.MLP,
+        None,
+    ),
+    Case(
+        "jit(decode)/shard_map/decode/layers0-63/while/body/closed_call/attn/psum",
+        Phase.DECODE,
+        (0, 63),
+        Part.ATTN,
+        None,
+    ),
+    Case(
+        "jit(f)/prefill/layer3/moe.dispatch/all_to_all",
+        Phase.PREFILL,
+        (3, 3),
+        Part.MOE_DISPATCH,
+        None,
+    ),
+    Case("jit(f)/decode/lm_head/all_gather", Phase.DECODE, None, Part.LM_HEAD, None),
+    Case("decode.7/layer3.12/attn.2/aten__mm.1", Phase.DECODE, (3, 3), Part.ATTN, None),
+    Case("jit(f)/decode/attn/psum", Phase.DECODE, None, Part.ATTN, "layer"),
+    Case("jit(f)/layer3/dot_general", None, (3, 3), None, "phase and part"),
+    Case("jit(f)/prefill/layers5-2/mlp/psum", Phase.PREFILL, None, Part.MLP, "layer"),
+    Case("inputs[2][0][4]", None, None, None, "phase and part"),
+    Case(None, None, None, None, "phase and part"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.op_name))
+def test_scope_is_read_from_the_path(case: Case) -> None:
+    scope = scope_of(case.op_name)
+
+    assert scope == Scope(phase=case.phase, layers=case.layers, part=case.part)
+    assert scope.missing == case.missing
+
+
+def test_uniquifiers_do_not_make_another_name() -> None:
+    assert same_name("model.26/layers.0.3/mm", "model.1/layers.0.5/mm.4")
+    assert not same_name("a/psum", "b/psum")
+    assert not same_name(None, None)

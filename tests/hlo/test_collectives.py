@@ -1,0 +1,340 @@
+"""The rows of compiled modules: golden files against what their programs write."""
+
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from goldens import GOLDEN_DIR, GOLDENS, HEAD_DIM, JAX_VERSIONS, Golden
+
+from meshscope.errors import ParseError
+from meshscope.hlo.collectives import collectives_of, unattributed
+from meshscope.hlo.parse import read_hlo
+from meshscope.plan.mesh import Groups, Mesh
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind, Part, Phase, wire_factor
+
+MAXTEXT = (
+    Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"
+)
+N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}
+
+
+class Told(NamedTuple):
+    """What is compared of a row: all but names, algorithm and source."""
+
+    layer: int | None
+    part: Part | None
+    kind: Kind
+    axis: str | None
+    groups: Groups
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    payload_bytes: int | None
+    wire_bytes: Fraction | None
+    count: int
+
+
+def _told(row: Collective) -> Told:
+    return Told(**{name: getattr(row, name) for name in Told._fields})
+
+
+def _mesh(golden: Golden) -> Mesh:
+    return Mesh(axes=golden.axes)
+
+
+def _rows(name: str, version: str) -> list[Collective]:
+    golden = GOLDENS[name]
+    mesh = _mesh(golden)
+
+    def crosses_slices(groups: Groups) -> bool | None:
+        per_slice = mesh.n_devices // golden.n_slices
+        if golden.n_slices == 1:
+            return None
+        return any(len({device // per_slice for device in group}) > 1 for group in groups)
+
+    module = read_hlo(GOLDEN_DIR / f"{name}.jax-{version}.txt.gz")
+    return collectives_of(module, mesh=mesh, n_steps_of=N_STEPS, crosses_slices=crosses_slices)
+
+
+def _written(golden: Golden) -> Iterator[Told]:
+    """The collectives that the manual decoder of `programs.py` writes, from its sizes alone."""
+    mesh = _mesh(golden)
+    n_data = mesh.size(golden.data) if golden.data else 1
+    b, s, d = golden.batch // n_data, golden.steps, golden.hidden
+    heads, ffn = golden.heads * HEAD_DIM // golden.n_tp, golden.ffn // golden.n_tp
+
+    def row(layer: int | None, part: Part, kind: Kind, axis: str, shape: tuple[int, ...]) -> Told:
+        payload_bytes = 2  # bf16
+        for size in shape:
+            payload_bytes *= size
+        wire = payload_bytes * wire_factor(kind, mesh.size(axis))
+        groups = mesh.groups(axis)
+        return Told(layer, part, kind, axis, groups, "bf16", shape, payload_bytes, wire, 1)
+
+    leave = Kind.REDUCE_SCATTER if golden.sequence else Kind.ALL_REDUCE
+    yield row(None, Part.EMBED, leave, "tp", (b, s, d))
+    for layer in range(golden.layers):
+        for part in (Part.ATTN, Part.MLP):
+            if golden.sequence:
+                yield row(layer, part, Kind.ALL_GATHER, "tp", (b, s, d))
+            yield row(layer, part, leave, "tp", (b, s, d))
+        if golden.fsdp:
+            yield row(layer, Part.ATTN, Kind.ALL_GATHER, "fsdp", (d, 3 * heads))
+            yield row(layer, Part.ATTN, Kind.ALL_GATHER, "fsdp", (heads, d))
+            yield row(layer, Part.MLP, Kind.ALL_GATHER, "fsdp", (d, ffn))
+            yield row(layer, Part.MLP, Kind.ALL_GATHER, "fsdp", (d, ffn))
+            yield row(layer, Part.MLP, Kind.ALL_GATHER, "fsdp", (ffn, d))
+    if golden.sequence:
+        yield row(None, Part.LM_HEAD, Kind.ALL_GATHER, "tp", (b, s, d))
+    yield row(None, Part.LM_HEAD, Kind.ALL_GATHER, "tp", (b, golden.vocab))
+
+
+MANUAL = [
+    name for name, golden in GOLDENS.items() if golden.program == "decoder" and not golden.is_auto
+]
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+@pytest.mark.parametrize("name", MANUAL)
+def test_rows_are_what_the_program_writes(name: str, version: str) -> None:
+    """On every chip, unrolled or scanned, over one slice or two: kind, shape, groups, bytes, layer."""
+    rows = _rows(name, version)
+
+    assert Counter(map(_told, rows)) == Counter(_written(GOLDENS[name]))
+    assert unattributed(rows) == (0, 0, {})
+    assert {row.phase for row in rows} == {Phase(GOLDENS[name].phase)}
+    assert {row.n_steps for row in rows} == {N_STEPS[Phase(GOLDENS[name].phase)]}
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+@pytest.mark.parametrize("name", [n.removesuffix("_scan") for n in MANUAL if n.endswith("_scan")])
+def test_scanned_layers_tell_the_rows_of_unrolled_ones(name: str, version: str) -> None:
+    """But for names, and for the unit dim that a slice of stacked weights has in the text."""
+
+    def kept(row: Collective) -> tuple[object, ...]:
+        return (*_told(row), row.opcode, row.is_async, row.inserted_by, row.algorithm)
+
+    scanned, unrolled = (_rows(f"{name}_{loop}", version) for loop in ("scan", "unroll"))
+
+    assert Counter(map(kept, scanned)) == Counter(map(kept, unrolled))
+
+
+@pytest.mark.parametrize("name", MANUAL)
+def test_both_compilers_tell_the_same_rows(name: str) -> None:
+    older, newer = (_rows(name, version) for version in JAX_VERSIONS)
+
+    assert Counter(map(_told, older)) == Counter(map(_told, newer))
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_what_a_program_writes_is_said_to_be_its_own(version: str) -> None:
+    rows = _rows("v6e_tp8_prefill_unroll", version)
+
+    assert {row.inserted_by for row in rows} == {"program"}
+    assert {row.is_async for row in rows} == {False}
+    assert {str(row.source_line).rsplit(":", 1)[0] for row in rows} == {"programs.py"}
+
+
+def test_algorithm_is_emitter_strategy_and_colours() -> None:
+    row = _rows("v6e_tp8_prefill_unroll", "0.10.2")[0]
+
+    assert row.algorithm == "RotatedPincerShortEmitter/StrategyRing, 1 colors"
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_on_tpu7x_every_collective_is_a_call_that_a_sparse_core_runs(version: str) -> None:
+    rows = _rows("tpu7x_fsdp2tp4_prefill_scan", version)
+
+    assert {row.is_async for row in rows} == {True}
+    assert {str(row.algorithm).split("/")[0] for row in rows} == {"SparseCore"}
+    assert all(str(row.hlo_name).endswith(".call-start") for row in rows)
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_logits_gathered_along_a_dim_of_their_own_have_the_shape_of_the_program(
+    version: str,
+) -> None:
+    row = _rows("v6e_tp8_decode_unroll", version)[-1]
+
+    assert (row.shape, row.hlo_shape) == ((4, 128256), "bf16[8,16032,4]")
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_gather_written_as_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
+    """It costs what an all-reduce costs, and is attributed by what it serves, having no name."""
+    row = _rows("v6e_tp8_decode_auto", version)[-1]
+
+    assert (row.kind, row.opcode, row.part) == (Kind.ALL_GATHER, "all-reduce", Part.LM_HEAD)
+    assert (row.shape, row.hlo_shape) == ((1, 128256), "bf16[128256]")
+    assert row.payload_bytes == 2 * 128256
+    assert row.wire_bytes == Fraction(2 * 7, 8) * 2 * 128256
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_told_for_what_they_are(
+    version: str,
+) -> None:
+    rows = _rows("v6e_tp8sp_prefill_auto", version)
+    activations = 8 * 1024 * 4096 * 2  # [8,1024,4096] in bf16
+
+    told = {(r.part, r.opcode, r.kind, r.payload_bytes, r.wire_bytes, r.algorithm) for r in rows}
+
+    ring = "SingleInputAllReduceScatterFusion/StrategyRing, 1 colors"
+    assert {t for t in told if t[2] is Kind.REDUCE_SCATTER} == {
+        (
+            Part.ATTN,
+            "all-reduce-scatter",
+            Kind.REDUCE_SCATTER,
+            activations,
+            activations * 7 // 8,
+            ring,
+        ),
+        # Both directions of the ring send an eighth nine times: once before or behind the loop,
+        # eight times in it.
+        (
+            Part.MLP,
+            "collective-permute",
+            Kind.REDUCE_SCATTER,
+            activations,
+            activations * 9 // 8,
+            "windowed einsum",
+        ),
+    }
+    assert Kind.PERMUTE not in {row.kind for row in rows}
+    assert unattributed(rows) == (0, 0, {})
+    assert {row.inserted_by for row in rows} == {"partitioner"}
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_a_layer(version: str) -> None:
+    rows = _rows("v6e_windowed_scan", version)
+    gathered = 16384 * 8192 * 2
+
+    assert [(r.layer, r.kind, r.axis, r.groups, r.payload_bytes, r.count) for r in rows] == [
+        (layer, Kind.ALL_GATHER, "tp", (tuple(range(8)),), gathered, 1) for layer in range(4)
+    ]
+    assert {row.wire_bytes for row in rows} == {Fraction(9, 8) * gathered}
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_gather_spread_over_fusions_is_told_once(version: str) -> None:
+    """The text holds the instruction 27 times; five weights a layer are gathered."""
+    rows = _rows("v5e_fsdp8_prefill_auto_async", version)
+
+    assert Counter((row.layer, row.part, row.shape) for row in rows) == Counter(
+        (layer, part, shape)
+        for layer in (0, 1)
+        for part, shape in (
+            (Part.ATTN, (2048, 3072)),
+            (Part.ATTN, (1024, 2048)),
+            (Part.MLP, (2048, 8192)),
+            (Part.MLP, (2048, 8192)),
+            (Part.MLP, (8192, 2048)),
+        )
+    )
+    assert Counter(row.is_async for row in rows)[True] == 4
+    assert unattributed(rows) == (0, 0, {})
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_combined_all_reduce_is_a_row_for_each_part(version: str) -> None:
+    rows = _rows("v6e_combined", version)
+
+    assert [(r.layer, r.part, r.shape, r.payload_bytes) for r in rows] == [
+        (0, Part.ATTN, (8, 256), 4096),
+        (0, Part.MLP, (8, 512), 8192),
+        (1, Part.ATTN, (16, 128), 4096),
+    ]
+    assert len({row.hlo_name for row in rows}) == 1
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_every_kind_finds_its_axis(version: str) -> None:
+    rows = _rows("v6e_several", version)
+    told = {(r.part, r.kind, r.axis, r.group_size, r.n_groups) for r in rows}
+
+    assert told == {
+        (Part.MOE_DISPATCH, Kind.ALL_TO_ALL, "tp", 4, 2),
+        (Part.ATTN, Kind.PERMUTE, "tp", 2, 8),
+        (Part.MOE_ROUTER, Kind.ALL_REDUCE, "dp+tp", 8, 1),
+        (Part.MLP, Kind.ALL_REDUCE, "dp", 2, 4),
+    }
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_what_crosses_slices_is_a_collective_and_marked(version: str) -> None:
+    rows = _rows("2xv6e_across_slices", version)
+    n_bytes = 1024 * 512 * 2
+
+    assert {(r.kind, r.axis, r.payload_bytes, r.wire_bytes, r.crosses_slices) for r in rows} == {
+        (Kind.ALL_REDUCE, "dp", n_bytes, n_bytes, True),
+        (Kind.REDUCE_SCATTER, "dp", n_bytes, n_bytes // 2, True),
+        (Kind.ALL_TO_ALL, "dp", n_bytes, n_bytes // 2, True),
+        (Kind.PERMUTE, "dp", n_bytes, n_bytes, True),
+    }
+    assert {row.opcode for row in rows} == {"send/recv"}
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_within_a_slice_nothing_crosses(version: str) -> None:
+    rows = _rows("2xv6e_fsdp2tp4_prefill", version)
+
+    assert {(row.axis, row.crosses_slices) for row in rows} == {("fsdp", True), ("tp", False)}
+
+
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_a_kernel_that_talks_gets_its_row_and_is_counted_as_unknown(version: str) -> None:
+    rows = _rows("v6e_kernel", version)
+
+    assert [(r.kind, r.opcode, r.groups, r.payload_bytes, r.layer) for r in rows] == [
+        (Kind.PERMUTE, "custom-call", (), 8 * 1024 * 2, 0),
+        (Kind.PERMUTE, "custom-call", (), None, 0),
+    ]
+    assert unattributed(rows)[:2] == (2, 8 * 1024 * 2)
+
+
+@pytest.mark.skipif(not MAXTEXT.is_file(), reason="the shared profiles are not beside the project")
+def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
+    """MaxText keeps the first 2000 lines of its Llama-3-8B step; seven weights are gathered in them."""
+    module = read_hlo(MAXTEXT, is_partial=True)
+    mesh = Mesh(axes=(("fsdp", 4),))
+
+    rows = collectives_of(
+        module,
+        mesh=mesh,
+        n_steps_of=N_STEPS,
+        crosses_slices=lambda _: None,
+        default_phase=Phase.PREFILL,
+    )
+
+    assert [(row.kind, row.axis, row.shape) for row in rows] == [
+        (Kind.ALL_GATHER, "fsdp", shape)
+        for shape in (
+            (1, 32, 128, 4096),
+            (1, 4096, 32, 128),
+            (1, 4096, 8, 128),
+            (1, 4096, 8, 128),
+            (1, 14336, 4096),
+            (1, 4096, 14336),
+            (1, 4096, 14336),
+        )
+    ]
+    assert {row.phase for row in rows} == {Phase.PREFILL}
+    assert all("the text is cut off at line 2000" in str(row.axis_reason) for row in rows)
+    with pytest.raises(ParseError, match=r"hlo\.txt:2000: .*give the whole text"):
+        read_hlo(MAXTEXT)
+
+
+def test_a_plan_of_another_size_is_refused() -> None:
+    module = read_hlo(GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz")
+
+    with pytest.raises(ParseError, match=r"gz:1: .*compiled for 8 devices.*\(tp=4\) has 4\. Give"):
+        collectives_of(
+            module,
+            mesh=Mesh(axes=(("tp", 4),)),
+            n_steps_of=N_STEPS,
+            crosses_slices=lambda _: None,
+        )

@@ -1,0 +1,154 @@
+"""Replica groups of every form, against brute force over coordinates."""
+
+import random
+from itertools import permutations, product
+from math import prod
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.errors import ParseError
+from meshscope.hlo.groups import parse_groups, parse_pairs, ring_of_pairs
+from meshscope.plan.mesh import Mesh
+
+
+class Case(NamedTuple):
+    text: str
+    n_devices: int
+    want: tuple[tuple[int, ...], ...]
+
+
+CASES = [
+    Case("{{0,1},{2,3}}", 4, ((0, 1), (2, 3))),
+    Case("{{3,1}, {2,0}}", 4, ((3, 1), (2, 0))),
+    Case("{}", 4, ((0, 1, 2, 3),)),
+    Case("[2,4]<=[8]", 8, ((0, 1, 2, 3), (4, 5, 6, 7))),
+    Case("[4,2]<=[2,4]T(1,0)", 8, ((0, 4), (1, 5), (2, 6), (3, 7))),
+    Case("[2,4]<=[2,2,2]T(1,0,2)", 8, ((0, 1, 4, 5), (2, 3, 6, 7))),
+    Case("mesh['axis_0'=2,'axis_1'=2] {'axis_1'}", 4, ((0, 1), (2, 3))),
+    Case("mesh['axis_0'=2,'axis_1'=2] {'axis_0'}", 4, ((0, 2), (1, 3))),
+    Case("mesh['fsdp'=2,'tp'=2] {'fsdp','tp'}", 4, ((0, 1, 2, 3),)),
+    # The order of the axes is the order inside a group.
+    Case("mesh['fsdp'=2,'tp'=2] {'tp','fsdp'}", 4, ((0, 2, 1, 3),)),
+    Case("mesh[x=4,y=1] {x,y}", 4, ((0, 1, 2, 3),)),
+    # Devices laid over the mesh in another order, as libtpu writes it for dp=2,tp=4.
+    Case(
+        "mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}",
+        8,
+        ((0, 1, 2, 3), (4, 5, 6, 7)),
+    ),
+    Case("mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}", 4, ((0, 2), (1, 3))),
+    # Sub-axes: (pre-size)size, counted from the major end.
+    Case("mesh['a'=8] {'a':(1)2}", 8, ((0, 4), (1, 5), (2, 6), (3, 7))),
+    Case("mesh['a'=8] {'a':(2)4}", 8, ((0, 1, 2, 3), (4, 5, 6, 7))),
+    Case("mesh['a'=8] {'a':(2)2}", 8, ((0, 2), (1, 3), (4, 6), (5, 7))),
+    Case("mesh['a'=8] {'a':(1)2,'a':(4)2}", 8, ((0, 1, 4, 5), (2, 3, 6, 7))),
+    Case("mesh['a'=8] {'a':(4)2,'a':(1)2}", 8, ((0, 4, 1, 5), (2, 6, 3, 7))),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
+def test_groups_are_expanded_to_device_ids(case: Case) -> None:
+    assert parse_groups(case.text, n_devices=case.n_devices, where="x.hlo:1") == case.want
+
+
+def _by_coordinates(
+    sizes: tuple[int, ...], grouped: tuple[int, ...], order: list[int]
+) -> set[frozenset[int]]:
+    """Groups of the devices whose coordinates differ only in the grouped dims."""
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for place, coordinates in enumerate(product(*map(range, sizes))):
+        kept = tuple(c for dim, c in enumerate(coordinates) if dim not in grouped)
+        groups.setdefault(kept, set()).add(order[place])
+    return {frozenset(group) for group in groups.values()}
+
+
+def test_mesh_form_equals_brute_force_over_coordinates() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        sizes = tuple(rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(1, 4)))
+        grouped = tuple(rng.sample(range(len(sizes)), rng.randint(1, len(sizes))))
+        order = list(range(prod(sizes)))
+        rng.shuffle(order)
+        axes = ",".join(f"'a{dim}'={size}" for dim, size in enumerate(sizes))
+        refs = ",".join(f"'a{dim}'" for dim in grouped)
+        ids = ",".join(map(str, order))
+        text = f"mesh[{axes}], device_ids=({ids}) {{{refs}}}"
+
+        got = parse_groups(text, n_devices=prod(sizes), where="x.hlo:1")
+
+        assert {frozenset(group) for group in got} == _by_coordinates(sizes, grouped, order), text
+
+
+def test_iota_form_equals_brute_force_over_coordinates() -> None:
+    rng = random.Random(8)
+    for _ in range(200):
+        sizes = tuple(rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(1, 4)))
+        order = rng.choice(list(permutations(range(len(sizes)))))
+        n_grouped = rng.randint(0, len(sizes))
+        grouped = order[len(sizes) - n_grouped :]
+        group_size = prod(sizes[dim] for dim in grouped)
+        n_devices = prod(sizes)
+        dims = ",".join(map(str, sizes))
+        text = f"[{n_devices // group_size},{group_size}]<=[{dims}]T({','.join(map(str, order))})"
+
+        got = parse_groups(text, n_devices=n_devices, where="x.hlo:1")
+
+        identity = list(range(n_devices))
+        assert {frozenset(g) for g in got} == _by_coordinates(sizes, grouped, identity), text
+
+
+def test_sub_axis_equals_the_axis_of_the_mesh_split_by_hand() -> None:
+    whole = parse_groups("mesh['a'=3,'b'=8] {'b':(2)2}", n_devices=24, where="x.hlo:1")
+    split = parse_groups("mesh['a'=3,'b0'=2,'b1'=2,'b2'=2] {'b1'}", n_devices=24, where="x.hlo:1")
+
+    assert whole == split
+
+
+def test_axes_of_equal_size_are_told_apart() -> None:
+    mesh = Mesh(axes=(("fsdp", 4), ("tp", 4)))
+    text = "mesh['axis_0'=4,'axis_1'=4] {{'{}'}}"
+
+    outer = parse_groups(text.format("axis_0"), n_devices=16, where="x.hlo:1")
+    inner = parse_groups(text.format("axis_1"), n_devices=16, where="x.hlo:1")
+
+    assert (mesh.axis_of_groups(outer), mesh.axis_of_groups(inner)) == ("fsdp", "tp")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mesh['x'=8]",
+        "mesh['x'=8] {'y'}",
+        "mesh['x'=8] {'x':(3)2}",
+        "mesh['x'=8] {'x':(1)4,'x':(2)4}",
+        "mesh['x'=8], device_ids=(0,1,2) {'x'}",
+        "mesh['x'=4] {'x'}",
+        "maximal_mesh[device_id=0] {'x'}",
+        "[2,4]<=[9]",
+        "[2,4]<=[2,4]T(0,0)",
+        "[8]<=[8]",
+        "{{0,1},{2,x}}",
+        "{{0,8}}",
+        "",
+    ],
+)
+def test_unknown_form_is_refused_with_file_and_line(text: str) -> None:
+    with pytest.raises(ParseError, match=r"decode\.hlo:412: .*(please report|must hold)"):
+        parse_groups(text, n_devices=8, where="decode.hlo:412")
+
+
+def test_pairs_are_read_as_they_stand() -> None:
+    assert parse_pairs("{{0,1},{1,0}}", n_devices=2, where="x.hlo:1") == ((0, 1), (1, 0))
+
+
+@pytest.mark.parametrize("text", ["{{0,1,2}}", "{0,1}", "{{0,9}}", "[2,4]<=[8]"])
+def test_what_are_no_pairs_is_refused(text: str) -> None:
+    with pytest.raises(ParseError, match=r"x\.hlo:1: source_target_pairs .*please report"):
+        parse_pairs(text, n_devices=8, where="x.hlo:1")
+
+
+def test_ring_of_pairs_is_what_they_connect() -> None:
+    pairs = ((0, 1), (1, 2), (2, 0), (5, 3), (3, 5), (4, 4))
+
+    assert ring_of_pairs(pairs) == ((0, 1, 2), (3, 5), (4,))

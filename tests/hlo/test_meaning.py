@@ -1,0 +1,253 @@
+"""What all-reduces mean, in the smallest texts that show it."""
+
+import pytest
+
+from meshscope.hlo.collectives import collectives_of
+from meshscope.hlo.parse import parse_hlo
+from meshscope.plan.mesh import Mesh
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind
+
+TEXT = """\
+HloModule m, is_scheduled=true, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+{computations}
+ENTRY %main (part: f32[2,8], whole: f32[8,8]) -> f32[8,8] {{
+  %part = f32[2,8] parameter(0)
+  %whole = f32[8,8] parameter(1)
+  %zero = f32[] constant(0)
+  %one = f32[] constant(1)
+  %origin = s32[] constant(0)
+  %zeros = f32[8,8] broadcast(%zero), dimensions={{}}
+  %ones = f32[8,8] broadcast(%one), dimensions={{}}
+  %id = u32[] partition-id()
+  %table = s32[4] constant({{0,2,4,6}})
+  %entry = s32[1] dynamic-slice(%table, %id), dynamic_slice_sizes={{1}}
+  %mine = s32[] reshape(%entry)
+  %scalar = s32[] constant(2)
+{body}
+}}
+"""
+REDUCE = (
+    "all-reduce({}), channel_id=1, replica_groups=[1,4]<=[4], use_global_device_ids=true, "
+    'to_apply=%add, metadata={{op_name="jit(f)/prefill/layer0/mlp/dot_general"}}'
+)
+
+
+def _row(body: list[str], computations: str = "") -> Collective:
+    text = TEXT.format(body="\n".join(f"  {line}" for line in body), computations=computations)
+    (row,) = collectives_of(
+        parse_hlo(text, "m.hlo"),
+        mesh=Mesh(axes=(("tp", 4),)),
+        n_steps_of={},
+        crosses_slices=lambda _: None,
+    )
+    return row
+
+
+WHOLE_BYTES = 8 * 8 * 4
+
+
+def test_parts_among_zeros_added_up_are_a_gather() -> None:
+    row = _row(
+        [
+            "%put = f32[8,8] dynamic-update-slice(%zeros, %part, %mine, %origin)",
+            f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}",
+        ]
+    )
+
+    assert (row.kind, row.opcode) == (Kind.ALL_GATHER, "all-reduce")
+    assert (row.payload_bytes, row.wire_bytes) == (WHOLE_BYTES, WHOLE_BYTES * 6 / 4)
+
+
+def test_parts_put_in_a_fusion_are_a_gather() -> None:
+    fused = """
+%fused (p: f32[2,8], z: f32[], i: s32[]) -> f32[8,8] {
+  %p = f32[2,8] parameter(0)
+  %z = f32[] parameter(1)
+  %i = s32[] parameter(2)
+  %o = s32[] constant(0)
+  %zs = f32[8,8] broadcast(%z), dimensions={}
+  %put = f32[8,8] dynamic-update-slice(%zs, %p, %i, %o)
+  ROOT %b = f32[8,8] bitcast(%put)
+}
+"""
+    row = _row(
+        [
+            "%f = f32[8,8] fusion(%part, %zero, %mine), kind=kLoop, calls=%fused",
+            "%copy = f32[8,8] copy(%f)",
+            f"ROOT %sum = f32[8,8] {REDUCE.format('%copy')}",
+        ],
+        fused,
+    )
+
+    assert row.kind is Kind.ALL_GATHER
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        "dynamic-update-slice(%ones, %part, %mine, %origin)",
+        "dynamic-update-slice(%zeros, %part, %scalar, %origin)",
+        "add(%zeros, %whole)",
+    ],
+    ids=["not among zeros", "not in a place of its own", "not a part"],
+)
+def test_other_sums_stay_reductions(put: str) -> None:
+    row = _row([f"%put = f32[8,8] {put}", f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}"])
+
+    assert (row.kind, row.opcode) == (Kind.ALL_REDUCE, "all-reduce")
+
+
+SLICE = "dynamic-slice({}, %mine, %origin), dynamic_slice_sizes={{2,8}}"
+
+
+def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter() -> None:
+    """The whole array is the payload, and the wire carries what an all-reduce does."""
+    row = _row(
+        [
+            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+            f"ROOT %kept = f32[2,8] {SLICE.format('%sum')}",
+        ]
+    )
+
+    assert (row.kind, row.opcode, row.shape) == (Kind.REDUCE_SCATTER, "all-reduce", (8, 8))
+    assert (row.payload_bytes, row.wire_bytes) == (WHOLE_BYTES, WHOLE_BYTES * 6 / 4)
+
+
+def test_a_slice_behind_a_conversion_in_a_fusion_is_a_scatter() -> None:
+    """XLA for CPU sums in float32 and converts behind it."""
+    fused = """
+%fused (p: f32[8,8], i: s32[], r: bf16[2,8]) -> bf16[2,8] {
+  %p = f32[8,8] parameter(0)
+  %i = s32[] parameter(1)
+  %r = bf16[2,8] parameter(2)
+  %o = s32[] constant(0)
+  %c = bf16[8,8] convert(%p)
+  %mine = bf16[2,8] dynamic-slice(%c, %i, %o), dynamic_slice_sizes={2,8}
+  ROOT %s = bf16[2,8] add(%mine, %r)
+}
+"""
+    row = _row(
+        [
+            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+            "%r = bf16[2,8] convert(%part)",
+            "ROOT %f = bf16[2,8] fusion(%sum, %mine, %r), kind=kLoop, calls=%fused",
+        ],
+        fused,
+    )
+
+    assert row.kind is Kind.REDUCE_SCATTER
+
+
+def test_a_sum_that_is_also_used_whole_is_no_scatter() -> None:
+    row = _row(
+        [
+            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+            f"%kept = f32[2,8] {SLICE.format('%sum')}",
+            "ROOT %all = f32[8,8] negate(%sum)",
+        ]
+    )
+
+    assert row.kind is Kind.ALL_REDUCE
+
+
+def test_a_sum_of_which_all_keep_the_same_part_is_no_scatter() -> None:
+    """The last position of a sequence, for instance."""
+    row = _row(
+        [
+            f"%sum = f32[8,8] {REDUCE.format('%whole')}",
+            f"ROOT %kept = f32[2,8] {SLICE.format('%sum').replace('%mine', '%scalar')}",
+        ]
+    )
+
+    assert row.kind is Kind.ALL_REDUCE
+
+
+def test_an_asynchronous_pair_is_one_row() -> None:
+    row = _row(
+        [
+            f"%start = f32[8,8] {REDUCE.format('%whole').replace('all-reduce(', 'all-reduce-start(')}",
+            "ROOT %done = f32[8,8] all-reduce-done(%start)",
+        ]
+    )
+
+    assert (row.kind, row.opcode, row.is_async, row.hlo_name) == (
+        Kind.ALL_REDUCE,
+        "all-reduce",
+        True,
+        "start",
+    )
+
+
+def test_a_started_gather_has_the_shape_of_its_result() -> None:
+    row = _row(
+        [
+            (
+                "%start = (f32[2,8], f32[8,8]) all-gather-start(%part), channel_id=1, "
+                "replica_groups={{0,1,2,3}}, dimensions={0}, use_global_device_ids=true, "
+                'metadata={op_name="jit(f)/prefill/layer0/mlp/all_gather"}'
+            ),
+            "ROOT %done = f32[8,8] all-gather-done(%start)",
+        ]
+    )
+
+    assert (row.shape, row.hlo_shape, row.inserted_by) == ((8, 8), None, "program")
+
+
+def test_a_collective_in_a_started_computation_is_one_row() -> None:
+    """`async-start` wraps a computation, and its update and done name the same computation."""
+    wrapped = """
+%wrapped (p: f32[2,8]) -> f32[8,8] {
+  %p = f32[2,8] parameter(0)
+  ROOT %gather = f32[8,8] all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}, use_global_device_ids=true
+}
+"""
+    row = _row(
+        [
+            (
+                "%s = ((f32[2,8]), f32[8,8], s32[]) async-start(%part), calls=%wrapped, "
+                'metadata={op_name="jit(f)/prefill/layer3/attn/all_gather"}'
+            ),
+            "%u = ((f32[2,8]), f32[8,8], s32[]) async-update(%s), calls=%wrapped",
+            "ROOT %d = f32[8,8] async-done(%u), calls=%wrapped",
+        ],
+        wrapped,
+    )
+
+    assert (row.layer, row.kind, row.is_async, row.hlo_name) == (3, Kind.ALL_GATHER, True, "s")
+    assert row.axis_reason is None
+
+
+def test_an_all_to_all_of_a_tuple_is_one_row_whose_shape_is_not_told() -> None:
+    row = _row(
+        [
+            (
+                "ROOT %a2a = (f32[2,8], f32[2,8], f32[2,8], f32[2,8]) all-to-all(%part, %part, %part, "
+                "%part), channel_id=1, replica_groups={{0,1,2,3}}"
+            ),
+        ]
+    )
+
+    assert (row.kind, row.shape, row.payload_bytes) == (Kind.ALL_TO_ALL, None, 4 * 2 * 8 * 4)
+    assert row.wire_bytes == 3 / 4 * 4 * 2 * 8 * 4
+
+
+def test_bytes_of_a_ragged_all_to_all_are_unknown_not_zero() -> None:
+    row = _row(
+        [
+            (
+                "ROOT %r = f32[8,8] ragged-all-to-all(%whole, %whole, %table, %table, %table, "
+                "%table), channel_id=1, replica_groups={{0,1,2,3}}, "
+                'metadata={op_name="jit(f)/prefill/layer0/moe.dispatch/ragged_all_to_all"}'
+            ),
+        ]
+    )
+
+    assert (row.kind, row.payload_bytes, row.wire_bytes) == (Kind.ALL_TO_ALL, None, None)
+    assert row.axis_reason == "how many bytes a ragged all-to-all sends depends on the routing"

@@ -1,0 +1,235 @@
+"""The grammar of HLO text, and what is said of a text that is not one."""
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+from goldens import GOLDEN_DIR
+
+from meshscope.errors import ParseError
+from meshscope.hlo import parse
+from meshscope.hlo.module import ArrayShape, HloModule
+from meshscope.hlo.parse import parse_hlo, read_hlo
+
+PLAIN = """\
+HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[4]{0})->f32[4]{0}}, num_partitions=8
+
+FileNames
+1 "model.py"
+
+FunctionNames
+1 "mlp"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=21 end_line=21 column=10 end_column=30}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+
+%region (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (param: f32[4], other: (f32[2], s32[])) -> f32[4] {
+  %param = f32[4]{0:T(256)} parameter(0), sharding={replicated}, metadata={op_name="x"}
+  %other = (f32[2]{0}, /*index=1*/s32[]{:S(2)}) parameter(1)
+  %all-reduce = f32[4]{0:T(256)S(1)} all-reduce(%param), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%region, metadata={op_name="jit(f)/decode/layer0/mlp/psum" stack_frame_id=1}, backend_config={"window_config":{"estimated_cycles":"123"}}
+  ROOT %copy = f32[4]{0} copy(%all-reduce)
+}
+"""
+
+
+def _signature(module: HloModule) -> list[tuple[object, ...]]:
+    return [
+        (c.name, c.is_entry, i.name, i.opcode, i.shape, i.operands, i.is_root)
+        for c in module.computations.values()
+        for i in c.instructions
+    ]
+
+
+def test_module_header_and_tables_are_read() -> None:
+    module = parse_hlo(PLAIN, "plain.hlo")
+
+    assert (module.name, module.is_scheduled, module.n_devices) == ("jit_f", True, 8)
+    assert module.entry is not None
+    reduction = module.entry.get("all-reduce")
+    assert reduction is not None
+    assert module.source_line(reduction) == "model.py:21"
+    assert module.where(reduction) == "plain.hlo:25"
+    assert reduction.estimated_cycles == 123
+    assert reduction.called == {"to_apply": ("region",)}
+    assert reduction.op_name == "jit(f)/decode/layer0/mlp/psum"
+    assert reduction.arrays == (ArrayShape(dtype="f32", dims=(4,)),)
+
+
+def test_instructions_stand_in_schedule_order() -> None:
+    entry = parse_hlo(PLAIN, "plain.hlo").entry
+
+    assert entry is not None
+    assert [i.name for i in entry.instructions] == ["param", "other", "all-reduce", "copy"]
+    assert entry.root.name == "copy"
+
+
+def test_tuples_are_flattened_and_lose_their_layout() -> None:
+    entry = parse_hlo(PLAIN, "plain.hlo").entry
+    assert entry is not None
+    other = entry.get("other")
+
+    assert other is not None
+    assert other.shape == "(f32[2], s32[])"
+    assert other.arrays == (
+        ArrayShape(dtype="f32", dims=(2,)),
+        ArrayShape(dtype="s32", dims=()),
+    )
+
+
+def test_text_without_percent_signs_and_with_typed_operands_reads_alike() -> None:
+    bare = PLAIN.replace("%", "")
+    typed = PLAIN.replace("copy(%all", "copy(f32[4]{0:T(256)S(1)} %all").replace(
+        "add(%x, %y)", "add(f32[] %x, f32[] %y)"
+    )
+    want = _signature(parse_hlo(PLAIN, "plain.hlo"))
+
+    assert _signature(parse_hlo(bare, "bare.hlo")) == want
+    assert _signature(parse_hlo(typed, "typed.hlo")) == want
+    assert _signature(parse_hlo(typed.replace("%", ""), "both.hlo")) == want
+
+
+def test_line_ends_of_windows_read_alike() -> None:
+    assert _signature(parse_hlo(PLAIN.replace("\n", "\r\n"), "crlf.hlo")) == _signature(
+        parse_hlo(PLAIN, "plain.hlo")
+    )
+
+
+def test_an_instruction_over_several_lines_keeps_its_attributes() -> None:
+    """Kernel metadata is printed with line ends, and may hold a line of one closing brace."""
+    kernel = (
+        '  %k = f32[4]{0} custom-call(%all-reduce), custom_call_target="tpu_custom_call", '
+        'frontend_attributes={kernel_metadata={\n  {"block_q": 128,\n  "nested": {\n}\n}\n}}, '
+        'metadata={op_name="jit(f)/decode/layer0/attn/pallas_call" stack_frame_id=1}\n'
+    )
+    text = PLAIN.replace("  ROOT %copy", kernel + "  ROOT %copy")
+
+    entry = parse_hlo(text, "kernel.hlo").entry
+
+    assert entry is not None
+    call = entry.get("k")
+    assert call is not None
+    assert call.op_name == "jit(f)/decode/layer0/attn/pallas_call"
+    assert call.custom_call_target == "tpu_custom_call"
+    assert [i.name for i in entry.instructions][-1] == "copy"
+
+
+def test_source_file_of_older_text_is_read() -> None:
+    text = PLAIN.replace("stack_frame_id=1", 'source_file="/app/model.py" source_line=134')
+    module = parse_hlo(text, "old.hlo")
+    assert module.entry is not None
+    reduction = module.entry.get("all-reduce")
+    assert reduction is not None
+
+    assert module.source_line(reduction) == "/app/model.py:134"
+
+
+def test_gzipped_and_plain_files_read_alike(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(PLAIN)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(PLAIN.encode()))
+
+    plain, zipped = (read_hlo(tmp_path / name) for name in ("a.txt", "a.txt.gz"))
+
+    assert _signature(plain) == _signature(zipped)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"x\.txt:1: is empty"),
+        (b"module @jit_f {\n", r"x\.txt:1: expected a line 'HloModule NAME.*got 'module @jit_f"),
+        (b"\xff\xfe\x00", r"x\.txt: is not text .*as_text"),
+        (b"\x1f\x8b\x08\x00damaged", r"x\.txt: the gzip file is damaged .*Copy it again"),
+    ],
+    ids=["empty", "stablehlo", "binary", "damaged gzip"],
+)
+def test_what_is_no_hlo_is_refused_with_what_was_expected(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(content)
+
+    with pytest.raises(ParseError, match=message):
+        read_hlo(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParseError, match=r"none\.txt: cannot be read .*Give a file"):
+        read_hlo(tmp_path / "none.txt")
+
+
+def test_text_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MAX_TEXT_BYTES", 1000)
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(PLAIN.encode() * 10))
+
+    with pytest.raises(ParseError, match=r"holds more than 1000 bytes .*one module"):
+        read_hlo(path)
+
+
+@pytest.mark.parametrize("n_lines", range(1, PLAIN.count("\n")))
+def test_a_text_cut_at_any_line_is_refused_with_the_line(n_lines: int) -> None:
+    cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
+
+    with pytest.raises(
+        ParseError, match=r"cut\.hlo:\d+: the text ends .*cut short: give the whole"
+    ):
+        parse_hlo(cut, "cut.hlo")
+
+
+def test_a_text_cut_at_any_byte_is_refused() -> None:
+    """150 places in a compiled text; only its last line end may be missing."""
+    text = gzip.decompress(
+        (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
+    ).decode()
+    rng = random.Random(3)
+    for end in sorted(rng.sample(range(1, len(text.rstrip()) - 1), 150)):
+        with pytest.raises(ParseError, match=r"cut\.hlo:\d+: "):
+            parse_hlo(text[:end], "cut.hlo")
+
+
+def test_a_text_cut_between_two_lines_is_read_when_asked_for() -> None:
+    lines = PLAIN.splitlines(keepends=True)
+    cut = "".join(lines[:-2])  # ends behind the all-reduce
+
+    module = parse_hlo(cut, "cut.hlo", is_partial=True)
+
+    assert module.cut_off_at == len(lines) - 2
+    assert module.entry is not None
+    assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
+
+
+def test_a_text_cut_inside_a_line_is_refused_even_then() -> None:
+    cut = PLAIN[: PLAIN.index('"estimated_cycles"')]
+
+    with pytest.raises(ParseError, match="cut short"):
+        parse_hlo(cut, "cut.hlo", is_partial=True)
+
+
+def test_a_call_to_a_computation_that_is_not_there_is_refused() -> None:
+    module = parse_hlo(PLAIN.replace("to_apply=%region", "to_apply=%gone"), "x.hlo")
+    assert module.entry is not None
+    caller = module.entry.get("all-reduce")
+    assert caller is not None
+
+    with pytest.raises(ParseError, match=r"x\.hlo:25: 'all-reduce' calls 'gone'.*whole text"):
+        module.computation("gone", caller)
+
+
+@pytest.mark.parametrize("line", ["%x = f32[] parameter(0)", "%y = f32[] parameter(1)"])
+def test_a_line_that_is_no_instruction_is_refused(line: str) -> None:
+    """Even behind a whole instruction: a damaged line must not vanish into the one before."""
+    text = PLAIN.replace(f"  {line}\n", "  %x f32[] damaged\n", 1)
+
+    with pytest.raises(ParseError, match=r"x\.hlo:1[78]: expected an instruction .*'%x f32.. dam"):
+        parse_hlo(text, "x.hlo")
