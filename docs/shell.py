@@ -14,7 +14,7 @@ def shown(command: str, *, shows: str | None = None) -> None:
     `shows` is the command line to print in its place, where the real one needs more options.
     """
     environment = os.environ | {"COLUMNS": WIDTH, "NO_COLOR": "1"}
-    done = subprocess.run(  # noqa: S603  the commands stand in our own pages
+    done = subprocess.run(
         shlex.split(command), capture_output=True, text=True, env=environment, check=False
     )
     if done.returncode:

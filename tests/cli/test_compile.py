@@ -40,7 +40,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             rows = rows_of(experiment)
             progress("prefill", "done")
             return SimpleNamespace(
-                rows=rows, memory=MEMORY, versions={"jax": "9.9"}, seconds={"prefill.compile": 1.0}
+                rows=rows,
+                memory=MEMORY,
+                versions={"jax": "9.9"},
+                seconds={"prefill.compile": 1.0},
+                flags={"LIBTPU_INIT_ARGS": "--some"},
             )
 
         monkeypatch.setattr(command, "compile_experiment", compile_experiment)
@@ -56,6 +60,7 @@ def test_predicted_and_compiled_are_kept_together(meshscope, compiler) -> None:
     assert len(run.rows_of(Source.PREDICTED)) == len(run.rows_of(Source.COMPILED)) == 12
     assert (run.memory[Source.COMPILED], run.manifest.source) == (MEMORY, Source.COMPILED)
     assert run.manifest.versions["jax"] == "9.9"
+    assert run.manifest.flags["LIBTPU_INIT_ARGS"] == "--some"
     assert run.manifest.seconds == {"prefill.compile": 1.0}
     assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == b"text"
     assert out.splitlines()[-1] == "predicted = compiled, exactly"

@@ -87,6 +87,7 @@ def predicted_run() -> Run:
                 "cache_dtype": "s8",
             },
             "program": {"frontend": "jax", "partitioner": "manual", "loop": "auto"},
+            "layers_are": "unrolled",
             "engine": "meshscope",
         },
         phases=(Phase.PREFILL, Phase.DECODE),

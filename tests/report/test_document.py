@@ -34,6 +34,7 @@ FIELDS = {
     },
     "time": {"prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
     "unattributed": {"count", "payload_bytes", "reasons"},
+    "verdict": None,
 }
 
 
@@ -49,7 +50,7 @@ def test_the_document_has_exactly_the_documented_fields(run: Run) -> None:
         assert set(document[name]) == FIELDS[name]
     assert set(document["totals"]) == {"prefill", "decode"}
     for total in document["totals"].values():
-        assert set(total) == {"count", "payload_bytes", "wire_bytes"}
+        assert set(total) == {"count", "payload_bytes", "wire_bytes", "request"}
 
 
 def test_a_collective_has_exactly_the_columns_of_the_table_and_its_layers(run: Run) -> None:
@@ -61,11 +62,17 @@ def test_collectives_add_up_to_the_totals(run: Run) -> None:
     document = run_document(run)
     for phase, total in document["totals"].items():
         rows = [row for row in document["collectives"] if row["phase"] == phase]
-        assert total == {
-            "count": sum(row["count"] for row in rows),
-            "payload_bytes": sum(row["count"] * row["payload_bytes"] for row in rows),
-            "wire_bytes": sum(row["count"] * row["wire_bytes"] for row in rows),
-        }
+        for figures, key in ((total, None), (total["request"], "n_steps")):
+            times = [row["count"] * (1 if key is None else row[key]) for row in rows]
+            assert figures["count"] == sum(times)
+            for name in ("payload_bytes", "wire_bytes"):
+                values = [row[name] for row in rows]
+                assert figures[name] == sum(t * v for t, v in zip(times, values, strict=True))
+
+
+def test_a_verdict_stands_where_two_sources_do(predicted_run: Run, compiled_run: Run) -> None:
+    assert run_document(predicted_run)["verdict"] is None
+    assert set(run_document(compiled_run)["verdict"]) == {"verdict", "summary"}
 
 
 def test_only_rows_of_the_strongest_source_are_in_it(run: Run) -> None:
@@ -96,7 +103,7 @@ def test_unknown_memory_and_times_are_null(predicted_run: Run) -> None:
 def test_a_phase_without_collectives_has_zero_totals(predicted_run: Run) -> None:
     zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
     totals = run_document(replace(predicted_run, rows=()))["totals"]
-    assert totals == {"prefill": zero, "decode": zero}
+    assert totals == dict.fromkeys(("prefill", "decode"), zero | {"request": zero})
 
 
 def test_what_has_no_phase_stands_under_unknown(predicted_run: Run) -> None:

@@ -53,7 +53,7 @@ model     tiny, 3 layers
 slice     v6e:2x2, 4 chips, 4 devices
 plan      tp=4 on the mesh (tp=4)
 request   batch 2, prompt 8, output 10; weights bf16, activations bf16, cache s8
-program   jax, manual partitioner, loop auto; engine meshscope
+program   jax, manual partitioner, layers unrolled (--loop auto)
 versions  meshscope 0
 
 prefill, 1 step a request

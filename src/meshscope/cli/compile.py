@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshscope.cli.making import memory_of, new_manifest, phases_of, predicted_run
+from meshscope.cli.making import new_manifest, predicted_run
 from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
@@ -53,12 +53,13 @@ def _compiled_run(options: ExperimentOptions) -> Run:
             manifest=new_manifest(
                 Source.COMPILED,
                 experiment.as_dict(),
-                phases=phases_of(experiment),
+                phases=experiment.phases,
                 versions=result.versions,
                 seconds=result.seconds,
+                flags=result.flags,
             ),
             rows=(*predicted.rows, *result.rows),
-            memory={**predicted.memory, Source.COMPILED: memory_of(result.memory)},
+            memory={**predicted.memory, Source.COMPILED: result.memory},
         )
         write_run(partial, run, metrics=metrics_document(run))
     return replace(run, path=path)

@@ -9,7 +9,6 @@ from typing import Any
 
 from meshscope import __version__
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
 from meshscope.predict import predict
 from meshscope.predict.memory import predicted_memory
 from meshscope.rundir.run import Manifest, Run
@@ -23,32 +22,22 @@ def predicted_run(experiment: Experiment) -> Run:
     """The prediction as a run in memory."""
     return Run(
         path=None,
-        manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=phases_of(experiment)),
+        manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=experiment.phases),
         rows=tuple(predict(experiment)),
-        memory={Source.PREDICTED: memory_of(predicted_memory(experiment))},
+        memory={Source.PREDICTED: predicted_memory(experiment)},
     )
 
 
-def phases_of(experiment: Experiment) -> tuple[Phase, ...]:
-    """Prefill, and decode when the request makes more than one token."""
-    has_decode = experiment.workload.n_decode_steps > 0
-    return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
-
-
-def memory_of(figures: Any) -> Memory:
-    """Memory from any object with its fields."""
-    return Memory(**{name: getattr(figures, name) for name in Memory.__slots__})
-
-
-def new_manifest(
+def new_manifest(  # noqa: PLR0913  what a manifest holds
     source: Source,
     experiment: Mapping[str, Any],
     *,
     phases: Iterable[Phase],
     versions: Mapping[str, str] | None = None,
     seconds: Mapping[str, float] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """How this process makes the run, now; `versions` are those of the compiler."""
+    """How this process makes the run, now; `versions` and `flags` are those of the compiler."""
     return Manifest(
         source=source,
         experiment=experiment,
@@ -60,6 +49,6 @@ def new_manifest(
             "python": platform.python_version(),
             **(versions or {}),
         },
-        flags={name: os.environ[name] for name in FLAGS if name in os.environ},
+        flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
         seconds=seconds or {},
     )

@@ -70,7 +70,7 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
         file.write(compiled.as_text())
     written_at = time.perf_counter()
     return {
-        "is_scanned": program.is_scanned,
+        "flags": {"LIBTPU_INIT_ARGS": os.environ["LIBTPU_INIT_ARGS"]},
         "seconds": {
             "import": described - started,
             "lower": lowered_at - described,

@@ -50,7 +50,7 @@ class CompileResult:
     """What the compiler made of an experiment.
 
     `seconds` is the wall time of each step, by `phase.step`; `devices` tells id and coordinates of
-    each position in the mesh.
+    each position in the mesh; `flags` are what the compiler read from its environment.
     """
 
     rows: list[Collective]
@@ -58,13 +58,7 @@ class CompileResult:
     versions: Mapping[str, str]
     seconds: Mapping[str, float]
     devices: list[dict[str, Any]]
-    is_scanned: bool
-
-
-def phases_of(experiment: Experiment) -> tuple[Phase, ...]:
-    """Prefill, and decode when the request makes more than one token."""
-    has_decode = experiment.workload.n_decode_steps > 0
-    return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+    flags: Mapping[str, str]
 
 
 def compile_experiment(
@@ -72,7 +66,7 @@ def compile_experiment(
 ) -> CompileResult:
     """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads the rows."""
     check_can_compile(experiment)
-    phases = phases_of(experiment)
+    phases = experiment.phases
     _compile_phases(experiment, phases, hlo_dir, progress)
     reports = {
         phase: json.loads((hlo_dir / f"{phase}.json").read_text(encoding="utf-8"))
@@ -94,7 +88,7 @@ def compile_experiment(
         versions=first["versions"],
         seconds=seconds,
         devices=first["devices"],
-        is_scanned=first["is_scanned"],
+        flags=first["flags"],
     )
 
 

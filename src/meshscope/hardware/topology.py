@@ -60,8 +60,8 @@ class Topology:
     @property
     def host_bounds(self) -> tuple[int, int, int]:
         """Chips of one host along x, y, z: 2x2x1, less where the slice is smaller than a host."""
-        x, y, *_ = (*(min(2, size) for size in self.grid), 1)
-        return (x, y, 1)
+        sizes = [*self.grid, 1]
+        return (min(2, sizes[0]), min(2, sizes[1]), 1)
 
 
 def parse_topology(text: str) -> Topology:
@@ -74,14 +74,11 @@ def parse_topology(text: str) -> Topology:
         )
     chip = chip_of(match["chip"])
     sizes = tuple(int(s) for s in match["size"].split("x"))
+    is_cloud_name = chip.kind is ChipKind.TPU and "x" not in match["size"]
     n_slices = int(match["slices"] or 1)
     if not all(sizes) or not n_slices:
         raise SpecError(f"topology '{text}' has a size of 0; every size is at least 1.")
-    grid = (
-        sizes
-        if len(sizes) > 1 or chip.kind is not ChipKind.TPU
-        else _grid_of_cloud_name(text, chip, sizes[0])
-    )
+    grid = _grid_of_cloud_name(text, chip, sizes[0]) if is_cloud_name else sizes
     topology = Topology(chip=chip, grid=grid, n_slices=n_slices)
     _check(text, topology)
     return topology

@@ -11,6 +11,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.workload import Workload
+from meshscope.table.kinds import Phase
 
 
 class Frontend(StrEnum):
@@ -49,6 +50,11 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 }
 
 
+# Unrolled, a layer of a 32B model costs the compiler one to two seconds; scanned layers cost it
+# once. Both count alike, so `--loop auto` unrolls only as many as compile in seconds.
+MAX_UNROLLED_LAYERS = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Which of the programs of a model is meant."""
@@ -69,6 +75,23 @@ class Experiment:
     program: Program
     engine: Engine = Engine.MESHSCOPE
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Prefill, and decode when the request makes more than one token."""
+        has_decode = self.workload.n_decode_steps > 0
+        return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the layers are one loop body."""
+        match self.program.loop:
+            case Loop.SCAN:
+                return True
+            case Loop.UNROLL:
+                return False
+            case Loop.AUTO:
+                return self.model.n_layers > MAX_UNROLLED_LAYERS
+
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
         return self.topology.crosses_slices(groups)
@@ -84,6 +107,7 @@ class Experiment:
             "n_chips": self.topology.n_chips,
             "workload": asdict(self.workload),
             "program": asdict(self.program),
+            "layers_are": "scanned" if self.is_scanned else "unrolled",
             "engine": self.engine.value,
         }
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshscope.plan.experiment import Experiment, Loop, Partitioner
+from meshscope.plan.experiment import Experiment, Partitioner
 from meshscope.plan.weights import Weight, layer_weights, outer_weights, stored_kv_heads
 from meshscope.programs.decoder import Decoder
 from meshscope.programs.layout import Layout, layout_of
@@ -24,10 +24,6 @@ JAX_DTYPES: dict[str, Any] = {
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
 }
-
-# Unrolled, a layer of a 32B model costs the compiler one to two seconds; scanned layers cost it
-# once. Both count alike, so `--loop auto` unrolls only as many as compile in seconds.
-MAX_UNROLLED_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +40,6 @@ class BuiltProgram:
         return self.step.lower(*self.arguments)
 
 
-def is_scanned(experiment: Experiment) -> bool:
-    """Whether the layers are one loop body, by `--loop`."""
-    match experiment.program.loop:
-        case Loop.SCAN:
-            return True
-        case Loop.UNROLL:
-            return False
-        case Loop.AUTO:
-            return experiment.model.n_layers > MAX_UNROLLED_LAYERS
-
-
 def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
     """The plan's mesh over these devices in their given order, axis types left to the compiler."""
     mesh = experiment.plan.mesh
@@ -66,7 +51,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
     """The program of one phase of an experiment over these devices."""
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
-    specs = ArgumentSpecs(experiment=experiment, layout=layout, is_stacked=is_scanned(experiment))
+    specs = ArgumentSpecs(experiment=experiment, layout=layout, is_stacked=experiment.is_scanned)
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     decoder = Decoder(
         model=experiment.model,

@@ -60,5 +60,7 @@ def _program(asked: Mapping[str, Any]) -> str:
     if "imported" in asked:
         return f"imported from {', '.join(asked['imported'])}"
     program = asked["program"]
-    words = f"{program['frontend']}, {program['partitioner']} partitioner, loop {program['loop']}"
-    return f"{words}; engine {asked['engine']}"
+    if asked["engine"] != "meshscope":
+        return f"{asked['engine']}'s conventions"
+    words = f"{program['frontend']}, {program['partitioner']} partitioner"
+    return f"{words}, layers {asked['layers_are']} (--loop {program['loop']})"

@@ -1,6 +1,8 @@
 """What --json prints and metrics.json holds: the same figures as the text, by the table's names.
 
-`totals` are those of one step of a phase on one device. `time` is null in every field: no source
+`totals` are those of one step of a phase on one device, and under `request` those of all its
+steps. `verdict` tells whether prediction and compiled program agree; null where only one is there.
+`time` is null in every field: no source
 of times is built in, and so its `basis` is null, too.
 """
 
@@ -34,11 +36,19 @@ def run_document(run: Run) -> dict[str, Any]:
         "source": source.value,
         "experiment": dict(run.manifest.experiment),
         "collectives": [_group(group) for group in grouped(rows)],
-        "totals": _totals(step_totals(rows), run),
+        "totals": _totals_of_step_and_request(run, rows),
         "memory": _memory(run.memory.get(source)),
         "time": dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
+        "verdict": _own_verdict(run),
     }
+
+
+def _totals_of_step_and_request(run: Run, rows: Iterable[Collective]) -> dict[str, Any]:
+    """The figures of one step of each phase, and under `request` those of all its steps."""
+    rows = list(rows)
+    step, request = (_totals(totals(rows), run) for totals in (step_totals, request_totals))
+    return {phase: {**figures, "request": request[phase]} for phase, figures in step.items()}
 
 
 def metrics_document(run: Run) -> dict[str, Any]:
