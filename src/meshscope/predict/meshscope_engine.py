@@ -72,8 +72,13 @@ def _embedded(program: _Program) -> tuple[Meeting, ...]:
 
 
 def _table(program: _Program) -> Weight:
-    """The embedding; the output head is another array of its shape, or, when tied, the same one."""
+    """The embedding."""
     return outer_weights(program.model, program.plan)[0]
+
+
+def _heads(program: _Program) -> tuple[Weight, ...]:
+    """The output head; none where it is tied to the embedding, which a step gathers once."""
+    return outer_weights(program.model, program.plan)[2:]
 
 
 def _block(program: _Program, part: Part, weights: tuple[Weight, ...]) -> tuple[Meeting, ...]:
@@ -90,7 +95,7 @@ def _logits(program: _Program) -> tuple[Meeting, ...]:
     logits = (program.local_batch, padded_vocab(program.model, program.plan))
     return (
         *_last(program),
-        *_gathered(program, Part.LM_HEAD, _table(program)),
+        *_gathered(program, Part.LM_HEAD, *_heads(program)),
         *_tp(program, Part.LM_HEAD, Kind.ALL_GATHER, logits),
     )
 

@@ -53,7 +53,8 @@ class Decoder:
             layers = self._unrolled if is_unrolled else self._scanned
             x, cache = layers(x, weights["layers"], cache, positions)
             with scope(Part.LM_HEAD):
-                logits = self._logits(weights, x)
+                is_tied = self.model.has_tied_embeddings
+                logits = self._logits(weights, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
@@ -61,11 +62,15 @@ class Decoder:
     def _weight(self, weights: Weights, name: str) -> Array:
         return self.points.weight(weights[name], self.specs[name]).astype(self.activation_dtype)
 
-    def _logits(self, weights: Weights, x: Array) -> Array:
-        """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off."""
+    def _logits(self, weights: Weights, x: Array, table: Array | None) -> Array:
+        """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
+
+        `table` is the embedding where the head is tied to it: gathered once in a step, as root
+        parameters are under fsdp.
+        """
         x = self.points.last(x)
         x = _rms_norm(x, weights["final_norm"], self.model.norm_eps)
-        head = self._weight(weights, "embed" if self.model.has_tied_embeddings else "lm_head")
+        head = self._weight(weights, "lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
     def _unrolled(self, x: Array, layers: Any, caches: Any, positions: Array) -> tuple[Array, Any]:
