@@ -1,7 +1,6 @@
 """What feeds an instruction and what uses it, across the borders of fusions, calls and loops."""
 
 import re
-from collections.abc import Iterator
 from functools import cached_property
 
 from meshscope.hlo.chains import Chain, chain_ends
@@ -68,14 +67,9 @@ class Dataflow:
             instruction = inner
         return instruction
 
-    def moved(self, computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
-        """The results that only move this one, as long as it is moved to one place."""
-        while True:
-            movers = [u for u in self.users(computation, instruction) if self.is_movement(u)]
-            if len(movers) != 1:
-                return
-            instruction = movers[0]
-            yield instruction
+    def movers(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+        """The users that only move this result."""
+        return [u for u in self.users(computation, instruction) if self.is_movement(u)]
 
     def inputs(self, place: Place, instruction: Instruction) -> list[tuple[Place, Instruction]]:
         """What defines the operands; a parameter is defined by the operand of the caller."""

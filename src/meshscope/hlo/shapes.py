@@ -1,12 +1,14 @@
 """The array that a collective carries, as the instruction has it and as the program sees it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from meshscope.hlo.attribution import same_name
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place
-from meshscope.hlo.module import ArrayShape, Instruction
+from meshscope.hlo.module import ArrayShape, Computation, Instruction
+
+_MAX_MOVES = 50  # copies and reshapes followed behind a collective
 
 
 def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
@@ -48,18 +50,43 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
     """
     if result is None:
         return array
-    seen = array
-    for moved in flow.moved(place.computation, result):
-        name = moved.op_name
-        if name is not None and not same_name(name, op_name):
-            break
-        shape = moved.arrays[0]
-        is_same = shape.dtype == array.dtype and prod(shape.dims) == prod(array.dims)
-        if is_same and (name is not None or is_split):
-            seen = shape
+    path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
+    seen = path.end(result, array, n_left=_MAX_MOVES)
     if is_split and seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):
         return replace(seen, dims=seen.dims[:-1])
     return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Path:
+    """The way of a collective's result through instructions that only move it."""
+
+    flow: Dataflow
+    computation: Computation
+    op_name: str | None
+    is_split: bool
+
+    def end(self, instruction: Instruction, seen: ArrayShape, *, n_left: int) -> ArrayShape:
+        """The last shape that the array takes, from `seen` at this instruction on.
+
+        Where the way forks (one copy is kept, another is used), a branch that reshapes counts; where
+        branches disagree, the shape before the fork.
+        """
+        ends = {
+            self.end(moved, after, n_left=n_left - 1)
+            for moved in self.flow.movers(self.computation, instruction)
+            if n_left and (after := self._after(moved, seen)) is not None
+        }
+        changed = ends - {seen}
+        return changed.pop() if len(changed) == 1 else seen
+
+    def _after(self, moved: Instruction, seen: ArrayShape) -> ArrayShape | None:
+        """The shape behind a move; None where another operation begins or elements are lost."""
+        name, shape = moved.op_name, moved.arrays[0]
+        is_other = name is not None and not same_name(name, self.op_name)
+        if is_other or shape.dtype != seen.dtype or prod(shape.dims) != prod(seen.dims):
+            return None
+        return shape if name is not None or self.is_split else seen
 
 
 def without_layer_dim(
