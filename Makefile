@@ -44,11 +44,11 @@ test: lint ## lint, then every test, then the README against real output
 
 .PHONY: readme-check
 readme-check: $(VENV)/.dev demo ## the output in the README is the output of the commands
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog --check --check-fail-msg="Run 'make readme' and read the difference." README.md docs/table.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/check.py
 
 .PHONY: readme
 readme: $(VENV)/.dev demo ## write the real output of the commands into the README
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -r README.md docs/table.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (half an hour)

@@ -1,6 +1,7 @@
 """Prints a command and its real output as a Markdown block; the README and the pages use it with cog."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,4 +22,5 @@ def shown(command: str, *, shows: str | None = None) -> None:
         sys.stderr.write(done.stderr)
         raise SystemExit(f"'{command}' exited with {done.returncode}")
     text = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+    text = re.sub(r"python (\d+\.\d+)\.\d+", r"python \1", text)  # patch releases print the same
     sys.stdout.write(f"```console\n$ {shows or command}\n{text}\n```\n")
