@@ -10,6 +10,7 @@ from meshscope.hlo.chains import without_later_legs
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.devices import CrossesSlices, Devices, devices_of
 from meshscope.hlo.executions import Site, sites
+from meshscope.hlo.hierarchies import with_hierarchies
 from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
@@ -44,7 +45,7 @@ def collectives_of(
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for operation in _pooled(with_windowed_einsums(flow, operations))
+        for operation in _pooled(_told(flow, operations, devices))
         for row in _rows(operation, devices, default_phase)
     ]
 
@@ -74,6 +75,11 @@ def _operations(flow: Dataflow, site: Site, devices: Devices) -> list[Operation]
     if site.instruction.opcode == "custom-call":
         return [kernel_of(flow, site, devices)]
     return list(operations_of(flow, site, devices))
+
+
+def _told(flow: Dataflow, operations: list[Operation], devices: Devices) -> list[Operation]:
+    """The operations, those that only together make a collective told as that."""
+    return with_hierarchies(flow, with_windowed_einsums(flow, operations), devices)
 
 
 def _pooled(operations: list[Operation]) -> list[Operation]:

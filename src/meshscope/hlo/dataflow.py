@@ -4,7 +4,7 @@ import re
 from functools import cached_property
 
 from meshscope.hlo.chains import Chain, chain_ends
-from meshscope.hlo.executions import Place
+from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.module import Computation, HloModule, Instruction
 
 _INDEX = re.compile(r"\bindex=(\d+)")
@@ -13,6 +13,7 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 _MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
 _SAME_VALUES = _MOVEMENT | {"convert"}
 _MAX_VISITED = 2_000  # instructions looked at in one search
+_MAX_NESTING = 16  # of fusions in fusions
 
 
 class Dataflow:
@@ -49,10 +50,19 @@ class Dataflow:
     def _consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
         if instruction.opcode != "fusion":
             return instruction.opcode in opcodes
-        called = self.fused(instruction)
-        if called.name not in self._opcodes:
-            self._opcodes[called.name] = frozenset(i.opcode for i in called.instructions)
-        return self._opcodes[called.name] <= opcodes | {"parameter"}
+        return self._opcodes_in(self.fused(instruction), 0) <= opcodes | {"parameter"}
+
+    def _opcodes_in(self, computation: Computation, depth: int) -> frozenset[str]:
+        """The opcodes of a fused computation and of the fusions in it."""
+        if depth > _MAX_NESTING:
+            return frozenset({"fusion"})
+        if computation.name not in self._opcodes:
+            found = {i.opcode for i in computation.instructions if i.opcode != "fusion"}
+            for inner in computation.instructions:
+                if inner.opcode == "fusion":
+                    found |= self._opcodes_in(self.fused(inner), depth + 1)
+            self._opcodes[computation.name] = frozenset(found)
+        return self._opcodes[computation.name]
 
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
@@ -66,6 +76,30 @@ class Dataflow:
                 break
             instruction = inner
         return instruction
+
+    def origin(self, place: Place, instruction: Instruction) -> tuple[Place, Instruction]:
+        """What computes a value, through moves and conversions, and into the fusions that hold it."""
+        for _ in range(_MAX_NESTING):
+            instruction = self.unmoved(place, instruction)
+            index = None
+            if instruction.opcode == "get-tuple-element":
+                whole = place.computation.producer(instruction)
+                if whole is None or whole.opcode != "fusion":
+                    break
+                match = _INDEX.search(instruction.attributes)
+                instruction, index = whole, int(match[1]) if match else None
+            if instruction.opcode != "fusion":
+                break
+            place = self.inside(place, instruction)
+            instruction = place.computation.root
+            if index is not None and instruction.opcode == "tuple":
+                instruction = place.computation.producer(instruction, index) or instruction
+        return place, instruction
+
+    def inside(self, place: Place, fusion: Instruction) -> Place:
+        """The computation of a fusion, as reached from here."""
+        site = Site(instruction=fusion, place=place, count=1, doubts=())
+        return Place(computation=self.fused(fusion), callers=(*place.callers, site))
 
     def movers(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The users that only move this result."""
@@ -129,9 +163,8 @@ class Dataflow:
             seen.add(key)
             if instruction.opcode in opcodes:
                 return True
-            if instruction.opcode == "fusion":
-                called = self.fused(instruction)
-                if any(i.opcode in opcodes for i in called.instructions):
-                    return True
+            is_fusion = instruction.opcode == "fusion"
+            if is_fusion and self._opcodes_in(self.fused(instruction), 0) & opcodes:
+                return True
             stack += self.inputs(here, instruction)
         return False

@@ -118,10 +118,10 @@ def _done(flow: Dataflow, place: Place, start: Instruction) -> Instruction:
     return start
 
 
-def operand_of(flow: Dataflow, element: Element) -> tuple[Place, Instruction] | None:
-    """What feeds the element, looked up outside the wrappers around the collective."""
-    place = element.site.place
-    producer = place.computation.producer(element.site.instruction, element.index)
+def operand_of(flow: Dataflow, site: Site, index: int) -> tuple[Place, Instruction] | None:
+    """What feeds an operand of a collective, looked up outside the wrappers around it."""
+    place = site.place
+    producer = place.computation.producer(site.instruction, index)
     while producer and producer.opcode == "parameter":
         if not place.caller or not is_wrapper(place.caller.instruction):
             break
@@ -134,12 +134,9 @@ def operand_of(flow: Dataflow, element: Element) -> tuple[Place, Instruction] | 
 
 def _adds_up_parts(flow: Dataflow, element: Element) -> bool:
     """Whether each device wrote its part into its place among zeros, so that the sum is a gather."""
-    if (operand := operand_of(flow, element)) is None:
+    if (operand := operand_of(flow, element.site, element.index)) is None:
         return False
-    place, update = operand[0], flow.unmoved(*operand)
-    while update.opcode == "fusion":
-        place = _inside(flow, place, update)
-        update = flow.unmoved(place, place.computation.root)
+    place, update = flow.origin(*operand)
     inputs = place.computation.producers(update)
     if update.opcode != "dynamic-update-slice" or len(inputs) < 3:
         return False
@@ -176,18 +173,13 @@ def _takes_part(
         return _is_sliced(flow, place, user, element)
     if user.opcode != "fusion":
         return False
-    inner = _inside(flow, place, user)
+    inner = flow.inside(place, user)
     parameter = inner.computation.parameters.get(user.operands.index(used.name))
     return parameter is not None and _is_sliced(flow, inner, parameter, element)
 
 
 def _runs_scatter_only(site: Site) -> bool:
     return any("AllReduceScatter" in caller.attributes for caller in wrappers(site))
-
-
-def _inside(flow: Dataflow, place: Place, fusion: Instruction) -> Place:
-    site = Site(instruction=fusion, place=place, count=1, doubts=())
-    return Place(computation=flow.fused(fusion), callers=(*place.callers, site))
 
 
 def _is_own_place(flow: Dataflow, place: Place, offsets: list[Instruction]) -> bool:

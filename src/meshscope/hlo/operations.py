@@ -69,6 +69,7 @@ def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Oper
             n_bytes = None
             doubts += ("how many bytes a ragged all-to-all sends depends on the routing",)
         yield operation(
+            flow,
             element,
             meaning,
             payload=payload,
@@ -86,6 +87,7 @@ def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
     sizes = [part.array.n_bytes for part in parts]
     known = [size for size in sizes if size is not None]
     return operation(
+        flow,
         element,
         meaning,
         payload=None,
@@ -97,6 +99,7 @@ def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
 
 
 def operation(  # noqa: PLR0913  what is not told by the element
+    flow: Dataflow,
     element: Element,
     meaning: Meaning,
     *,
@@ -128,7 +131,7 @@ def operation(  # noqa: PLR0913  what is not told by the element
         scope=scope_of(op_name),
         is_async=is_async or is_asynchronous(site),
         algorithm=algorithm or algorithm_of(site),
-        inserted_by=inserted_by(site),
+        inserted_by=inserted_by(flow, element),
         count=site.count,
         doubts=doubts,
     )
@@ -176,7 +179,7 @@ def _payload(flow: Dataflow, element: Element, op_name: str | None) -> tuple[Arr
         seen = as_program_sees(
             flow, place, element.result, whole, op_name=op_name, is_split=is_split
         )
-    operand = operand_of(flow, element)
+    operand = operand_of(flow, element.site, element.index)
     if operand is not None and scope.n_layers > 1:
         seen = without_layer_dim(flow, *operand, seen, n_layers=scope.n_layers)
     return seen, seen != whole or element.is_combined

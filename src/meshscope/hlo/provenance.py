@@ -10,7 +10,7 @@ from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.meaning import Element, operand_of, wrappers
 from meshscope.hlo.module import Instruction
-from meshscope.table.kinds import Kind
+from meshscope.table.kinds import Kind, Part
 
 # What JAX calls the collectives that a program writes (jax/_src/lax/parallel.py), and torch_xla's.
 _PROGRAM_PRIMITIVES = frozenset(
@@ -35,14 +35,31 @@ def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
     A combined collective keeps the name of one of its parts, so each part is named by what feeds
     it. A gather serves its users, a reduction what it adds up.
     """
-    own = own_name(element.site)
+    own = kept_name(flow, element)
     if not element.is_combined and scope_of(own) != NO_SCOPE:
         return own
-    behind_first = kind in _GATHERS and not element.is_combined
-    for is_behind in (behind_first, not behind_first):
-        name = _name_behind(flow, element) if is_behind else _name_before(flow, element)
-        if name is not None:
-            return name
+    before, behind = _name_before(flow, element), _name_behind(flow, element)
+    # The sampler uses the logits, but the head gathers them.
+    is_for_sampler = scope_of(behind).part is Part.SAMPLE
+    if kind in _GATHERS and not element.is_combined and not is_for_sampler:
+        return behind or before or own
+    return before or behind or own
+
+
+def kept_name(flow: Dataflow, element: Element) -> str | None:
+    """The op_name of a collective, or where a rewrite took it, of what only moves its result."""
+    own = own_name(element.site)
+    if scope_of(own) != NO_SCOPE or element.result is None:
+        return own
+    computation, queue = element.anchor.place.computation, deque([element.result])
+    for _ in range(_MAX_NEIGHBOURS):
+        if not queue:
+            break
+        moved = flow.movers(computation, queue.popleft())
+        for name in (mover.op_name for mover in moved):
+            if scope_of(name) != NO_SCOPE:
+                return name
+        queue += moved
     return own
 
 
@@ -53,7 +70,7 @@ def own_name(site: Site) -> str | None:
 
 
 def _name_before(flow: Dataflow, element: Element) -> str | None:
-    operand = operand_of(flow, element)
+    operand = operand_of(flow, element.site, element.index)
     queue: deque[tuple[Place, Instruction]] = deque([operand] if operand else [])
     for _ in range(_MAX_NEIGHBOURS):
         if not queue:
@@ -81,12 +98,12 @@ def _name_behind(flow: Dataflow, element: Element) -> str | None:
     return None
 
 
-def inserted_by(site: Site) -> str | None:
+def inserted_by(flow: Dataflow, element: Element) -> str | None:
     """`program` or `partitioner`; None when the text does not tell."""
-    instructions = (site.instruction, *wrappers(site))
+    instructions = (element.site.instruction, *wrappers(element.site))
     if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
         return "partitioner"
-    name = own_name(site)
+    name = kept_name(flow, element)
     if name is None:
         return None
     return "program" if leaf(name) in _PROGRAM_PRIMITIVES else "partitioner"

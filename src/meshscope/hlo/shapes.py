@@ -33,6 +33,18 @@ def scattered_whole(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> Ar
     return replace(part, dims=tuple(s * n if d == dim else s for d, s in enumerate(part.dims)))
 
 
+def gathered_in_place(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
+    """A gathered array whose devices were laid along a dim of their own, in front of the gathered one.
+
+    `[256,1,1024]` gathered to `[256,2,1024]` is `[256,2048]`.
+    """
+    for dim, (one, n) in enumerate(zip(part.dims, whole.dims, strict=False)):
+        if one == 1 and n > 1 and dim + 1 < len(whole.dims) == len(part.dims):
+            merged = (n * whole.dims[dim + 1],)
+            return replace(whole, dims=whole.dims[:dim] + merged + whole.dims[dim + 2 :])
+    return whole
+
+
 def as_program_sees(  # noqa: PLR0913  the array and where it stands
     flow: Dataflow,
     place: Place,
@@ -52,7 +64,7 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
         return array
     path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
     seen = path.end(result, array, n_left=_MAX_MOVES)
-    if is_split and seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):
+    if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
         return replace(seen, dims=seen.dims[:-1])
     return seen
 
@@ -99,11 +111,8 @@ def without_layer_dim(
 
 
 def _is_layer_of_stack(flow: Dataflow, place: Place, operand: Instruction, n_layers: int) -> bool:
-    computation, source = place.computation, flow.unmoved(place, operand)
-    while source.opcode == "fusion":
-        computation = flow.fused(source)
-        source = flow.unmoved(Place(computation=computation), computation.root)
-    stack = computation.producer(source)
+    place, source = flow.origin(place, operand)
+    stack = place.computation.producer(source)
     if source.opcode != "dynamic-slice" or stack is None:
         return False
     (taken,), (whole,) = source.arrays, stack.arrays

@@ -4,14 +4,15 @@ import re
 from collections.abc import Iterator
 
 from meshscope.errors import ParseError
+from meshscope.hlo.attribution import scope_of
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.devices import Devices
 from meshscope.hlo.executions import Site
-from meshscope.hlo.meaning import Anchor, Element, Meaning
-from meshscope.hlo.module import Instruction
+from meshscope.hlo.meaning import Anchor, Element, Meaning, operand_of
+from meshscope.hlo.module import ArrayShape, Instruction
 from meshscope.hlo.operations import Operation, operation
 from meshscope.hlo.provenance import served_name
-from meshscope.hlo.shapes import as_program_sees
+from meshscope.hlo.shapes import as_program_sees, gathered_in_place, without_layer_dim
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
 
@@ -30,9 +31,8 @@ _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[\d,]+\}x\{[\d,:]+\}))"?')
 _SLICES_BY_DEVICES = re.compile(r"\{([\d,]+)\}x\{([\d,:]+)\}")
-_SLICE_UNIT = (
-    100_000  # a device is written as its slice, counted from 1, times this, plus its place
-)
+# A device is written as its slice, counted from 1, times this, plus its place in the slice.
+_SLICE_UNIT = 100_000
 
 
 def is_transfer(instruction: Instruction) -> bool:
@@ -58,10 +58,9 @@ def transfer_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
         is_combined=False,
     )
     op_name = served_name(flow, element, kind)
-    payload = element.array
-    if whole is recv:
-        payload = as_program_sees(flow, site.place, result, payload, op_name=op_name, is_split=True)
+    payload = _payload(flow, element, kind, op_name)
     return operation(
+        flow,
         element,
         Meaning(kind=kind, opcode=OPCODE, carried_out_as=kind),
         payload=payload,
@@ -72,6 +71,24 @@ def transfer_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
         algorithm=ALGORITHM,
         is_async=True,
     )
+
+
+def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) -> ArrayShape:
+    """The array in the program's shape, without a layer's own dim."""
+    send = element.site.instruction
+    if kind is Kind.ALL_GATHER:
+        payload = gathered_in_place(send.arrays[0], element.array)
+    elif kind is Kind.REDUCE_SCATTER:
+        payload = element.array
+    else:
+        place = element.anchor.place
+        payload = as_program_sees(
+            flow, place, element.result, element.array, op_name=op_name, is_split=True
+        )
+    scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
+    if operand is None or scope.n_layers == 1:
+        return payload
+    return without_layer_dim(flow, *operand, payload, n_layers=scope.n_layers)
 
 
 def _kind(devices: Devices, send: Instruction) -> Kind:
