@@ -1,0 +1,99 @@
+"""A compiler that crashes, is killed or refuses is one message that says what was compiled."""
+
+from pathlib import Path
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.compile import compile as compile_module
+from meshscope.compile.compile import compile_experiment
+from meshscope.errors import CompileError, MissingToolError, SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Experiment, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+
+WHAT = r"prefill of meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) for v6e:2x4"
+
+
+def experiment(topology: str = "v6e-8") -> Experiment:
+    return experiment_of(
+        model=read_model("Llama-3.2-3B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology(topology),
+        workload=Workload(output=1),  # no decode: one child
+    )
+
+
+def compile_with_child(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles with a child that runs `program` in place of the compiler."""
+    monkeypatch.setattr(compile_module, "START", program)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    compile_experiment(experiment(), directory, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", rf"crashed \(SIGSEGV\) while compiling {WHAT}"),
+        ("import os; os.abort()", rf"crashed \(SIGABRT\) while compiling {WHAT}"),
+        ("import os; os.kill(os.getpid(), 9)", rf"killed while compiling {WHAT}.*memory"),
+        ("raise SystemExit(7)", rf"crashed \(exit code 7\) while compiling {WHAT}"),
+        ("print('the last words'); raise SystemExit(7)", "Its last words: the last words"),
+    ],
+)
+def test_crash_of_the_child_is_a_message(
+    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CompileError, match=message):
+        compile_with_child(program, tmp_path, monkeypatch)
+
+
+def test_refusal_of_the_compiler_is_told_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import json, pathlib, sys\n"
+        "told = json.dumps({'type': 'XlaRuntimeError', 'message': 'no such shape'})\n"
+        "pathlib.Path(sys.argv[3], f'{sys.argv[4]}.error.json').write_text(told)\n"
+        "raise SystemExit(1)"
+    )
+
+    with pytest.raises(CompileError, match=rf"refused {WHAT}: XlaRuntimeError: no such shape"):
+        compile_with_child(program, tmp_path, monkeypatch)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failure_of_one_phase_stops_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decode child would sleep for an hour; the test ends at once."""
+    program = (
+        "import sys, time\nif sys.argv[4] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
+    )
+    monkeypatch.setattr(compile_module, "START", program)
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    both = experiment_of(
+        model=read_model("Llama-3.2-3B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(output=2),
+    )
+
+    with pytest.raises(CompileError, match="exit code 3"):
+        compile_experiment(both, tmp_path, progress=lambda *_: None)
+
+
+def test_only_a_tpu_slice_compiles(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'h100:8' is no TPU.*use predict"):
+        compile_experiment(experiment("h100:8"), tmp_path, progress=lambda *_: None)
+
+
+def test_a_missing_compiler_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda _: None)
+
+    with pytest.raises(MissingToolError, match=r'pip install "meshscope\[tpu\]"'):
+        compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
