@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from meshscope.errors import ParseError
-from meshscope.hlo.collectives import collectives_of, unattributed
+from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.parse import parse_hlo
+from meshscope.metrics.unattributed import Unattributed, unattributed
 from meshscope.plan.mesh import Mesh
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
@@ -125,7 +126,9 @@ def test_layers_and_iterations_that_disagree_are_said() -> None:
 
     assert _layers_and_counts(rows) == [(None, 5)]
     reason = "the scope says layers 0 to 3, but the operation runs 5 times"
-    assert unattributed(rows) == (5, 5 * 8 * 4, {reason: 5})
+    assert unattributed(rows) == Unattributed(
+        count=5, payload_bytes=5 * 8 * 4, reasons=((reason, 5),)
+    )
 
 
 def test_a_computation_that_is_called_twice_counts_twice() -> None:
@@ -198,7 +201,3 @@ def test_groups_of_no_axis_are_said_with_the_mesh() -> None:
     assert row.axis is None
     assert row.axis_reason == "groups {{0},{1}} are those of no axis of the mesh (tp=2)"
     assert row.wire_bytes == 0
-
-
-def test_unattributed_is_nothing_when_all_is_told() -> None:
-    assert unattributed(_rows("", _psum("s", "x", "decode/lm_head"))) == (0, 0, {})

@@ -1,7 +1,6 @@
 """The collectives of a compiled module as rows of the event table: each operation once, told for what it means."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,17 +47,6 @@ def collectives_of(
         for operation in _pooled(_told(flow, operations, devices))
         for row in _rows(operation, devices, default_phase)
     ]
-
-
-def unattributed(rows: Iterable[Collective]) -> tuple[int, int, dict[str, int]]:
-    """What is not told in full: operations a step, their payload bytes, and operations by reason."""
-    reasons: Counter[str] = Counter()
-    n_bytes = 0
-    for row in rows:
-        if row.axis_reason is not None:
-            reasons[row.axis_reason] += row.count
-            n_bytes += (row.payload_bytes or 0) * row.count
-    return reasons.total(), n_bytes, dict(reasons)
 
 
 def _is_collective(instruction: Instruction) -> bool:

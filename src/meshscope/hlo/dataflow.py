@@ -10,8 +10,8 @@ from meshscope.hlo.module import Computation, HloModule, Instruction
 _INDEX = re.compile(r"\bindex=(\d+)")
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
 # Instructions that only move or rename the elements of their operand, and those that keep its values.
-_MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
-_SAME_VALUES = _MOVEMENT | {"convert"}
+MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
+_SAME_VALUES = MOVEMENT | {"convert"}
 _MAX_VISITED = 2_000  # instructions looked at in one search
 _MAX_NESTING = 16  # of fusions in fusions
 
@@ -41,13 +41,14 @@ class Dataflow:
 
     def is_movement(self, instruction: Instruction) -> bool:
         """Whether it only moves its operand: a copy, a bitcast, or a fusion of only those."""
-        return self._consists_of(instruction, _MOVEMENT)
+        return self.consists_of(instruction, MOVEMENT)
 
     def keeps_values(self, instruction: Instruction) -> bool:
         """Whether it only moves its operand or converts its number format."""
-        return self._consists_of(instruction, _SAME_VALUES)
+        return self.consists_of(instruction, _SAME_VALUES)
 
-    def _consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
+    def consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
+        """Whether it has one of these opcodes, or is a fusion of only such."""
         if instruction.opcode != "fusion":
             return instruction.opcode in opcodes
         return self._opcodes_in(self.fused(instruction), 0) <= opcodes | {"parameter"}

@@ -8,11 +8,12 @@ as the one collective that it is.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.dataflow import MOVEMENT, Dataflow
 from meshscope.hlo.devices import Devices
+from meshscope.hlo.executions import Place
 from meshscope.hlo.groups import ring_of_pairs
 from meshscope.hlo.meaning import operand_of
-from meshscope.hlo.module import ArrayShape
+from meshscope.hlo.module import ArrayShape, Instruction
 from meshscope.hlo.operations import Operation
 from meshscope.hlo.shapes import as_program_sees
 from meshscope.plan.mesh import Groups
@@ -26,7 +27,10 @@ _LEVELS: dict[tuple[Kind, ...], Kind] = {
     (Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER): Kind.REDUCE_SCATTER,
 }
 
-_Takers = dict[int, list[tuple[Operation, bool]]]  # by id of an instruction; whether sliced between
+_Takers = dict[int, list[Operation]]  # by id of an instruction
+# Parts are cut and padded between the levels; a custom call `ZeroCrop` pads, too.
+_CUTTING = frozenset({"dynamic-slice", "slice", "pad", "constant"} | MOVEMENT)
+_MAX_CUTS = 8  # in a row
 
 
 def with_hierarchies(
@@ -49,16 +53,28 @@ def with_hierarchies(
 
 
 def _takers(flow: Dataflow, operations: list[Operation]) -> _Takers:
-    """Which operations take the result of an instruction, moved, or sliced on the way."""
+    """Which operations take the result of an instruction: moved, or cut and padded on the way."""
     takers: _Takers = {}
     for operation in operations:
-        if (operand := operand_of(flow, operation.site, 0)) is None:
-            continue
-        place, source = operand[0], flow.unmoved(*operand)
-        takers.setdefault(id(source), []).append((operation, False))
-        for behind in place.computation.producers(source):
-            takers.setdefault(id(flow.unmoved(place, behind)), []).append((operation, True))
+        operand = operand_of(flow, operation.site, 0)
+        for source in _sources(flow, *operand) if operand else ():
+            takers.setdefault(id(source), []).append(operation)
     return takers
+
+
+def _sources(flow: Dataflow, place: Place, operand: Instruction) -> list[Instruction]:
+    """What an operand is made of without computing: its source, and what that cuts or pads."""
+    found = [flow.unmoved(place, operand)]
+    for source in found:  # grows on the way
+        if len(found) < _MAX_CUTS and _cuts(flow, source):
+            producers = place.computation.producers(source)
+            found += [flow.unmoved(place, i) for i in producers[:1]]
+    return found
+
+
+def _cuts(flow: Dataflow, instruction: Instruction) -> bool:
+    is_crop = instruction.custom_call_target == "ZeroCrop"
+    return is_crop or flow.consists_of(instruction, _CUTTING)
 
 
 def _levels(
@@ -75,10 +91,8 @@ def _levels(
         result = flow.unmoved(last.anchor.place, last.anchor.result)
         following = [
             taker
-            for taker, is_sliced in takers.get(id(result), [])
-            if taker.kind is kind
-            and taker.count == last.count
-            and (last.kind is Kind.REDUCE_SCATTER or not is_sliced)
+            for taker in takers.get(id(result), [])
+            if taker.kind is kind and taker.count == last.count and taker is not last
         ]
         if len(following) != 1:
             return None
@@ -103,6 +117,20 @@ def _joined(levels: Iterable[Operation]) -> Groups:
     )
 
 
+def _shape(flow: Dataflow, levels: list[Operation]) -> tuple[int, ...] | None:
+    """What a gather of several levels makes, in the shape of the program."""
+    last = levels[-1]
+    if last.dtype is None or last.shape is None or last.hlo_shape is not None:
+        return last.shape  # unknown, or already told by name
+    n_slices = next(o.group_size for o in levels if o.site.instruction.opcode == "send")
+    merged = _without_slices_dim(last.shape, n_slices=n_slices)
+    if merged != last.shape:
+        return merged
+    array = ArrayShape(dtype=last.dtype, dims=last.shape)
+    result, place = last.anchor.result, last.anchor.place
+    return as_program_sees(flow, place, result, array, op_name=last.op_name, is_split=True).dims
+
+
 def _without_slices_dim(dims: tuple[int, ...], *, n_slices: int) -> tuple[int, ...]:
     """Dims in which the slices have one of their own, in front of the gathered one: taken together."""
     for dim, size in enumerate(dims[:-1]):
@@ -115,18 +143,6 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
     first, last = levels[0], levels[-1]
     groups = _joined(levels)
     named = next((level for level in levels if level.scope.missing is None), first)
-    whole = first if kind is Kind.REDUCE_SCATTER else last
-    shape = whole.shape
-    if kind is not Kind.REDUCE_SCATTER and whole.dtype and shape is not None:
-        array = ArrayShape(dtype=whole.dtype, dims=shape)
-        shape = as_program_sees(
-            flow, last.anchor.place, last.anchor.result, array, op_name=named.op_name, is_split=True
-        ).dims
-        if kind is Kind.ALL_GATHER and shape == whole.shape:
-            shape = _without_slices_dim(
-                shape,
-                n_slices=next(o.group_size for o in levels if o.site.instruction.opcode == "send"),
-            )
     known = [level.wire_bytes for level in levels if level.wire_bytes is not None]
     return replace(
         named,
@@ -137,8 +153,8 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
         groups=groups,
         group_size=len(groups[0]),
         is_pairs=False,
-        shape=shape,
-        payload_bytes=whole.payload_bytes,
+        shape=_shape(flow, levels) if kind is Kind.ALL_GATHER else first.shape,
+        payload_bytes=last.payload_bytes if kind is Kind.ALL_GATHER else first.payload_bytes,
         wire_bytes=sum(known) if len(known) == len(levels) else None,
         hlo_shape=first.hlo_shape,
         is_async=any(level.is_async for level in levels),

@@ -11,8 +11,16 @@ from meshscope.hlo.devices import Devices
 from meshscope.hlo.executions import Site
 from meshscope.hlo.meaning import Anchor, Element, Meaning, anchor_of, meaning_of, operand_of
 from meshscope.hlo.module import ArrayShape, Instruction
-from meshscope.hlo.provenance import algorithm_of, inserted_by, is_asynchronous, served_name
+from meshscope.hlo.provenance import (
+    algorithm_of,
+    inserted_by,
+    is_asynchronous,
+    kept_name,
+    own_name,
+    served_name,
+)
 from meshscope.hlo.shapes import (
+    as_fed,
     as_program_sees,
     result_arrays,
     scattered_whole,
@@ -62,7 +70,7 @@ def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Oper
     for element in elements:
         meaning = meaning_of(flow, element)
         op_name = served_name(flow, element, meaning.kind)
-        payload, is_renamed = _payload(flow, element, op_name)
+        payload, is_renamed = _payload(flow, element, meaning.kind, op_name)
         n_bytes = payload.n_bytes
         doubts = site.doubts
         if opcode.startswith("ragged"):
@@ -167,7 +175,9 @@ def _taken(flow: Dataflow, anchor: Anchor, whole: Instruction, index: int) -> In
     return None
 
 
-def _payload(flow: Dataflow, element: Element, op_name: str | None) -> tuple[ArrayShape, bool]:
+def _payload(
+    flow: Dataflow, element: Element, kind: Kind, op_name: str | None
+) -> tuple[ArrayShape, bool]:
     """The array by the size rule (the whole one) in the program's shape, and whether it is renamed."""
     instruction, scope = element.site.instruction, scope_of(op_name)
     whole = element.array
@@ -176,10 +186,11 @@ def _payload(flow: Dataflow, element: Element, op_name: str | None) -> tuple[Arr
     else:
         is_split = _is_split_gather(element)
         place = element.anchor.place
-        seen = as_program_sees(
-            flow, place, element.result, whole, op_name=op_name, is_split=is_split
-        )
+        name = kept_name(flow, element)
+        seen = as_program_sees(flow, place, element.result, whole, op_name=name, is_split=is_split)
     operand = operand_of(flow, element.site, element.index)
+    if operand is not None and kind is Kind.REDUCE_SCATTER and own_name(element.site) is None:
+        seen = as_fed(flow, *operand, seen)
     if operand is not None and scope.n_layers > 1:
         seen = without_layer_dim(flow, *operand, seen, n_layers=scope.n_layers)
     return seen, seen != whole or element.is_combined

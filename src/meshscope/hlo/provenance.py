@@ -47,7 +47,10 @@ def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
 
 
 def kept_name(flow: Dataflow, element: Element) -> str | None:
-    """The op_name of a collective, or where a rewrite took it, of what only moves its result."""
+    """The op_name of a collective, or where a rewrite took it, the one left on a move of its result.
+
+    A name on a move is that of the collective when it says so, or when what feeds it has the same.
+    """
     own = own_name(element.site)
     if scope_of(own) != NO_SCOPE or element.result is None:
         return own
@@ -58,7 +61,8 @@ def kept_name(flow: Dataflow, element: Element) -> str | None:
         moved = flow.movers(computation, queue.popleft())
         for name in (mover.op_name for mover in moved):
             if scope_of(name) != NO_SCOPE:
-                return name
+                is_its_own = leaf(name) in _PROGRAM_PRIMITIVES
+                return name if is_its_own or name == _name_before(flow, element) else own
         queue += moved
     return own
 

@@ -69,6 +69,16 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
     return seen
 
 
+def as_fed(flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape) -> ArrayShape:
+    """`array` in the shape in which it was computed, before it was moved into place.
+
+    For a scatter that the compiler rewrote so far that it lost its name: its result is a part.
+    """
+    arrays = flow.unmoved(place, operand).arrays
+    is_same = len(arrays) == 1 and arrays[0].dtype == array.dtype
+    return arrays[0] if is_same and prod(arrays[0].dims) == prod(array.dims) else array
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
     """The way of a collective's result through instructions that only move it."""

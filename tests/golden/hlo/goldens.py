@@ -112,6 +112,18 @@ GOLDENS: dict[str, Golden] = {
         flags=ASYNC_FUSION,
     ),
     "2xv6e_fsdp2tp4_prefill": Golden(topology="v6e:2x2", axes=FSDP2_TP4, n_slices=2, layers=2),
+    "2xv6e_tp8_decode": Golden(topology="v6e:2x2", axes=TP8, phase="decode", n_slices=2, layers=2),
+    "2xv6e_fsdp4tp2sp_prefill_scan": Golden(
+        topology="v6e:2x2",
+        axes=(("fsdp", 4), ("tp", 2)),
+        is_sp=True,
+        is_scanned=True,
+        n_slices=2,
+    ),
+    "2xv6e_fsdp4tp2sp_prefill_unroll": Golden(
+        topology="v6e:2x2", axes=(("fsdp", 4), ("tp", 2)), is_sp=True, n_slices=2
+    ),
+    "2xv6e_tp8sp_prefill": Golden(topology="v6e:2x2", axes=TP8, is_sp=True, n_slices=2, layers=2),
     "2xv6e_across_slices": Golden(
         topology="v6e:2x2", axes=DP2_TP4, n_slices=2, program="across_slices"
     ),
