@@ -51,7 +51,7 @@ readme: $(VENV)/.dev demo ## write the real output of the commands into the READ
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md
 
 .PHONY: matrix
-matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (half an hour)
+matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (20 minutes)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile
 
 .PHONY: golden
