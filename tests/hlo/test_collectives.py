@@ -335,7 +335,7 @@ def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
     ]
     assert {row.phase for row in rows} == {Phase.PREFILL}
     assert all("the text is cut off at line 2000" in str(row.axis_reason) for row in rows)
-    with pytest.raises(ParseError, match=r"hlo\.txt:2000: .*give the whole text"):
+    with pytest.raises(ParseError, match=r"hlo\.txt:2000: .*--partial"):
         read_hlo(MAXTEXT)
 
 

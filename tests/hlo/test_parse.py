@@ -182,7 +182,7 @@ def test_a_text_cut_at_any_line_is_refused_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
 
     with pytest.raises(
-        ParseError, match=r"cut\.hlo:\d+: the text ends .*cut short: give the whole"
+        ParseError, match=r"cut\.hlo:\d+: the text ends .*cut short\. Give the whole .*--partial"
     ):
         parse_hlo(cut, "cut.hlo")
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from meshscope.table.kinds import Part, Phase
 
+MAX_LAYERS = 10_000  # a range beyond is no layer of a model
+
 _UNIQUIFIER = re.compile(r"\.\d+$")
 _LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+))")
 _PHASES = {phase.value: phase for phase in Phase}
@@ -58,8 +60,8 @@ def scope_of(op_name: str | None) -> Scope:
         if phase is None:
             phase = _PHASES.get(name)
         if layers is None and (match := _LAYERS.fullmatch(name)):
-            first, last = (match[1], match[1]) if match[1] else (match[2], match[3])
-            layers = (int(first), int(last)) if int(first) <= int(last) else None
+            first, last = int(match[1] or match[2]), int(match[1] or match[3])
+            layers = (first, last) if first <= last < MAX_LAYERS else None
         if part is None:
             part = _PARTS.get(name)
     return Scope(phase=phase, layers=layers, part=part)

@@ -17,7 +17,7 @@ _CHAIN = re.compile(r'\bchain_id="([^"]*)"')
 
 def starts_chain(site: Site) -> bool:
     """Whether the collective is handed to `AsyncCollectiveStart` where it stands."""
-    return any(
+    return chain_of(site.instruction) is not None and any(
         call.custom_call_target == "AsyncCollectiveStart" and site.instruction.name in call.operands
         for call in site.place.computation.instructions
         if call.opcode == "custom-call"

@@ -96,9 +96,7 @@ def _rows(
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     layers, count, doubt = _layers(operation.count, scope)
-    axis, no_axis = None, None
-    if operation.groups:
-        axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     missing = scope.missing
     no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
     reasons = [r for r in (no_axis, no_scope, doubt, *operation.doubts) if r is not None]

@@ -34,8 +34,8 @@ class Dataflow:
         if computation.name not in self._users:
             index: dict[str, list[Instruction]] = {}
             for user in computation.instructions:
-                for name in dict.fromkeys(user.operands):
-                    index.setdefault(name, []).append(user)
+                for producer in dict.fromkeys(computation.producers(user)):
+                    index.setdefault(producer.name, []).append(user)
             self._users[computation.name] = index
         return self._users[computation.name].get(instruction.name, [])
 
@@ -67,7 +67,7 @@ class Dataflow:
 
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
-        return self.module.computation(fusion.called["calls"][0], fusion)
+        return self.module.fused(fusion)
 
     def unmoved(self, place: Place, instruction: Instruction) -> Instruction:
         """The instruction whose result this one only moves or converts; itself when it computes."""
@@ -109,7 +109,7 @@ class Dataflow:
     def inputs(self, place: Place, instruction: Instruction) -> list[tuple[Place, Instruction]]:
         """What defines the operands; a parameter is defined by the operand of the caller."""
         if instruction.opcode == "parameter":
-            return self._argument(place, int(instruction.operand_text))
+            return self._argument(place, instruction.parameter_number)
         found = place.computation.producers(instruction)
         if instruction.opcode == "recv":  # what is received is what the others sent
             return [(place, i) for i in self._sent(place.computation, instruction)]
@@ -136,7 +136,7 @@ class Dataflow:
             for update in self.users(outside, start):
                 if update.opcode.endswith("-update"):
                     arguments += outside.producers(update)[1:]
-        return [(caller.place, arguments[number])] if number < len(arguments) else []
+        return [(caller.place, arguments[number])] if 0 <= number < len(arguments) else []
 
     def _element(
         self, place: Place, whole: Instruction, get: Instruction
@@ -144,7 +144,7 @@ class Dataflow:
         """The element that a get-tuple-element takes, when the tuple is in sight; else the tuple."""
         where = [(place, whole)]
         if whole.opcode == "parameter":
-            where = self._argument(place, int(whole.operand_text)) or where
+            where = self._argument(place, whole.parameter_number) or where
         index = _INDEX.search(get.attributes)
         outer, made_by = where[0]
         if made_by.opcode == "tuple" and index:

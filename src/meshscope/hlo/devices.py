@@ -49,6 +49,8 @@ class Devices:
 
     def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:
         """The axis of the mesh that the groups run along, or the reason why there is none."""
+        if not groups:
+            return None, "who takes part is not told"
         axis = self.mesh.axis_of_pairs(groups) if is_pairs else self.mesh.axis_of_groups(groups)
         if axis is not None:
             return axis, None

@@ -74,7 +74,7 @@ def _groups(text: str, n_devices: int) -> Groups:
     if _LIST.fullmatch(text):
         return _listed(text) or (tuple(range(n_devices)),)
     if iota := _IOTA.fullmatch(text):
-        return _iota(iota)
+        return _iota(iota, n_devices)
     if mesh := _MESH.fullmatch(text):
         return _mesh(mesh, n_devices)
     raise ValueError("unknown form")
@@ -84,9 +84,11 @@ def _listed(text: str) -> Groups:
     return tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
 
 
-def _iota(match: re.Match[str]) -> Groups:
+def _iota(match: re.Match[str], n_devices: int) -> Groups:
     """`[n_groups,size]<=[dims]T(perm)`: ids 0.. in `dims`, transposed, cut into groups."""
     n_groups, size = _pair(match[1])
+    if n_groups * size > n_devices:
+        raise ValueError(f"{n_groups * size} ids, the module has {n_devices} devices")
     ids = _transposed(tuple(range(n_groups * size)), _ints(match[2]), _ints(match[3] or ""))
     return _cut(ids, size)
 
@@ -94,9 +96,10 @@ def _iota(match: re.Match[str]) -> Groups:
 def _mesh(match: re.Match[str], n_devices: int) -> Groups:
     """`mesh[axes], device_ids=(order) {refs}`: devices laid over the axes, grouped along the refs."""
     axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(match[1])]
-    ids = _device_order(match[2], prod(size for _, size in axes))
-    if len(ids) != n_devices:
-        raise ValueError(f"the mesh has {len(ids)} devices, the module {n_devices}")
+    n_in_mesh = prod(size for _, size in axes)
+    if n_in_mesh != n_devices:
+        raise ValueError(f"the mesh has {n_in_mesh} devices, the module {n_devices}")
+    ids = _device_order(match[2], n_devices)
     refs = [_axis_ref(ref, dict(axes)) for ref in match[3].split(",") if ref.strip()]
     dims, grouped = _split_axes(axes, refs)
     kept = [dim for dim in range(len(dims)) if dim not in grouped]
@@ -151,6 +154,8 @@ def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
         return tuple(range(n_devices))
     if match := _DEVICE_ORDER.fullmatch(text.strip()):
         dims = _ints(match[2] or match[1])
+        if prod(dims) != n_devices:
+            raise ValueError("device_ids do not number the devices of the mesh")
         ids = _transposed(tuple(range(prod(dims))), dims, _ints(match[3] or ""))
     else:
         ids = _ints(text)

@@ -34,9 +34,9 @@ def kernel_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
     """
     n_bytes = _remote_bytes(site.instruction)
     op_name = own_name(site)
-    unknown = ["which chips a kernel talks to is not in the text"]
+    doubts = (*site.doubts, "a kernel chooses by itself which chips it talks to")
     if n_bytes is None:
-        unknown.append("how many bytes it sends neither")
+        doubts += ("it does not state how many bytes it sends",)
     return Operation(
         site=site,
         anchor=anchor_of(flow, site),
@@ -56,7 +56,7 @@ def kernel_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
         algorithm=f"kernel {site.instruction.custom_call_target}",
         inserted_by="program",
         count=site.count,
-        doubts=(*site.doubts, ", ".join(unknown)),
+        doubts=doubts,
     )
 
 

@@ -159,7 +159,7 @@ class _Reader:
         self, computation: Computation, fusion: Instruction, scope: _Scope
     ) -> tuple[Computation, _Scope]:
         """The fused computation, and its parameters as values of the computation around it."""
-        called = self._module.computation(fusion.called["calls"][0], fusion)
+        called = self._module.fused(fusion)
 
         def bound_to(operand: Instruction) -> Callable[[int], _Value]:
             return lambda depth: self._value(computation, operand, scope, depth)
@@ -178,7 +178,7 @@ class _Reader:
             case "constant":
                 return _constant(instruction.operand_text)
             case "parameter":
-                bound = scope.get(int(instruction.operand_text))
+                bound = scope.get(instruction.parameter_number)
                 return bound(depth + 1) if bound else None
             case "add" | "subtract" if len(inputs) == 2:
                 left, right = (self._value(computation, i, scope, depth + 1) for i in inputs)

@@ -1,5 +1,6 @@
 """What a collective means, whatever the compiler wrote it as."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
@@ -56,7 +57,7 @@ class Element:
     @property
     def group_size(self) -> int:
         """Devices in one group; a (source, target) pair counts as 2."""
-        return len(self.groups[0])
+        return len(self.groups[0]) if self.groups else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +167,10 @@ def _takes_part(
     flow: Dataflow, place: Place, user: Instruction, used: Instruction, element: Element
 ) -> bool:
     if user.opcode == "dynamic-slice":
-        taken, *offsets = place.computation.producers(user)
+        inputs = place.computation.producers(user)
         is_part = _size(user) * element.group_size == prod(element.array.dims)
-        return is_part and taken is used and _is_own_place(flow, place, offsets)
+        is_of_it = inputs[:1] == (used,)
+        return is_part and is_of_it and _is_own_place(flow, place, inputs[1:])
     if flow.keeps_values(user):
         return _is_sliced(flow, place, user, element)
     if user.opcode != "fusion":
@@ -182,7 +184,7 @@ def _runs_scatter_only(site: Site) -> bool:
     return any("AllReduceScatter" in caller.attributes for caller in wrappers(site))
 
 
-def _is_own_place(flow: Dataflow, place: Place, offsets: list[Instruction]) -> bool:
+def _is_own_place(flow: Dataflow, place: Place, offsets: Iterable[Instruction]) -> bool:
     return any(flow.comes_from(place, offset, _PARTITION) for offset in offsets)
 
 

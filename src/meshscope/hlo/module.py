@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from meshscope.errors import ParseError
 from meshscope.units import DTYPE_BITS, array_bytes
 
-_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\]")
 _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
 _NAME = re.compile(r"%([^\s,(){}]+)")
 _TYPE_BEFORE_NAME = re.compile(r"^.*\s")
@@ -69,7 +69,7 @@ class Instruction:
     def arrays(self) -> tuple[ArrayShape, ...]:
         """The arrays of the result, nested tuples flattened."""
         return tuple(
-            ArrayShape(dtype=dtype, dims=tuple(int(d.lstrip("<= ")) for d in dims.split(",") if d))
+            ArrayShape(dtype=dtype, dims=tuple(int(d) for d in re.findall(r"\d+", dims)))
             for dtype, dims in _ARRAY.findall(self.shape)
         )
 
@@ -82,6 +82,11 @@ class Instruction:
             return tuple(_NAME.findall(self.operand_text))
         pieces = _split_top(_LAYOUT.sub("", self.operand_text))
         return tuple(_TYPE_BEFORE_NAME.sub("", piece.strip()) for piece in pieces if piece.strip())
+
+    @property
+    def parameter_number(self) -> int:
+        """Which argument a parameter stands for; -1 when its text is no number."""
+        return int(self.operand_text) if self.operand_text.isdecimal() else -1
 
     @property
     def called(self) -> dict[str, tuple[str, ...]]:
@@ -181,7 +186,7 @@ class Computation:
     @property
     def parameters(self) -> dict[int, Instruction]:
         """Parameters by number."""
-        return {int(i.operand_text): i for i in self.instructions if i.opcode == "parameter"}
+        return {i.parameter_number: i for i in self.instructions if i.opcode == "parameter"}
 
     def get(self, name: str) -> Instruction | None:
         """The instruction of that name; None when the computation has none."""
@@ -239,6 +244,16 @@ class HloModule:
                 "Give the whole text of the module."
             )
         return found
+
+    def fused(self, fusion: Instruction) -> Computation:
+        """The computation of a fusion; ParseError when it names none."""
+        names = fusion.called.get("calls")
+        if not names:
+            raise ParseError(
+                f"{self.where(fusion)}: fusion '{fusion.name}' has no 'calls=%computation'. "
+                "Give the text as the compiler wrote it."
+            )
+        return self.computation(names[0], fusion)
 
     def where(self, instruction: Instruction) -> str:
         """`file:line` of the instruction in the HLO text, for messages."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from meshscope.errors import ParseError
 from meshscope.hlo.attribution import Scope, scope_of
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.devices import Devices
@@ -149,6 +150,12 @@ def _elements(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Element]
     groups, is_pairs = devices.groups(site.instruction)
     anchor = anchor_of(flow, site)
     arrays = result_arrays(site.instruction)
+    if not arrays:
+        raise ParseError(
+            f"{devices.module.where(site.instruction)}: '{site.instruction.name}' has the shape "
+            f"{site.instruction.shape!r}, in which the arrays of {site.instruction.opcode} were "
+            "expected. Please report this line."
+        )
     is_combined = len(arrays) > 1
     for index, array in enumerate(arrays):
         result = anchor.result

@@ -67,7 +67,8 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     attributes = lines[header]
     if cut_off_at is None and not any(c.is_entry for c in computations.values()):
         if not is_partial:
-            raise _truncated(origin, len(lines), "the computation marked ENTRY")
+            expected = "the computation marked ENTRY"
+            raise _truncated(origin, len(lines), expected, may_be_partial=True)
         cut_off_at = len(lines)
     match = _MODULE.match(attributes)
     assert match is not None
@@ -75,8 +76,8 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
         name=match["name"],
         origin=origin,
         is_scheduled="is_scheduled=true" in attributes,
-        n_partitions=_number(attributes, "num_partitions"),
-        n_replicas=_number(attributes, "replica_count"),
+        n_partitions=_count(attributes, "num_partitions"),
+        n_replicas=_count(attributes, "replica_count"),
         computations=computations,
         frames=_frames(tables, origin),
         cut_off_at=cut_off_at,
@@ -96,8 +97,8 @@ def _header(lines: list[str], origin: str) -> int:
     raise ParseError(f"{origin}:1: is empty. Give optimised HLO text.")
 
 
-def _number(header: str, name: str) -> int:
-    match = re.search(rf", {name}=(\d+)", header)
+def _count(header: str, name: str) -> int:
+    match = re.search(rf", {name}=([1-9]\d*)", header)
     return int(match[1]) if match else 1
 
 
@@ -158,7 +159,12 @@ def _computations(
             continue
         instructions, end = _body(lines, number + 1, origin)
         if end is None and not (is_partial and not _n_open(lines[-1])):
-            raise _truncated(origin, len(lines), f"the end '}}' of computation '{match['name']}'")
+            raise _truncated(
+                origin,
+                len(lines),
+                f"the end '}}' of computation '{match['name']}'",
+                may_be_partial=not is_partial,
+            )
         if not instructions:
             raise ParseError(
                 f"{origin}:{number + 1}: computation '{match['name']}' holds no instruction. "
@@ -242,8 +248,12 @@ def _closing_parenthesis(text: str) -> int:
     return -1
 
 
-def _truncated(origin: str, line: int, expected: str) -> ParseError:
+def _truncated(
+    origin: str, line: int, expected: str, *, may_be_partial: bool = False
+) -> ParseError:
+    remedy = "Give the whole text of the module"
+    if may_be_partial:
+        remedy += ", or read what there is of it with --partial"
     return ParseError(
-        f"{origin}:{line}: the text ends or breaks off where {expected} was expected. "
-        "It is cut short: give the whole text of the module."
+        f"{origin}:{line}: the text ends or breaks off where {expected} was expected: it is cut short. {remedy}."
     )

@@ -104,7 +104,10 @@ class _Path:
 
     def _after(self, moved: Instruction, seen: ArrayShape) -> ArrayShape | None:
         """The shape behind a move; None where another operation begins or elements are lost."""
-        name, shape = moved.op_name, moved.arrays[0]
+        name, arrays = moved.op_name, moved.arrays
+        if not arrays:
+            return None
+        shape = arrays[0]
         is_other = name is not None and not same_name(name, self.op_name)
         if is_other or shape.dtype != seen.dtype or prod(shape.dims) != prod(seen.dims):
             return None
@@ -125,5 +128,5 @@ def _is_layer_of_stack(flow: Dataflow, place: Place, operand: Instruction, n_lay
     stack = place.computation.producer(source)
     if source.opcode != "dynamic-slice" or stack is None:
         return False
-    (taken,), (whole,) = source.arrays, stack.arrays
-    return taken.dims[:1] == (1,) and whole.dims[:1] == (n_layers,) and n_layers > 1
+    taken, whole = ([array.dims[:1] for array in i.arrays] for i in (source, stack))
+    return taken == [(1,)] and whole == [(n_layers,)] and n_layers > 1

@@ -1,7 +1,6 @@
 """What crosses slices: libtpu writes a collective over DCN as a send and a recv that the megascale runtime serves."""
 
 import re
-from collections.abc import Iterator
 
 from meshscope.errors import ParseError
 from meshscope.hlo.attribution import scope_of
@@ -29,8 +28,8 @@ _KIND_OF_TRANSFER: dict[str, Kind] = {
 }
 _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-_TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[\d,]+\}x\{[\d,:]+\}))"?')
-_SLICES_BY_DEVICES = re.compile(r"\{([\d,]+)\}x\{([\d,:]+)\}")
+_TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
+_SLICES_BY_DEVICES = re.compile(r"\{(\d+(?:,\d+)*)\}x\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}")
 # A device is written as its slice, counted from 1, times this, plus its place in the slice.
 _SLICE_UNIT = 100_000
 
@@ -43,6 +42,11 @@ def is_transfer(instruction: Instruction) -> bool:
 def transfer_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
     """The collective between slices that a send starts and the recv of the same rendezvous ends."""
     send, recv = site.instruction, _recv(site)
+    if not send.arrays or (recv is not None and not recv.arrays):
+        raise ParseError(
+            f"{devices.module.where(send)}: '{send.name}' or its recv carries no array. "
+            "Give the text as the compiler wrote it."
+        )
     kind = _kind(devices, send)
     groups, is_pairs = _groups(devices, send)
     whole = send if kind in {Kind.REDUCE_SCATTER, Kind.PERMUTE} or recv is None else recv
@@ -127,27 +131,24 @@ def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
     text = match[1] if match else ""
     if product := _SLICES_BY_DEVICES.fullmatch(text):
         slices = [int(number) - 1 for number in product[1].split(",")]
+        ranges = [piece.partition(":") for piece in product[2].split(",")]
         found = tuple(
             tuple(index * devices.n_per_slice + device for index in slices)
-            for device in _devices(product[2])
+            for device in range(devices.n_per_slice)
+            if any(int(low) <= device <= int(high or low) for low, _, high in ranges)
         )
-        return found, False
-    found = tuple(
-        tuple(_device(devices, number) for number in re.findall(r"\d+", group))
-        for group in re.findall(r"\{([\d,>-]+)\}", text)
-    )
-    if not found or any(d < 0 for group in found for d in group):
+    else:
+        found = tuple(
+            tuple(_device(devices, number) for number in re.findall(r"\d+", group))
+            for group in re.findall(r"\{([\d,>-]+)\}", text)
+        )
+    everyone = range(devices.mesh.n_devices)
+    if not found or any(device not in everyone for group in found for device in group):
         raise ParseError(
             f"{devices.module.where(send)}: target of '{send.name}' not understood: {text!r}. "
             'Expected "{1,2}x{0:3}" or groups like {{100000,200000}}; please report this line.'
         )
     return found, "->" in text
-
-
-def _devices(text: str) -> Iterator[int]:
-    for piece in text.split(","):
-        low, _, high = piece.partition(":")
-        yield from range(int(low), int(high or low) + 1)
 
 
 def _device(devices: Devices, number: str) -> int:

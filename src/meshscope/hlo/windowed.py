@@ -39,7 +39,8 @@ def with_windowed_einsums(flow: Dataflow, operations: list[Operation]) -> list[O
     """The operations with each windowed einsum's permutes replaced by what they carry out, at the first."""
     rings: dict[_Key, list[Operation]] = {}
     for operation in operations:
-        if operation.kind is Kind.PERMUTE and operation.inserted_by != "program":
+        is_ring = operation.kind is Kind.PERMUTE and operation.groups
+        if is_ring and operation.inserted_by != "program":
             rings.setdefault(_key(operation), []).append(operation)
     told: dict[int, Operation] = {}
     hidden: set[int] = set()
