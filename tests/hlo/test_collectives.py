@@ -214,6 +214,7 @@ def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_told_for_what_they_ar
         ),
     }
     assert Kind.PERMUTE not in {row.kind for row in rows}
+    assert {r.shape for r in rows if r.kind is Kind.REDUCE_SCATTER} == {(8, 1024, 4096)}
     assert unattributed(rows) == Unattributed(count=0, payload_bytes=0, reasons=())
     assert {row.inserted_by for row in rows} == {"partitioner"}
 
@@ -223,8 +224,11 @@ def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_a_layer(version: str) -
     rows = _rows("v6e_windowed_scan", version)
     gathered = 16384 * 8192 * 2
 
-    assert [(r.layer, r.kind, r.axis, r.groups, r.payload_bytes, r.count) for r in rows] == [
-        (layer, Kind.ALL_GATHER, "tp", (tuple(range(8)),), gathered, 1) for layer in range(4)
+    assert [
+        (r.layer, r.kind, r.axis, r.groups, r.shape, r.payload_bytes, r.count) for r in rows
+    ] == [
+        (layer, Kind.ALL_GATHER, "tp", (tuple(range(8)),), (16384, 8192), gathered, 1)
+        for layer in range(4)
     ]
     assert {row.wire_bytes for row in rows} == {Fraction(9, 8) * gathered}
 

@@ -1,6 +1,7 @@
 """What feeds an instruction and what uses it, across the borders of fusions, calls and loops."""
 
 import re
+from collections.abc import Iterator
 from functools import cached_property
 
 from meshscope.hlo.chains import Chain, chain_ends
@@ -68,6 +69,15 @@ class Dataflow:
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
         return self.module.fused(fusion)
+
+    def inner(
+        self, computation: Computation, depth: int = 0
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        """The instructions of a fused computation and of the fusions in it."""
+        for instruction in computation.instructions:
+            yield computation, instruction
+            if instruction.opcode == "fusion" and depth < _MAX_NESTING:
+                yield from self.inner(self.fused(instruction), depth + 1)
 
     def unmoved(self, place: Place, instruction: Instruction) -> Instruction:
         """The instruction whose result this one only moves or converts; itself when it computes."""

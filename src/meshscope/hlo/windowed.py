@@ -6,6 +6,7 @@ with one more permute in front of the loop or behind it; small rings come unroll
 (xla/service/spmd/dot_handler.cc). Such a ring is told as the one collective that it carries out.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -13,7 +14,7 @@ from meshscope.hlo.attribution import same_name
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.groups import ring_of_pairs
-from meshscope.hlo.module import Instruction
+from meshscope.hlo.module import Computation, Instruction
 from meshscope.hlo.operations import Operation
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
@@ -171,7 +172,7 @@ def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | 
         groups=key.ring,
         group_size=n,
         is_pairs=False,
-        shape=None,
+        shape=_whole_shape(flow, members, kind, n),
         payload_bytes=None if first.payload_bytes is None else first.payload_bytes * n,
         wire_bytes=None if first.payload_bytes is None else sent / times,
         hlo_shape=f"{first.dtype}{format_shape(first.shape)}",
@@ -181,6 +182,59 @@ def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | 
         count=times,
         doubts=loop.doubts if loop else first.doubts,
     )
+
+
+def _whole_shape(
+    flow: Dataflow, members: list[Operation], kind: Kind, n: int
+) -> tuple[int, ...] | None:
+    """The array that the ring gathers or scatters; None when the text does not tell along which dim.
+
+    Each step takes a slice of the other operand, or fills one of the result, and that slice is
+    as long as the shard is along the dim in question, and the whole `n` times as long. The
+    shards of a gather have a unit dim of their own in front of it.
+    """
+    shard = members[0].shape
+    lengths = {
+        length
+        for computation, instruction in _steps(flow, members)
+        if (length := _sliced_length(computation, instruction, n)) is not None
+    }
+    dims = [dim for dim, size in enumerate(shard or ()) if size in lengths]
+    if shard is None or len(dims) != 1:
+        return None
+    (dim,) = dims
+    is_added = kind is Kind.ALL_GATHER and dim > 0 and shard[dim - 1] == 1
+    return (*shard[: dim - is_added], shard[dim] * n, *shard[dim + 1 :])
+
+
+def _steps(flow: Dataflow, members: list[Operation]) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions of the einsum: those of its loop, or those around its permutes that share its name."""
+    for computation in {member.site.place.computation for member in members}:
+        for instruction in computation.instructions:
+            is_inside = any(_loop(m) and m.site.place.computation is computation for m in members)
+            if not is_inside and not same_name(instruction.op_name, members[0].op_name):
+                continue
+            yield computation, instruction
+            if instruction.opcode == "fusion":
+                yield from flow.inner(flow.fused(instruction))
+
+
+def _sliced_length(computation: Computation, instruction: Instruction, n: int) -> int | None:
+    """Length of a slice that is one of `n` along a single dim; None for any other instruction."""
+    inputs = computation.producers(instruction)
+    match instruction.opcode:
+        case "dynamic-slice" if inputs:
+            part, whole = instruction, inputs[0]
+        case "dynamic-update-slice" if len(inputs) > 1:
+            part, whole = inputs[1], instruction
+        case _:
+            return None
+    sizes = [array.dims for i in (part, whole) for array in i.arrays]
+    if len(sizes) != 2 or len(sizes[0]) != len(sizes[1]):
+        return None
+    changed = [(a, b) for a, b in zip(*sizes, strict=True) if a != b]
+    is_one_of_n = len(changed) == 1 and changed[0][0] * n == changed[0][1]
+    return changed[0][0] if is_one_of_n and changed[0][0] > 1 else None
 
 
 def _times(operation: Operation) -> int:
