@@ -55,8 +55,8 @@ matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile
 
 .PHONY: golden
-golden: $(VENV)/.dev ## make the golden HLO files again; read the difference
-	$(BIN)/python tests/golden/make_golden.py
+golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference
+	$(BIN)/python tests/golden/hlo/make_golden.py
 	$(BIN)/python tests/golden/make_golden_logits.py
 
 .PHONY: bench

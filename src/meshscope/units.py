@@ -10,6 +10,10 @@ from meshscope.errors import SpecError, nearest
 # Bits of one element, by XLA's name of the format (xla/primitive_util).
 DTYPE_BITS: dict[str, int] = {
     "pred": 8,
+    "s1": 1,
+    "u1": 1,
+    "s2": 2,
+    "u2": 2,
     "s4": 4,
     "u4": 4,
     "s8": 8,
@@ -23,6 +27,9 @@ DTYPE_BITS: dict[str, int] = {
     "f8e4m3fn": 8,
     "f8e5m2": 8,
     "f8e4m3": 8,
+    "f8e3m4": 8,
+    "f8e4m3fnuz": 8,
+    "f8e5m2fnuz": 8,
     "f8e4m3b11fnuz": 8,
     "f8e8m0fnu": 8,
     "f4e2m1fn": 4,
