@@ -7,6 +7,7 @@ HLO that they wrote.
 import importlib.util
 import json
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
 """
 
 MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
+MAX_LAST_WORDS = 300
+_TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +199,15 @@ def _failure(
             "Try --loop scan, fewer --layers, or a machine with more memory."
         )
     name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
-    last_words = " ".join(log.split())[-MAX_TOLD_CHARACTERS:]
     return CompileError(
         f"the TPU compiler crashed ({name}) while compiling {what}. "
-        "Try --loop scan, another topology, or another version of libtpu. "
-        f"Its last words: {last_words or 'none'}"
+        "Try another --prompt or --loop, another topology, or another version of libtpu. "
+        f"Its last words: {_last_words(log)}"
     )
+
+
+def _last_words(log: str) -> str:
+    """The line of a child's log that says why it ended, as far as one does."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return (telling or lines or ["none"])[0 if telling else -1][:MAX_LAST_WORDS]
