@@ -27,7 +27,7 @@ def experiment(topology: str = "v6e-8") -> Experiment:
 
 def compile_with_child(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles with a child that runs `program` in place of the compiler."""
-    monkeypatch.setattr(compile_module, "START", program)
+    monkeypatch.setattr(compile_module, "CHILD", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
     compile_experiment(experiment(), directory, progress=lambda *_: None)
 
@@ -55,7 +55,7 @@ def test_refusal_of_the_compiler_is_told_in_its_words(
     program = (
         "import json, pathlib, sys\n"
         "told = json.dumps({'type': 'XlaRuntimeError', 'message': 'no such shape'})\n"
-        "pathlib.Path(sys.argv[3], f'{sys.argv[4]}.error.json').write_text(told)\n"
+        "pathlib.Path(sys.argv[2], f'{sys.argv[3]}.error.json').write_text(told)\n"
         "raise SystemExit(1)"
     )
 
@@ -70,9 +70,9 @@ def test_failure_of_one_phase_stops_the_other(
 ) -> None:
     """The decode child would sleep for an hour; the test ends at once."""
     program = (
-        "import sys, time\nif sys.argv[4] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
+        "import sys, time\nif sys.argv[3] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
     )
-    monkeypatch.setattr(compile_module, "START", program)
+    monkeypatch.setattr(compile_module, "CHILD", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
     both = experiment_of(
         model=read_model("Llama-3.2-3B"),

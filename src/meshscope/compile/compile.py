@@ -32,20 +32,7 @@ Progress = Callable[[Phase, str], None]
 
 POLL_S = 0.05
 
-# libtpu runs deep recursions on large programs and overflows the usual stack. Threads take their
-# stack size from the limit at the time of exec, so the child raises it and starts over.
-STACK_BYTES = 512 * 2**20
-START = f"""
-import os, resource, sys
-soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-wanted = {STACK_BYTES} if hard == resource.RLIM_INFINITY else min({STACK_BYTES}, hard)
-resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
-"""
-
-MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
-MAX_LAST_WORDS = 300
-_TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
+CHILD = ("-m", "meshscope.compile.child")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +160,7 @@ def _compile_phases(
 def _start(
     experiment_file: Path, out_dir: Path, phase: Phase, scratch: Path
 ) -> subprocess.Popen[bytes]:
-    module = "meshscope.compile.child"
-    command = [sys.executable, "-c", START, module, str(experiment_file), str(out_dir), phase.value]
+    command = [sys.executable, *CHILD, str(experiment_file), str(out_dir), phase.value]
     with (scratch / f"{phase}.log").open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
