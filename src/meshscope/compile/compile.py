@@ -34,6 +34,10 @@ POLL_S = 0.05
 
 CHILD = ("-m", "meshscope.compile.child")
 
+MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
+MAX_LAST_WORDS = 300
+_TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
