@@ -66,7 +66,7 @@ TELLING = [
     Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
-    Case(LLAMA_3B, "2xv6e:2x4", "dp=2,tp=8"),  # two slices over DCN
+    Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
 ]
 
 WHOLE_MATRIX = [

@@ -63,5 +63,5 @@ def _program(asked: Mapping[str, Any]) -> str:
     if asked["engine"] != "meshscope":
         return f"{asked['engine']}'s conventions"
     words = f"{program['frontend']}, {program['partitioner']} partitioner"
-    layers = f"layers {asked['layers_are']} " if "layers_are" in asked else ""
-    return f"{words}, {layers}(--loop {program['loop']})"
+    layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
+    return f"{words}{layers} (--loop {program['loop']})"
