@@ -1,0 +1,72 @@
+"""Reading an XPlane profile of one million events: seconds, and memory as a ratio to the file.
+
+Run: python benchmarks/read_profile.py. A fresh process reads each profile; its memory is the
+growth of its highest resident size from before the file is opened, mapped pages included. The
+bounds are 5 s and twice the file. The last line is one JSON document.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from synthetic_profile import write_profile
+
+N_EVENTS = 1_000_000
+N_RUNS = 3
+MAX_S, MAX_RATIO = 5.0, 2.0
+
+# VmHWM, and not ru_maxrss: the latter begins with what the parent process held when it forked.
+READ = """
+import json, sys, time
+from pathlib import Path
+import numpy, polars
+from meshscope.trace.xplane import read_xspace
+def peak_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+polars.DataFrame({"warm": [1]}).with_columns(polars.col("warm") + 1)
+before = peak_bytes()
+started = time.perf_counter()
+space = read_xspace(Path(sys.argv[1]))
+read_s = time.perf_counter() - started
+print(json.dumps({
+    "read_s": read_s,
+    "peak_bytes": peak_bytes() - before,
+    "n_events": sum(len(plane.events) for plane in space.planes),
+    "table_bytes": sum(plane.events.estimated_size() for plane in space.planes),
+}))
+"""
+
+
+def reading(path: Path) -> dict[str, float]:
+    """The fastest of several readings, each in a fresh process."""
+    runs = [
+        json.loads(subprocess.check_output([sys.executable, "-c", READ, str(path)]))
+        for _ in range(N_RUNS)
+    ]
+    return min(runs, key=lambda run: run["read_s"])
+
+
+def main() -> None:
+    """Prints seconds and ratios for a TPU and a CPU profile."""
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for backend in ("tpu", "cpu"):
+            path = Path(scratch) / f"{backend}.xplane.pb"
+            write_profile(path, n_events=N_EVENTS, backend=backend)
+            result = reading(path)
+            result["file_bytes"] = path.stat().st_size
+            result["memory_ratio"] = result["peak_bytes"] / result["file_bytes"]
+            results[backend] = result
+            print(
+                f"{backend}: {result['n_events']:,} events, {result['file_bytes'] / 1e6:.0f} MB: "
+                f"{result['read_s']:.2f} s (bound {MAX_S:.0f}), memory {result['memory_ratio']:.2f} x "
+                f"the file (bound {MAX_RATIO:.0f}), tables {result['table_bytes'] / 1e6:.0f} MB"
+            )
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

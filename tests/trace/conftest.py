@@ -1,0 +1,6 @@
+"""Profiles made by hand, and the real ones where they are present."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
