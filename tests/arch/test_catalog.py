@@ -30,6 +30,16 @@ SIZES = [
     Size("meta-llama/Llama-3.2-3B", 3.21),
     Size("meta-llama/Llama-3.3-70B", 70.6),
     Size("meta-llama/Llama-2-13B", 13.0),
+    Size("deepseek-ai/DeepSeek-V3.1-Base", 671),  # arXiv 2412.19437, table of the main model
+    Size("deepseek-ai/DeepSeek-V3", 671),
+    Size("deepseek-ai/DeepSeek-R1", 671),
+    Size("deepseek-ai/DeepSeek-V3.2", 671.9),  # V3 and its indexers: 61 x 13.96e6 more
+    Size("deepseek-ai/DeepSeek-V2-Lite", 15.7),
+    Size("mistralai/Mixtral-8x7B-v0.1", 46.7),  # arXiv 2401.04088: 47e9
+    Size("Qwen/Qwen3-30B-A3B", 30.5),
+    Size("Qwen/Qwen3-235B-A22B", 235),
+    Size("openai/gpt-oss-120b", 116.8),  # arXiv 2508.10925, table 1
+    Size("openai/gpt-oss-20b", 20.9),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshscope.arch.catalog import CATALOG
 from meshscope.arch.config import MAX_CONFIG_BYTES, model_from_config, read_model
-from meshscope.arch.model import Family, GroupedAttention, Model, Rope, RopeType
+from meshscope.arch.model import Family, GroupedAttention, Layer, Model, Rope, RopeType
 from meshscope.errors import SpecError
 
 SHARED_CONFIGS = Path(__file__).parents[2] / "../shared/data/configs"
@@ -36,7 +36,7 @@ def test_a_config_with_the_least_keys_takes_the_defaults_of_transformers() -> No
     assert _model() == Model(
         name="small",
         family=Family.LLAMA,
-        n_layers=2,
+        layers=(Layer(), Layer()),
         hidden=64,
         ffn=96,
         vocab=100,
@@ -89,8 +89,8 @@ def test_a_needed_key_that_is_missing_is_named(key: str) -> None:
         ("use_sliding_window", True, "Set it to false"),
         (
             "rope_scaling",
-            {"rope_type": "yarn"},
-            "rope type 'yarn' is not supported. Supported: default",
+            {"rope_type": "longrope"},
+            "rope type 'longrope' is not supported. Supported: default",
         ),
         ("rope_scaling", {"rope_type": ["llama3"]}, "'rope_type' must be a string"),
         ("rope_scaling", "linear", "'rope_scaling' must be an object, got 'linear'"),
@@ -283,7 +283,7 @@ PUBLISHED_AS = {
     "Llama-3.3-70B-Instruct": "Llama-3.3-70B",
     "Llama-2-13b-hf": "Llama-2-13B",
 }
-DENSE = {"llama", "qwen2", "qwen3"}
+OTHERS = {"qwen3_5_moe", "llama4", "deepseek"}  # families that the programs lack
 
 
 @pytest.mark.skipif(
@@ -292,7 +292,7 @@ DENSE = {"llama", "qwen2", "qwen3"}
 def test_the_catalog_says_what_the_published_configs_say() -> None:
     seen: set[str] = set()
     for path in SHARED_CONFIGS.glob("*.json"):
-        if json.loads(path.read_text())["model_type"] not in DENSE:
+        if json.loads(path.read_text())["model_type"] in OTHERS:
             continue
         short_name = path.stem.split("--")[1]
         published, entry = (
@@ -302,7 +302,7 @@ def test_the_catalog_says_what_the_published_configs_say() -> None:
         unsaid = {"max_position": published.max_position} if entry.max_position is None else {}
         assert replace(entry, name=published.name, source=published.source, **unsaid) == published
         seen.add(entry.name)
-    assert seen == set(CATALOG)
+    assert seen == set(CATALOG) - {"deepseek-ai/DeepSeek-V3.1-Base"}  # no config of its own
 
 
 @pytest.mark.skipif(
@@ -312,9 +312,9 @@ def test_families_that_the_programs_lack_are_refused_by_name() -> None:
     others = [
         path
         for path in SHARED_CONFIGS.glob("*.json")
-        if json.loads(path.read_text())["model_type"] not in DENSE
+        if json.loads(path.read_text())["model_type"] in OTHERS
     ]
-    assert len(others) >= 10
+    assert len(others) == len(OTHERS)
     for path in others:
         with pytest.raises(SpecError, match=r"is not supported. Supported: llama, qwen2, qwen3"):
             read_model(str(path))

@@ -1,8 +1,10 @@
 """Tiny random models, run by `transformers`: weights, a prompt, and the logits of 17 greedy steps.
 
-Run: make golden. Writes logits/NAME.npz beside this file; needs torch and transformers.
+Run: make golden. Writes logits/NAME.npz beside this file; needs torch and transformers. Weights have
+the names that a published checkpoint has, and are rounded to float16, in which they are stored.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ BASE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "vocab_size": 101,  # no multiple of any tp: the vocabulary is padded
     "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
     "initializer_range": 0.2,  # large enough that logits differ between tokens
 }
 LLAMA3_ROPE = {
@@ -26,6 +30,26 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 16,
+}
+LATENT: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 16,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE
@@ -37,6 +61,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": BASE | {"model_type": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 4},
     "qwen3": BASE
     | {"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "mixtral": BASE
+    | {"model_type": "mixtral", "num_attention_heads": 8, "num_key_value_heads": 4}
+    | {"intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": BASE
+    | {"model_type": "qwen3_moe", "num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"head_dim": 16, "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+    | {"norm_topk_prob": True, "mlp_only_layers": [1], "num_hidden_layers": 3},
+    "gpt_oss": BASE
+    | {"model_type": "gpt_oss", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
+    | {"intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 2}
+    | {"num_hidden_layers": 4, "sliding_window": 5, "rope_parameters": YARN | {"truncate": False}},
+    "deepseek_v2": BASE
+    | LATENT
+    | {"model_type": "deepseek_v2", "q_lora_rank": None, "first_k_dense_replace": 1}
+    | {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    "deepseek_v2-limited": BASE
+    | LATENT
+    | {"model_type": "deepseek_v2", "q_lora_rank": 16, "topk_method": "group_limited_greedy"}
+    | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.0, "attention_bias": True},
+    "deepseek_v3": BASE
+    | LATENT
+    | {"model_type": "deepseek_v3", "q_lora_rank": 16, "first_k_dense_replace": 1}
+    | {"num_hidden_layers": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "deepseek_v32": BASE
+    | LATENT
+    | {"model_type": "deepseek_v32", "q_lora_rank": 16, "first_k_dense_replace": 1}
+    | {"n_group": 2, "topk_group": 1, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8},
 }
 
 
@@ -49,10 +101,22 @@ def oracle_model(name: str) -> Any:
     config = transformers.AutoConfig.for_model(**CONFIGS[name])
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for tensor_name, tensor in model.named_parameters():
+        for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in tensor_name or tensor_name.endswith("bias"):
                 tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
+        for tensor in model.state_dict().values():
+            tensor.copy_(tensor.half())
     return model.float().eval()
+
+
+def checkpoint_tensors(model: Any) -> dict[str, np.ndarray]:
+    """The tensors under the names under which `transformers` saves them, float16."""
+    from safetensors.numpy import load_file  # noqa: PLC0415  comes with transformers
+
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        stored = load_file(Path(directory) / "model.safetensors")
+    return {name: tensor.astype(np.float16) for name, tensor in stored.items()}
 
 
 def greedy_logits(model: Any, prompt: np.ndarray) -> np.ndarray:
@@ -70,7 +134,8 @@ def greedy_logits(model: Any, prompt: np.ndarray) -> np.ndarray:
 def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Weights by checkpoint name, prompt [BATCH, PROMPT], and greedy logits."""
     with np.load(DIRECTORY / f"{name}.npz") as stored:
-        weights = {key: stored[key] for key in stored.files if key not in {"prompt", "logits"}}
+        names = [name for name in stored.files if name not in {"prompt", "logits"}]
+        weights = {name: stored[name].astype(np.float32) for name in names}
         return weights, stored["prompt"], stored["logits"]
 
 
@@ -81,7 +146,7 @@ def main() -> None:
         model = oracle_model(name)
         generator = np.random.default_rng(0)
         prompt = generator.integers(0, config["vocab_size"], (BATCH, PROMPT))
-        weights = {key: value.detach().numpy() for key, value in model.state_dict().items()}
+        weights = checkpoint_tensors(model)
         logits = greedy_logits(model, prompt)
         np.savez_compressed(DIRECTORY / f"{name}.npz", prompt=prompt, logits=logits, **weights)
 

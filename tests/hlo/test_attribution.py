@@ -11,7 +11,7 @@ from meshscope.table.kinds import Part, Phase
 class Case(NamedTuple):
     op_name: str | None
     phase: Phase | None
-    layers: tuple[int, int] | None
+    layers: range | None
     part: Part | None
     missing: str | None
 
@@ -20,28 +20,35 @@ CASES = [
     Case(
         "jit(prefill)/shard_map/prefill/layer10/mlp/psum",
         Phase.PREFILL,
-        (10, 10),
+        range(10, 11),
         Part.MLP,
         None,
     ),
     Case(
         "jit(decode)/shard_map/decode/layers0-63/while/body/closed_call/attn/psum",
         Phase.DECODE,
-        (0, 63),
+        range(64),
         Part.ATTN,
         None,
     ),
     Case(
         "jit(f)/prefill/layer3/moe.dispatch/all_to_all",
         Phase.PREFILL,
-        (3, 3),
+        range(3, 4),
         Part.MOE_DISPATCH,
         None,
     ),
     Case("jit(f)/decode/lm_head/all_gather", Phase.DECODE, None, Part.LM_HEAD, None),
-    Case("decode.7/layer3.12/attn.2/aten__mm.1", Phase.DECODE, (3, 3), Part.ATTN, None),
+    Case("decode.7/layer3.12/attn.2/aten__mm.1", Phase.DECODE, range(3, 4), Part.ATTN, None),
     Case("jit(f)/decode/attn/psum", Phase.DECODE, None, Part.ATTN, "layer"),
-    Case("jit(f)/layer3/dot_general", None, (3, 3), None, "phase and part"),
+    Case("jit(f)/layer3/dot_general", None, range(3, 4), None, "phase and part"),
+    Case(
+        "jit(f)/decode/layers1-35by2/while/body/attn/psum",
+        Phase.DECODE,
+        range(1, 36, 2),
+        Part.ATTN,
+        None,
+    ),
     Case("jit(f)/prefill/layers5-2/mlp/psum", Phase.PREFILL, None, Part.MLP, "layer"),
     Case("inputs[2][0][4]", None, None, None, "phase and part"),
     Case(None, None, None, None, "phase and part"),

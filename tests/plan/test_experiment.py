@@ -51,10 +51,9 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
         (
             "pp=2,tp=4",
             Engine.MESHSCOPE,
-            "does not have pp yet. Use tp, sp, dp, fsdp, or --engine vllm for pp.",
+            "does not have pp yet. Use tp, sp, dp, fsdp, ep, or --engine vllm for pp.",
         ),
-        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp."),
-        ("tp=8,ep=8", Engine.MESHSCOPE, "does not have ep yet. Use tp, sp, dp, fsdp."),
+        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp, ep."),
         (
             "dp=2,tp=4",
             Engine.VLLM,

@@ -7,9 +7,9 @@ import pytest
 
 from meshscope.arch.catalog import CATALOG
 from meshscope.arch.config import model_from_config, read_model
+from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.plan import Plan, parse_plan
 from meshscope.plan.weights import (
-    device_cache_bytes,
     device_weight_bytes,
     layer_weights,
     outer_weights,
@@ -41,7 +41,7 @@ def test_local_and_gathered_shapes_of_a_layer() -> None:
     plan = parse_plan("fsdp=2,tp=16")
     shapes = {
         w.name: (w.shape, w.local_shape(plan), w.gathered_shape(plan))
-        for w in layer_weights(QWEN, plan)
+        for w in layer_weights(QWEN, plan, QWEN.layers[0])
     }
     assert shapes == {
         "attn_norm": ((5120,), (5120,), (5120,)),
@@ -60,7 +60,9 @@ def test_local_and_gathered_shapes_of_a_layer() -> None:
 
 def test_qwen2_has_biases_that_follow_their_heads() -> None:
     plan = Plan(tp=4)
-    local = {w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan)}
+    local = {
+        w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan, SMALL_QWEN2.layers[0])
+    }
     biases = {name: shape for name, shape in local.items() if name.startswith("b")}
     assert biases == {
         "bq": (2, 8),
@@ -84,8 +86,8 @@ def test_outer_weights_are_embedding_norm_and_the_head_unless_tied() -> None:
 
 def test_weights_with_a_hidden_dimension_are_those_that_fsdp_splits() -> None:
     plan = Plan(fsdp=2)
-    weights = [*layer_weights(QWEN, plan), *outer_weights(QWEN, plan)]
-    assert {w.name: w.fsdp_dim for w in weights if w.fsdp_dim is not None} == {
+    weights = [*layer_weights(QWEN, plan, QWEN.layers[0]), *outer_weights(QWEN, plan)]
+    assert {w.name: w.fsdp_dim(plan) for w in weights if w.fsdp_dim(plan) is not None} == {
         "wq": 0,
         "wk": 0,
         "wv": 0,
@@ -99,11 +101,14 @@ def test_weights_with_a_hidden_dimension_are_those_that_fsdp_splits() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_weight_has_a_checkpoint_name_of_its_own(name: str) -> None:
+def test_every_weight_has_a_part_of_a_checkpoint_tensor_of_its_own(name: str) -> None:
     model = read_model(name)
-    weights = [*layer_weights(model, Plan()), *outer_weights(model, Plan())]
-    assert len({w.checkpoint for w in weights}) == len({w.name for w in weights}) == len(weights)
-    assert all(("{layer}" in w.checkpoint) == (w in layer_weights(model, Plan())) for w in weights)
+    outer = outer_weights(model, Plan())
+    for layer in set(model.layers):
+        weights = [*layer_weights(model, Plan(), layer), *outer]
+        parts = {(w.checkpoint, w.cut) for w in weights}
+        assert len(parts) == len({w.name for w in weights}) == len(weights)
+        assert all(("{layer}" in w.checkpoint) == (w not in outer) for w in weights)
 
 
 @pytest.mark.parametrize(("tp", "n_rows"), [(1, 101), (2, 102), (4, 104), (8, 104)])
@@ -113,7 +118,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_tp(tp: int, n_rows: int) -> N
 
 @pytest.mark.parametrize(("tp", "n_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
-    assert stored_kv_heads(SMALL_QWEN2, Plan(tp=tp)) == n_heads
+    assert stored_kv_heads(SMALL_QWEN2.attention, Plan(tp=tp)) == n_heads
 
 
 # By hand, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from meshscope.arch.model import Model
+from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_cache_bytes, device_weight_bytes
+from meshscope.plan.weights import device_weight_bytes
 from meshscope.predict.memory import predicted_memory
 
 Make = Callable[..., Experiment]

@@ -222,7 +222,9 @@ def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(
     without_fsdp = Plan(tp=experiment.plan.tp)
     outer = outer_weights(experiment.model, without_fsdp)
     tables = [w for w in outer if len(w.shape) == 2]
-    matrices = [w for w in layer_weights(experiment.model, without_fsdp) if w.name.startswith("w")]
+    layer = experiment.model.layers[0]
+    of_layer = layer_weights(experiment.model, without_fsdp, layer)
+    matrices = [w for w in of_layer if w.name.startswith("w")]
     n_elements = sum(prod(w.local_shape(without_fsdp)) for w in tables)
     n_elements += experiment.model.n_layers * sum(
         prod(w.local_shape(without_fsdp)) for w in matrices

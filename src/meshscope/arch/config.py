@@ -2,16 +2,34 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.arch.catalog import CATALOG, CatalogEntry
-from meshscope.arch.model import Family, GroupedAttention, Model, Rope, RopeType
+from meshscope.arch.model import (
+    Activation,
+    Attention,
+    AttentionKind,
+    Family,
+    GroupedAttention,
+    GroupScore,
+    Indexer,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    MlpKind,
+    Model,
+    Rope,
+    RopeType,
+    Scoring,
+)
 from meshscope.errors import SpecError, nearest
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 QWEN3_HEAD_DIM = 128  # the default of transformers' Qwen3Config, whatever the hidden size
+LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
@@ -44,45 +62,7 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
     return by_id.get(name.lower()) or by_short_id.get(name.lower())
 
 
-def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
-    """The Model that a config mapping describes; SpecError names the missing or unknown key."""
-    reader = _Config(config, source)
-    family = _family(reader)
-    hidden = reader.integer("hidden_size")
-    n_heads = reader.integer("num_attention_heads")
-    _refuse_sliding_window(reader)
-    if reader.text("hidden_act", "silu") != "silu":
-        raise SpecError(
-            f"{source}: hidden_act={config['hidden_act']!r} is not supported; the programs have 'silu'."
-        )
-    return Model(
-        name=name,
-        family=family,
-        n_layers=reader.integer("num_hidden_layers"),
-        hidden=hidden,
-        ffn=reader.integer("intermediate_size"),
-        vocab=reader.integer("vocab_size"),
-        attention=GroupedAttention(
-            n_heads=n_heads,
-            n_kv_heads=reader.integer("num_key_value_heads", n_heads),
-            head_dim=reader.integer(
-                "head_dim", QWEN3_HEAD_DIM if family is Family.QWEN3 else hidden // n_heads
-            ),
-            has_qkv_bias=reader.boolean("attention_bias", default=family is Family.QWEN2),
-            has_o_bias=family is not Family.QWEN2
-            and reader.boolean("attention_bias", default=False),
-            has_qk_norm=family is Family.QWEN3,
-            rope=_rope(reader),
-        ),
-        norm_eps=reader.number("rms_norm_eps", 1e-6),
-        has_tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
-        has_mlp_bias=reader.boolean("mlp_bias", default=False),
-        max_position=reader.optional_integer("max_position_embeddings"),
-        source=source,
-    )
-
-
-class _Config:
+class ConfigReader:
     """Typed access to a config mapping; every complaint names file and key."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
@@ -99,37 +79,245 @@ class _Config:
             return default
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """An integer, positive unless `minimum` allows less."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
-        if value < 1:
+        if value < minimum:
             raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
         return value
 
     def optional_integer(self, key: str) -> int | None:
+        """A positive integer; None where the config has none."""
         return None if self.config.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SpecError(f"{self.source}: '{key}' must be a number, got {value!r}.")
         return float(value)
 
+    def optional_number(self, key: str) -> float | None:
+        """A number; None where the config has none."""
+        return None if self.config.get(key) is None else self.number(key)
+
     def boolean(self, key: str, *, default: bool) -> bool:
+        """True or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise SpecError(f"{self.source}: '{key}' must be true or false, got {value!r}.")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """An integer that may be 0."""
+        return default if self.config.get(key) is None else self.integer(key, minimum=0)
+
+    def integers(self, key: str) -> list[int]:
+        """A list of integers; empty where the config has none."""
+        values = self.config.get(key) or []
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
+        return values
+
+    def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
+        """One of the known names for each layer."""
+        values = self.config.get(key)
+        if values is None:
+            return default
+        known = list(known)
+        if (
+            not isinstance(values, list)
+            or len(values) != n_names
+            or any(value not in known for value in values)
+        ):
+            raise SpecError(
+                f"{self.source}: '{key}' must name one of {', '.join(known)} for each of {n_names} layers."
+            )
+        return values
+
     def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise SpecError(f"{self.source}: '{key}' must be a string, got {value!r}.")
         return value
 
 
-def _family(reader: _Config) -> Family:
+def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
+    """The Model that a config mapping describes; SpecError names the missing or unknown key."""
+    reader = ConfigReader(config, source)
+    family = _family(reader)
+    layers = _layers(reader, family)
+    has_dense = any(layer.mlp is MlpKind.DENSE for layer in layers)
+    _refuse_sliding_window(reader, family)
+    if reader.text("hidden_act", "silu") != "silu":
+        raise SpecError(
+            f"{source}: hidden_act={config['hidden_act']!r} is not supported; the programs have 'silu'."
+        )
+    return Model(
+        name=name,
+        family=family,
+        layers=layers,
+        hidden=reader.integer("hidden_size"),
+        ffn=reader.integer("intermediate_size") if has_dense else None,
+        vocab=reader.integer("vocab_size"),
+        attention=_attention(reader, family),
+        norm_eps=reader.number("rms_norm_eps", 1e-6),
+        has_tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
+        has_mlp_bias=reader.boolean("mlp_bias", default=False),
+        max_position=reader.optional_integer("max_position_embeddings"),
+        source=source,
+        moe=None
+        if all(layer.mlp is MlpKind.DENSE for layer in layers)
+        else read_moe(reader, family),
+    )
+
+
+def _attention(reader: ConfigReader, family: Family) -> Attention:
+    if family in LATENT_FAMILIES:
+        return _latent_attention(reader, family)
+    n_heads = reader.integer("num_attention_heads")
+    is_qwen2 = family is Family.QWEN2
+    has_qk_norm = family in {Family.QWEN3, Family.QWEN3_MOE}
+    head_dim = QWEN3_HEAD_DIM if has_qk_norm else reader.integer("hidden_size") // n_heads
+    return GroupedAttention(
+        n_heads=n_heads,
+        n_kv_heads=reader.integer("num_key_value_heads", n_heads),
+        head_dim=reader.integer("head_dim", head_dim),
+        has_qkv_bias=reader.boolean("attention_bias", default=is_qwen2 or family is Family.GPT_OSS),
+        has_o_bias=not is_qwen2
+        and reader.boolean("attention_bias", default=family is Family.GPT_OSS),
+        has_qk_norm=has_qk_norm,
+        rope=read_rope(reader),
+        has_sinks=family is Family.GPT_OSS,
+        window=reader.integer("sliding_window", 128) if family is Family.GPT_OSS else None,
+    )
+
+
+def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
+    is_sparse = family is Family.DEEPSEEK_V32
+    rope = read_rope(reader)
+    return LatentAttention(
+        n_heads=reader.integer("num_attention_heads"),
+        q_rank=reader.optional_integer("q_lora_rank"),
+        kv_rank=reader.integer("kv_lora_rank"),
+        nope_dim=reader.integer("qk_nope_head_dim"),
+        rope_dim=reader.integer("qk_rope_head_dim"),
+        value_dim=reader.integer("v_head_dim"),
+        has_bias=reader.boolean("attention_bias", default=False),
+        rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
+        indexer=Indexer(
+            n_heads=reader.integer("index_n_heads"),
+            head_dim=reader.integer("index_head_dim"),
+            top_k=reader.integer("index_topk"),
+        )
+        if is_sparse
+        else None,
+    )
+
+
+def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
+    """The experts of a config; each family has its own names and its own routing."""
+    match family:
+        case Family.MIXTRAL:
+            return MixtureOfExperts(
+                n_experts=reader.integer("num_local_experts"),
+                n_active=reader.integer("num_experts_per_tok"),
+                ffn=reader.integer("intermediate_size"),
+                shared_ffn=None,
+                scoring=Scoring.SOFTMAX,
+                is_normalized=True,
+            )
+        case Family.QWEN3_MOE:
+            return MixtureOfExperts(
+                n_experts=reader.integer("num_experts"),
+                n_active=reader.integer("num_experts_per_tok"),
+                ffn=reader.integer("moe_intermediate_size"),
+                shared_ffn=None,
+                scoring=Scoring.SOFTMAX,
+                is_normalized=reader.boolean("norm_topk_prob", default=False),
+            )
+        case Family.GPT_OSS:
+            return MixtureOfExperts(
+                n_experts=reader.integer("num_local_experts"),
+                n_active=reader.integer("num_experts_per_tok"),
+                ffn=reader.integer("intermediate_size"),
+                shared_ffn=None,
+                scoring=Scoring.SOFTMAX,
+                is_normalized=True,
+                has_bias=True,
+                activation=Activation.CLAMPED_SWIGLU,
+                activation_limit=reader.number("swiglu_limit", 7.0),
+            )
+        case _:
+            return _deepseek_moe(reader, family)
+
+
+def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
+    """Source: DeepseekV2TopkRouter and DeepseekV3TopkRouter of transformers."""
+    is_v2 = family is Family.DEEPSEEK_V2
+    method = reader.text("topk_method", "greedy" if is_v2 else "noaux_tc")
+    known = {"greedy", "group_limited_greedy"} if is_v2 else {"noaux_tc"}
+    if method not in known:
+        raise SpecError(
+            f"{reader.source}: topk_method={method!r} is not supported for {family}. "
+            f"Supported: {', '.join(sorted(known))}."
+        )
+    is_limited = method != "greedy"
+    ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
+    return MixtureOfExperts(
+        n_experts=reader.integer("n_routed_experts"),
+        n_active=reader.integer("num_experts_per_tok"),
+        ffn=ffn,
+        shared_ffn=ffn * n_shared,
+        scoring=Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID,
+        is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
+        scale=reader.number("routed_scaling_factor", 1.0 if is_v2 else 2.5),
+        n_groups=reader.integer("n_group", 1) if is_limited else 1,
+        n_active_groups=reader.integer("topk_group", 1) if is_limited else 1,
+        group_score=GroupScore.MAX if is_v2 else GroupScore.TOP2_SUM,
+        has_correction_bias=not is_v2,
+    )
+
+
+def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
+    """The kind of each layer."""
+    n_layers = reader.integer("num_hidden_layers")
+    attention = [AttentionKind.FULL] * n_layers
+    if family is Family.GPT_OSS:
+        attention = _gpt_oss_attention(reader, n_layers)
+    mlp = _mlp_kinds(reader, family, n_layers)
+    return tuple(Layer(attention=a, mlp=m) for a, m in zip(attention, mlp, strict=True))
+
+
+def _gpt_oss_attention(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """`layer_types`; sliding windows on every other layer, the first included, by default."""
+    kinds = {"sliding_attention": AttentionKind.SLIDING, "full_attention": AttentionKind.FULL}
+    default = [list(kinds)[index % 2] for index in range(n_layers)]
+    return [kinds[name] for name in reader.names("layer_types", n_layers, kinds, default)]
+
+
+def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
+    if family in {Family.MIXTRAL, Family.GPT_OSS}:
+        return [MlpKind.MOE] * n_layers
+    if family is Family.QWEN3_MOE:
+        step = reader.integer("decoder_sparse_step", 1)
+        dense = set(reader.integers("mlp_only_layers"))
+        return [
+            MlpKind.DENSE if index in dense or (index + 1) % step else MlpKind.MOE
+            for index in range(n_layers)
+        ]
+    if family in LATENT_FAMILIES:
+        kinds = {"dense": MlpKind.DENSE, "sparse": MlpKind.MOE}
+        n_dense = reader.count("first_k_dense_replace", 0 if family is Family.DEEPSEEK_V2 else 3)
+        default = ["dense" if index < n_dense else "sparse" for index in range(n_layers)]
+        return [kinds[name] for name in reader.names("mlp_layer_types", n_layers, kinds, default)]
+    return [MlpKind.DENSE] * n_layers
+
+
+def _family(reader: ConfigReader) -> Family:
     model_type = reader.text("model_type")
     if model_type not in set(Family):
         raise SpecError(
@@ -138,7 +326,14 @@ def _family(reader: _Config) -> Family:
     return Family(model_type)
 
 
-def _refuse_sliding_window(reader: _Config) -> None:
+def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
+    """Only gpt-oss has layers with a window; the others' windows were never switched on."""
+    has_window = family is Family.MIXTRAL and reader.config.get("sliding_window") is not None
+    if has_window:
+        raise SpecError(
+            f"{reader.source}: sliding_window={reader.config['sliding_window']!r} is not supported for "
+            "mixtral. Set it to null to study the model with full attention."
+        )
     if reader.boolean("use_sliding_window", default=False):
         raise SpecError(
             f"{reader.source}: use_sliding_window=true is not supported. "
@@ -146,7 +341,7 @@ def _refuse_sliding_window(reader: _Config) -> None:
         )
 
 
-def _rope(reader: _Config) -> Rope:
+def read_rope(reader: ConfigReader) -> Rope:
     """`rope_theta` with `rope_scaling`, or `rope_parameters` as transformers 5 writes them."""
     merged = dict(reader.config)
     for key in ("rope_scaling", "rope_parameters"):
@@ -154,19 +349,26 @@ def _rope(reader: _Config) -> Rope:
         if not isinstance(parameters, Mapping):
             raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
         merged |= parameters
-    scaling = _Config(merged, reader.source)
+    scaling = ConfigReader(merged, reader.source)
     name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
     if name not in set(RopeType):
         raise SpecError(
             f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
         )
+    fallback = reader.optional_integer("max_position_embeddings") or 8192
     return Rope(
         theta=scaling.number("rope_theta", 10_000.0),
         rope_type=RopeType(name),
         factor=scaling.number("factor", 1.0),
         low_freq_factor=scaling.number("low_freq_factor", 1.0),
         high_freq_factor=scaling.number("high_freq_factor", 4.0),
-        original_max_position=scaling.integer("original_max_position_embeddings", 8192),
+        original_max_position=scaling.integer("original_max_position_embeddings", fallback),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        mscale=scaling.optional_number("mscale"),
+        mscale_all_dim=scaling.optional_number("mscale_all_dim"),
+        attention_factor=scaling.optional_number("attention_factor"),
+        is_truncated=scaling.boolean("truncate", default=True),
     )
 
 

@@ -1,6 +1,6 @@
 """The architecture of a model: global sizes only, nothing of a mesh or a plan."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from meshscope.errors import SpecError
@@ -12,6 +12,12 @@ class Family(StrEnum):
     LLAMA = "llama"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
+    MIXTRAL = "mixtral"
+    QWEN3_MOE = "qwen3_moe"
+    GPT_OSS = "gpt_oss"
+    DEEPSEEK_V2 = "deepseek_v2"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V32 = "deepseek_v32"
 
 
 class RopeType(StrEnum):
@@ -20,11 +26,15 @@ class RopeType(StrEnum):
     DEFAULT = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
+    YARN = "yarn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embedding; names as in `transformers.modeling_rope_utils`."""
+    """Rotary position embedding; names as in `transformers.modeling_rope_utils`.
+
+    `is_interleaved` pairs channel 2i with 2i+1, as DeepSeek does; else i pairs with i + half.
+    """
 
     theta: float
     rope_type: RopeType = RopeType.DEFAULT
@@ -32,11 +42,21 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    is_truncated: bool = True
+    is_interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """Multi-head attention whose query heads share key and value heads in equal groups."""
+    """Multi-head attention whose query heads share key and value heads in equal groups.
+
+    `window` is how many positions a layer of kind `sliding` attends to, its own included.
+    """
 
     n_heads: int
     n_kv_heads: int
@@ -45,37 +65,188 @@ class GroupedAttention:
     has_o_bias: bool
     has_qk_norm: bool
     rope: Rope
+    has_sinks: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """The lightning indexer of sparse attention: which `top_k` positions a query attends to."""
+
+    n_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2): keys and values are made of one cached latent.
+
+    The cache holds `kv_rank + rope_dim` numbers a position, whatever the number of heads.
+    `q_rank` is None where queries are made of the hidden state directly.
+    """
+
+    n_heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    has_bias: bool
+    rope: Rope
+    indexer: Indexer | None = None
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of a query or key head."""
+        return self.nope_dim + self.rope_dim
+
+
+Attention = GroupedAttention | LatentAttention
+
+
+class Scoring(StrEnum):
+    """What makes the router's logits scores."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+class GroupScore(StrEnum):
+    """By what a group of experts is chosen, where routing is limited to a few groups."""
+
+    MAX = "max"
+    TOP2_SUM = "top2_sum"
+
+
+class Activation(StrEnum):
+    """The gate of an expert."""
+
+    SWIGLU = "swiglu"
+    CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: limits, 1.702, and one added to the other factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
+    """Routed experts, `n_active` of `n_experts` for each token, and shared ones that see every token.
+
+    `ffn` is the width of one expert, `shared_ffn` of all shared experts together. Routing scores
+    all experts, keeps the best `n_active_groups` of `n_groups`, and takes the best of those.
+    """
+
+    n_experts: int
+    n_active: int
+    ffn: int
+    shared_ffn: int | None
+    scoring: Scoring
+    is_normalized: bool  # whether the scores of the chosen experts are scaled to sum to one
+    scale: float = 1.0
+    n_groups: int = 1
+    n_active_groups: int = 1
+    group_score: GroupScore = GroupScore.MAX
+    has_correction_bias: bool = False  # added to the scores for the choice alone
+    has_bias: bool = False  # of router and experts
+    activation: Activation = Activation.SWIGLU
+    activation_limit: float | None = None
+
+
+class AttentionKind(StrEnum):
+    """How far a layer's attention sees."""
+
+    FULL = "full"
+    SLIDING = "sliding"
+
+
+class MlpKind(StrEnum):
+    """What follows a layer's attention."""
+
+    DENSE = "dense"
+    MOE = "moe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What kind of layer one is: layers of one kind have the same program and weights' shapes."""
+
+    attention: AttentionKind = AttentionKind.FULL
+    mlp: MlpKind = MlpKind.DENSE
+
+    @property
+    def name(self) -> str:
+        """E.g. `full/moe`; a key of trees of weights."""
+        return f"{self.attention}/{self.mlp}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A decoder-only transformer.
 
-    `hidden` is the width of the residual stream, `ffn` that of the gated MLP.
+    `hidden` is the width of the residual stream, `ffn` that of the gated MLP of dense layers (None
+    when no layer is dense), `layers` the kind of each layer in order.
     """
 
     name: str
     family: Family
-    n_layers: int
+    layers: tuple[Layer, ...]
     hidden: int
-    ffn: int
+    ffn: int | None
     vocab: int
-    attention: GroupedAttention
+    attention: Attention
     norm_eps: float
     has_tied_embeddings: bool
     has_mlp_bias: bool
     max_position: int | None
     source: str  # where the config was read
+    moe: MixtureOfExperts | None = None
 
     def __post_init__(self) -> None:
-        """Sizes are positive and heads group evenly."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                raise SpecError(f"{self.source}: {field.name} must be positive, got {value}.")
-        attention = self.attention
-        if attention.n_heads % attention.n_kv_heads:
+        """Sizes are positive, heads group evenly, and every kind of layer is described."""
+        for part in (self, self.attention, self.moe):
+            for field in fields(part) if part is not None else ():
+                value = getattr(part, field.name)
+                if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+                    raise SpecError(f"{self.source}: {field.name} must be positive, got {value}.")
+        if not self.layers:
+            raise SpecError(f"{self.source}: a model needs at least one layer.")
+        self._check_attention()
+        self._check_experts()
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.layers)
+
+    def first(self, n_layers: int) -> "Model":
+        """The model cut to its first layers."""
+        return replace(self, layers=self.layers[:n_layers])
+
+    def _check_attention(self) -> None:
+        match self.attention:
+            case GroupedAttention(n_heads=n_heads, n_kv_heads=n_kv_heads):
+                if n_heads % n_kv_heads:
+                    raise SpecError(
+                        f"{self.source}: num_attention_heads={n_heads} is not a multiple of "
+                        f"num_key_value_heads={n_kv_heads}. Correct the config."
+                    )
+            case LatentAttention(indexer=indexer, rope_dim=rope_dim):
+                if indexer is not None and indexer.head_dim < rope_dim:
+                    raise SpecError(
+                        f"{self.source}: index_head_dim={indexer.head_dim} is smaller than "
+                        f"qk_rope_head_dim={rope_dim}. Correct the config."
+                    )
+
+    def _check_experts(self) -> None:
+        moe = self.moe
+        if moe is None:
+            return
+        if moe.n_experts % moe.n_groups:
             raise SpecError(
-                f"{self.source}: num_attention_heads={attention.n_heads} is not a multiple of "
-                f"num_key_value_heads={attention.n_kv_heads}. Correct the config."
+                f"{self.source}: {moe.n_experts} experts are not divisible by n_group={moe.n_groups}. "
+                "Correct the config."
+            )
+        n_choices = moe.n_experts // moe.n_groups * moe.n_active_groups
+        if moe.n_active_groups > moe.n_groups or moe.n_active > n_choices:
+            raise SpecError(
+                f"{self.source}: {moe.n_active} experts a token cannot be chosen of {n_choices} "
+                f"({moe.n_active_groups} of {moe.n_groups} groups). Correct the config."
             )

@@ -22,9 +22,10 @@ from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.parse import read_hlo
+from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_cache_bytes, device_weight_bytes
+from meshscope.plan.weights import device_weight_bytes
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 

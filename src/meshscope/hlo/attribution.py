@@ -8,7 +8,7 @@ from meshscope.table.kinds import Part, Phase
 MAX_LAYERS = 10_000  # a range beyond is no layer of a model
 
 _UNIQUIFIER = re.compile(r"\.\d+$")
-_LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+))")
+_LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _PHASES = {phase.value: phase for phase in Phase}
 _PARTS = {part.value: part for part in Part}
 # Parts that stand outside the layers.
@@ -17,16 +17,16 @@ OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What the scopes of an `op_name` say; `layers` is an inclusive range, equal ends for one layer."""
+    """What the scopes of an `op_name` say; `layers` are those that one instruction stands for."""
 
     phase: Phase | None
-    layers: tuple[int, int] | None
+    layers: range | None
     part: Part | None
 
     @property
     def n_layers(self) -> int:
         """Layers that one instruction stands for; 1 outside layers."""
-        return self.layers[1] - self.layers[0] + 1 if self.layers else 1
+        return len(self.layers) if self.layers else 1
 
     @property
     def missing(self) -> str | None:
@@ -50,9 +50,9 @@ NO_SCOPE = Scope(phase=None, layers=None, part=None)
 def scope_of(op_name: str | None) -> Scope:
     """The scope that a path like `jit(f)/prefill/layer3/mlp/psum` names.
 
-    The contract with the programs: `prefill|decode`, then `layer{i}` or `layers{first}-{last}`,
-    then a part, in this order, with whatever the framework puts between them. A uniquifier such
-    as `.7` at the end of a component is ignored.
+    The contract with the programs: `prefill|decode`, then `layer{i}`, `layers{first}-{last}` or
+    `layers{first}-{last}by{step}`, then a part, in this order, with whatever the framework puts
+    between them. A uniquifier such as `.7` at the end of a component is ignored.
     """
     phase, layers, part = None, None, None
     for component in (op_name or "").split("/"):
@@ -61,7 +61,8 @@ def scope_of(op_name: str | None) -> Scope:
             phase = _PHASES.get(name)
         if layers is None and (match := _LAYERS.fullmatch(name)):
             first, last = int(match[1] or match[2]), int(match[1] or match[3])
-            layers = (first, last) if first <= last < MAX_LAYERS else None
+            step = int(match[4] or 1)
+            layers = range(first, last + 1, step) if first <= last < MAX_LAYERS and step else None
         if part is None:
             part = _PARTS.get(name)
     return Scope(phase=phase, layers=layers, part=part)

@@ -130,9 +130,9 @@ def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None
     """The layers that an operation stands for, how often it runs in each, and what does not fit."""
     if scope.layers is None:
         return [None], count, None
-    first, last = scope.layers
     each, rest = divmod(count, scope.n_layers)
     if rest:
+        first, last = scope.layers[0], scope.layers[-1]
         doubt = f"the scope says layers {first} to {last}, but the operation runs {count} times"
         return [None], count, doubt
-    return list(range(first, last + 1)), each, None
+    return list(scope.layers), each, None

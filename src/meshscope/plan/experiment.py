@@ -1,15 +1,20 @@
 """One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import prod
 from typing import Any
 
-from meshscope.arch.model import Family, GroupedAttention, Model, Rope, RopeType
+from meshscope.arch.model import Model
+from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
+from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
+from meshscope.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 
@@ -45,7 +50,7 @@ class Engine(StrEnum):
 
 # The axes that each engine's predictions, and the programs, have today.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
-    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp"),
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep"),
     Engine.VLLM: ("tp", "pp"),
 }
 
@@ -62,6 +67,16 @@ class Program:
     frontend: Frontend = Frontend.JAX
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.AUTO
+    dispatch: DispatchForm = DispatchForm.AUTO
+    capacity_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        """A capacity is at least what balanced routing needs."""
+        if self.capacity_factor is not None and not self.capacity_factor >= 1:
+            raise SpecError(
+                f"capacity_factor={self.capacity_factor} leaves no room for balanced routing. "
+                "Use 1 or more, or leave it out: then there is room for every routing."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +107,19 @@ class Experiment:
             case Loop.AUTO:
                 return self.model.n_layers > MAX_UNROLLED_LAYERS
 
+    @property
+    def dispatch_form(self) -> DispatchForm:
+        """How rows travel to their experts: as asked, or the best that the target has."""
+        if self.program.dispatch is not DispatchForm.AUTO:
+            return self.program.dispatch
+        if self.program.partitioner is Partitioner.AUTO:
+            return DispatchForm.ONE_HOT
+        return (
+            DispatchForm.RAGGED
+            if self.topology.chip.kind is ChipKind.TPU
+            else DispatchForm.CAPACITY
+        )
+
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
         return self.topology.crosses_slices(groups)
@@ -99,7 +127,7 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """The experiment as plain values, for manifest.json and --json."""
         return {
-            "model": asdict(self.model),
+            "model": model_as_dict(self.model),
             "plan": str(self.plan),
             "mesh": dict(self.plan.mesh.axes),
             "topology": self.topology.name,
@@ -115,21 +143,18 @@ class Experiment:
 def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
     """The experiment that `Experiment.as_dict` wrote; SpecError when a value is missing or foreign."""
     try:
-        model = dict(values["model"])
-        attention = dict(model.pop("attention"))
-        rope = dict(attention.pop("rope"))
-        rope["rope_type"] = RopeType(rope["rope_type"])
-        model["family"] = Family(model["family"])
-        program = values["program"]
+        program = dict(values["program"])
         return Experiment(
-            model=Model(**model, attention=GroupedAttention(**attention, rope=Rope(**rope))),
+            model=model_from_dict(values["model"]),
             plan=parse_plan(values["plan"]),
             topology=parse_topology(values["topology"]),
             workload=Workload(**values["workload"]),
             program=Program(
-                frontend=Frontend(program["frontend"]),
-                partitioner=Partitioner(program["partitioner"]),
-                loop=Loop(program["loop"]),
+                frontend=Frontend(program.pop("frontend")),
+                partitioner=Partitioner(program.pop("partitioner")),
+                loop=Loop(program.pop("loop")),
+                dispatch=DispatchForm(program.pop("dispatch")),
+                **program,
             ),
             engine=Engine(values["engine"]),
         )
@@ -155,7 +180,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
             raise SpecError(
                 f"--layers {n_layers}: {model.name} has {model.n_layers} layers. Use 1 to {model.n_layers}."
             )
-        model = replace(model, n_layers=n_layers)
+        model = model.first(n_layers)
     plan = plan.filled(topology.n_devices)
     if model.max_position is not None and workload.context > model.max_position:
         raise SpecError(
@@ -165,6 +190,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     _check_supported(plan, engine)
     check_batch(plan, workload)
     check_model(plan, model)
+    _check_weights(plan, model)
     return Experiment(
         model=model,
         plan=plan,
@@ -173,6 +199,23 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         program=program or Program(),
         engine=engine,
     )
+
+
+def _check_weights(plan: Plan, model: Model) -> None:
+    """PlanError when an axis does not divide the dimension of a weight that it splits."""
+    sizes = dict(plan.mesh.axes)
+    kinds = dict.fromkeys(model.layers)
+    weights = [w for layer in kinds for w in layer_weights(model, plan, layer)]
+    for weight in (*outer_weights(model, plan), *weights):
+        for dim, size in zip(weight.dims, weight.shape, strict=True):
+            n_parts = prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
+            if size % n_parts:
+                axes = " and ".join(mesh_axes_of(dim, plan))
+                raise PlanError(
+                    f"plan '{plan}' cannot split {model.name}: {weight.name} {list(weight.shape)} is "
+                    f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
+                    f"Use a smaller {axes}."
+                )
 
 
 def _check_supported(plan: Plan, engine: Engine) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import GroupedAttention, Model
 from meshscope.errors import PlanError, nearest
 from meshscope.plan.mesh import Mesh
 from meshscope.plan.workload import Workload
@@ -69,6 +69,8 @@ class Plan:
             raise PlanError(
                 f"plan '{self}': dp and fsdp share one place in the mesh. Use one of them."
             )
+        if FILL not in (self.ep, self.dp, self.fsdp, self.tp):
+            _ = self.expert_axes
         if self.sp and self.tp == 1:
             raise PlanError(
                 f"plan '{self}': sp splits the sequence over the tp axis, which has size 1. Add tp=N."
@@ -96,6 +98,26 @@ class Plan:
         return self.dp * self.fsdp
 
     @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The mesh axes that the experts are laid over, outermost first; () where none splits them.
+
+        `ep` is the size of tp, of the data axis, or of both together; tp is meant where both fit.
+        """
+        data, tp = self.data_size, self.tp
+        if self.ep == 1:
+            return ()
+        if self.ep == tp:
+            return ("tp",)
+        if self.ep == data:
+            return (self.data_axis,)
+        if self.ep == data * tp:
+            return (self.data_axis, "tp")
+        raise PlanError(
+            f"plan '{self}': ep={self.ep} must be the size of tp, of {self.data_axis}, or of both: "
+            f"{', '.join(str(size) for size in sorted({tp, data, data * tp}))} here."
+        )
+
+    @property
     def n_devices(self) -> int:
         """Devices that the plan needs."""
         return prod(getattr(self, axis) for axis in MESH_AXES)
@@ -108,13 +130,17 @@ class Plan:
                 f"plan '{self}': only one axis can be -1, got {' and '.join(open_axes)}."
             )
         plan = self
+        if self.ep == FILL:
+            plan = replace(plan, ep=1)
         if open_axes:
             known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
             if n_devices % known:
                 raise PlanError(
                     f"plan '{self}': {n_devices} devices do not divide by {known}. Change an axis."
                 )
-            plan = replace(self, **{open_axes[0]: n_devices // known})
+            plan = replace(plan, **{open_axes[0]: n_devices // known})
+        if self.ep == FILL:
+            plan = replace(plan, ep=plan.data_size * plan.tp)
         if plan.n_devices != n_devices:
             raise PlanError(
                 f"plan '{plan}' needs {plan.n_devices} devices, the slice has {n_devices}. "
@@ -173,25 +199,55 @@ def check_batch(plan: Plan, workload: Workload) -> None:
 
 def check_model(plan: Plan, model: Model) -> None:
     """PlanError when an axis does not divide what it splits in the model, with the number."""
-    attention = model.attention
     if plan.pp > model.n_layers:
         raise PlanError(
-            f"plan '{plan}' cannot split {model.name}: n_layers={model.n_layers} are fewer than pp={plan.pp} "
-            f"stages. Use pp<={model.n_layers}."
+            f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
+            f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
         )
-    for label, size in (("n_heads", attention.n_heads), ("ffn", model.ffn)):
-        if size % plan.tp:
-            raise PlanError(
-                f"plan '{plan}' cannot split {model.name}: {label}={size} is not divisible by tp={plan.tp}. "
-                f"Use a tp that divides it."
-            )
-    if attention.n_kv_heads % plan.tp and plan.tp % attention.n_kv_heads:
-        raise PlanError(
-            f"plan '{plan}' cannot split {model.name}: of n_kv_heads={attention.n_kv_heads} and tp={plan.tp} "
-            "neither divides the other. Use a tp that divides the heads, or a multiple of them (heads are replicated)."
-        )
+    _check_tp(plan, model)
+    _check_experts(plan, model)
     if model.hidden % plan.fsdp:
+        raise _indivisible(plan, model, ("hidden", model.hidden), "fsdp")
+
+
+def _check_tp(plan: Plan, model: Model) -> None:
+    """Heads and MLP widths divide by tp."""
+    attention, moe = model.attention, model.moe
+    sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if moe is not None:
+        sizes["shared_ffn"] = moe.shared_ffn
+        if "tp" not in plan.expert_axes:
+            sizes["expert ffn"] = moe.ffn
+    for label, size in sizes.items():
+        if size is not None and size % plan.tp:
+            raise _indivisible(plan, model, (label, size), "tp")
+    if isinstance(attention, GroupedAttention):
+        n_kv_heads = attention.n_kv_heads
+        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
+                "neither divides the other. Use a tp that divides the heads, or a multiple of them "
+                "(heads are replicated)."
+            )
+
+
+def _check_experts(plan: Plan, model: Model) -> None:
+    """Experts divide by ep, and there are some."""
+    if plan.ep == 1:
+        return
+    if model.moe is None:
         raise PlanError(
-            f"plan '{plan}' cannot split {model.name}: hidden={model.hidden} is not divisible by "
-            f"fsdp={plan.fsdp}. Use an fsdp that divides it."
+            f"plan '{plan}': ep={plan.ep} lays out experts, and {model.name} has none. Leave ep out."
         )
+    if model.moe.n_experts % plan.ep:
+        raise _indivisible(plan, model, ("n_experts", model.moe.n_experts), "ep")
+
+
+def _indivisible(plan: Plan, model: Model, split: tuple[str, int], over: str) -> PlanError:
+    """The error that `over` does not divide the size of what it splits."""
+    (label, size), n_parts = split, getattr(plan, over)
+    article = "an" if over[0] in "ef" else "a"
+    return PlanError(
+        f"plan '{plan}' cannot split {model.name}: {label}={size} is not divisible by {over}={n_parts}. "
+        f"Use {article} {over} that divides it."
+    )

@@ -1,15 +1,26 @@
 """The weights of a model under a plan: one declaration gives shapes, shardings and checkpoint names.
 
-A dimension carries a logical axis; `mesh_axis_of` maps it to a mesh axis, so that a plan is data.
+A dimension carries a logical axis; `mesh_axes_of` maps it to mesh axes, so that a plan is data.
+Each attention and each MLP declares its own weights; `layer_weights` puts a layer together.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+from typing import assert_never
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import (
+    Activation,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    MlpKind,
+    Model,
+)
+from meshscope.arch.names import expert_tensors, moe_block
 from meshscope.plan.plan import Plan
-from meshscope.plan.workload import Workload
 from meshscope.units import DTYPE_BITS
 
 
@@ -17,31 +28,60 @@ class Dim(StrEnum):
     """Logical axes of weights."""
 
     VOCAB = "vocab"
-    HIDDEN = "hidden"  # the residual width of a matrix; fsdp splits it
-    NORM = "norm"  # the width of a norm's scale or of a bias; never split by fsdp
+    HIDDEN = (
+        "hidden"  # the residual width (or the rank that feeds heads) of a matrix; fsdp splits it
+    )
+    NORM = "norm"  # the width of a norm's scale, of a bias, of a latent; never split
     HEADS = "heads"
     KV_HEADS = "kv_heads"
     HEAD_DIM = "head_dim"
     FFN = "ffn"
+    EXPERT = "expert"
+    EXPERT_HIDDEN = "expert_hidden"  # like HIDDEN, unless the experts lie over the data axis
+    EXPERT_FFN = "expert_ffn"  # like FFN, unless the experts lie over tp
 
 
-def mesh_axis_of(dim: Dim) -> str | None:
-    """The mesh axis that splits this logical axis; None when none does."""
+def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
+    """The mesh axes that split this logical axis, outermost first; () when none does."""
     match dim:
         case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.FFN:
-            return "tp"
+            return ("tp",)
         case Dim.HIDDEN:
-            return "fsdp"
+            return ("fsdp",)
+        case Dim.EXPERT:
+            return plan.expert_axes
+        case Dim.EXPERT_HIDDEN:
+            return () if "fsdp" in plan.expert_axes else ("fsdp",)
+        case Dim.EXPERT_FFN:
+            return () if "tp" in plan.expert_axes else ("tp",)
         case Dim.NORM | Dim.HEAD_DIM:
-            return None
+            return ()
+        case _:
+            assert_never(dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Of a tensor's last dimension (after transposition and reshaping), of size `whole`: which part."""
+
+    whole: int
+    start: int
+    stop: int
+    step: int = 1
+
+    @property
+    def size(self) -> int:
+        """Elements that are left."""
+        return len(range(self.start, self.stop, self.step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """One weight array, as stored for a plan: KV heads replicated and vocabulary padded where needed.
 
-    `checkpoint` is the tensor's name in a Hugging Face checkpoint, with `{layer}` for the index; a
-    matrix there is [out, in] and is transposed before it is reshaped to `shape`.
+    `checkpoint` is the tensor's name in a Hugging Face checkpoint, with `{layer}` for the index and,
+    where each expert has a tensor of its own, `{expert}`; a matrix there is [out, in] and is
+    transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension.
     """
 
     name: str
@@ -49,31 +89,33 @@ class Weight:
     shape: tuple[int, ...]
     checkpoint: str
     is_transposed: bool = False
+    cut: Cut | None = None
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """What one device holds, in elements."""
         sizes = dict(plan.mesh.axes)
         return tuple(
-            size // sizes.get(mesh_axis_of(dim) or "", 1)
+            size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
             for dim, size in zip(self.dims, self.shape, strict=True)
         )
 
     def gathered_shape(self, plan: Plan) -> tuple[int, ...]:
-        """What one device holds while fsdp has it gathered: the tp share of the whole."""
-        return tuple(
-            size // plan.tp if mesh_axis_of(dim) == "tp" else size
-            for dim, size in zip(self.dims, self.shape, strict=True)
-        )
+        """What one device holds while fsdp has it gathered."""
+        at = self.fsdp_dim(plan)
+        local = self.local_shape(plan)
+        return tuple(self.shape[i] if i == at else size for i, size in enumerate(local))
 
-    @property
-    def fsdp_dim(self) -> int | None:
-        """Index of the dimension that fsdp splits; None when the weight is replicated over fsdp."""
-        return self.dims.index(Dim.HIDDEN) if Dim.HIDDEN in self.dims else None
+    def fsdp_dim(self, plan: Plan) -> int | None:
+        """Index of the dimension that fsdp gathers; None when the weight is not gathered."""
+        for index, dim in enumerate(self.dims):
+            if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
+                return index
+        return None
 
 
-def stored_kv_heads(model: Model, plan: Plan) -> int:
+def stored_kv_heads(attention: GroupedAttention, plan: Plan) -> int:
     """KV heads as stored: replicated up to tp when there are fewer heads than tp."""
-    return max(model.attention.n_kv_heads, plan.tp)
+    return max(attention.n_kv_heads, plan.tp)
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
@@ -81,125 +123,266 @@ def padded_vocab(model: Model, plan: Plan) -> int:
     return -(-model.vocab // plan.tp) * plan.tp
 
 
-def layer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
+def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer, in the order in which the program meets them."""
-    return (*attention_weights(model, plan), *mlp_weights(model))
+    return (*attention_weights(model, plan, layer), *mlp_weights(model, layer))
 
 
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden]."""
     table = (padded_vocab(model, plan), model.hidden)
-    embed = Weight(
-        name="embed",
-        dims=(Dim.VOCAB, Dim.HIDDEN),
-        shape=table,
-        checkpoint="model.embed_tokens.weight",
-    )
+    matrix = (Dim.VOCAB, Dim.HIDDEN)
+    embed = Weight(name="embed", dims=matrix, shape=table, checkpoint="model.embed_tokens.weight")
     norm = Weight(
         name="final_norm", dims=(Dim.NORM,), shape=(model.hidden,), checkpoint="model.norm.weight"
     )
-    head = Weight(
-        name="lm_head", dims=(Dim.VOCAB, Dim.HIDDEN), shape=table, checkpoint="lm_head.weight"
-    )
+    head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint="lm_head.weight")
     return (embed, norm) if model.has_tied_embeddings else (embed, norm, head)
 
 
-def attention_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
-    """The weights of one layer's attention with the norm before it."""
-    attention, base = model.attention, "model.layers.{layer}."
-    d, n, h = model.hidden, attention.n_heads, attention.head_dim
-    k = stored_kv_heads(model, plan)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Declares the weights of one part of a layer, whose tensors' names start with `base`."""
 
-    def matrix(name: str, dims: tuple[Dim, ...], shape: tuple[int, ...], tensor: str) -> Weight:
+    base: str = "model.layers.{layer}."
+
+    def matrix(  # noqa: PLR0913  a weight's own fields
+        self,
+        name: str,
+        dims: tuple[Dim, ...],
+        shape: tuple[int, ...],
+        tensor: str,
+        *,
+        cut: Cut | None = None,
+        is_transposed: bool = True,
+    ) -> Weight:
+        """A matrix, [out, in] in the checkpoint."""
         return Weight(
-            name=name, dims=dims, shape=shape, checkpoint=base + tensor, is_transposed=True
+            name=name,
+            dims=dims,
+            shape=shape,
+            checkpoint=self.base + tensor,
+            is_transposed=is_transposed,
+            cut=cut,
         )
 
-    def vector(name: str, dims: tuple[Dim, ...], shape: tuple[int, ...], tensor: str) -> Weight:
-        return Weight(name=name, dims=dims, shape=shape, checkpoint=base + tensor)
+    def vector(
+        self,
+        name: str,
+        dims: tuple[Dim, ...],
+        shape: tuple[int, ...],
+        tensor: str,
+        *,
+        cut: Cut | None = None,
+    ) -> Weight:
+        """A norm's scale or a bias."""
+        return Weight(name=name, dims=dims, shape=shape, checkpoint=self.base + tensor, cut=cut)
 
-    weights = [
-        vector("attn_norm", (Dim.NORM,), (d,), "input_layernorm.weight"),
-        matrix("wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), (d, n, h), "self_attn.q_proj.weight"),
-        matrix(
-            "wk", (Dim.HIDDEN, Dim.KV_HEADS, Dim.HEAD_DIM), (d, k, h), "self_attn.k_proj.weight"
-        ),
-        matrix(
-            "wv", (Dim.HIDDEN, Dim.KV_HEADS, Dim.HEAD_DIM), (d, k, h), "self_attn.v_proj.weight"
-        ),
-        matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), (n, h, d), "self_attn.o_proj.weight"),
-    ]
+
+def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:  # noqa: ARG001  kinds of attention may differ
+    """The weights of one layer's attention with the norm before it."""
+    norm = Declared().vector("attn_norm", (Dim.NORM,), (model.hidden,), "input_layernorm.weight")
+    match model.attention:
+        case GroupedAttention():
+            return (norm, *_grouped_weights(model.hidden, model.attention, plan))
+        case LatentAttention():
+            return (norm, *_latent_weights(model.hidden, model.attention))
+        case _:
+            assert_never(model.attention)
+
+
+def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
+    declare = Declared(base="model.layers.{layer}.self_attn.")
+    n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
+    heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
+    yield declare.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
+    yield declare.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
+    yield declare.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
+    yield declare.matrix("wo", (*heads, Dim.HIDDEN), (n, h, d), "o_proj.weight")
     if attention.has_qkv_bias:
-        weights += [
-            vector("bq", (Dim.HEADS, Dim.HEAD_DIM), (n, h), "self_attn.q_proj.bias"),
-            vector("bk", (Dim.KV_HEADS, Dim.HEAD_DIM), (k, h), "self_attn.k_proj.bias"),
-            vector("bv", (Dim.KV_HEADS, Dim.HEAD_DIM), (k, h), "self_attn.v_proj.bias"),
-        ]
+        yield declare.vector("bq", heads, (n, h), "q_proj.bias")
+        yield declare.vector("bk", kv_heads, (k, h), "k_proj.bias")
+        yield declare.vector("bv", kv_heads, (k, h), "v_proj.bias")
     if attention.has_o_bias:
-        weights.append(vector("bo", (Dim.NORM,), (d,), "self_attn.o_proj.bias"))
+        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
     if attention.has_qk_norm:
-        weights += [
-            vector("q_norm", (Dim.HEAD_DIM,), (h,), "self_attn.q_norm.weight"),
-            vector("k_norm", (Dim.HEAD_DIM,), (h,), "self_attn.k_norm.weight"),
-        ]
+        yield declare.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
+        yield declare.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
+    if attention.has_sinks:
+        yield declare.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+
+
+def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
+    """Heads are split over tp; what makes the latents is on every device."""
+    declare = Declared(base="model.layers.{layer}.self_attn.")
+    n, rank = attention.n_heads, attention.kv_rank
+    latent = rank + attention.rope_dim
+    if attention.q_rank is None:
+        shape = (d, n, attention.qk_dim)
+        yield declare.matrix("wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_proj.weight")
+    else:
+        q = attention.q_rank
+        yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "q_a_proj.weight")
+        if attention.has_bias:
+            yield declare.vector("bq_a", (Dim.NORM,), (q,), "q_a_proj.bias")
+        yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_a_layernorm.weight")
+        shape = (q, n, attention.qk_dim)
+        yield declare.matrix(
+            "wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_b_proj.weight"
+        )
+    yield declare.matrix("wkv_a", (Dim.HIDDEN, Dim.NORM), (d, latent), "kv_a_proj_with_mqa.weight")
+    if attention.has_bias:
+        yield declare.vector("bkv_a", (Dim.NORM,), (latent,), "kv_a_proj_with_mqa.bias")
+    yield declare.vector("kv_a_norm", (Dim.NORM,), (rank,), "kv_a_layernorm.weight")
+    whole = attention.nope_dim + attention.value_dim
+    for name, start, stop in (
+        ("w_uk", 0, attention.nope_dim),
+        ("w_uv", attention.nope_dim, whole),
+    ):
+        yield declare.matrix(
+            name,
+            (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM),
+            (rank, n, stop - start),
+            "kv_b_proj.weight",
+            cut=Cut(whole=whole, start=start, stop=stop),
+        )
+    shape = (n, attention.value_dim, d)
+    yield declare.matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), shape, "o_proj.weight")
+    if attention.has_bias:
+        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+    yield from _indexer_weights(d, attention)
+
+
+def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
+    """The indexer is small and on every device: its choice is the same for all heads."""
+    indexer = attention.indexer
+    if indexer is None:
+        return
+    assert attention.q_rank is not None
+    declare = Declared(base="model.layers.{layer}.self_attn.indexer.")
+    n, h = indexer.n_heads, indexer.head_dim
+    shape = (attention.q_rank, n, h)
+    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield declare.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (d, h), "wk.weight")
+    yield declare.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
+    yield declare.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
+    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+
+
+def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of what follows a layer's attention, with the norm before it."""
+    norm = Declared().vector(
+        "mlp_norm", (Dim.NORM,), (model.hidden,), "post_attention_layernorm.weight"
+    )
+    match layer.mlp:
+        case MlpKind.DENSE:
+            return (norm, *dense_weights(model))
+        case MlpKind.MOE:
+            return (norm, *router_weights(model), *expert_weights(model), *shared_weights(model))
+        case _:
+            assert_never(layer.mlp)
+
+
+def dense_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of a dense layer's gated MLP."""
+    assert model.ffn is not None
+    return tuple(_gated(model.hidden, model.ffn, "", "mlp.", has_bias=model.has_mlp_bias))
+
+
+def shared_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of the shared experts, which are one gated MLP."""
+    moe = model.moe
+    if moe is None or moe.shared_ffn is None:
+        return ()
+    return tuple(_gated(model.hidden, moe.shared_ffn, "shared_", "mlp.shared_experts."))
+
+
+def _gated(d: int, f: int, prefix: str, base: str, *, has_bias: bool = False) -> Iterator[Weight]:
+    declare = Declared(base="model.layers.{layer}." + base)
+    for name in ("gate", "up"):
+        yield declare.matrix(
+            f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), f"{name}_proj.weight"
+        )
+    yield declare.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), "down_proj.weight")
+    if has_bias:
+        for name in ("gate", "up"):
+            yield declare.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), f"{name}_proj.bias")
+        yield declare.vector(f"{prefix}b_down", (Dim.NORM,), (d,), "down_proj.bias")
+
+
+def router_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of the router, on every device, so that all agree without a word."""
+    moe = model.moe
+    assert moe is not None
+    declare = Declared(base="model.layers.{layer}." + moe_block(model.family))
+    shape = (model.hidden, moe.n_experts)
+    weights = [declare.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
+    if moe.has_correction_bias:
+        weights.append(
+            declare.vector(
+                "router_correction", (Dim.NORM,), (moe.n_experts,), "e_score_correction_bias"
+            )
+        )
+    if moe.has_bias:
+        weights.append(declare.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
     return tuple(weights)
 
 
-def mlp_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of one layer's gated MLP with the norm before it."""
-    base, d, f = "model.layers.{layer}.", model.hidden, model.ffn
-    weights = [
-        Weight(
-            name="mlp_norm",
-            dims=(Dim.NORM,),
-            shape=(d,),
-            checkpoint=base + "post_attention_layernorm.weight",
-        ),
-        Weight(
-            name="w_gate",
-            dims=(Dim.HIDDEN, Dim.FFN),
-            shape=(d, f),
-            checkpoint=base + "mlp.gate_proj.weight",
-            is_transposed=True,
-        ),
-        Weight(
-            name="w_up",
-            dims=(Dim.HIDDEN, Dim.FFN),
-            shape=(d, f),
-            checkpoint=base + "mlp.up_proj.weight",
-            is_transposed=True,
-        ),
-        Weight(
-            name="w_down",
-            dims=(Dim.FFN, Dim.HIDDEN),
-            shape=(f, d),
-            checkpoint=base + "mlp.down_proj.weight",
-            is_transposed=True,
-        ),
-    ]
-    if model.has_mlp_bias:
-        weights += [
-            Weight(
-                name="b_gate", dims=(Dim.FFN,), shape=(f,), checkpoint=base + "mlp.gate_proj.bias"
-            ),
-            Weight(name="b_up", dims=(Dim.FFN,), shape=(f,), checkpoint=base + "mlp.up_proj.bias"),
-            Weight(
-                name="b_down", dims=(Dim.NORM,), shape=(d,), checkpoint=base + "mlp.down_proj.bias"
-            ),
-        ]
-    return tuple(weights)
+def expert_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of the routed experts, all of them in one array each."""
+    moe = model.moe
+    assert moe is not None
+    is_fused = moe.activation is Activation.CLAMPED_SWIGLU
+    return tuple(_fused_experts(model, moe) if is_fused else _single_experts(model, moe))
+
+
+def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
+    declare, d, f = Declared(), model.hidden, moe.ffn
+    tensors = expert_tensors(model.family)
+    into, out = (Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN), (Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
+    for name in ("gate", "up"):
+        yield declare.matrix(
+            f"experts_w_{name}", (Dim.EXPERT, *into), (moe.n_experts, d, f), tensors[name]
+        )
+    yield declare.matrix(
+        "experts_w_down", (Dim.EXPERT, *out), (moe.n_experts, f, d), tensors["down"]
+    )
+
+
+def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
+    """gpt-oss: gate and up lie side by side, [E, D, 2F], and are not transposed."""
+    declare = Declared(base="model.layers.{layer}.mlp.experts.")
+    n, d, f = moe.n_experts, model.hidden, moe.ffn
+    for start, name in enumerate(("gate", "up")):
+        cut = Cut(whole=2 * f, start=start, stop=2 * f, step=2)
+        yield declare.matrix(
+            f"experts_w_{name}",
+            (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN),
+            (n, d, f),
+            "gate_up_proj",
+            cut=cut,
+            is_transposed=False,
+        )
+        yield declare.vector(
+            f"experts_b_{name}", (Dim.EXPERT, Dim.EXPERT_FFN), (n, f), "gate_up_proj_bias", cut=cut
+        )
+    yield declare.matrix(
+        "experts_w_down",
+        (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN),
+        (n, f, d),
+        "down_proj",
+        is_transposed=False,
+    )
+    yield declare.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     """Bytes of weights that one device holds."""
     elements = sum(prod(w.local_shape(plan)) for w in outer_weights(model, plan))
-    elements += model.n_layers * sum(prod(w.local_shape(plan)) for w in layer_weights(model, plan))
+    elements += sum(layer_elements(model, plan, layer) for layer in model.layers)
     return elements * DTYPE_BITS[dtype] // 8
 
 
-def device_cache_bytes(model: Model, plan: Plan, workload: Workload) -> int:
-    """Bytes of the key and value cache that one device holds, for prompt and output."""
-    heads = stored_kv_heads(model, plan) // plan.tp
-    positions = workload.batch // plan.data_size * workload.context
-    elements = 2 * model.n_layers * positions * heads * model.attention.head_dim
-    return elements * DTYPE_BITS[workload.cache_dtype] // 8
+def layer_elements(model: Model, plan: Plan, layer: Layer) -> int:
+    """Weights of one layer on one device, in elements."""
+    return sum(prod(w.local_shape(plan)) for w in layer_weights(model, plan, layer))

@@ -1,6 +1,6 @@
 """Meeting points: where devices of a plan meet in one step, and the rows of the event table that follow."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.mesh import Groups
@@ -40,29 +40,37 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The meetings of one pipeline stage in one step, in program order; `index` is None without a pipeline."""
+    """The meetings of one pipeline stage in one step, in program order; `index` is None without a pipeline.
+
+    `layers` holds each layer of the stage with its meetings.
+    """
 
     before: tuple[Meeting, ...]
-    layer: tuple[Meeting, ...]  # the meetings of one layer; every layer has the same
-    layers: range
+    layers: tuple[tuple[int, tuple[Meeting, ...]], ...]
     after: tuple[Meeting, ...]
     index: int | None = None
 
 
 def rows_of(stage: Stage, step: Step, experiment: Experiment) -> list[Collective]:
     """The stage's meetings as rows of the event table, in program order."""
-    before, layer, after = (
-        [_row(meeting, stage.index, step, experiment) for meeting in meetings]
-        for meetings in (stage.before, stage.layer, stage.after)
-    )
-    layers = [replace(row, layer=index) for index in stage.layers for row in layer]
-    return [*before, *layers, *after]
+
+    def rows(meetings: tuple[Meeting, ...], layer: int | None) -> list[Collective]:
+        return [_row(meeting, layer, stage.index, step, experiment) for meeting in meetings]
+
+    of_layers = [row for layer, meetings in stage.layers for row in rows(meetings, layer)]
+    return [*rows(stage.before, None), *of_layers, *rows(stage.after, None)]
 
 
-def _row(meeting: Meeting, stage: int | None, step: Step, experiment: Experiment) -> Collective:
+def _row(
+    meeting: Meeting,
+    layer: int | None,
+    stage: int | None,
+    step: Step,
+    experiment: Experiment,
+) -> Collective:
     return predicted_collective(
         phase=step.phase,
-        layer=None,
+        layer=layer,
         part=meeting.part,
         kind=meeting.kind,
         axis=meeting.axis,

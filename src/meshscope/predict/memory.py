@@ -3,9 +3,10 @@
 from dataclasses import replace
 from math import prod
 
+from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_cache_bytes, layer_weights, outer_weights
+from meshscope.plan.weights import Weight, layer_elements, outer_weights
 from meshscope.predict.vllm_engine import stage_layers, stored_vocab
 from meshscope.units import DTYPE_BITS
 
@@ -19,7 +20,7 @@ def predicted_memory(experiment: Experiment) -> Memory:
     """
     stages = stage_layers(experiment.model.n_layers, experiment.plan.pp)
     weights_bytes, kv_cache_bytes = max(
-        (_stage_bytes(experiment, stage, len(layers)) for stage, layers in enumerate(stages)),
+        (_stage_bytes(experiment, stage, layers) for stage, layers in enumerate(stages)),
         key=sum,
     )
     hbm_bytes = experiment.topology.chip.device_hbm_bytes
@@ -34,7 +35,7 @@ def predicted_memory(experiment: Experiment) -> Memory:
     )
 
 
-def _stage_bytes(experiment: Experiment, stage: int, n_layers: int) -> tuple[int, int]:
+def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[int, int]:
     """Bytes of weights and of cache on a device of this stage.
 
     The first stage holds the embedding, the last the final norm and the head; a head that is tied
@@ -45,11 +46,13 @@ def _stage_bytes(experiment: Experiment, stage: int, n_layers: int) -> tuple[int
         model = replace(model, vocab=stored_vocab(model))
     is_first, is_last = stage == 0, stage == plan.pp - 1
     embed, norm, *head = outer_weights(model, plan)
-    weights = [*layer_weights(model, plan)] * n_layers
+    layers = model.layers[indices.start : indices.stop]
+    weights: list[Weight] = []
     if is_first or (is_last and not head):
         weights.append(embed)
     if is_last:
         weights += [norm, *head]
     elements = sum(prod(weight.local_shape(plan)) for weight in weights)
-    cache_bytes = device_cache_bytes(replace(model, n_layers=n_layers), plan, workload)
+    elements += sum(layer_elements(model, plan, layer) for layer in layers)
+    cache_bytes = device_cache_bytes(model, plan, workload, layers)
     return elements * DTYPE_BITS[workload.weight_dtype] // 8, cache_bytes

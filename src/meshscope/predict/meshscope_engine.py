@@ -1,19 +1,23 @@
-"""Where devices meet in meshscope's own dense decoder, by the rules of its manual partitioner.
+"""Where devices meet in meshscope's own decoder, by the rules of its manual partitioner.
 
 Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabulary.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import Layer, MlpKind, Model
+from meshscope.plan.dispatch import Dispatch, dispatch_of, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import (
     Weight,
     attention_weights,
-    mlp_weights,
+    dense_weights,
+    expert_weights,
     outer_weights,
     padded_vocab,
+    shared_weights,
 )
 from meshscope.plan.workload import Workload
 from meshscope.predict.meeting import Meeting, Stage, Step
@@ -24,10 +28,20 @@ from meshscope.table.kinds import Kind, Part, Phase
 class _Program:
     """One step of the decoder as one device runs it."""
 
-    model: Model
-    plan: Plan
-    workload: Workload
+    experiment: Experiment
     step: Step
+
+    @property
+    def model(self) -> Model:
+        return self.experiment.model
+
+    @property
+    def plan(self) -> Plan:
+        return self.experiment.plan
+
+    @property
+    def workload(self) -> Workload:
+        return self.experiment.workload
 
     @property
     def local_batch(self) -> int:
@@ -51,19 +65,39 @@ class _Program:
 
 def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
     """The meetings of one step of our program; it has no pipeline, so it is one stage."""
-    program = _Program(
-        model=experiment.model, plan=experiment.plan, workload=experiment.workload, step=step
-    )
+    program = _Program(experiment=experiment, step=step)
+    of_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
     stage = Stage(
         before=_embedded(program),
-        layer=(
-            *_block(program, Part.ATTN, attention_weights(program.model, program.plan)),
-            *_block(program, Part.MLP, mlp_weights(program.model)),
-        ),
-        layers=range(program.model.n_layers),
+        layers=tuple((index, of_kind[layer]) for index, layer in enumerate(program.model.layers)),
         after=_logits(program),
     )
     return (stage,)
+
+
+def layer_dispatch(experiment: Experiment, step: Step) -> Dispatch | None:
+    """The exchange of rows in one layer of experts; None without experts, or where no row travels."""
+    moe = experiment.model.moe
+    if moe is None:
+        return None
+    program = _Program(experiment=experiment, step=step)
+    n_tokens = program.local_batch * step.n_tokens
+    return dispatch_of(
+        moe,
+        experiment.plan,
+        n_tokens=routed_tokens(experiment.plan, n_tokens),
+        form=experiment.dispatch_form,
+        capacity_factor=experiment.program.capacity_factor,
+    )
+
+
+def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
+    """Attention, then a dense MLP or a mixture of experts."""
+    model, plan = program.model, program.plan
+    attention = _block(program, Part.ATTN, attention_weights(model, plan, layer))
+    if layer.mlp is MlpKind.DENSE:
+        return (*attention, *_block(program, Part.MLP, dense_weights(model)))
+    return (*attention, *_mixture(program))
 
 
 def _embedded(program: _Program) -> tuple[Meeting, ...]:
@@ -88,6 +122,94 @@ def _block(program: _Program, part: Part, weights: tuple[Weight, ...]) -> tuple[
         *_gathered(program, part, *weights),
         *_summed(program, part),
     )
+
+
+def _mixture(program: _Program) -> tuple[Meeting, ...]:
+    """A mixture of experts.
+
+    Where rows travel over tp, too, each device routes its own tokens and the shared experts are a
+    block of their own; else all of tp route the same tokens and the sums are taken together.
+    """
+    plan, model = program.plan, program.model
+    routed = (
+        *_dispatched(program),
+        *_gathered(program, Part.MOE_EXPERTS, *expert_weights(model)),
+        *_combined(program),
+    )
+    shared = shared_weights(model)
+    if "tp" not in exchange_axes(plan):
+        return (
+            *_entered(program, Part.MOE_DISPATCH),
+            *routed,
+            *_gathered(program, Part.MOE_SHARED, *shared),
+            *_summed(program, Part.MOE_COMBINE),
+        )
+    together = () if program.is_split else tuple(_regathered(program))
+    return (*routed, *together, *(_block(program, Part.MOE_SHARED, shared) if shared else ()))
+
+
+def _dispatched(program: _Program) -> Iterator[Meeting]:
+    """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
+    dispatch = layer_dispatch(program.experiment, program.step)
+    if dispatch is None:
+        return
+    assert program.model.moe is not None
+    yield _exchange(
+        program,
+        dispatch,
+        Part.MOE_DISPATCH,
+        Kind.ALL_GATHER,
+        (dispatch.n_ranks, program.model.moe.n_experts),
+        dtype="s32",
+    )
+    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, _sent(program, dispatch))
+
+
+def _combined(program: _Program) -> Iterator[Meeting]:
+    """The rows back to their tokens; a ragged exchange sends what the buffer holds."""
+    dispatch = layer_dispatch(program.experiment, program.step)
+    if dispatch is None:
+        return
+    shape = _sent(program, dispatch)
+    if dispatch.n_slots is None:
+        shape = (dispatch.n_buffer_rows, program.model.hidden)
+    yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
+
+
+def _sent(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
+    """The array that a device gives to the exchange: its rows, or its slots for each device."""
+    hidden = program.model.hidden
+    if dispatch.n_slots is None:
+        return (dispatch.n_rows, hidden)
+    return (dispatch.n_ranks, dispatch.n_slots, hidden)
+
+
+def _exchange(  # noqa: PLR0913  a meeting's own fields
+    program: _Program,
+    dispatch: Dispatch,
+    part: Part,
+    kind: Kind,
+    shape: tuple[int, ...],
+    *,
+    dtype: str | None = None,
+) -> Meeting:
+    mesh = program.plan.mesh
+    return Meeting(
+        part=part,
+        kind=kind,
+        axis="+".join(name for name in mesh.names if name in dispatch.axes),
+        groups=mesh.groups(*dispatch.axes),
+        shape=shape,
+        dtype=dtype or program.workload.activation_dtype,
+    )
+
+
+def _regathered(program: _Program) -> tuple[Meeting, ...]:
+    """The tokens that each device of tp routed, on all of them again; padding included."""
+    n_tokens = program.local_batch * program.step.n_tokens
+    n_padded = routed_tokens(program.plan, n_tokens) * program.plan.tp
+    shape = (n_padded, program.model.hidden)
+    return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
 
 def _logits(program: _Program) -> tuple[Meeting, ...]:
@@ -145,5 +267,5 @@ def _gathered(program: _Program, part: Part, *weights: Weight) -> tuple[Meeting,
             dtype=dtype,
         )
         for weight in weights
-        if weight.fsdp_dim is not None
+        if weight.fsdp_dim(plan) is not None
     )

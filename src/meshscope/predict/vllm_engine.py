@@ -9,7 +9,7 @@ in one step. `docs/paper.md` tells where the paper contradicts itself.
 from collections.abc import Iterator
 from itertools import pairwise
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import GroupedAttention, Model
 from meshscope.errors import PlanError
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.mesh import Groups
@@ -51,8 +51,7 @@ def vllm_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
     return tuple(
         Stage(
             before=tuple(_entry(experiment, step, index)),
-            layer=tuple(_layer(experiment, step, index)),
-            layers=layers,
+            layers=tuple((layer, tuple(_layer(experiment, step, index))) for layer in layers),
             after=tuple(_exit(experiment, step, index)),
             index=index if plan.pp > 1 else None,
         )
@@ -62,6 +61,11 @@ def vllm_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
 
 def _check_plan(model: Model, plan: Plan) -> None:
     """PlanError where vLLM's own assertions would fail."""
+    if model.moe is not None or not isinstance(model.attention, GroupedAttention):
+        raise PlanError(
+            f"--engine vllm knows the conventions of dense models with grouped attention, as the paper "
+            f"measured them; {model.name} is {model.family}. Use --engine meshscope."
+        )
     if stored_vocab(model) % plan.tp:
         raise PlanError(
             f"plan '{plan}': vLLM pads the vocabulary of {model.name} to {stored_vocab(model)}, "

@@ -1,5 +1,7 @@
 """A program ready to lower: the jitted step of one phase with the shapes and shardings of its arguments."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +11,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshscope.arch.model import Layer
+from meshscope.arch.repeats import repeats_of, unrolled
+from meshscope.plan.caches import layer_cache
 from meshscope.plan.experiment import Experiment, Partitioner
-from meshscope.plan.weights import Weight, layer_weights, outer_weights, stored_kv_heads
+from meshscope.plan.weights import Weight, layer_weights, outer_weights
 from meshscope.programs.decoder import Decoder
 from meshscope.programs.layout import Layout, layout_of
+from meshscope.programs.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.points import AutoPoints, ManualPoints
 from meshscope.table.kinds import Phase
 
@@ -52,18 +58,8 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
     specs = ArgumentSpecs(experiment=experiment, layout=layout, is_stacked=experiment.is_scanned)
-    is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    decoder = Decoder(
-        model=experiment.model,
-        phase=phase,
-        points=ManualPoints(plan=experiment.plan, layout=layout)
-        if is_manual
-        else AutoPoints(layout=layout, mesh=mesh),
-        specs=_weight_specs(experiment),
-        activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
-    )
-    step = decoder.step
-    if is_manual:
+    step = _decoder(experiment, phase, layout, mesh).step
+    if experiment.program.partitioner is Partitioner.MANUAL:
         step = jax.shard_map(
             step, mesh=mesh, in_specs=specs.inputs, out_specs=specs.outputs, check_vma=False
         )
@@ -75,6 +71,37 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         step=jax.jit(named, donate_argnums=(2,), out_shardings=shardings),
         arguments=_abstract(specs, mesh, phase),
         is_scanned=specs.is_stacked,
+    )
+
+
+def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -> Decoder:
+    model, plan = experiment.model, experiment.plan
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    points = (
+        ManualPoints(plan=plan, layout=layout)
+        if is_manual
+        else AutoPoints(layout=layout, mesh=mesh)
+    )
+    mixture: Mixture | None = None
+    if model.moe is not None:
+        of_mixture: dict[str, Any] = {
+            "moe": model.moe,
+            "plan": plan,
+            "layout": layout,
+            "points": points,
+            "form": experiment.dispatch_form,
+            "capacity_factor": experiment.program.capacity_factor,
+        }
+        mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
+    write = repeats_of if experiment.is_scanned else unrolled
+    return Decoder(
+        model=model,
+        phase=phase,
+        points=points,
+        mixture=mixture,
+        specs=_weight_specs(experiment),
+        repeats=write(model.layers),
+        activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
     )
 
 
@@ -90,57 +117,84 @@ def _is_spec(value: Any) -> bool:
     return isinstance(value, P)
 
 
-def _weight_specs(experiment: Experiment) -> dict[str, Weight]:
+def _weight_specs(experiment: Experiment) -> dict[str, dict[str, Weight]]:
+    """The declarations of weights by kind of layer; those outside the layers under ""."""
     model, plan = experiment.model, experiment.plan
-    return {w.name: w for w in (*outer_weights(model, plan), *layer_weights(model, plan))}
+    by_kind = {layer.name: layer_weights(model, plan, layer) for layer in set(model.layers)}
+    by_kind[""] = outer_weights(model, plan)
+    return {kind: {w.name: w for w in weights} for kind, weights in by_kind.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentSpecs:
-    """Shapes and partition specs of what goes into a step and what comes out of it."""
+    """Shapes and partition specs of what goes into a step and what comes out of it.
+
+    Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading
+    dimension for its layers.
+    """
 
     experiment: Experiment
     layout: Layout
     is_stacked: bool
 
+    def _by_layer(self, of_layer: Callable[[Layer, tuple[int, ...]], Any]) -> Any:
+        """`of_layer(layer, leading dimensions)` for each layer, or for each kind."""
+        layers = self.experiment.model.layers
+        if not self.is_stacked:
+            return [of_layer(layer, ()) for layer in layers]
+        return {layer.name: of_layer(layer, (n,)) for layer, n in Counter(layers).items()}
+
     @property
     def weights(self) -> dict[str, Any]:
         """Partition specs of the weights, in the structure of the weights."""
         model, plan = self.experiment.model, self.experiment.plan
-        layer = {
-            w.name: self.layout.weight_spec(w, is_stacked=self.is_stacked)
-            for w in layer_weights(model, plan)
-        }
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
+            weights = layer_weights(model, plan, layer)
+            return {w.name: self.layout.weight_spec(w, is_stacked=bool(lead)) for w in weights}
+
         outer = {
             w.name: self.layout.weight_spec(w, is_stacked=False) for w in outer_weights(model, plan)
         }
-        return outer | {"layers": layer if self.is_stacked else [layer] * model.n_layers}
+        return outer | {"layers": self._by_layer(of_layer)}
 
     @property
     def weight_shapes(self) -> dict[str, Any]:
         """Global shapes of the weights, in the same structure."""
         model, plan = self.experiment.model, self.experiment.plan
-        lead = (model.n_layers,) if self.is_stacked else ()
-        layer = {w.name: lead + w.shape for w in layer_weights(model, plan)}
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+            return {w.name: lead + w.shape for w in layer_weights(model, plan, layer)}
+
         outer = {w.name: w.shape for w in outer_weights(model, plan)}
-        return outer | {"layers": layer if self.is_stacked else [layer] * model.n_layers}
+        return outer | {"layers": self._by_layer(of_layer)}
 
     @property
     def cache(self) -> Any:
         """Partition specs of the cache."""
-        spec = self.layout.cache_spec(is_stacked=self.is_stacked)
-        pair = (spec, spec)
-        return pair if self.is_stacked else [pair] * self.experiment.model.n_layers
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
+            arrays = layer_cache(model, plan, layer)
+            return {a.name: self.layout.cache_spec(a, is_stacked=bool(lead)) for a in arrays}
+
+        return self._by_layer(of_layer)
 
     @property
     def cache_shapes(self) -> Any:
         """Global shapes of the cache."""
-        model, workload = self.experiment.model, self.experiment.workload
-        heads = stored_kv_heads(model, self.experiment.plan)
-        shape = (workload.batch, workload.context, heads, model.attention.head_dim)
-        if self.is_stacked:
-            return ((model.n_layers, *shape),) * 2
-        return [(shape, shape)] * model.n_layers
+        model, plan, workload = (
+            self.experiment.model,
+            self.experiment.plan,
+            self.experiment.workload,
+        )
+        positions = (workload.batch, workload.context)
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+            arrays = layer_cache(model, plan, layer)
+            return {a.name: (*lead, *positions, *a.shape) for a in arrays}
+
+        return self._by_layer(of_layer)
 
     @property
     def inputs(self) -> tuple[Any, ...]:

@@ -3,193 +3,179 @@
 The text holds for global arrays (the compiler partitions) and for one device's share (under
 `shard_map`) alike: sizes are read from the arrays, never from the model.
 
-Shapes: B batch, S positions of this step, T positions attended to, D residual width, N query heads,
-K key and value heads, G query heads a key head, H head width, F MLP width, V vocabulary.
+Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from meshscope.arch.model import GroupedAttention, Model, Rope, RopeType
+from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
+from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
-from meshscope.programs.points import Array, Points, scope
+from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.latent import latent_attention
+from meshscope.programs.mixture import Mixture
+from meshscope.programs.numerics import Array, rms_norm
+from meshscope.programs.points import Points, scope
+from meshscope.programs.state import LayerCache, LayerWeights
 from meshscope.table.kinds import Part, Phase
-
-Weights = Mapping[str, Array]
-Cache = tuple[Array, Array]  # keys and values, each [B, context, K, H]
-
-MASKED = -1e30  # added to a score that must not count; finite, so that a row never becomes NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The decoder of one phase: its model, its meeting points, its weights' declarations."""
+    """The decoder of one phase: its model, its meeting points, its weights' declarations.
+
+    `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
+    of weights outside the layers under "".
+    """
 
     model: Model
     phase: Phase
     points: Points
-    specs: Mapping[str, Weight]
+    mixture: Mixture | None
+    specs: Mapping[str, Mapping[str, Weight]]
+    repeats: tuple[Repeat, ...]
     activation_dtype: Any
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
 
         `tokens` is [B, S], `position` the index of the first of them. `weights["layers"]` and
-        `cache` are sequences, one entry a layer (unrolled), or have a leading layer dimension
-        (scanned).
+        `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
+        for its layers (a mapping).
         """
+        outer = self._weights(weights, "")
         with scope(self.phase.value):
             with scope(Part.EMBED):
-                table = self._weight(weights, "embed")
+                table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
             positions = position + jnp.arange(tokens.shape[1])
-            is_unrolled = isinstance(weights["layers"], Sequence)
-            layers = self._unrolled if is_unrolled else self._scanned
-            x, cache = layers(x, weights["layers"], cache, positions)
+            x, cache = self._layers(x, weights["layers"], cache, positions)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
-                logits = self._logits(weights, x, table if is_tied else None)
+                logits = self._logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
 
-    def _weight(self, weights: Weights, name: str) -> Array:
-        return self.points.weight(weights[name], self.specs[name]).astype(self.activation_dtype)
+    def _weights(
+        self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
+    ) -> LayerWeights:
+        return LayerWeights(
+            arrays=arrays,
+            specs=self.specs[kind],
+            points=self.points,
+            dtype=self.activation_dtype,
+            index=index,
+        )
 
-    def _logits(self, weights: Weights, x: Array, table: Array | None) -> Array:
+    def _logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
         """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
 
         `table` is the embedding where the head is tied to it: gathered once in a step, as root
         parameters are under fsdp.
         """
         x = self.points.last(x)
-        x = _rms_norm(x, weights["final_norm"], self.model.norm_eps)
-        head = self._weight(weights, "lm_head") if table is None else table
+        x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
+        head = outer("lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
-    def _unrolled(self, x: Array, layers: Any, caches: Any, positions: Array) -> tuple[Array, Any]:
-        updated = []
-        for index, (weights, cache) in enumerate(zip(layers, caches, strict=True)):
-            with scope(f"layer{index}"):
-                x, cache_after = self._layer(x, weights, cache, positions)
-            updated.append(cache_after)
-        return x, updated
-
-    def _scanned(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
-        def body(x: Array, layer: tuple[Weights, Cache]) -> tuple[Array, Cache]:
-            return self._layer(x, *layer, positions)
-
-        with scope(f"layers0-{self.model.n_layers - 1}"):
-            return lax.scan(body, x, (layers, cache))
-
-    def _layer(
-        self, x: Array, weights: Weights, cache: Cache, positions: Array
-    ) -> tuple[Array, Cache]:
-        with scope(Part.ATTN):
-            h = self.points.entered(_rms_norm(x, weights["attn_norm"], self.model.norm_eps))
-            h, cache = self._attention(h, weights, cache, positions)
-            x = x + self._with_bias(self.points.summed(h), weights, "bo")
-        with scope(Part.MLP):
-            h = self.points.entered(_rms_norm(x, weights["mlp_norm"], self.model.norm_eps))
-            x = x + self._with_bias(self.points.summed(self._mlp(h, weights)), weights, "b_down")
+    def _layers(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
+        """The layers one after the other, those that repeat as loops."""
+        n_before: dict[str, int] = {}
+        for repeat in self.repeats:
+            x, cache = self._repeat(x, layers, cache, positions, repeat, n_before)
+            for layer in repeat.body:
+                n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return x, cache
 
-    def _with_bias(self, x: Array, weights: Weights, name: str) -> Array:
-        return x + self._weight(weights, name) if name in weights else x
+    def _repeat(  # noqa: PLR0913, PLR0917  the state of the walk
+        self,
+        x: Array,
+        layers: Any,
+        cache: Any,
+        positions: Array,
+        repeat: Repeat,
+        n_before: Mapping[str, int],
+    ) -> tuple[Array, Any]:
+        names = [layer.name for layer in repeat.body]
 
-    def _mlp(self, x: Array, weights: Weights) -> Array:
-        gate = self._with_bias(x @ self._weight(weights, "w_gate"), weights, "b_gate")
-        up = self._with_bias(x @ self._weight(weights, "w_up"), weights, "b_up")
-        return (jax.nn.silu(gate) * up) @ self._weight(weights, "w_down")
+        def body(carry: tuple[Array, Any], time: Array | int) -> tuple[tuple[Array, Any], None]:
+            x, cache = carry
+            for position, layer in enumerate(repeat.body):
+                name = layer.name
+                of_kind = n_before.get(name, 0) + time * names.count(name)
+                of_kind = of_kind + names[:position].count(name)
+                at = of_kind if isinstance(layers, Mapping) else repeat.first + position
+                key = name if isinstance(layers, Mapping) else at
+                index = at if isinstance(layers, Mapping) else None
+                with scope(layers_scope(repeat.layers_at(position))):
+                    w = self._weights(layers[key], name, index)
+                    held = LayerCache(arrays=cache[key], start=positions[0], index=index)
+                    x, held = self._layer(x, w, held, positions, layer)
+                cache = _with(cache, key, held.arrays)
+            return (x, cache), None
+
+        if repeat.times == 1:
+            return body((x, cache), 0)[0]
+        return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
+
+    def _layer(
+        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
+    ) -> tuple[Array, LayerCache]:
+        eps = self.model.norm_eps
+        with scope(Part.ATTN):
+            h = self.points.entered(rms_norm(x, w("attn_norm"), eps))
+            h, cache = self._attention(h, w, cache, positions, layer)
+            x = x + w.biased(self.points.summed(h), "bo")
+        if layer.mlp is MlpKind.DENSE:
+            with scope(Part.MLP):
+                h = self.points.entered(rms_norm(x, w("mlp_norm"), eps))
+                x = x + w.biased(self.points.summed(_mlp(h, w)), "b_down")
+        else:
+            assert self.mixture is not None
+            with scope(Part.MOE_ROUTER):
+                h = rms_norm(x, w("mlp_norm"), eps)
+            x = x + self.mixture(h, w)
+        return x, cache
 
     def _attention(
-        self, x: Array, weights: Weights, cache: Cache, positions: Array
-    ) -> tuple[Array, Cache]:
-        """[B, S, D] -> [B, S, D] before the sum over heads of other devices."""
-        attention = self.model.attention
-        q = self._heads(x, weights, "q")  # [B, S, N, H]
-        k, v = self._heads(x, weights, "k"), self._heads(x, weights, "v")  # [B, S, K, H]
-        if attention.has_qk_norm:
-            q = _rms_norm(q, weights["q_norm"], self.model.norm_eps)
-            k = _rms_norm(k, weights["k_norm"], self.model.norm_eps)
-        angles = _rope_angles(attention, positions)
-        q, k = _rotated(q, angles), _rotated(k, angles)
-        cache = (_written(cache[0], k, positions[0]), _written(cache[1], v, positions[0]))
-        if self.phase is Phase.DECODE:
-            k, v = (c.astype(x.dtype) for c in cache)
-        out = _attended(q, k, v, positions)
-        return jnp.einsum("bsnh,nhd->bsd", out, self._weight(weights, "wo")), cache
-
-    def _heads(self, x: Array, weights: Weights, letter: str) -> Array:
-        heads = jnp.einsum("bsd,dnh->bsnh", x, self._weight(weights, f"w{letter}"))
-        return self._with_bias(heads, weights, f"b{letter}")
+        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
+    ) -> tuple[Array, LayerCache]:
+        match self.model.attention:
+            case GroupedAttention():
+                attention = grouped_attention
+            case LatentAttention():
+                attention = latent_attention
+            case _:
+                assert_never(self.model.attention)
+        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
 
 
-def _rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Root-mean-square norm over the last dimension, in float32 inside."""
-    wide = x.astype(jnp.float32)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * scale.astype(x.dtype)
+def layers_scope(layers: range) -> str:
+    """The scope that tells the readers which layers an operation stands for.
 
-
-def _written(cache: Array, new: Array, start: Array) -> Array:
-    """The cache [B, T, K, H] with `new` [B, S, K, H] at position `start`."""
-    return lax.dynamic_update_slice_in_dim(cache, new.astype(cache.dtype), start, axis=1)
-
-
-def _attended(q: Array, k: Array, v: Array, positions: Array) -> Array:
-    """Causal attention of q [B, S, N, H] over k, v [B, T, K, H]; key t is position t."""
-    n_groups = q.shape[2] // k.shape[2]
-    q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
-    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32)
-    is_seen = jnp.arange(k.shape[1])[None, :] <= positions[:, None]  # [S, T]
-    scores = jnp.where(is_seen, scores * q.shape[-1] ** -0.5, MASKED)
-    shares = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    out = jnp.einsum("bkgst,btkh->bskgh", shares, v)
-    return out.reshape(*out.shape[:2], -1, out.shape[-1])
-
-
-def _rope_angles(attention: GroupedAttention, positions: Array) -> Array:
-    """Angle of each pair of channels at each position: [S, H/2], float32."""
-    return positions.astype(jnp.float32)[:, None] * rope_frequencies(
-        attention.rope, attention.head_dim
-    )
-
-
-def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Radians a position, for each of the H/2 channel pairs.
-
-    Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
-    `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`.
+    `layer3`; `layers0-31` for all of a range; `layers1-35by2` for every second one.
     """
-    plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    match rope.rope_type:
-        case RopeType.DEFAULT:
-            scaled = plain
-        case RopeType.LINEAR:
-            scaled = plain / rope.factor
-        case RopeType.LLAMA3:
-            scaled = _llama3_frequencies(plain, rope)
-    return scaled.astype(np.float32)
+    if len(layers) == 1:
+        return f"layer{layers[0]}"
+    by = "" if layers.step == 1 else f"by{layers.step}"
+    return f"layers{layers[0]}-{layers[-1]}{by}"
 
 
-def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
-    """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
-    turns = rope.original_max_position * plain / (2 * np.pi)  # turns over the original context
-    share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = np.clip(share, 0.0, 1.0)
-    return plain * (kept + (1 - kept) / rope.factor)
+def _mlp(x: Array, w: LayerWeights) -> Array:
+    gate = w.biased(x @ w("w_gate"), "b_gate")
+    up = w.biased(x @ w("w_up"), "b_up")
+    return (jax.nn.silu(gate) * up) @ w("w_down")
 
 
-def _rotated(x: Array, angles: Array) -> Array:
-    """Rotated x [B, S, N, H]: channel i pairs with channel i + H/2, as in Hugging Face models."""
-    cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
-    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-    return turned.astype(x.dtype)
+def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:
+    """The cache with this entry replaced; a list stays a list."""
+    if isinstance(cache, Mapping):
+        return {**cache, key: dict(arrays)}
+    return [dict(arrays) if index == key else entry for index, entry in enumerate(cache)]

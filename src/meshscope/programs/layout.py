@@ -5,8 +5,9 @@ from enum import StrEnum
 
 from jax.sharding import PartitionSpec as P
 
+from meshscope.plan.caches import CacheArray
 from meshscope.plan.plan import Plan
-from meshscope.plan.weights import Weight, mesh_axis_of
+from meshscope.plan.weights import Dim, Weight, mesh_axes_of
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 
@@ -33,7 +34,7 @@ class Layout:
             self.token_split
         ]
 
-    def axis(self, name: str | None) -> str | None:
+    def axis(self, name: str) -> str | None:
         """`name` if the mesh has this axis, else None."""
         return name if name in self.plan.mesh.names else None
 
@@ -78,14 +79,19 @@ class Layout:
         """[B] of sampled token ids."""
         return P(self.data)
 
-    def cache_spec(self, *, is_stacked: bool) -> P:
-        """[B, S, K, H], with a leading layer dimension when stacked."""
-        dims = (self.data, None, self.axis("tp"), None)
+    def split(self, dim: Dim) -> str | tuple[str, ...] | None:
+        """What a partition spec says of this logical axis."""
+        axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
+        return axes if len(axes) > 1 else next(iter(axes), None)
+
+    def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
+        """[B, T, ...], with a leading layer dimension when stacked."""
+        dims = (self.data, None, *map(self.split, array.dims))
         return P(None, *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
         """Of one weight, with a leading layer dimension when stacked."""
-        dims = tuple(self.axis(mesh_axis_of(dim)) for dim in weight.dims)
+        dims = map(self.split, weight.dims)
         return P(None, *dims) if is_stacked else P(*dims)
 
 

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import Weight
 from meshscope.programs.layout import Layout, TokenSplit
-
-Array = Any  # jax.Array or a tracer
+from meshscope.programs.numerics import Array
 
 
 class Points(Protocol):
@@ -57,9 +56,10 @@ class ManualPoints:
 
     def weight(self, value: Array, spec: Weight) -> Array:
         """All-gather over fsdp along the dimension that it splits."""
-        if self.plan.fsdp == 1 or spec.fsdp_dim is None:
+        dim = spec.fsdp_dim(self.plan)
+        if self.plan.fsdp == 1 or dim is None:
             return value
-        return lax.all_gather(value, "fsdp", axis=spec.fsdp_dim, tiled=True)
+        return lax.all_gather(value, "fsdp", axis=dim, tiled=True)
 
     def embedded(self, table: Array, tokens: Array) -> Array:
         """Each device looks up the rows that it holds, zeros elsewhere; the sum is the embedding."""

@@ -18,21 +18,20 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     """The checkpoint's tensor in the shape in which the plan stores it.
 
     A matrix is transposed from [out, in]; KV heads repeat side by side until there is one a device;
-    the vocabulary is padded with zeros.
+    the vocabulary is padded with zeros; a tensor that holds several weights is cut. Where experts
+    have tensors of their own, `tensor` is their stack.
     """
-    value = tensor.T if weight.is_transposed else tensor
+    value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
     dims = list(weight.dims)
     shape = list(weight.shape)
+    if weight.cut is not None:
+        shape[-1] = weight.cut.whole
     if Dim.KV_HEADS in dims:
         at = dims.index(Dim.KV_HEADS)
         others = int(np.prod(shape)) // shape[at]
         n_heads, remainder = divmod(value.size, others)
-        _check_size(
-            weight,
-            tensor,
-            layer,
-            is_right=not remainder and n_heads > 0 and shape[at] % n_heads == 0,
-        )
+        is_right = not remainder and n_heads > 0 and shape[at] % n_heads == 0
+        _check_size(weight, tensor, layer, is_right=is_right)
         shape[at] = n_heads
         return np.repeat(value.reshape(shape), weight.shape[at] // n_heads, axis=at)
     if Dim.VOCAB in dims:
@@ -42,12 +41,14 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
         _check_size(weight, tensor, layer, is_right=0 <= padding[at][1] < shape[at])
         return np.pad(value, padding)
     _check_size(weight, tensor, layer, is_right=value.size == int(np.prod(shape)))
-    return value.reshape(shape)
+    value = value.reshape(shape)
+    cut = weight.cut
+    return value if cut is None else value[..., cut.start : cut.stop : cut.step]
 
 
 def _check_size(weight: Weight, tensor: np.ndarray, layer: int | None, *, is_right: bool) -> None:
     if not is_right:
-        name = weight.checkpoint.format(layer=layer)
+        name = weight.checkpoint.format(layer=layer, expert="*")
         raise SpecError(
             f"tensor '{name}' has shape {list(tensor.shape)}, which does not make {weight.name} "
             f"{list(weight.shape)}. The checkpoint belongs to another config."
@@ -63,26 +64,42 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         return jax.device_put(value.astype(like.dtype), like.sharding)
 
     def read(weight: Weight, layer: int | None) -> np.ndarray:
-        return stored_weight(weight, read_tensor(weight.checkpoint.format(layer=layer)), layer)
+        return stored_weight(weight, _tensor(weight, layer, read_tensor), layer)
 
     weights: dict[str, Any] = {
         w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
     }
-    of_layer = layer_weights(model, plan)
-    if program.is_scanned:
-        weights["layers"] = {
-            w.name: placed(
-                np.stack([read(w, layer) for layer in range(model.n_layers)]),
-                abstract["layers"][w.name],
-            )
-            for w in of_layer
-        }
-    else:
+    if not program.is_scanned:
         weights["layers"] = [
-            {w.name: placed(read(w, layer), abstract["layers"][layer][w.name]) for w in of_layer}
-            for layer in range(model.n_layers)
+            {
+                w.name: placed(read(w, index), like[w.name])
+                for w in layer_weights(model, plan, layer)
+            }
+            for index, (layer, like) in enumerate(
+                zip(model.layers, abstract["layers"], strict=True)
+            )
         ]
+        return weights
+    weights["layers"] = {
+        layer.name: {
+            w.name: placed(
+                np.stack([read(w, i) for i, other in enumerate(model.layers) if other == layer]),
+                abstract["layers"][layer.name][w.name],
+            )
+            for w in layer_weights(model, plan, layer)
+        }
+        for layer in dict.fromkeys(model.layers)
+    }
     return weights
+
+
+def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
+    """The checkpoint's tensor; those of all experts stacked, where each has its own."""
+    if "{expert}" not in weight.checkpoint:
+        return read_tensor(weight.checkpoint.format(layer=layer))
+    n_experts = weight.shape[weight.dims.index(Dim.EXPERT)]
+    names = (weight.checkpoint.format(layer=layer, expert=index) for index in range(n_experts))
+    return np.stack([read_tensor(name) for name in names])
 
 
 def empty_cache(program: BuiltProgram) -> Any:

@@ -1,0 +1,122 @@
+"""How tokens reach their experts: over which axes, in which form, and how much of it at most.
+
+A device routes `n_tokens` tokens to `n_active` experts each: `n_rows` rows. Where the experts lie
+over axes that also split the tokens, rows travel to the device of their expert and back.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from math import ceil
+
+from meshscope.arch.model import MixtureOfExperts
+from meshscope.plan.plan import Plan
+
+
+class DispatchForm(StrEnum):
+    """How rows travel: as many as there are, or a fixed number to each device."""
+
+    AUTO = "auto"  # ragged on TPU, capacity elsewhere; one_hot with the auto partitioner
+    RAGGED = "ragged"
+    CAPACITY = "capacity"
+    ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
+    GATHERED = "gathered"  # auto partitioner: rows gathered by index, grouped matmul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """One device's part in the exchange of rows, in one layer of one step.
+
+    `n_buffer_rows` is what a device can receive; `n_slots` of them from each device where every
+    pair of devices has the same fixed number, None where rows lie as they come.
+    """
+
+    form: DispatchForm
+    axes: tuple[str, ...]
+    n_ranks: int
+    n_tokens: int
+    n_active: int
+    n_local_experts: int
+    n_buffer_rows: int
+    n_slots: int | None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that one device sends, those to itself included."""
+        return self.n_tokens * self.n_active
+
+    @property
+    def n_worst_rows(self) -> int:
+        """Rows that one device receives when every token of all devices chooses its experts."""
+        return self.n_ranks * self.n_tokens * min(self.n_active, self.n_local_experts)
+
+    @property
+    def n_worst_dropped(self) -> int:
+        """Rows that one device may have to drop of those sent to it, in the worst routing."""
+        return max(0, self.n_worst_rows - self.n_buffer_rows)
+
+    def expected_rows(self, skew: float = 1.0) -> Fraction:
+        """Rows that the most loaded device receives from others, its experts `skew` times the mean.
+
+        The mean is `n_rows`; of them 1/n_ranks come from the device itself. A buffer keeps at most
+        what it holds.
+        """
+        received = min(
+            Fraction(skew) * self.n_rows, Fraction(min(self.n_worst_rows, self.n_buffer_rows))
+        )
+        return received * (self.n_ranks - 1) / self.n_ranks
+
+
+def dispatch_of(
+    moe: MixtureOfExperts,
+    plan: Plan,
+    *,
+    n_tokens: int,
+    form: DispatchForm,
+    capacity_factor: float | None,
+) -> Dispatch | None:
+    """The exchange of one device's `n_tokens`; None where no row travels.
+
+    Without a capacity factor there is room for the worst routing, and nothing is ever dropped.
+    With one, a device has room for that many times the mean.
+    """
+    axes = exchange_axes(plan)
+    if not axes:
+        return None
+    n_local = moe.n_experts // plan.ep
+    n_choices = min(moe.n_active, n_local)
+    worst = n_tokens * n_choices
+    n_rows = n_tokens * moe.n_active
+    if form is DispatchForm.RAGGED:
+        room = plan.ep * worst
+        if capacity_factor is not None:
+            room = min(room, ceil(n_rows * capacity_factor))
+        n_slots = None
+    else:
+        n_slots = worst
+        if capacity_factor is not None:
+            n_slots = min(worst, ceil(n_rows * capacity_factor / plan.ep))
+        room = plan.ep * n_slots
+    return Dispatch(
+        form=form,
+        axes=axes,
+        n_ranks=plan.ep,
+        n_tokens=n_tokens,
+        n_active=moe.n_active,
+        n_local_experts=n_local,
+        n_buffer_rows=room,
+        n_slots=n_slots,
+    )
+
+
+def exchange_axes(plan: Plan) -> tuple[str, ...]:
+    """The axes over which rows travel: none where the experts lie over tp alone."""
+    return plan.expert_axes if plan.data_axis in plan.expert_axes else ()
+
+
+def routed_tokens(plan: Plan, n_local_tokens: int) -> int:
+    """Tokens that one device routes, of `n_local_tokens` that its tp group holds together.
+
+    Where rows travel over tp too, each device of the group routes its share, rounded up.
+    """
+    return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan) else n_local_tokens

@@ -1,0 +1,52 @@
+"""Attention whose query heads share keys and values in groups.
+
+Shapes: B batch, S positions of this step, T positions attended to, D residual width, N query heads,
+K key and value heads, H head width.
+"""
+
+from meshscope.arch.model import AttentionKind, GroupedAttention, Layer, Model
+from meshscope.programs.numerics import Array, attended, rms_norm, rope_angles, rotated, seen
+from meshscope.programs.state import LayerCache, LayerWeights
+from meshscope.table.kinds import Phase
+
+import jax.numpy as jnp  # isort: skip
+
+
+def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
+    x: Array,
+    w: LayerWeights,
+    cache: LayerCache,
+    positions: Array,
+    *,
+    model: Model,
+    layer: Layer,
+    phase: Phase,
+) -> tuple[Array, LayerCache]:
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    attention = model.attention
+    assert isinstance(attention, GroupedAttention)
+    q, k, v = (_heads(x, w, letter) for letter in "qkv")
+    if attention.has_qk_norm:
+        q, k = rms_norm(q, w("q_norm"), model.norm_eps), rms_norm(k, w("k_norm"), model.norm_eps)
+    angles = rope_angles(attention.rope, attention.head_dim, positions)
+    q, k = rotated(q, angles, attention.rope), rotated(k, angles, attention.rope)
+    cache = cache.written("k", k).written("v", v)
+    k_positions = positions
+    if phase is Phase.DECODE:
+        k, v = cache.read("k", x.dtype), cache.read("v", x.dtype)
+        k_positions = jnp.arange(k.shape[1])
+    window = attention.window if layer.attention is AttentionKind.SLIDING else None
+    out = attended(
+        q,
+        k,
+        v,
+        seen(positions, k_positions, window),
+        scale=attention.head_dim**-0.5,
+        sinks=w("sinks") if attention.has_sinks else None,
+    )
+    return jnp.einsum("bsnh,nhd->bsd", out, w("wo")), cache
+
+
+def _heads(x: Array, w: LayerWeights, letter: str) -> Array:
+    """[B, S, D] -> [B, S, heads, H]."""
+    return w.biased(jnp.einsum("bsd,dnh->bsnh", x, w(f"w{letter}")), f"b{letter}")

@@ -1,0 +1,164 @@
+"""Multi-head latent attention: prefill expands the latents to heads, decode attends to them as they are.
+
+Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1; DeepSeek-V3.2-Exp for the lightning indexer;
+both as `transformers` defines them.
+
+Shapes: B batch, S positions of this step, T positions attended to, D residual width, N heads,
+R latent rank, P rotated width, H width of a head without its rotated part, V width of a value.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshscope.arch.model import Indexer, LatentAttention, Layer, Model, RopeType
+from meshscope.programs.numerics import (
+    MASKED,
+    Array,
+    attended,
+    layer_norm,
+    rms_norm,
+    rope_angles,
+    rotated,
+    seen,
+    yarn_mscale,
+)
+from meshscope.programs.state import LayerCache, LayerWeights
+from meshscope.table.kinds import Phase
+
+LATENT_NORM_EPS = 1e-6  # of the norms inside attention, whatever rms_norm_eps says (transformers)
+
+
+def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
+    x: Array,
+    w: LayerWeights,
+    cache: LayerCache,
+    positions: Array,
+    *,
+    model: Model,
+    layer: Layer,  # noqa: ARG001  all layers see alike
+    phase: Phase,
+) -> tuple[Array, LayerCache]:
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    attention = model.attention
+    assert isinstance(attention, LatentAttention)
+    angles = rope_angles(attention.rope, attention.rope_dim, positions)
+    q, q_latent = _queries(x, w, attention, angles)
+    latent = _latent(x, w, attention, angles)
+    cache = cache.written("latent", latent)
+    k_positions = positions
+    if phase is Phase.DECODE:
+        latent = cache.read("latent", x.dtype)
+        k_positions = jnp.arange(latent.shape[1])
+    is_seen = seen(positions, k_positions)
+    if attention.indexer is not None:
+        assert q_latent is not None
+        is_seen, cache = _selected(
+            x, q_latent, w, cache, is_seen, attention=attention, angles=angles, phase=phase
+        )
+    attend = _absorbed if phase is Phase.DECODE else _expanded
+    out = attend(q, latent, is_seen, w, attention)  # [B, S, N, V]
+    return jnp.einsum("bsnv,nvd->bsd", out, w("wo")), cache
+
+
+def softmax_scale(attention: LatentAttention) -> float:
+    """What scores are multiplied by (transformers, `yarn_apply_mscale`)."""
+    scale, rope = attention.qk_dim**-0.5, attention.rope
+    if rope.rope_type is not RopeType.DEFAULT and rope.mscale_all_dim:
+        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+    return scale
+
+
+def _queries(
+    x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
+) -> tuple[Array, Array | None]:
+    """Queries [B, S, N, H+P], rotated in their last part, and their latent if there is one."""
+    if attention.q_rank is None:
+        q_latent, q = None, jnp.einsum("bsd,dnh->bsnh", x, w("wq"))
+    else:
+        q_latent = w.biased(x @ w("wq_a"), "bq_a")
+        q_latent = rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS)
+        q = jnp.einsum("bsr,rnh->bsnh", q_latent, w("wq_b"))
+    plain, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+    turned = rotated(turned, angles, attention.rope)
+    return jnp.concatenate([plain, turned], axis=-1), q_latent
+
+
+def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array) -> Array:
+    """[B, S, R+P]: the normed latent and the rotated key that all heads share."""
+    both = w.biased(x @ w("wkv_a"), "bkv_a")
+    plain, turned = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
+    plain = rms_norm(plain, w("kv_a_norm"), LATENT_NORM_EPS)
+    turned = rotated(turned[:, :, None, :], angles, attention.rope)[:, :, 0]
+    return jnp.concatenate([plain, turned], axis=-1)
+
+
+def _expanded(
+    q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
+) -> Array:
+    """Keys and values of every head made of the latents, then attention as usual."""
+    plain, turned = latent[..., : attention.kv_rank], latent[..., attention.kv_rank :]
+    k = jnp.einsum("btr,rnh->btnh", plain, w("w_uk"))
+    turned = jnp.broadcast_to(turned[:, :, None, :], (*k.shape[:3], turned.shape[-1]))
+    v = jnp.einsum("btr,rnv->btnv", plain, w("w_uv"))
+    k = jnp.concatenate([k, turned], axis=-1)
+    return attended(q, k, v, is_seen, scale=softmax_scale(attention))
+
+
+def _absorbed(
+    q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
+) -> Array:
+    """The up-projections absorbed into queries and outputs: one key and value head, the latent."""
+    plain, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+    plain = jnp.einsum("bsnh,rnh->bsnr", plain, w("w_uk"))
+    out = attended(
+        jnp.concatenate([plain, turned], axis=-1),
+        latent[:, :, None, :],
+        latent[:, :, None, : attention.kv_rank],
+        is_seen,
+        scale=softmax_scale(attention),
+    )
+    return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"))
+
+
+def _selected(  # noqa: PLR0913  the inputs of the indexer
+    x: Array,
+    q_latent: Array,
+    w: LayerWeights,
+    cache: LayerCache,
+    is_seen: Array,
+    *,
+    attention: LatentAttention,
+    angles: Array,
+    phase: Phase,
+) -> tuple[Array, LayerCache]:
+    """[B, S, T]: the `top_k` of the positions in sight that the indexer scores highest."""
+    indexer = attention.indexer
+    assert indexer is not None
+
+    def turn(heads: Array) -> Array:  # half-split pairs, unlike the attention itself
+        width = attention.rope_dim
+        turned = rotated(heads[..., :width], angles, attention.rope, is_interleaved=False)
+        return jnp.concatenate([turned, heads[..., width:]], axis=-1)
+
+    q = turn(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
+    k = layer_norm(x @ w("index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
+    k = turn(k[:, :, None, :])[:, :, 0]
+    cache = cache.written("index_k", k)
+    if phase is Phase.DECODE:
+        k = cache.read("index_k", x.dtype)
+    scores = index_scores(q, k, x @ w("index_weights"), indexer)
+    scores = jnp.where(is_seen, scores, MASKED)
+    n_best = min(indexer.top_k, scores.shape[-1])
+    best = lax.top_k(scores, n_best)[1]  # [B, S, n_best]
+    is_best = jnp.zeros(scores.shape, bool)
+    rows = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
+    return is_best.at[(*rows, best)].set(True) & is_seen, cache
+
+
+def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:
+    """[B, S, T] of q [B, S, n, h], k [B, T, h], weights [B, S, n]: sum of weighted, rectified products."""
+    scores = jnp.einsum("bsnh,bth->bsnt", q, k, preferred_element_type=jnp.float32)
+    scores = jax.nn.relu(scores * indexer.head_dim**-0.5)
+    weights = weights.astype(jnp.float32) * indexer.n_heads**-0.5
+    return jnp.einsum("bsn,bsnt->bst", weights, scores)

@@ -1,0 +1,66 @@
+"""What a layer holds: its weights as the layer uses them, and its cache."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax import lax
+
+from meshscope.plan.weights import Weight
+from meshscope.programs.numerics import Array
+from meshscope.programs.points import Points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """The weights of one layer by name; stacked ones are taken at `index`."""
+
+    arrays: Mapping[str, Array]
+    specs: Mapping[str, Weight]
+    points: Points
+    dtype: Any
+    index: Array | int | None = None
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the layer has this weight."""
+        return name in self.arrays
+
+    def __call__(self, name: str) -> Array:
+        """The weight in the dtype of activations, gathered where the plan splits it."""
+        array = self.arrays[name]
+        if self.index is not None:
+            array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
+        return self.points.weight(array, self.specs[name]).astype(self.dtype)
+
+    def biased(self, x: Array, name: str) -> Array:
+        """`x` plus this bias, if the layer has it."""
+        return x + self(name) if name in self else x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """The cache of one layer: arrays [B, T, ...], or [layers, B, T, ...] taken at `index`.
+
+    New entries go to position `start` of every sequence.
+    """
+
+    arrays: Mapping[str, Array]
+    start: Array
+    index: Array | int | None = None
+
+    def written(self, name: str, new: Array) -> "LayerCache":
+        """The cache with `new` [B, S, ...] written from `start` on."""
+        array = self.arrays[name]
+        new = new.astype(array.dtype)
+        offsets: list[Array | int] = [0, self.start] + [0] * (new.ndim - 2)
+        if self.index is not None:
+            new, offsets = new[None], [self.index, *offsets]
+        updated = lax.dynamic_update_slice(array, new, offsets)
+        return replace(self, arrays={**self.arrays, name: updated})
+
+    def read(self, name: str, dtype: Any) -> Array:
+        """All positions [B, T, ...], whether written yet or not."""
+        array = self.arrays[name]
+        if self.index is not None:
+            array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
+        return array.astype(dtype)
