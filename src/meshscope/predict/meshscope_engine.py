@@ -153,34 +153,29 @@ def _dispatched(program: _Program) -> Iterator[Meeting]:
     dispatch = layer_dispatch(program.experiment, program.step)
     if dispatch is None:
         return
-    assert program.model.moe is not None
-    yield _exchange(
-        program,
-        dispatch,
-        Part.MOE_DISPATCH,
-        Kind.ALL_GATHER,
-        (dispatch.n_ranks, program.model.moe.n_experts),
-        dtype="s32",
-    )
+    of_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
+    counts = (dispatch.n_ranks, dispatch.n_ranks, *of_experts)
+    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_GATHER, counts, dtype="s32")
     yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, _sent(program, dispatch))
 
 
 def _combined(program: _Program) -> Iterator[Meeting]:
-    """The rows back to their tokens; a ragged exchange sends what the buffer holds."""
+    """The rows back to their tokens."""
     dispatch = layer_dispatch(program.experiment, program.step)
-    if dispatch is None:
-        return
-    shape = _sent(program, dispatch)
-    if dispatch.n_slots is None:
-        shape = (dispatch.n_buffer_rows, program.model.hidden)
-    yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
+    if dispatch is not None:
+        shape = _sent(program, dispatch)
+        yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
 
 
 def _sent(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
-    """The array that a device gives to the exchange: its rows, or its slots for each device."""
+    """The array of the exchange: a device's slots for each device, or its rows as they are.
+
+    Of a ragged exchange, what travels depends on the routing; no more than the smaller of the
+    array of rows and the buffer that receives them, on average over the devices.
+    """
     hidden = program.model.hidden
     if dispatch.n_slots is None:
-        return (dispatch.n_rows, hidden)
+        return (min(dispatch.n_rows, dispatch.n_buffer_rows), hidden)
     return (dispatch.n_ranks, dispatch.n_slots, hidden)
 
 
