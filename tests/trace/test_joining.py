@@ -6,8 +6,21 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import TPU_V6E, Event, Line, Plane, needs, write
-from test_ops import DONE, FUSION, GOLDEN, REDUCE, START, WHILE, tpu
+from made_profiles import (
+    DONE,
+    FUSION,
+    GOLDEN,
+    REDUCE,
+    START,
+    TPU_V6E,
+    WHILE,
+    Event,
+    Line,
+    Plane,
+    needs,
+    tpu,
+    write,
+)
 
 from meshscope.table.schema import POLARS_SCHEMA
 from meshscope.trace.executions import executions

@@ -3,49 +3,26 @@
 from pathlib import Path
 
 import pytest
-from made_profiles import GPU_MI300, TPU_V6E, Event, Line, Plane, Ref, Unsigned, needs, write
+from made_profiles import (
+    DONE,
+    FUSION,
+    GOLDEN,
+    GPU_MI300,
+    REDUCE,
+    START,
+    TPU_V6E,
+    WHILE,
+    Event,
+    Line,
+    Plane,
+    Ref,
+    needs,
+    tpu,
+    write,
+)
 
 from meshscope.trace.ops import EVENTS_SCHEMA, INSTRUCTIONS_SCHEMA, Ops, ops_of
 from meshscope.trace.xplane import read_xspace
-
-GOLDEN = Path(__file__).parent / "golden" / "cpu8.xplane.pb.gz"
-REDUCE = "%ar.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0,1}}"
-START = "%cs.1 = (f32[4], f32[4]) copy-start(f32[4] %x)"
-DONE = "%cd.1 = f32[4] copy-done((f32[4], f32[4]) %cs.1)"
-WHILE = "%while.1 = (f32[4]) while((f32[4]) %x), body=%b"
-FUSION = "%fusion.1 = f32[4] fusion(f32[4] %x)"
-
-
-def tpu(*events: Event, asynchronous: tuple[Event, ...] = (), core: str = "") -> Plane:
-    """A chip that ran jit_decode, run 7, from 0 to 1,000 ps."""
-    return Plane(
-        name=f"/device:TPU:3{core}",
-        lines=[
-            Line(
-                "XLA Modules", [Event("jit_decode(12345678901234567890)", 0, 1000, {"run_id": 7})]
-            ),
-            Line("XLA Ops", list(events)),
-            Line("Async XLA Ops", list(asynchronous)),
-            Line("Steps", [Event("1", 0, 1000)]),
-        ],
-        kind_stats={
-            name: {
-                "program_id": Unsigned(12345678901234567890),
-                "hlo_category": Ref(category),
-                "tf_op": "jit(f)/decode/mlp/psum:",
-                "flops": 11,
-                "bytes_accessed": 2**40,
-                "source": "model.py:7",
-            }
-            for name, category in {
-                REDUCE: "all-reduce",
-                FUSION: "loop fusion",
-                WHILE: "while",
-                START: "copy-start",
-                DONE: "copy-done",
-            }.items()
-        },
-    )
 
 
 def read_ops(tmp_path: Path, *planes: Plane) -> Ops:

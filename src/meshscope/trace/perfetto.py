@@ -69,7 +69,7 @@ class _Names:
             return self._iids[kind], b""
         iid = self._iids[kind] = self.next_iid
         self.next_iid += 1
-        return iid, _span(12, _span(2, _number(1, iid) + _span(2, name)))
+        return iid, _span(12, _span(2, _number(1, iid) + _span(2, safe(name))))
 
 
 class _Lanes:

@@ -1,6 +1,6 @@
 """All that a profile recorded, as tracks of slices: what every writer of traces for others needs.
 
-Names are safe to show: cut where they are too long, control characters replaced.
+Texts are as recorded: writers pass them through `safe`.
 """
 
 import re
@@ -78,14 +78,12 @@ def _kinds(plane: Plane) -> pl.DataFrame:
     arguments = [c for c in plane.kinds.columns if _is_argument(c)]
     names = list(plane.kinds.select("name", pl.col("display_name").fill_null("")).iter_rows())
     shown = [display or _short(name) for name, display in names]
-    long = [
-        safe(name) if name != label else None for (name, _), label in zip(names, shown, strict=True)
-    ]
+    long = [None if name == label else name for (name, _), label in zip(names, shown, strict=True)]
     facts = plane.kinds.select("kind", *arguments).rename(
         {c: c.removeprefix(PREFIX) for c in arguments}
     )
     return facts.with_columns(
-        pl.Series("name", [safe(label) for label in shown], dtype=pl.String),
+        pl.Series("name", shown, dtype=pl.String),
         pl.Series("long_name", long, dtype=pl.String),
     )
 
