@@ -9,7 +9,7 @@ from meshscope.arch.model import Model
 from meshscope.errors import PlanError
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.predict import predict
-from meshscope.predict.vllm_engine import stage_layers
+from meshscope.plan.stages import stage_layers
 from meshscope.table.kinds import Kind, Part, Phase
 
 Make = Callable[..., Experiment]

@@ -40,6 +40,7 @@ class Case(NamedTuple):
     plan: str
     partitioner: Partitioner
     loop: Loop
+    microbatches: int | None = None
 
 
 # Every family under every plan with both partitioners; scanned layers for one family.
@@ -52,6 +53,35 @@ CASES = [
 ]
 
 
+# Two stages of one layer each; one each of four, alike or of three kinds; layers of two kinds in turn;
+# three layers over two stages.
+PIPELINES = [
+    Case(config, plan, Partitioner.MANUAL, loop, microbatches)
+    for config, plan, loop, microbatches in (
+        ("qwen3", "pp=2", Loop.UNROLL, None),
+        ("qwen3", "pp=2", Loop.SCAN, 1),
+        ("qwen3", "pp=2,tp=4", Loop.SCAN, 8),
+        ("qwen3", "pp=2,tp=2,dp=2,sp", Loop.UNROLL, 4),
+        ("qwen3", "pp=2,tp=4,sp", Loop.SCAN, None),
+        ("llama-tied", "pp=2,fsdp=2,tp=2", Loop.SCAN, None),
+        ("mixtral", "pp=2,tp=4", Loop.UNROLL, None),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4", Loop.SCAN, 2),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,tp=2", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,fsdp=2,ep=2", Loop.UNROLL, 1),
+        ("deepseek_v3", "pp=2", Loop.SCAN, 1),
+        ("deepseek_v3", "pp=4,tp=2", Loop.SCAN, 8),
+        ("deepseek_v3", "pp=2,tp=4", Loop.UNROLL, None),
+        ("deepseek_v3", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 4),
+        ("deepseek_v3", "pp=2,dp=2,tp=2,ep=4", Loop.UNROLL, None),
+        ("deepseek_v32", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=4", Loop.UNROLL, 2),
+        ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
+    )
+]
+
+
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step, from our programs."""
     from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
@@ -60,16 +90,17 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
     devices = jax.devices()[: experiment.plan.n_devices]
     prefill, decode = (build_program(experiment, phase, devices) for phase in Phase)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    tokens, logits, cache = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
-    yield np.asarray(logits)
+    out = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
+    yield np.asarray(prefill.logits(out))
     for step in range(golden.N_DECODE):
-        tokens, logits, cache = decode.step(
+        tokens, _, cache = out
+        out = decode.step(
             arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
         )
-        yield np.asarray(logits)
+        yield np.asarray(decode.logits(out))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", CASES + PIPELINES, ids=lambda c: "-".join(map(str, c)))
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights, the same greedy tokens, logits equal to within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
@@ -82,7 +113,9 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
         workload=Workload(
             batch=golden.BATCH, prompt=golden.PROMPT, output=1 + golden.N_DECODE, **f32
         ),
-        program=Program(partitioner=case.partitioner, loop=case.loop),
+        program=Program(
+            partitioner=case.partitioner, loop=case.loop, microbatches=case.microbatches
+        ),
     )
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))

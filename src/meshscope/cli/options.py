@@ -87,6 +87,12 @@ class ExperimentOptions:
             metavar="X", help="Room for X times the mean of tokens; beyond, tokens are dropped."
         ),
     ] = None
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="In prefill, parts of a device's batch in the pipeline (pp)."
+        ),
+    ] = None
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -140,6 +146,7 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             loop=options.loop,
             dispatch=options.dispatch,
             capacity_factor=options.capacity_factor,
+            microbatches=options.microbatches,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -158,4 +165,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
+        "" if program.microbatches is None else f"microbatches{program.microbatches}",
     )

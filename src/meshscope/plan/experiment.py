@@ -14,6 +14,7 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
+from meshscope.plan.stages import default_microbatches
 from meshscope.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
@@ -50,7 +51,7 @@ class Engine(StrEnum):
 
 # The axes that each engine's predictions, and the programs, have today.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
-    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep"),
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "pp"),
     Engine.VLLM: ("tp", "pp"),
 }
 
@@ -62,21 +63,28 @@ MAX_UNROLLED_LAYERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Which of the programs of a model is meant."""
+    """Which of the programs of a model is meant.
+
+    `microbatches` is how many follow each other through a pipeline in prefill, on one device's share
+    of the batch; None is the largest number up to the number of stages that divides it.
+    """
 
     frontend: Frontend = Frontend.JAX
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
+    microbatches: int | None = None
 
     def __post_init__(self) -> None:
-        """A capacity is at least what balanced routing needs."""
+        """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
         if self.capacity_factor is not None and not self.capacity_factor >= 1:
             raise SpecError(
                 f"capacity_factor={self.capacity_factor} leaves no room for balanced routing. "
                 "Use 1 or more, or leave it out: then there is room for every routing."
             )
+        if self.microbatches is not None and self.microbatches < 1:
+            raise SpecError(f"microbatches={self.microbatches} must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,16 @@ class Experiment:
             if self.topology.chip.kind is ChipKind.TPU
             else DispatchForm.CAPACITY
         )
+
+    def n_microbatches(self, phase: Phase) -> int:
+        """How many micro-batches one step of the phase sends through the pipeline; 1 without one.
+
+        A decode step is one micro-batch: its tokens need the step before.
+        """
+        if phase is Phase.DECODE or self.plan.pp == 1:
+            return 1
+        local_batch = self.workload.batch // self.plan.data_size
+        return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
 
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
@@ -191,12 +209,14 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
+    program = program or Program()
+    _check_pipeline(plan, workload, program, engine)
     return Experiment(
         model=model,
         plan=plan,
         topology=topology,
         workload=workload,
-        program=program or Program(),
+        program=program,
         engine=engine,
     )
 
@@ -216,6 +236,29 @@ def _check_weights(plan: Plan, model: Model) -> None:
                     f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
                     f"Use a smaller {axes}."
                 )
+
+
+def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:
+    """PlanError when the program has no pipeline, or its micro-batches do not divide the batch."""
+    n = program.microbatches
+    if n is not None and (plan.pp == 1 or engine is not Engine.MESHSCOPE):
+        raise PlanError(
+            f"plan '{plan}': --microbatches {n} follow each other through the stages of a pipeline of "
+            f"--engine {Engine.MESHSCOPE}. Leave it out, or use it with pp=N."
+        )
+    if plan.pp == 1 or engine is not Engine.MESHSCOPE:
+        return
+    if program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"plan '{plan}': --partitioner auto has no pipeline; stages take turns, which annotations "
+            "cannot say. Use --partitioner manual, or a plan without pp."
+        )
+    local_batch = workload.batch // plan.data_size
+    if n is not None and local_batch % n:
+        raise PlanError(
+            f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences of a "
+            f"device. Use a divisor of {local_batch}, or leave it out."
+        )
 
 
 def _check_supported(plan: Plan, engine: Engine) -> None:

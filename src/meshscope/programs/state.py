@@ -41,18 +41,19 @@ class LayerWeights:
 class LayerCache:
     """The cache of one layer: arrays [B, T, ...], or [layers, B, T, ...] taken at `index`.
 
-    New entries go to position `start` of every sequence.
+    New entries go to position `start` of the sequences from `first_row` on.
     """
 
     arrays: Mapping[str, Array]
     start: Array
     index: Array | int | None = None
+    first_row: Array | int = 0
 
     def written(self, name: str, new: Array) -> "LayerCache":
         """The cache with `new` [B, S, ...] written from `start` on."""
         array = self.arrays[name]
         new = new.astype(array.dtype)
-        offsets: list[Array | int] = [0, self.start] + [0] * (new.ndim - 2)
+        offsets: list[Array | int] = [self.first_row, self.start] + [0] * (new.ndim - 2)
         if self.index is not None:
             new, offsets = new[None], [self.index, *offsets]
         updated = lax.dynamic_update_slice(array, new, offsets)
