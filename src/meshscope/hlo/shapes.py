@@ -64,7 +64,7 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
         return array
     path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
     seen = path.end(result, array, n_left=_MAX_MOVES)
-    if len(seen.dims) == 1:
+    if len(seen.dims) == 1 or (is_split and seen == array):
         seen = _before_flattening(flow, place.computation, result, seen)
     if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
         return replace(seen, dims=seen.dims[:-1])
@@ -76,12 +76,18 @@ def _before_flattening(
 ) -> ArrayShape:
     """A flattened array in the shape that the reshape behind it gives back, without its dims of 1.
 
-    The compiler merges its own reshape with one of the program's that adds or drops such dims.
+    The compiler merges its own reshape with one of the program's that adds or drops such dims. Where
+    devices have a dim of their own, that reshape takes it and the dim behind it together.
     """
+    merged = [
+        (*flat.dims[:dim], flat.dims[dim] * flat.dims[dim + 1], *flat.dims[dim + 2 :])
+        for dim in range(len(flat.dims) - 1)
+    ]
     for moved in flow.movers(computation, result):
         for shape in moved.arrays[:1]:
             dims = tuple(size for size in shape.dims if size != 1)
-            if shape.dtype == flat.dtype and len(dims) > 1 and prod(dims) == prod(flat.dims):
+            is_same = len(dims) > 1 and prod(dims) == prod(flat.dims)
+            if shape.dtype == flat.dtype and is_same and dims in (merged or [dims]):
                 return replace(shape, dims=dims)
     return flat
 
