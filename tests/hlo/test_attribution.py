@@ -85,9 +85,7 @@ def test_scopes_of_a_pipeline_name_stages_and_how_often_each_takes_its_branch() 
         ("jit(f)/decode/stages3-1/lm_head/psum", None, Part.LM_HEAD),
     ],
 )
-def test_parts_between_layers_belong_to_stages(
-    path: str, stages: range | None, part: Part
-) -> None:
+def test_parts_between_layers_belong_to_stages(path: str, stages: range | None, part: Part) -> None:
     scope = scope_of(path)
 
     assert (scope.stages, scope.part, scope.n_times) == (stages, part, 1)

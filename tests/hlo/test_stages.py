@@ -160,9 +160,7 @@ def test_the_branch_of_a_stage_is_no_doubt_but_one_within_it_is() -> None:
 {within}  ROOT %out = f32[8] negate(%w)
 }}
 """
-    outer = (
-        "  %v = f32[8] conditional(%which, %x, %x), branch_computations={%idle, %between}\n"
-    )
+    outer = "  %v = f32[8] conditional(%which, %x, %x), branch_computations={%idle, %between}\n"
 
     (row,) = _rows(_program(head, within))
     assert (row.stage, row.groups, row.axis_reason) == (1, STAGE_1, None)
@@ -190,8 +188,7 @@ def test_a_loop_of_other_length_than_the_scope_says_is_a_doubt(n: int) -> None:
     (reason,) = {row.axis_reason for row in rows if row.part is Part.MLP and row.stage == 0}
     assert reason is not None
     assert reason == (
-        "the scope says layers 0 to 1 and 3 ticks of a pipeline, "
-        f"but the operation runs {n} times"
+        f"the scope says layers 0 to 1 and 3 ticks of a pipeline, but the operation runs {n} times"
     )
 
 

@@ -14,7 +14,7 @@ from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
 from meshscope.hlo.operations import Operation, operations_of
-from meshscope.hlo.stages import of_stages, without_own_branch
+from meshscope.hlo.stages import of_stages, with_hand_over, without_own_branch
 from meshscope.hlo.transfers import is_transfer, transfer_of
 from meshscope.hlo.windowed import with_windowed_einsums
 from meshscope.plan.mesh import Mesh
@@ -96,9 +96,10 @@ def _rows(
     scope = operation.scope
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
+    axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    scope = with_hand_over(scope, operation.kind, axis, devices.mesh)
     layers, count, doubt = _layers(operation.count, scope)
     doubts = operation.doubts if scope.stages is None else without_own_branch(operation.doubts)
-    axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     missing = scope.missing
     no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
     reasons = [r for r in (no_axis, no_scope, doubt, *doubts) if r is not None]

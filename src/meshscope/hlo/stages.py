@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshscope.hlo.attribution import Scope
 from meshscope.hlo.executions import BRANCH_DOUBT
 from meshscope.plan.mesh import Groups, Mesh
+from meshscope.table.kinds import Kind, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,16 @@ def of_stages(
         for layer in layers:
             here = None if layer is None else layer + number * scope.stage_layers
             yield StagePlace(stage=stage, layer=here, groups=of_stage)
+
+
+def with_hand_over(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
+    """The scope, or that of the hand-over between stages where a permute along pp names no part.
+
+    What crosses slices has no name of its own, and the loop around it none that serves.
+    """
+    if scope.part is not None or kind is not Kind.PERMUTE or axis != "pp":
+        return scope
+    return Scope(phase=scope.phase, layers=None, part=Part.STAGE, stages=range(mesh.size("pp") - 1))
 
 
 def without_own_branch(doubts: Sequence[str]) -> tuple[str, ...]:

@@ -129,11 +129,12 @@ class Experiment:
         )
 
     def n_microbatches(self, phase: Phase) -> int:
-        """How many micro-batches one step of the phase sends through the pipeline; 1 without one.
+        """How many micro-batches one step of the phase sends through our pipeline; 1 without one.
 
         A decode step is one micro-batch: its tokens need the step before.
         """
-        if phase is Phase.DECODE or self.plan.pp == 1:
+        has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
+        if phase is Phase.DECODE or not has_pipeline:
             return 1
         local_batch = self.workload.batch // self.plan.data_size
         return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
@@ -154,6 +155,7 @@ class Experiment:
             "workload": asdict(self.workload),
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
+            "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
             "engine": self.engine.value,
         }
 

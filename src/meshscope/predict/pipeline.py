@@ -49,9 +49,7 @@ def pipelined(
     return (*stages, Stage(before=(), layers=(), after=(_sampled(experiment),)))
 
 
-def _handed_on(
-    experiment: Experiment, step: Step, sender: int, shape: tuple[int, ...]
-) -> Meeting:
+def _handed_on(experiment: Experiment, step: Step, sender: int, shape: tuple[int, ...]) -> Meeting:
     """Each device of the stage to its peer in the next, in every tick."""
     mesh = experiment.plan.mesh
     workers = mesh.groups("pp")  # the devices at the same place of every stage
