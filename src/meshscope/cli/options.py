@@ -87,6 +87,10 @@ class ExperimentOptions:
             metavar="X", help="Room for X times the mean of tokens; beyond, tokens are dropped."
         ),
     ] = None
+    routing_skew: Annotated[
+        float,
+        typer.Option(metavar="X", help="Load of the most loaded device's experts over the mean."),
+    ] = 1.0
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -133,6 +137,7 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             weight_dtype=dtype_name(options.weight_dtype or options.dtype),
             activation_dtype=dtype_name(options.dtype),
             cache_dtype=dtype_name(options.cache_dtype or options.dtype),
+            routing_skew=options.routing_skew,
         ),
         program=Program(
             frontend=options.frontend,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshscope.arch.model import Layer, MlpKind, Model
-from meshscope.plan.dispatch import Dispatch, dispatch_of, exchange_axes, routed_tokens
+from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import (
@@ -75,22 +75,6 @@ def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
     return (stage,)
 
 
-def layer_dispatch(experiment: Experiment, step: Step) -> Dispatch | None:
-    """The exchange of rows in one layer of experts; None without experts, or where no row travels."""
-    moe = experiment.model.moe
-    if moe is None:
-        return None
-    program = _Program(experiment=experiment, step=step)
-    n_tokens = program.local_batch * step.n_tokens
-    return dispatch_of(
-        moe,
-        experiment.plan,
-        n_tokens=routed_tokens(experiment.plan, n_tokens),
-        form=experiment.dispatch_form,
-        capacity_factor=experiment.program.capacity_factor,
-    )
-
-
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
@@ -150,7 +134,7 @@ def _mixture(program: _Program) -> tuple[Meeting, ...]:
 
 def _dispatched(program: _Program) -> Iterator[Meeting]:
     """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
-    dispatch = layer_dispatch(program.experiment, program.step)
+    dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
     of_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
@@ -161,7 +145,7 @@ def _dispatched(program: _Program) -> Iterator[Meeting]:
 
 def _combined(program: _Program) -> Iterator[Meeting]:
     """The rows back to their tokens."""
-    dispatch = layer_dispatch(program.experiment, program.step)
+    dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
         shape = _sent(program, dispatch)
         yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)

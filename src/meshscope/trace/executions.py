@@ -35,7 +35,7 @@ def executions(ops: Ops) -> pl.DataFrame:
 def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     """The asynchronous ones: each start with the done behind it, and with its transfer."""
     keyed = events.with_columns(
-        pl.col("device").fill_null(-1), pl.col("core").fill_null(""), pl.col("module").fill_null("")
+        pl.col("device").fill_null(-1), pl.col("core").fill_null(-1), pl.col("module").fill_null("")
     ).sort("start_s", maintain_order=True)
     transfers = keyed.filter(pl.col("role") == "transfer").with_columns(
         pl.col("starts").fill_null(pl.lit("transfer ") + pl.col("op").cast(pl.String))
@@ -60,7 +60,7 @@ def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     paired = pl.concat([both.drop("start_row"), lone.drop("start_row")], how="diagonal_relaxed")
     return _spans(paired, transfers).with_columns(
         pl.when(pl.col("device") >= 0).then("device").alias("device"),
-        pl.when(pl.col("core") != "").then("core").alias("core"),
+        pl.when(pl.col("core") >= 0).then("core").alias("core"),
     )
 
 

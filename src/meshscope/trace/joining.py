@@ -27,7 +27,7 @@ EXTRA_SCHEMA: dict[str, Any] = {
     "run_id": pl.Int64,
     "step": pl.Int64,
     "host": pl.UInt16,
-    "core": pl.String,
+    "core": pl.Int8,
     "line": pl.UInt32,
     "is_paired": pl.Boolean,
     "is_joined": pl.Boolean,

@@ -24,7 +24,7 @@ EVENTS_SCHEMA: dict[str, Any] = {
     "plane": pl.UInt16,  # of the host
     "line": pl.UInt32,  # of the plane
     "device": pl.Int32,  # as the host numbers its devices; null where the profile does not tell
-    "core": pl.String,  # "SparseCore 0"; null for the device's main core
+    "core": pl.Int8,  # number of the SparseCore; null for the device's main core
     "run_id": pl.Int64,  # one execution of a module
     "start_s": pl.Float64,  # from the zero of the profile
     "dur_s": pl.Float64,
@@ -55,7 +55,7 @@ UNIX_NS = (
 )  # a line that starts later than this counts from 1970, not from the profile's start
 PS = 1e-12
 
-_DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: (.+))?")
+_DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
 _MODULE = re.compile(r"(.*)\((\d+)\)")
 # Lines of a device plane that profilers derive from others: none of their events ran.
 _DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
@@ -136,7 +136,8 @@ def _renumbered(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 def _ops_of_plane(plane: Plane, *, others: tuple[Plane, ...]) -> Ops | None:
     device = _DEVICE.fullmatch(plane.name)
     if device and device[1] == "TPU":
-        return _tpu_ops(plane, int(device[2]), device[3])
+        core = int(device[3]) if device[3] else None
+        return _tpu_ops(plane, int(device[2]), core)
     if device:
         return _gpu_ops(plane, int(device[2]))
     is_backend = not any(_DEVICE.fullmatch(p.name) and len(p.events) for p in others)
@@ -150,7 +151,7 @@ def lines_named(plane: Plane, *names: str) -> list[int]:
     return plane.lines.filter(pl.col("name").is_in(names))["line"].to_list()
 
 
-def _tpu_ops(plane: Plane, device: int, core: str | None) -> Ops:
+def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
     asynchronous = lines_named(plane, "Async XLA Ops")
     wanted = pl.col("line").is_in([*lines_named(plane, "XLA Ops"), *asynchronous])
     events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
@@ -167,7 +168,7 @@ def _tpu_ops(plane: Plane, device: int, core: str | None) -> Ops:
     events = events.with_columns(
         pl.Series("op", new[events["kind"].to_numpy()]),
         pl.lit(device, pl.Int32).alias("device"),
-        pl.lit(core, pl.String).alias("core"),
+        pl.lit(core, pl.Int8).alias("core"),
         run_ids.alias("run_id"),
     )
     return _with_roles(events, instructions, pl.col("line").is_in(asynchronous))

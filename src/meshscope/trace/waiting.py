@@ -66,7 +66,7 @@ def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) ->
 
     `busy_s` is the time in which at least one op kept the device, `collective_s` that in which a
     collective did, `idle_s` the rest of the window; `wait_s` the part of the collectives in which
-    the device waited for others. Transfers beside compute keep no device.
+    the device waited for others. Transfers beside compute and SparseCores keep no device.
     """
     begin_s, end_s = window_s or _window(rows)
     known = pl.col("wait_s").is_not_null().any()
@@ -74,7 +74,7 @@ def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) ->
     waits = participants(rows).group_by("device").agg(wait_s)
     found: list[dict[str, float | int | None]] = []
     for own in rows.partition_by("device", maintain_order=False):
-        kept = own.filter(pl.col("exposed_s").is_not_null())
+        kept = own.filter(pl.col("exposed_s").is_not_null(), pl.col("core").is_null())
         busy_s = _covered_s(kept, begin_s, end_s)
         collective = kept.filter(pl.col("kind").is_not_null())
         found.append(
