@@ -2,6 +2,7 @@
 
 A stat is a number, a text, bytes, or a reference to a text that the plane keeps once. A column
 holds one stat of all events; numbers take the fewest bytes that fit, texts are kept once.
+Bytes are told by their number alone; of two stats of one name an event keeps the last.
 """
 
 from collections.abc import Collection, Iterator, Mapping
