@@ -93,6 +93,10 @@ class ExperimentOptions:
             metavar="N", help="In prefill, parts of a device's batch in the pipeline (pp)."
         ),
     ] = None
+    routing_skew: Annotated[
+        float,
+        typer.Option(metavar="X", help="Load of the most loaded device's experts over the mean."),
+    ] = 1.0
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -139,6 +143,7 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             weight_dtype=dtype_name(options.weight_dtype or options.dtype),
             activation_dtype=dtype_name(options.dtype),
             cache_dtype=dtype_name(options.cache_dtype or options.dtype),
+            routing_skew=options.routing_skew,
         ),
         program=Program(
             frontend=options.frontend,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.arch.model import Layer, MlpKind, Model
-from meshscope.plan.dispatch import Dispatch, dispatch_of, exchange_axes, routed_tokens
+from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import (
@@ -67,7 +67,11 @@ class _Program:
 
 def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
     """The meetings of one step of our program, by stage of its pipeline if it has one."""
-    program = _of_microbatch(experiment, step)
+    program = _Program(
+        experiment=experiment,
+        step=step,
+        n_microbatches=experiment.n_microbatches(step.phase),
+    )
     of_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
     stage = Stage(
         before=_embedded(program),
@@ -75,14 +79,6 @@ def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
         after=_logits(replace(program, n_microbatches=1)),
     )
     return pipelined(experiment, step, whole=stage, handed_on=_split_residual(program))
-
-
-def _of_microbatch(experiment: Experiment, step: Step) -> _Program:
-    return _Program(
-        experiment=experiment,
-        step=step,
-        n_microbatches=experiment.n_microbatches(step.phase),
-    )
 
 
 def _split_residual(program: _Program) -> tuple[int, ...]:
@@ -93,22 +89,6 @@ def _split_residual(program: _Program) -> tuple[int, ...]:
     if program.step.phase is Phase.PREFILL:
         return (batch, n_tokens // program.plan.tp, hidden)
     return (batch // program.plan.tp, n_tokens, hidden)
-
-
-def layer_dispatch(experiment: Experiment, step: Step) -> Dispatch | None:
-    """The exchange of rows in one layer of experts; None without experts, or where no row travels."""
-    moe = experiment.model.moe
-    if moe is None:
-        return None
-    program = _of_microbatch(experiment, step)
-    n_tokens = program.local_batch * step.n_tokens
-    return dispatch_of(
-        moe,
-        experiment.plan,
-        n_tokens=routed_tokens(experiment.plan, n_tokens),
-        form=experiment.dispatch_form,
-        capacity_factor=experiment.program.capacity_factor,
-    )
 
 
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
@@ -174,7 +154,7 @@ def _mixture(program: _Program) -> tuple[Meeting, ...]:
 
 def _dispatched(program: _Program) -> Iterator[Meeting]:
     """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
-    dispatch = layer_dispatch(program.experiment, program.step)
+    dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
     of_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
@@ -185,7 +165,7 @@ def _dispatched(program: _Program) -> Iterator[Meeting]:
 
 def _combined(program: _Program) -> Iterator[Meeting]:
     """The rows back to their tokens."""
-    dispatch = layer_dispatch(program.experiment, program.step)
+    dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
         shape = _sent(program, dispatch)
         yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)

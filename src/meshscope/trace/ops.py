@@ -24,7 +24,7 @@ EVENTS_SCHEMA: dict[str, Any] = {
     "plane": pl.UInt16,  # of the host
     "line": pl.UInt32,  # of the plane
     "device": pl.Int32,  # as the host numbers its devices; null where the profile does not tell
-    "core": pl.String,  # "SparseCore 0"; null for the device's main core
+    "core": pl.Int8,  # number of the SparseCore; null for the device's main core
     "run_id": pl.Int64,  # one execution of a module
     "start_s": pl.Float64,  # from the zero of the profile
     "dur_s": pl.Float64,
@@ -55,7 +55,7 @@ UNIX_NS = (
 )  # a line that starts later than this counts from 1970, not from the profile's start
 PS = 1e-12
 
-_DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: (.+))?")
+_DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
 _MODULE = re.compile(r"(.*)\((\d+)\)")
 # Lines of a device plane that profilers derive from others: none of their events ran.
 _DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
@@ -136,7 +136,8 @@ def _renumbered(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 def _ops_of_plane(plane: Plane, *, others: tuple[Plane, ...]) -> Ops | None:
     device = _DEVICE.fullmatch(plane.name)
     if device and device[1] == "TPU":
-        return _tpu_ops(plane, int(device[2]), device[3])
+        core = int(device[3]) if device[3] else None
+        return _tpu_ops(plane, int(device[2]), core)
     if device:
         return _gpu_ops(plane, int(device[2]))
     is_backend = not any(_DEVICE.fullmatch(p.name) and len(p.events) for p in others)
@@ -150,7 +151,7 @@ def lines_named(plane: Plane, *names: str) -> list[int]:
     return plane.lines.filter(pl.col("name").is_in(names))["line"].to_list()
 
 
-def _tpu_ops(plane: Plane, device: int, core: str | None) -> Ops:
+def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
     asynchronous = lines_named(plane, "Async XLA Ops")
     wanted = pl.col("line").is_in([*lines_named(plane, "XLA Ops"), *asynchronous])
     events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
@@ -167,7 +168,7 @@ def _tpu_ops(plane: Plane, device: int, core: str | None) -> Ops:
     events = events.with_columns(
         pl.Series("op", new[events["kind"].to_numpy()]),
         pl.lit(device, pl.Int32).alias("device"),
-        pl.lit(core, pl.String).alias("core"),
+        pl.lit(core, pl.Int8).alias("core"),
         run_ids.alias("run_id"),
     )
     return _with_roles(events, instructions, pl.col("line").is_in(asynchronous))
@@ -237,53 +238,74 @@ def _told_by_lines(lines: list[HloLine]) -> pl.DataFrame:
 def _gpu_ops(plane: Plane, device: int) -> Ops:
     streams = plane.lines.filter(~pl.col("name").str.contains_any(list(_DERIVED)))["line"]
     events = plane.events.filter(pl.col("line").is_in(streams.implode()))
-    return _ops_by_stats(plane, events.with_columns(pl.lit(device).alias("device")))
+    op, firsts = _different_ops(plane, events)
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        pl.lit(device).alias("device"),
+        "start_ps",
+        "dur_ps",
+    )
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
 def _cpu_ops(plane: Plane) -> Ops:
     """Events of a thread that name an op and are named after it; launches of kernels are not."""
-    named = plane.kinds.select("kind", pl.col("name").alias("event_name"))
-    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null()).join(
-        named, on="kind", how="left", maintain_order="left"
-    )
-    events = events.filter(pl.col("event_name") == pl.col("stat.hlo_op").cast(pl.String))
-    device = pl.col("stat.device_ordinal") if "stat.device_ordinal" in events else pl.lit(None)
-    return _ops_by_stats(plane, events.with_columns(device.cast(pl.Int32).alias("device")))
+    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null())
+    op, firsts = _different_ops(plane, events)
+    is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series().to_numpy()
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        _stat(events, "device_ordinal").cast(pl.Int32).alias("device"),
+        _stat(events, "run_id").cast(pl.Int64, strict=False).alias("run_id"),
+        "start_ps",
+        "dur_ps",
+    ).filter(pl.Series(is_op[op]))
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
-def _ops_by_stats(plane: Plane, events: pl.DataFrame) -> Ops:
-    """Ops whose events themselves tell module, program and op."""
-    stats = {"hlo_module": "module", "program_id": "program_id", "hlo_op": "hlo_op"}
-    scope = {"tf_op": "op_name", "source": "source_line", "run_id": "run_id"}
-    present = {f"stat.{stat}": name for stat, name in {**stats, **scope}.items()}
-    missing = [pl.lit(None).alias(name) for stat, name in present.items() if stat not in events]
-    told = events.with_columns(missing).rename({k: v for k, v in present.items() if k in events})
-    keys = ["kind", "module", "program_id", "hlo_op"]
-    firsts = told.group_by(keys, maintain_order=True).agg(pl.col("op_name", "source_line").first())
-    firsts = firsts.with_row_index("op").join(
-        plane.kinds.select("kind", pl.col("name").alias("text")), on="kind", how="left"
+def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
+    column = f"stat.{name}"
+    return pl.col(column) if column in events else pl.lit(None)
+
+
+def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFrame]:
+    """Which op each event is [n], and a row for each op: the stats of its first event, and its name."""
+    told = ("hlo_module", "program_id", "hlo_op")
+    key = events["kind"].to_numpy().astype(np.int64)
+    for name in told:
+        if f"stat.{name}" in events:
+            codes = _codes(events[f"stat.{name}"])
+            key = key * (int(codes.max(initial=0)) + 1) + codes
+    _, first, op = np.unique(key, return_index=True, return_inverse=True)
+    rows = events[first] if len(first) else events.head(0)
+    firsts = rows.select(
+        "kind",
+        _stat(events, "hlo_module").cast(pl.String).alias("module"),
+        _stat(events, "program_id").cast(pl.UInt64, strict=False).alias("program_id"),
+        _stat(events, "hlo_op").cast(pl.String).alias("hlo_op"),
+        _stat(events, "tf_op").cast(pl.String).alias("op_name"),
+        _stat(events, "source").cast(pl.String).alias("source_line"),
     )
-    firsts = firsts.sort("op")
-    numbered = told.join(
-        firsts.select("op", *keys), on=keys, nulls_equal=True, maintain_order="left"
-    )
-    kept = numbered.select("op", "line", "device", "run_id", "start_ps", "dur_ps")
-    return _with_roles(kept, _instructions_of_stats(firsts), pl.lit(value=False))
+    names = plane.kinds.select("kind", pl.col("name").alias("text"))
+    return op, firsts.join(names, on="kind", how="left", maintain_order="left")
+
+
+def _codes(column: pl.Series) -> Any:
+    """Small numbers [n] that are equal where the values are; 0 where there is none."""
+    if isinstance(column.dtype, pl.Enum):
+        return column.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    _, codes = np.unique(column.fill_null(0).to_numpy(), return_inverse=True)
+    return np.where(column.is_not_null().to_numpy(), codes + 1, 0)
 
 
 def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
-    texts = firsts.select(pl.col("hlo_op").cast(pl.String).fill_null(pl.col("text")))
-    lines = [read_hlo_line(name) for name in texts.to_series()]
+    lines = [read_hlo_line(name) for name in firsts["hlo_op"].fill_null(firsts["text"])]
     kernel_kinds = [kind_of(None, name=text) for text in firsts["text"]]
     kernels = pl.Series([kind.value if kind else None for kind in kernel_kinds], dtype=pl.String)
-    return _told_by_lines(lines).with_columns(
-        pl.col("kind").fill_null(kernels),
-        firsts["module"].cast(pl.String),
-        firsts["program_id"].cast(pl.UInt64, strict=False),
-        firsts["op_name"].cast(pl.String),
-        firsts["source_line"].cast(pl.String),
-        firsts["text"],
-    )
+    facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
+    return _told_by_lines(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
 
 
 def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:

@@ -19,6 +19,7 @@ PS_PER_NS = 1000
 SEQUENCE = 1  # of packets; one writer made them all
 _CLEARED, _NEEDED = 1, 2  # sequence flags: interned names begin here, interned names are used
 _BEGIN, _END = 1, 2  # types of a track event
+_REPEATED = ("device_offset_ps", "device_duration_ps")  # the slice itself shows them
 
 
 def write_perfetto_trace(profile: Profile, path: Path) -> None:
@@ -40,7 +41,6 @@ def _packets(profile: Profile) -> Iterator[bytes]:
             pid, process_uuid = track.pid, uuids.next()
             process = _number(1, pid) + _span(6, track.process)
             yield _packet(_span(60, _number(1, process_uuid) + _span(3, process)))
-            names = _Names(first=names.next_iid)
         yield from _Lanes(track, process_uuid, uuids, names).packets()
 
 
@@ -57,19 +57,16 @@ class _Counter:
 
 
 class _Names:
-    """Interned names of the kinds of one plane; a name is written once, before its first slice."""
+    """Interned names of kinds; a name is written once, before its first slice."""
 
-    def __init__(self, first: int = 1) -> None:
-        self.next_iid = first
-        self._iids: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._last = 0
 
-    def iid(self, kind: int, name: str) -> tuple[int, bytes]:
-        """The id of the kind's name, and the field that introduces it where it is new."""
-        if kind in self._iids:
-            return self._iids[kind], b""
-        iid = self._iids[kind] = self.next_iid
-        self.next_iid += 1
-        return iid, _span(12, _span(2, _number(1, iid) + _span(2, safe(name))))
+    def introduce(self, name: str) -> tuple[bytes, bytes]:
+        """The field that names a slice by a new id, and the one that introduces the id."""
+        self._last += 1
+        interned = _number(1, self._last) + _span(2, safe(name))
+        return _number(10, self._last), _span(12, _span(2, interned))
 
 
 class _Lanes:
@@ -81,11 +78,12 @@ class _Lanes:
         self._uuids = uuids
         self._names = names
         self._labels: list[str] = track.kinds["name"].to_list()
-        self._shared = [
-            b"".join(row) for row in zip(*_annotations(track.kinds, ("kind", "name")), strict=True)
-        ] or [b""] * len(track.kinds)
+        shared = zip(*_annotations(track.kinds, ("kind", "name")), strict=True)
+        self._shared = [b"".join(row) for row in shared] or [b""] * len(track.kinds)
+        self._named: dict[int, bytes] = {}  # by kind: its name's id, and what its slices share
         self._ends: list[list[int]] = []  # for each lane, the ends of its open slices, ns
-        self._heads: list[bytes] = []  # for each lane, the field that names its track
+        self._begins: list[bytes] = []  # for each lane, how an event that begins a slice begins
+        self._closes: list[bytes] = []  # for each lane, a packet that ends a slice, but its time
 
     def packets(self) -> Iterator[bytes]:
         """The slices in the order of their starts, each track's begins and ends in order."""
@@ -96,7 +94,7 @@ class _Lanes:
         besides = ("kind", "start_ps", "dur_ps", "start_ns", "end_ns")
         for first in range(0, len(ordered), N_AT_ONCE):
             block = ordered.slice(first, N_AT_ONCE)
-            own = _annotations(block, besides)
+            own = _annotations(block, (*besides, *_REPEATED))
             times = block.select("kind", "start_ns", "end_ns").iter_rows()
             arguments = zip(*own, strict=True) if own else iter([()] * len(block))
             for (kind, start, end_ns), row in zip(times, arguments, strict=True):
@@ -110,10 +108,12 @@ class _Lanes:
             yield self._open()
         yield from self._closing(lane, start)
         self._ends[lane].append(end)
-        iid, introduced = self._names.iid(kind, self._labels[kind])
-        event = self._heads[lane] + _number(9, _BEGIN) + _number(10, iid)
-        event += self._shared[kind] + own
-        yield _packet(_number(8, start) + introduced + _span(11, event) + _number(13, _NEEDED))
+        introduced = b""
+        if kind not in self._named:
+            named, introduced = self._names.introduce(self._labels[kind])
+            self._named[kind] = named + self._shared[kind]
+        event = _span(11, self._begins[lane] + self._named[kind] + own)
+        yield _span(1, b"\x40" + _varint(start) + introduced + event + _TAIL)
 
     def _lane(self, start: int, end: int) -> int:
         """The first lane in which the slice nests; a new one where it overlaps in all."""
@@ -126,7 +126,8 @@ class _Lanes:
     def _open(self) -> bytes:
         uuid = self._uuids.next()
         self._ends.append([])
-        self._heads.append(_number(11, uuid))
+        self._begins.append(_number(11, uuid) + _number(9, _BEGIN))
+        self._closes.append(_span(11, _number(11, uuid) + _number(9, _END)) + _TAIL)
         name = _span(2, self._track.thread)
         return _packet(_span(60, _number(1, uuid) + name + _number(5, self._parent)))
 
@@ -134,8 +135,7 @@ class _Lanes:
         """Ends the open slices that end until then, the innermost first; all of them without."""
         ends = self._ends[lane]
         while ends and (until is None or ends[-1] <= until):
-            event = self._heads[lane] + _number(9, _END)
-            yield _packet(_number(8, ends.pop()) + _span(11, event) + _number(13, _NEEDED))
+            yield _span(1, b"\x40" + _varint(ends.pop()) + self._closes[lane])
 
 
 def _annotations(frame: pl.DataFrame, besides: tuple[str, ...]) -> list[list[bytes]]:
@@ -183,3 +183,5 @@ def _varint(value: int) -> bytes:
 
 
 _SMALL = [bytes([value]) for value in range(0x80)]
+# What every packet with a time (field 8, tag 0x40) ends with: uses interned names, is of the sequence.
+_TAIL = _number(13, _NEEDED) + _number(10, SEQUENCE)
