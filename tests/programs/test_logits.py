@@ -9,6 +9,7 @@ import pytest
 
 from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
@@ -35,11 +36,20 @@ TOLERANCE = 2e-5
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 
 
+# The sequence split over cp: alone, with each other axis, and with experts over the data axis.
+CONTEXT_PLANS = ("cp=8", "cp=2,tp=4,sp", "fsdp=2,cp=4", "dp=2,cp=2,tp=2")
+CONTEXT_CONFIGS = (
+    *("llama", "qwen3", "mixtral", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+)
+
+
 class Case(NamedTuple):
     config: str
     plan: str
     partitioner: Partitioner
     loop: Loop
+    context: ContextForm = ContextForm.RING
 
 
 # Every family under every plan with both partitioners; scanned layers for one family.
@@ -50,6 +60,27 @@ CASES = [
     for partitioner in Partitioner
     for loop in ((Loop.UNROLL, Loop.SCAN) if config == "qwen3" else (Loop.UNROLL,))
 ]
+
+
+MANUAL = Partitioner.MANUAL
+CONTEXT_CASES = (
+    [
+        Case(config, plan, MANUAL, Loop.UNROLL, form)
+        for config in CONTEXT_CONFIGS
+        for plan in CONTEXT_PLANS
+        for form in ContextForm
+    ]
+    + [
+        Case(config, "cp=2,tp=4", MANUAL, Loop.SCAN, form)
+        for config in CONTEXT_CONFIGS
+        for form in ContextForm
+    ]
+    + [
+        Case(config, "dp=2,cp=2,tp=2,ep=4", MANUAL, Loop.SCAN)
+        for config in CONTEXT_CONFIGS
+        if config not in {"llama", "qwen3"}
+    ]
+)
 
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
@@ -69,7 +100,7 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
         yield np.asarray(logits)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", [*CASES, *CONTEXT_CASES], ids=lambda c: "-".join(map(str, c)))
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights, the same greedy tokens, logits equal to within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
@@ -82,7 +113,7 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
         workload=Workload(
             batch=golden.BATCH, prompt=golden.PROMPT, output=1 + golden.N_DECODE, **f32
         ),
-        program=Program(partitioner=case.partitioner, loop=case.loop),
+        program=Program(partitioner=case.partitioner, loop=case.loop, context=case.context),
     )
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))

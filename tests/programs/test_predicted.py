@@ -19,6 +19,8 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 KIND_OF_PRIMITIVE = {
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "ppermute": "permute",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
 }

@@ -6,6 +6,7 @@ from math import prod
 from typing import assert_never
 
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, Model
+from meshscope.plan.context import cache_slots
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import Dim, mesh_axes_of, stored_kv_heads
 from meshscope.plan.workload import Workload
@@ -56,7 +57,7 @@ def device_cache_bytes(
     model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
 ) -> int:
     """Bytes of cache that one device holds for these layers (all by default), prompt and output."""
-    positions = workload.batch // plan.data_size * (workload.context // plan.cp)
+    positions = workload.batch // plan.data_size * cache_slots(plan, workload)
     elements = sum(
         prod(array.local_shape(plan))
         for layer in (model.layers if layers is None else layers)

@@ -11,6 +11,7 @@ from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
@@ -50,7 +51,7 @@ class Engine(StrEnum):
 
 # The axes that each engine's predictions, and the programs, have today.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
-    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep"),
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "cp"),
     Engine.VLLM: ("tp", "pp"),
 }
 
@@ -69,6 +70,7 @@ class Program:
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
+    context: ContextForm = ContextForm.RING
 
     def __post_init__(self) -> None:
         """A capacity is at least what balanced routing needs."""
@@ -154,6 +156,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 partitioner=Partitioner(program.pop("partitioner")),
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
+                context=ContextForm(program.pop("context", ContextForm.RING)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -187,7 +190,9 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
         )
+    program = program or Program()
     _check_supported(plan, engine)
+    _check_partitioner(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
@@ -196,7 +201,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         plan=plan,
         topology=topology,
         workload=workload,
-        program=program or Program(),
+        program=program,
         engine=engine,
     )
 
@@ -216,6 +221,15 @@ def _check_weights(plan: Plan, model: Model) -> None:
                     f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
                     f"Use a smaller {axes}."
                 )
+
+
+def _check_partitioner(plan: Plan, program: Program) -> None:
+    """PlanError when the compiler is to insert what only the program can write."""
+    if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
+            "--partitioner auto does not make of annotations. Use --partitioner manual."
+        )
 
 
 def _check_supported(plan: Plan, engine: Engine) -> None:

@@ -14,8 +14,10 @@ from jax.sharding import PartitionSpec as P
 from meshscope.arch.model import Layer
 from meshscope.arch.repeats import repeats_of, unrolled
 from meshscope.plan.caches import layer_cache
+from meshscope.plan.context import cache_slots
 from meshscope.plan.experiment import Experiment, Partitioner
 from meshscope.plan.weights import Weight, layer_weights, outer_weights
+from meshscope.programs.context import Context
 from meshscope.programs.decoder import Decoder
 from meshscope.programs.layout import Layout, layout_of
 from meshscope.programs.mixture import AutoMixture, ManualMixture, Mixture
@@ -99,6 +101,12 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         phase=phase,
         points=points,
         mixture=mixture,
+        context=Context(
+            size=plan.cp,
+            form=experiment.program.context,
+            phase=phase,
+            n_prompt=experiment.workload.prompt,
+        ),
         specs=_weight_specs(experiment),
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
@@ -188,7 +196,7 @@ class ArgumentSpecs:
             self.experiment.plan,
             self.experiment.workload,
         )
-        positions = (workload.batch, workload.context)
+        positions = (workload.batch, plan.cp * cache_slots(plan, workload))
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             arrays = layer_cache(model, plan, layer)

@@ -17,6 +17,7 @@ from jax import lax
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
+from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
@@ -38,6 +39,7 @@ class Decoder:
     phase: Phase
     points: Points
     mixture: Mixture | None
+    context: Context
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
@@ -54,7 +56,7 @@ class Decoder:
             with scope(Part.EMBED):
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
-            positions = position + jnp.arange(tokens.shape[1])
+            positions = self.context.positions(position, tokens.shape[1])
             x, cache = self._layers(x, weights["layers"], cache, positions)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
@@ -116,7 +118,12 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
-                    held = LayerCache(arrays=cache[key], start=positions[0], index=index)
+                    held = LayerCache(
+                        arrays=cache[key],
+                        start=self.context.slot(positions),
+                        index=index,
+                        is_here=self.context.is_here(positions),
+                    )
                     x, held = self._layer(x, w, held, positions, layer)
                 cache = _with(cache, key, held.arrays)
             return (x, cache), None
@@ -154,7 +161,9 @@ class Decoder:
                 attention = latent_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        return attention(
+            x, w, cache, positions, model=self.model, layer=layer, context=self.context
+        )
 
 
 def layers_scope(layers: range) -> str:
