@@ -10,6 +10,7 @@ from meshscope.arch.config import model_from_config, read_model
 from meshscope.arch.model import Model
 from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
@@ -19,10 +20,11 @@ from meshscope.table.collective import Collective
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu
 
-LLAMA_8B, LLAMA_3B, QWEN_32B = (
+LLAMA_8B, LLAMA_3B, QWEN_32B, DEEPSEEK_LITE = (
     "meta-llama/Llama-3.1-8B",
     "meta-llama/Llama-3.2-3B",
     "Qwen/Qwen3-32B",
+    "deepseek-ai/DeepSeek-V2-Lite",
 )
 SLICES_OF_8 = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
@@ -50,6 +52,7 @@ class Case(NamedTuple):
     n_layers: int | None = None
     batch: int = 8
     prompt: int = 128
+    context: ContextForm = ContextForm.RING
 
 
 TELLING = [
@@ -67,6 +70,9 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
+    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+    Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
 ]
 
 WHOLE_MATRIX = [
@@ -86,6 +92,18 @@ WHOLE_MATRIX = [
         ("tpu7x:1x1x1", "tp=2"),
     )
 ]
+WHOLE_MATRIX += [
+    Case(model, topology, plan, context=form)
+    for form in ContextForm
+    for model, topology, plan in (
+        (QWEN_32B, "v6e-8", "cp=2,tp=4"),
+        (LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+        (LLAMA_8B, "tpu7x-8", "cp=2,tp=4"),
+        (LLAMA_3B, "v5e-8", "dp=2,cp=4"),
+        (DEEPSEEK_LITE, "v6e-8", "cp=2,tp=4"),
+        (LLAMA_8B, "2xv6e:2x4", "cp=2,tp=8"),  # the ring runs over DCN
+    )
+]
 
 
 def experiment_for(case: Case) -> Experiment:
@@ -94,7 +112,7 @@ def experiment_for(case: Case) -> Experiment:
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
-        program=Program(loop=case.loop),
+        program=Program(loop=case.loop, context=case.context),
         n_layers=case.n_layers,
     )
 

@@ -5,7 +5,15 @@ import pytest
 from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, experiment_from_dict, experiment_of
+from meshscope.plan.context import ContextForm
+from meshscope.plan.experiment import (
+    Engine,
+    Experiment,
+    Partitioner,
+    Program,
+    experiment_from_dict,
+    experiment_of,
+)
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 
@@ -17,12 +25,14 @@ def _experiment(
     workload: Workload | None = None,
     engine: Engine = Engine.MESHSCOPE,
     n_layers: int | None = None,
+    program: Program | None = None,
 ) -> Experiment:
     return experiment_of(
         model=read_model("Llama-3.1-8B"),
         plan=parse_plan(plan),
         topology=parse_topology(topology),
         workload=workload or Workload(batch=8),
+        program=program,
         engine=engine,
         n_layers=n_layers,
     )
@@ -51,9 +61,13 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
         (
             "pp=2,tp=4",
             Engine.MESHSCOPE,
-            "does not have pp yet. Use tp, sp, dp, fsdp, ep, or --engine vllm for pp.",
+            "does not have pp yet. Use tp, sp, dp, fsdp, ep, cp, or --engine vllm for pp.",
         ),
-        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp, ep."),
+        (
+            "cp=8",
+            Engine.VLLM,
+            "does not have cp yet. Use tp, pp, or --engine meshscope for cp.",
+        ),
         (
             "dp=2,tp=4",
             Engine.VLLM,
@@ -89,9 +103,15 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
         assert experiment.crosses_slices(groups("dp")) is data
 
 
-@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp"])
-def test_an_experiment_comes_back_from_what_it_writes(plan: str) -> None:
-    experiment = _experiment(plan, n_layers=2)
+def test_the_auto_partitioner_does_not_have_cp() -> None:
+    with pytest.raises(PlanError, match=r"cp=2 needs .* Use --partitioner manual"):
+        _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))
+
+
+@pytest.mark.parametrize("form", ContextForm)
+@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "cp=2,tp=4"])
+def test_an_experiment_comes_back_from_what_it_writes(plan: str, form: ContextForm) -> None:
+    experiment = _experiment(plan, n_layers=2, program=Program(context=form))
     assert experiment_from_dict(experiment.as_dict()) == experiment
 
 

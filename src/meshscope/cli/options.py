@@ -11,6 +11,7 @@ import typer
 from meshscope.arch.config import read_model
 from meshscope.errors import MissingToolError
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import (
     Engine,
     Experiment,
@@ -77,6 +78,9 @@ class ExperimentOptions:
     loop: Annotated[
         Loop, typer.Option(help="Layers one after the other, or one body in a loop.")
     ] = Loop.AUTO
+    context: Annotated[
+        ContextForm, typer.Option(help="How cp brings keys to queries in prefill.")
+    ] = ContextForm.RING
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -125,7 +129,10 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             cache_dtype=dtype_name(options.cache_dtype or options.dtype),
         ),
         program=Program(
-            frontend=options.frontend, partitioner=options.partitioner, loop=options.loop
+            frontend=options.frontend,
+            partitioner=options.partitioner,
+            loop=options.loop,
+            context=options.context,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -143,4 +150,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         str(experiment.plan).replace("=", ""),
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
+        "" if program.context is ContextForm.RING else program.context,
     )
