@@ -101,7 +101,6 @@ WHOLE_MATRIX += [
         (LLAMA_8B, "tpu7x-8", "cp=2,tp=4"),
         (LLAMA_3B, "v5e-8", "dp=2,cp=4"),
         (DEEPSEEK_LITE, "v6e-8", "cp=2,tp=4"),
-        (LLAMA_8B, "2xv6e:2x4", "cp=2,tp=8"),  # the ring runs over DCN
     )
 ]
 
