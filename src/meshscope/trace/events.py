@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from meshscope.trace.source import ProfileBytes
+from meshscope.trace.source import ProfileBytes, check_limit
 from meshscope.trace.stats import StatColumn, StatTable, Texts, expect
 from meshscope.trace.wire import SPAN, VARINT, Column, Ints, SpanList, Spans, WireError, columns
 
+MAX_EVENTS = 50_000_000  # of one plane; their columns take some 2 GB
 N_AT_ONCE = 32_768  # events decoded together; their scratch memory is some 10 MB
 LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 
@@ -65,6 +66,7 @@ def events_of(
 ) -> pl.DataFrame:
     """line, kind, start_ps (from the origin), dur_ps and stats of all events of the lines."""
     n_events = sum(len(line.events) for line in lines)
+    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
     events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted), kinds)
     origin, first = origin_ns(lines), 0
     for index, line in enumerate(lines):
