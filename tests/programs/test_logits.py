@@ -36,14 +36,6 @@ TOLERANCE = 2e-5
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
 
 
-# The sequence split over cp: alone, with each other axis, and with experts over the data axis.
-CONTEXT_PLANS = ("cp=8", "cp=2,tp=4,sp", "fsdp=2,cp=4", "dp=2,cp=2,tp=2")
-CONTEXT_CONFIGS = (
-    *("llama", "qwen3", "mixtral", "gpt_oss"),
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
-)
-
-
 class Case(NamedTuple):
     config: str
     plan: str
@@ -62,25 +54,26 @@ CASES = [
 ]
 
 
-MANUAL = Partitioner.MANUAL
-CONTEXT_CASES = (
-    [
-        Case(config, plan, MANUAL, Loop.UNROLL, form)
-        for config in CONTEXT_CONFIGS
-        for plan in CONTEXT_PLANS
-        for form in ContextForm
-    ]
-    + [
-        Case(config, "cp=2,tp=4", MANUAL, Loop.SCAN, form)
-        for config in CONTEXT_CONFIGS
-        for form in ContextForm
-    ]
-    + [
-        Case(config, "dp=2,cp=2,tp=2,ep=4", MANUAL, Loop.SCAN)
-        for config in CONTEXT_CONFIGS
-        if config not in {"llama", "qwen3"}
-    ]
+# The sequence split over cp: alone, with each other axis, with experts over the data axis.
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CONTEXT_CONFIGS = (
+    *("llama", "qwen3", "mixtral", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
 )
+CONTEXT_CASES = [
+    Case(config, plan, Partitioner.MANUAL, loop, form)
+    for config in CONTEXT_CONFIGS
+    for plan, loop, form in (
+        ("cp=8", Loop.UNROLL, RING),
+        ("cp=8", Loop.UNROLL, ALLGATHER),
+        ("cp=2,tp=4", Loop.SCAN, RING),
+        ("cp=2,tp=4,sp", Loop.SCAN, ALLGATHER),
+        ("fsdp=2,cp=4", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN, RING),
+    )
+    if "ep" not in plan or config not in {"llama", "qwen3"}
+]
 
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
