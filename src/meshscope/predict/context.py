@@ -57,10 +57,10 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
 
 
 def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
-    """An indexer chooses among all positions at once, so that every device has the keys of all."""
+    """An indexer chooses among all positions at once: every device has the one key head of all."""
     attention, workload = experiment.model.attention, experiment.workload
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        shape = (_local_batch(experiment), workload.prompt, attention.indexer.head_dim)
+        shape = (_local_batch(experiment), workload.prompt, 1, attention.indexer.head_dim)
         yield _meeting(experiment, Kind.ALL_GATHER, shape)
 
 

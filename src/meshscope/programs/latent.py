@@ -191,12 +191,12 @@ def _selected(  # noqa: PLR0913  the inputs of the indexer
 
     q = turn(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
     k = layer_norm(x @ w("index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
-    k = turn(k[:, :, None, :])[:, :, 0]
-    cache = cache.written("index_k", k)
+    head = turn(k[:, :, None, :])
+    cache = cache.written("index_k", head[:, :, 0])
     if context.phase is Phase.DECODE:
         k = cache.read("index_k", x.dtype)
-    elif context.splits_step:
-        k = context.gathered(k)
+    else:
+        k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
     scores = index_scores(q, k, x @ w("index_weights"), indexer)
     scores = jnp.where(is_seen, scores, MASKED)
     return context.best(scores, indexer.top_k) & is_seen, cache
