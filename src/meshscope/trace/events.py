@@ -104,21 +104,16 @@ class _Events:
     def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
         """Reads the events at these spans into the rows from `first` on."""
         idents = np.zeros(len(spans[0]), np.int64)
-        stats: list[Column] = []
         for column in columns(file.view, *spans):
             expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
             if column.number == 1:
                 idents[column.rows] = column.starts
             elif column.number == 4:
-                stats.append(column)
+                where = (column.starts, column.ends)
+                self._stats.take(file.data, file.view, column.rows + first, where)
             else:
                 self._put(column, column.rows + first, spans[0])
         self.kind[first : first + len(idents)] = self._kinds.rows(idents)
-        if stats:
-            rows = np.concatenate([column.rows for column in stats]) + first
-            starts = np.concatenate([column.starts for column in stats])
-            ends = np.concatenate([column.ends for column in stats])
-            self._stats.take(file.data, file.view, rows, (starts, ends))
 
     def _put(self, column: Column, rows: Ints, starts: Ints) -> None:
         if column.number == 2:
