@@ -88,6 +88,12 @@ TELLING = [
     Case(GPT_OSS, "v6e-8", "tp=8,ep=8"),  # two kinds of layers in turn
     Case(V3, "v6e:8x8", "dp=8,tp=8,ep=64", n_layers=6, batch=64),
     Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
+    Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
+    Case(LLAMA_8B, "v5p-16", "pp=4,tp=2,sp"),
+    Case(QWEN_MOE, "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
+    Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense
+    Case(LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3),  # the table at both ends
+    Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # handed on over DCN
 ]
 
 WHOLE_MATRIX = [
@@ -134,6 +140,19 @@ WHOLE_MATRIX += [
     for topology in ("v5p:4x4x4", "v6e:8x8")
 ]
 
+PIPELINES = ("pp=8", "pp=2,tp=4", "pp=4,tp=2,sp", "pp=2,fsdp=2,tp=2")
+WHOLE_MATRIX += [
+    Case(model, topology, plan)
+    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
+    for topology in SLICES_OF_8
+    for plan in PIPELINES
+] + [
+    Case(model, topology, plan)
+    for model in (V2_LITE, QWEN_MOE, MIXTRAL, GPT_OSS)
+    for topology in ("v5e-8", "v5p-16", "v6e-8")
+    for plan in ("pp=2,tp=4", "pp=2,tp=4,ep=4", "pp=2,dp=2,tp=2,ep=4", "pp=4,dp=2,ep=2")
+]
+
 
 def experiment_for(case: Case) -> Experiment:
     return experiment_of(
@@ -161,7 +180,7 @@ def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
     counted: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         groups = frozenset(map(frozenset, row.groups))
-        place = (row.phase, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
+        place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
         counted[(*place, groups, row.dtype, row.shape, row.payload_bytes, row.n_steps)] += row.count
     return counted
 

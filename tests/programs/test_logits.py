@@ -56,6 +56,7 @@ class Case(NamedTuple):
     loop: Loop = Loop.UNROLL
     dispatch: DispatchForm = DispatchForm.AUTO
     context: ContextForm = ContextForm.RING
+    microbatches: int | None = None
 
 
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
@@ -99,6 +100,35 @@ CASES += [
 ]
 
 
+# Two stages of one layer each; one each of four, alike or of three kinds; layers of two kinds in turn;
+# three layers over two stages.
+PIPELINES = [
+    Case(config, plan, loop=loop, microbatches=microbatches)
+    for config, plan, loop, microbatches in (
+        ("qwen3", "pp=2", Loop.UNROLL, None),
+        ("qwen3", "pp=2", Loop.SCAN, 1),
+        ("qwen3", "pp=2,tp=4", Loop.SCAN, 8),
+        ("qwen3", "pp=2,tp=2,dp=2,sp", Loop.UNROLL, 4),
+        ("qwen3", "pp=2,tp=4,sp", Loop.SCAN, None),
+        ("llama-tied", "pp=2,fsdp=2,tp=2", Loop.SCAN, None),
+        ("mixtral", "pp=2,tp=4", Loop.UNROLL, None),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4", Loop.SCAN, 2),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,tp=2", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,fsdp=2,ep=2", Loop.UNROLL, 1),
+        ("deepseek_v3", "pp=2", Loop.SCAN, 1),
+        ("deepseek_v3", "pp=4,tp=2", Loop.SCAN, 8),
+        ("deepseek_v3", "pp=2,tp=4", Loop.UNROLL, None),
+        ("deepseek_v3", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 4),
+        ("deepseek_v3", "pp=2,dp=2,tp=2,ep=4", Loop.UNROLL, None),
+        ("deepseek_v32", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=4", Loop.UNROLL, 2),
+        ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
+    )
+]
+
+
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step, from our programs."""
     from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
@@ -107,16 +137,17 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
     devices = jax.devices()[: experiment.plan.n_devices]
     prefill, decode = (build_program(experiment, phase, devices) for phase in Phase)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    tokens, logits, cache = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
-    yield np.asarray(logits)
+    out = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
+    yield np.asarray(prefill.logits(out))
     for step in range(golden.N_DECODE):
-        tokens, logits, cache = decode.step(
+        tokens, _, cache = out
+        out = decode.step(
             arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
         )
-        yield np.asarray(logits)
+        yield np.asarray(decode.logits(out))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", CASES + PIPELINES, ids=lambda c: "-".join(map(str, c)))
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights, the same greedy tokens, logits equal to within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
@@ -134,6 +165,7 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
             loop=case.loop,
             dispatch=case.dispatch,
             context=case.context,
+            microbatches=case.microbatches,
         ),
     )
 

@@ -91,6 +91,12 @@ class ExperimentOptions:
             metavar="X", help="Room for X times the mean of tokens; beyond, tokens are dropped."
         ),
     ] = None
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="In prefill, parts of a device's batch in the pipeline (pp)."
+        ),
+    ] = None
     routing_skew: Annotated[
         float,
         typer.Option(metavar="X", help="Load of the most loaded device's experts over the mean."),
@@ -150,6 +156,7 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             context=options.context,
             dispatch=options.dispatch,
             capacity_factor=options.capacity_factor,
+            microbatches=options.microbatches,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -169,4 +176,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.context is ContextForm.RING else program.context,
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
+        "" if program.microbatches is None else f"microbatches{program.microbatches}",
     )

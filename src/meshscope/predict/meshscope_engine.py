@@ -4,7 +4,7 @@ Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabu
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.arch.model import Layer, MlpKind, Model
 from meshscope.plan.context import local_tokens
@@ -23,15 +23,17 @@ from meshscope.plan.weights import (
 from meshscope.plan.workload import Workload
 from meshscope.predict.context import context_meetings
 from meshscope.predict.meeting import Meeting, Stage, Step
+from meshscope.predict.pipeline import pipelined
 from meshscope.table.kinds import Kind, Part, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """One step of the decoder as one device runs it."""
+    """One step of the decoder as one device runs it, on one of its micro-batches or on all."""
 
     experiment: Experiment
     step: Step
+    n_microbatches: int = 1
 
     @property
     def model(self) -> Model:
@@ -47,7 +49,7 @@ class _Program:
 
     @property
     def local_batch(self) -> int:
-        return self.workload.batch // self.plan.data_size
+        return self.workload.batch // self.plan.data_size // self.n_microbatches
 
     @property
     def residual(self) -> tuple[int, int, int]:
@@ -72,15 +74,29 @@ class _Program:
 
 
 def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
-    """The meetings of one step of our program; it has no pipeline, so it is one stage."""
-    program = _Program(experiment=experiment, step=step)
+    """The meetings of one step of our program, by stage of its pipeline if it has one."""
+    program = _Program(
+        experiment=experiment,
+        step=step,
+        n_microbatches=experiment.n_microbatches(step.phase),
+    )
     of_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
     stage = Stage(
         before=_embedded(program),
         layers=tuple((index, of_kind[layer]) for index, layer in enumerate(program.model.layers)),
-        after=_logits(program),
+        after=_logits(replace(program, n_microbatches=1)),
     )
-    return (stage,)
+    return pipelined(experiment, step, whole=stage, handed_on=_split_residual(program))
+
+
+def _split_residual(program: _Program) -> tuple[int, ...]:
+    """What one device holds of the residual stream between the blocks."""
+    batch, n_tokens, hidden = program.residual
+    if not program.is_split:
+        return program.residual
+    if program.step.phase is Phase.PREFILL:
+        return (batch, n_tokens // program.plan.tp, hidden)
+    return (batch // program.plan.tp, n_tokens, hidden)
 
 
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
@@ -105,8 +121,12 @@ def _table(program: _Program) -> Weight:
 
 
 def _heads(program: _Program) -> tuple[Weight, ...]:
-    """The output head; none where it is tied to the embedding, which a step gathers once."""
-    return outer_weights(program.model, program.plan)[2:]
+    """The output head; none where it is tied to the embedding, which a step gathers once.
+
+    Of a pipeline, it is the last stage that gathers the table for its head.
+    """
+    table, _, *head = outer_weights(program.model, program.plan)
+    return tuple(head or [table] * (program.plan.pp > 1))
 
 
 def _block(

@@ -77,6 +77,11 @@ class Layout:
         return P(self.data, None)
 
     @property
+    def out_logits_spec(self) -> P:
+        """[B, V] of logits as they leave the program; [P, B, V] from the stages of a pipeline."""
+        return P("pp", *self.rows_spec) if self.axis("pp") else self.rows_spec
+
+    @property
     def logits_spec(self) -> P:
         """[B, V] of logits before they are gathered."""
         return P(self.data, self.axis("tp"))
@@ -97,14 +102,14 @@ class Layout:
         return axes if len(axes) > 1 else next(iter(axes), None)
 
     def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
-        """[B, T, ...], with a leading layer dimension when stacked."""
+        """[B, T, ...], with a leading layer dimension when stacked, which pp splits."""
         dims = (self.data, self.context, *map(self.split, array.dims))
-        return P(None, *dims) if is_stacked else P(*dims)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
-        """Of one weight, with a leading layer dimension when stacked."""
+        """Of one weight, with a leading layer dimension when stacked, which pp splits."""
         dims = map(self.split, weight.dims)
-        return P(None, *dims) if is_stacked else P(*dims)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
 
 def layout_of(plan: Plan, workload: Workload, phase: Phase) -> Layout:
