@@ -20,6 +20,7 @@ from meshscope.plan.experiment import (
     Program,
     experiment_of,
 )
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.rundir.names import default_folder
@@ -77,6 +78,10 @@ class ExperimentOptions:
     loop: Annotated[
         Loop, typer.Option(help="Layers one after the other, or one body in a loop.")
     ] = Loop.AUTO
+    kernels: Annotated[
+        Kernels,
+        typer.Option(help="Kernels on TPU where shapes allow, or refuse (on), or plain (off)."),
+    ] = Kernels.AUTO
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -125,7 +130,10 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             cache_dtype=dtype_name(options.cache_dtype or options.dtype),
         ),
         program=Program(
-            frontend=options.frontend, partitioner=options.partitioner, loop=options.loop
+            frontend=options.frontend,
+            partitioner=options.partitioner,
+            loop=options.loop,
+            kernels=options.kernels,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -143,4 +151,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         str(experiment.plan).replace("=", ""),
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
+        "plain" if program.kernels is Kernels.OFF else "",
     )

@@ -12,6 +12,7 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.dispatch import DispatchForm
+from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.weights import layer_weights, mesh_axes_of, outer_weights
@@ -69,6 +70,7 @@ class Program:
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
+    kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
         """A capacity is at least what balanced routing needs."""
@@ -120,6 +122,18 @@ class Experiment:
             else DispatchForm.CAPACITY
         )
 
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+        )
+
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
         return self.topology.crosses_slices(groups)
@@ -136,6 +150,7 @@ class Experiment:
             "workload": asdict(self.workload),
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
+            "kernels": self.kernels.as_dict(),
             "engine": self.engine.value,
         }
 
@@ -154,6 +169,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 partitioner=Partitioner(program.pop("partitioner")),
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -191,7 +207,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
-    return Experiment(
+    experiment = Experiment(
         model=model,
         plan=plan,
         topology=topology,
@@ -199,6 +215,19 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         program=program or Program(),
         engine=engine,
     )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )
 
 
 def _check_weights(plan: Plan, model: Model) -> None:

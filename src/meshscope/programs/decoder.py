@@ -18,6 +18,7 @@ from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKi
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
 from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
@@ -41,6 +42,7 @@ class Decoder:
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
+    prefill_kernel: PrefillKernel | None = None
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -154,7 +156,10 @@ class Decoder:
                 attention = latent_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
+        return attention(
+            x, w, cache, positions, model=self.model, layer=layer, phase=self.phase, kernel=kernel
+        )
 
 
 def layers_scope(layers: range) -> str:

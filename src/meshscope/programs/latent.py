@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.arch.model import Indexer, LatentAttention, Layer, Model, RopeType
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.numerics import (
     MASKED,
     Array,
@@ -38,8 +39,12 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,  # noqa: ARG001  all layers see alike
     phase: Phase,
+    kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+
+    `kernel` attends in its way, where it is given: in prefill alone, without an indexer.
+    """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
@@ -56,8 +61,10 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         is_seen, cache = _selected(
             x, q_latent, w, cache, is_seen, attention=attention, angles=angles, phase=phase
         )
-    attend = _absorbed if phase is Phase.DECODE else _expanded
-    out = attend(q, latent, is_seen, w, attention)  # [B, S, N, V]
+    if phase is Phase.DECODE:
+        out = _absorbed(q, latent, is_seen, w, attention)  # [B, S, N, V]
+    else:
+        out = _expanded(q, latent, is_seen, w, attention, kernel=kernel)
     return jnp.einsum("bsnv,nvd->bsd", out, w("wo")), cache
 
 
@@ -93,8 +100,14 @@ def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
     return jnp.concatenate([plain, turned], axis=-1)
 
 
-def _expanded(
-    q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
+def _expanded(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    latent: Array,
+    is_seen: Array,
+    w: LayerWeights,
+    attention: LatentAttention,
+    *,
+    kernel: PrefillKernel | None,
 ) -> Array:
     """Keys and values of every head made of the latents, then attention as usual."""
     plain, turned = latent[..., : attention.kv_rank], latent[..., attention.kv_rank :]
@@ -102,7 +115,10 @@ def _expanded(
     turned = jnp.broadcast_to(turned[:, :, None, :], (*k.shape[:3], turned.shape[-1]))
     v = jnp.einsum("btr,rnv->btnv", plain, w("w_uv"))
     k = jnp.concatenate([k, turned], axis=-1)
-    return attended(q, k, v, is_seen, scale=softmax_scale(attention))
+    scale = softmax_scale(attention)
+    if kernel is not None:
+        return kernel(q, k, v, scale=scale)
+    return attended(q, k, v, is_seen, scale=scale)
 
 
 def _absorbed(
