@@ -13,6 +13,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.context import ContextForm, local_tokens
 from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.stages import default_microbatches
@@ -85,6 +86,7 @@ class Program:
     capacity_factor: float | None = None
     context: ContextForm = ContextForm.RING
     microbatches: int | None = None
+    kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
         """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
@@ -168,6 +170,18 @@ class Experiment:
         local_batch = self.workload.batch // self.plan.data_size
         return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
 
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+        )
+
     def _held_tokens(self, phase: Phase) -> int:
         """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
@@ -206,6 +220,7 @@ class Experiment:
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
             "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
+            "kernels": self.kernels.as_dict(),
             "engine": self.engine.value,
             "dispatch": self._dispatch_as_dict(),
         }
@@ -226,6 +241,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
                 context=ContextForm(program.pop("context", ContextForm.RING)),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -267,7 +283,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     _check_weights(plan, model)
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
-    return Experiment(
+    experiment = Experiment(
         model=model,
         plan=plan,
         topology=topology,
@@ -275,6 +291,19 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         program=program,
         engine=engine,
     )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )
 
 
 def _check_weights(plan: Plan, model: Model) -> None:
