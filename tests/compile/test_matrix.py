@@ -11,6 +11,7 @@ from meshscope.arch.model import Model
 from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
@@ -60,6 +61,7 @@ class Case(NamedTuple):
     n_layers: int | None = None
     batch: int = 8
     prompt: int = 128
+    kernels: Kernels = Kernels.AUTO
 
 
 TELLING = [
@@ -77,6 +79,8 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
+    Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
+    Case(LLAMA_3B, "v4-8", "tp=8", prompt=100),  # no kernel takes this prompt
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
@@ -125,7 +129,7 @@ def experiment_for(case: Case) -> Experiment:
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
-        program=Program(loop=case.loop),
+        program=Program(loop=case.loop, kernels=case.kernels),
         n_layers=case.n_layers,
     )
 
