@@ -152,7 +152,7 @@ def _share(tokens: Array, n_tokens: int) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoMixture:
-    """Annotations alone; arrays are global. Two ways that programs write it down."""
+    """Annotations alone; arrays are global. The ways that programs write it down."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -184,8 +184,11 @@ class AutoMixture:
         """Dispatch and combine as products with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
 
         Tokens are taken in groups, one a data-parallel device, so that slots are filled locally.
+        Annotated by expert alone, the rows are made from gathered tokens; annotated by group first
+        and by expert then (`one_hot_pinned`), they are exchanged.
         """
         n_groups, n_experts, data = self.plan.data_size, self.moe.n_experts, self.layout.data
+        by_expert = self.layout.split(Dim.EXPERT)
         tokens = self._annotated(tokens.reshape(n_groups, -1, tokens.shape[-1]), data, None, None)
         chosen = chosen.reshape(n_groups, -1, self.moe.n_active)
         n_slots = self._slots(tokens.shape[1])
@@ -197,12 +200,17 @@ class AutoMixture:
             kept = hot.astype(tokens.dtype)
             mask = jnp.einsum("gtke,gtkc->gtec", kept, place)
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
-            rows = self._annotated(rows, self.layout.split(Dim.EXPERT), None, None, None)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                rows = self._annotated(rows, None, data, None, None)
+            rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             out = self._experts_of_slots(rows, w)
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(chosen.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                out = self._annotated(out, by_expert, None, None, None)
+                out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
 
