@@ -76,7 +76,6 @@ def _found(case: Case) -> dict[str, list[dict[str, Any]]]:
         "estimated_cycles": schedule.cycles,
         "covered_cycles": schedule.covered_cycles,
         "unestimated": " ".join(f"{n}x{opcode}" for opcode, n in schedule.unestimated.items()),
-        "compile_s": round(report["seconds"]["compile"], 1),
         "refused": "",
         **{name: report["versions"][name] for name in ("jax", "libtpu")},
     }

@@ -9,6 +9,7 @@ expert, F width of an expert.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -52,10 +53,18 @@ class Mixture(Protocol):
         ...
 
 
-def shared_experts(x: Array, w: LayerWeights) -> Array:
-    """The gated MLP of the shared experts: this device's part of a sum over tp."""
-    gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
-    return (jax.nn.silu(gate) * up) @ w("shared_w_down")
+def shared_experts(x: Array, w: LayerWeights, inner: Array | None = None) -> Array:
+    """The gated MLP of the shared experts: this device's part of a sum over tp.
+
+    `inner` is what `inner_of_shared` makes, where that was done before.
+    """
+    return (inner_of_shared(x, w) if inner is None else inner) @ w("shared_w_down")
+
+
+def inner_of_shared(x: Array, w: LayerWeights) -> Array:
+    """The first two of the three products of the shared experts."""
+    with scope(Part.MOE_SHARED):
+        return jax.nn.silu(x @ w("shared_w_gate")) * (x @ w("shared_w_up"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +91,14 @@ class ManualMixture:
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
             chosen, shares = routing(tokens, w, self.moe)
-        dispatch = self._dispatch(tokens.shape[0])
+        dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
-            out = exchanged_mixture(tokens, chosen, shares, self._experts(w), dispatch)
+            # The dispatch can hide behind two products of the shared experts, the combine behind one.
+            shared = partial(inner_of_shared, x, w) if self.moe.shared_ffn is not None else None
+            experts = self._experts(w)
+            out, inner = exchanged_mixture(
+                tokens, chosen, shares, experts, dispatch, meanwhile=shared
+            )
         else:
             n_local = self.moe.n_experts // self.plan.ep
             first = lax.axis_index("tp") * n_local if self.plan.expert_axes else 0
@@ -95,7 +109,7 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w)
+                out = out + shared_experts(x, w, inner)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
@@ -111,7 +125,7 @@ class ManualMixture:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
+        out, _ = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
