@@ -147,6 +147,12 @@ def test_a_frame_joins_like_a_mapping(tmp_path: Path) -> None:
     assert join_hlo(ops, frame).equals(join_hlo(ops, {("jit_decode", "ar.1"): facts}))
 
 
+def test_the_phase_that_the_program_tells_stands_above_that_of_the_profile(tmp_path: Path) -> None:
+    ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))))
+    table = join_hlo(ops, {("jit_decode", "ar.1"): {"phase": "prefill"}})
+    assert table["phase"].to_list() == ["prefill", "decode"]
+
+
 def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None:
     ops = read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))).ops
     table = join_hlo(ops, {("jit_decode", "ar.1"): {"layer": 0}})

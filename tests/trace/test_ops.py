@@ -89,7 +89,7 @@ def test_sparse_cores_are_told_from_the_main_core(tmp_path: Path) -> None:
     ops = read_ops(
         tmp_path, tpu(Event(FUSION, 0, 9)), tpu(Event(FUSION, 0, 5), core=" SparseCore 0")
     )
-    assert ops.events.select("device", "core").rows() == [(3, None), (3, "SparseCore 0")]
+    assert ops.events.select("device", "core").rows() == [(3, None), (3, 0)]
     assert ops.instructions.height == 1
 
 

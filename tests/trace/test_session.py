@@ -26,7 +26,7 @@ def test_hosts_that_count_from_zero_are_numbered_on(tmp_path: Path) -> None:
     for name in ("h0", "h1"):
         write(tmp_path / f"{name}.xplane.pb", *host())
     profile = read_profile(tmp_path)
-    assert profile.hosts["first_device"].to_list() == [0, 2]
+    assert profile.hosts["numbering"].unique().to_list() == ["hosts in the order of the files"]
     assert sorted(profile.ops.events["device"].unique()) == [0, 1, 2, 3]
     assert profile.ops.instructions.height == 1
 
@@ -40,11 +40,18 @@ def test_devices_with_numbers_of_their_own_keep_them(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_first_devices_may_be_given_but_for_every_file(tmp_path: Path) -> None:
+def test_ids_of_cpu_devices_of_two_processes_are_closed_up(tmp_path: Path) -> None:
+    write(tmp_path / "h0.xplane.pb", *host(ordinals=(0, 1)))
+    write(tmp_path / "h1.xplane.pb", *host(ordinals=(2048, 2049)))
+    assert sorted(read_profile(tmp_path).ops.events["device"].unique()) == [0, 1, 2, 3]
+
+
+def test_positions_may_be_given_but_for_every_device(tmp_path: Path) -> None:
     write(tmp_path / "h0.xplane.pb", *host())
-    assert read_profile(tmp_path, first_devices=[6]).ops.events["device"].max() == 7
-    with pytest.raises(TraceError, match="one for each file"):
-        read_profile(tmp_path, first_devices=[0, 4])
+    given = read_profile(tmp_path, positions={(0, 0): 5, (0, 1): 3})
+    assert sorted(given.ops.events["device"].unique()) == [3, 5]
+    with pytest.raises(TraceError, match=r"device 1 of host 0 has no position.*Give one for each"):
+        read_profile(tmp_path, positions={(0, 0): 5})
 
 
 def test_ends_of_shared_collectives_set_the_clock(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from meshscope.trace.waiting import loads, participants, wire_rates
 SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
 
 
-def row(device: int, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
+def row(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
     given = {"device": device, "start_s": start_s, "dur_s": dur_s, "exposed_s": dur_s}
     return {
         "module": "m",
@@ -24,7 +24,7 @@ def row(device: int, start_s: float, dur_s: float, **values: object) -> dict[str
     }
 
 
-def reduce(device: int, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
+def reduce(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
     told = {"kind": "all_reduce", "group_size": 2, "hlo_name": "r", "wire_bytes": 6.0}
     return row(device, start_s, dur_s, **{"groups": [[0, 1], [2, 3]], **told, **values})
 
@@ -67,6 +67,11 @@ def test_waiting_equals_brute_force() -> None:
         assert each["n_participants"] == 2
         assert each["wire_s"] == wire_s
         assert each["wait_s"] == pytest.approx(own[each["device"]][1] - wire_s)
+
+
+def test_waiting_is_not_known_where_ops_do_not_tell_their_device() -> None:
+    found = participants(table(*(reduce(None, 0.0, dur, groups=None) for dur in (1.0, 2.0))))
+    assert found["wait_s"].to_list() == [None, None]
 
 
 def test_pairs_meet_as_a_chain() -> None:

@@ -6,7 +6,9 @@ from math import prod
 from typing import assert_never
 
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, Model
+from meshscope.plan.context import cache_slots
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stored_layers
 from meshscope.plan.weights import Dim, mesh_axes_of, stored_kv_heads
 from meshscope.plan.workload import Workload
 from meshscope.units import DTYPE_BITS
@@ -55,11 +57,14 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:  # 
 def device_cache_bytes(
     model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
 ) -> int:
-    """Bytes of cache that one device holds for these layers (all by default), prompt and output."""
-    positions = workload.batch // plan.data_size * (workload.context // plan.cp)
+    """Bytes of cache that one device holds for these layers, prompt and output.
+
+    By default for all that it has room for.
+    """
+    positions = workload.batch // plan.data_size * cache_slots(plan, workload)
     elements = sum(
         prod(array.local_shape(plan))
-        for layer in (model.layers if layers is None else layers)
+        for layer in (stored_layers(model.layers, plan.pp) if layers is None else layers)
         for array in layer_cache(model, plan, layer)
     )
     return elements * positions * DTYPE_BITS[workload.cache_dtype] // 8

@@ -21,6 +21,7 @@ from meshscope.arch.model import (
 )
 from meshscope.arch.names import expert_tensors, moe_block
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stored_layers
 from meshscope.units import DTYPE_BITS
 
 
@@ -377,9 +378,13 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
-    """Bytes of weights that one device holds."""
+    """Bytes of weights that one device holds.
+
+    With a pipeline: room for its layers, as much on every stage, and embedding and head on each.
+    """
     elements = sum(prod(w.local_shape(plan)) for w in outer_weights(model, plan))
-    elements += sum(layer_elements(model, plan, layer) for layer in model.layers)
+    layers = stored_layers(model.layers, plan.pp)
+    elements += sum(layer_elements(model, plan, layer) for layer in layers)
     return elements * DTYPE_BITS[dtype] // 8
 
 

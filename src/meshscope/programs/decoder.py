@@ -17,6 +17,7 @@ from jax import lax
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
+from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
@@ -31,16 +32,19 @@ class Decoder:
     """The decoder of one phase: its model, its meeting points, its weights' declarations.
 
     `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
-    of weights outside the layers under "".
+    of weights outside the layers under "". `first_row` is where in the cached batch the sequences
+    of a micro-batch begin.
     """
 
     model: Model
     phase: Phase
     points: Points
     mixture: Mixture | None
+    context: Context
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
+    first_row: Array | int = 0
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -49,19 +53,23 @@ class Decoder:
         `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
         for its layers (a mapping).
         """
-        outer = self._weights(weights, "")
+        outer = self.outer(weights)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
-            positions = position + jnp.arange(tokens.shape[1])
-            x, cache = self._layers(x, weights["layers"], cache, positions)
+            positions = self.context.positions(position, tokens.shape[1])
+            x, cache = self.layers(x, weights["layers"], cache, positions)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
-                logits = self._logits(outer, x, table if is_tied else None)
+                logits = self.logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
+
+    def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
+        """The weights outside the layers."""
+        return self._weights(weights, "")
 
     def _weights(
         self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
@@ -74,7 +82,7 @@ class Decoder:
             index=index,
         )
 
-    def _logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
+    def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
         """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
 
         `table` is the embedding where the head is tied to it: gathered once in a step, as root
@@ -85,7 +93,7 @@ class Decoder:
         head = outer("lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
-    def _layers(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
+    def layers(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
         """The layers one after the other, those that repeat as loops."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
@@ -116,7 +124,13 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
-                    held = LayerCache(arrays=cache[key], start=positions[0], index=index)
+                    held = LayerCache(
+                        arrays=cache[key],
+                        start=self.context.slot(positions),
+                        index=index,
+                        is_here=self.context.is_here(positions),
+                        first_row=self.first_row,
+                    )
                     x, held = self._layer(x, w, held, positions, layer)
                 cache = _with(cache, key, held.arrays)
             return (x, cache), None
@@ -154,7 +168,9 @@ class Decoder:
                 attention = latent_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        return attention(
+            x, w, cache, positions, model=self.model, layer=layer, context=self.context
+        )
 
 
 def layers_scope(layers: range) -> str:

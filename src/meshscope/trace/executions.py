@@ -40,28 +40,27 @@ def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     transfers = keyed.filter(pl.col("role") == "transfer").with_columns(
         pl.col("starts").fill_null(pl.lit("transfer ") + pl.col("op").cast(pl.String))
     )
-    halves = keyed.filter(pl.col("role") != "transfer").with_row_index("row")
+    paired = _paired(keyed.filter(pl.col("role") != "transfer").with_row_index("row"))
+    return _spans(paired, transfers).with_columns(
+        pl.when(pl.col("device") >= 0).then("device").alias("device"),
+        pl.when(pl.col("core") >= 0).then("core").alias("core"),
+    )
+
+
+def _paired(halves: pl.DataFrame) -> pl.DataFrame:
+    """A row for each start, with the end of its done; and one for each done without a start."""
     is_done = pl.col("opcode").str.ends_with("-done")
-    dones = halves.filter(is_done)
-    starts = halves.filter(~is_done).with_columns(pl.col("row").alias("start_row"))
+    starts = halves.filter(~is_done)
+    earlier = starts.select(*_PAIR, "start_s", start_row="row")
     matched = _each_once(
-        dones.join_asof(
-            starts.select(*_PAIR, "start_s", "start_row"),
-            on="start_s",
-            by=_PAIR,
-            check_sortedness=False,
-        ),
+        halves.filter(is_done).join_asof(earlier, on="start_s", by=_PAIR, check_sortedness=False),
         "start_row",
     )
     both = starts.join(_ends(matched), left_on="row", right_on="start_row", how="left")
     lone = matched.filter(pl.col("start_row").is_null()).with_columns(
         pl.lit(None, pl.Float64).alias("end_s"), pl.lit(0.0).alias("done_exposed_s")
     )
-    paired = pl.concat([both.drop("start_row"), lone.drop("start_row")], how="diagonal_relaxed")
-    return _spans(paired, transfers).with_columns(
-        pl.when(pl.col("device") >= 0).then("device").alias("device"),
-        pl.when(pl.col("core") >= 0).then("core").alias("core"),
-    )
+    return pl.concat([both, lone.drop("start_row")], how="diagonal_relaxed")
 
 
 def _each_once(matched: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -104,12 +103,16 @@ def _spans(paired: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
         (own | pl.col("end_s").is_not_null()).alias("is_paired"),
     )
     taken = found["transfer_row"].drop_nulls()
+    return pl.concat([spans, _alone(transfers, taken)], how="diagonal_relaxed")
+
+
+def _alone(transfers: pl.DataFrame, taken: pl.Series) -> pl.DataFrame:
+    """Transfers without a pair: how long they kept the op's line is not known."""
     rest = transfers.with_row_index("transfer_row").filter(
         ~pl.col("transfer_row").is_in(taken.implode())
     )
-    alone = rest.with_columns(
+    return rest.with_columns(
         pl.lit(None, pl.Float64).alias("exposed_s"),
         pl.lit(value=True).alias("is_async"),
         pl.lit(value=True).alias("is_paired"),
     )
-    return pl.concat([spans, alone], how="diagonal_relaxed")

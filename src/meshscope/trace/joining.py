@@ -46,9 +46,8 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
     told = _frame_of(instructions)
     _check_modules(ops, told)
     known = with_hlo(ops, told)
-    rows = executions(known)
-    rows = rows.join(_besides(told), on=list(KEYS), how="left", maintain_order="left")
-    rows = _with_layers(_with_groups(rows)).with_columns(pl.col("is_joined").fill_null(value=False))
+    rows = _with_layers(_with_groups(_with_besides(executions(known), told)))
+    rows = rows.with_columns(pl.col("is_joined").fill_null(value=False))
     filled = rows.with_columns(
         pl.lit(Source.MEASURED.value).alias("source"),
         pl.lit(1).alias("count"),
@@ -108,12 +107,15 @@ def _some(names: set[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _besides(told: pl.DataFrame) -> pl.DataFrame:
-    """What is told of instructions beyond the columns that ops have themselves."""
+def _with_besides(rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """The rows with what is told of their instructions beyond the columns that ops have themselves."""
     own = {"opcode", "kind", "dtype", "shape", "payload_bytes", "groups", "source_line", "starts"}
     timed = {"start_s", "dur_s", "exposed_s", "is_async", "time_basis", "device", "source"}
     kept = [n for n in told.columns if n not in own | timed]
-    return told.select(kept).with_columns(pl.lit(value=True).alias("is_joined"))
+    besides = told.select(kept).with_columns(pl.lit(value=True).alias("is_joined"))
+    joined = rows.join(besides, on=list(KEYS), how="left", suffix="_told", maintain_order="left")
+    both = [n for n in kept if f"{n}_told" in joined]  # the phase: steps of the profile tell it too
+    return joined.with_columns(pl.coalesce(f"{n}_told", n).alias(n) for n in both)
 
 
 def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:

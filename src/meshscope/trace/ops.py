@@ -238,53 +238,74 @@ def _told_by_lines(lines: list[HloLine]) -> pl.DataFrame:
 def _gpu_ops(plane: Plane, device: int) -> Ops:
     streams = plane.lines.filter(~pl.col("name").str.contains_any(list(_DERIVED)))["line"]
     events = plane.events.filter(pl.col("line").is_in(streams.implode()))
-    return _ops_by_stats(plane, events.with_columns(pl.lit(device).alias("device")))
+    op, firsts = _different_ops(plane, events)
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        pl.lit(device).alias("device"),
+        "start_ps",
+        "dur_ps",
+    )
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
 def _cpu_ops(plane: Plane) -> Ops:
     """Events of a thread that name an op and are named after it; launches of kernels are not."""
-    named = plane.kinds.select("kind", pl.col("name").alias("event_name"))
-    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null()).join(
-        named, on="kind", how="left", maintain_order="left"
-    )
-    events = events.filter(pl.col("event_name") == pl.col("stat.hlo_op").cast(pl.String))
-    device = pl.col("stat.device_ordinal") if "stat.device_ordinal" in events else pl.lit(None)
-    return _ops_by_stats(plane, events.with_columns(device.cast(pl.Int32).alias("device")))
+    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null())
+    op, firsts = _different_ops(plane, events)
+    is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series().to_numpy()
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        _stat(events, "device_ordinal").cast(pl.Int32).alias("device"),
+        _stat(events, "run_id").cast(pl.Int64, strict=False).alias("run_id"),
+        "start_ps",
+        "dur_ps",
+    ).filter(pl.Series(is_op[op]))
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
-def _ops_by_stats(plane: Plane, events: pl.DataFrame) -> Ops:
-    """Ops whose events themselves tell module, program and op."""
-    stats = {"hlo_module": "module", "program_id": "program_id", "hlo_op": "hlo_op"}
-    scope = {"tf_op": "op_name", "source": "source_line", "run_id": "run_id"}
-    present = {f"stat.{stat}": name for stat, name in {**stats, **scope}.items()}
-    missing = [pl.lit(None).alias(name) for stat, name in present.items() if stat not in events]
-    told = events.with_columns(missing).rename({k: v for k, v in present.items() if k in events})
-    keys = ["kind", "module", "program_id", "hlo_op"]
-    firsts = told.group_by(keys, maintain_order=True).agg(pl.col("op_name", "source_line").first())
-    firsts = firsts.with_row_index("op").join(
-        plane.kinds.select("kind", pl.col("name").alias("text")), on="kind", how="left"
+def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
+    column = f"stat.{name}"
+    return pl.col(column) if column in events else pl.lit(None)
+
+
+def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFrame]:
+    """Which op each event is [n], and a row for each op: the stats of its first event, and its name."""
+    told = ("hlo_module", "program_id", "hlo_op")
+    key = events["kind"].to_numpy().astype(np.int64)
+    for name in told:
+        if f"stat.{name}" in events:
+            codes = _codes(events[f"stat.{name}"])
+            key = key * (int(codes.max(initial=0)) + 1) + codes
+    _, first, op = np.unique(key, return_index=True, return_inverse=True)
+    rows = events[first] if len(first) else events.head(0)
+    firsts = rows.select(
+        "kind",
+        _stat(events, "hlo_module").cast(pl.String).alias("module"),
+        _stat(events, "program_id").cast(pl.UInt64, strict=False).alias("program_id"),
+        _stat(events, "hlo_op").cast(pl.String).alias("hlo_op"),
+        _stat(events, "tf_op").cast(pl.String).alias("op_name"),
+        _stat(events, "source").cast(pl.String).alias("source_line"),
     )
-    firsts = firsts.sort("op")
-    numbered = told.join(
-        firsts.select("op", *keys), on=keys, nulls_equal=True, maintain_order="left"
-    )
-    kept = numbered.select("op", "line", "device", "run_id", "start_ps", "dur_ps")
-    return _with_roles(kept, _instructions_of_stats(firsts), pl.lit(value=False))
+    names = plane.kinds.select("kind", pl.col("name").alias("text"))
+    return op, firsts.join(names, on="kind", how="left", maintain_order="left")
+
+
+def _codes(column: pl.Series) -> Any:
+    """Small numbers [n] that are equal where the values are; 0 where there is none."""
+    if isinstance(column.dtype, pl.Enum):
+        return column.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    _, codes = np.unique(column.fill_null(0).to_numpy(), return_inverse=True)
+    return np.where(column.is_not_null().to_numpy(), codes + 1, 0)
 
 
 def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
-    texts = firsts.select(pl.col("hlo_op").cast(pl.String).fill_null(pl.col("text")))
-    lines = [read_hlo_line(name) for name in texts.to_series()]
+    lines = [read_hlo_line(name) for name in firsts["hlo_op"].fill_null(firsts["text"])]
     kernel_kinds = [kind_of(None, name=text) for text in firsts["text"]]
     kernels = pl.Series([kind.value if kind else None for kind in kernel_kinds], dtype=pl.String)
-    return _told_by_lines(lines).with_columns(
-        pl.col("kind").fill_null(kernels),
-        firsts["module"].cast(pl.String),
-        firsts["program_id"].cast(pl.UInt64, strict=False),
-        firsts["op_name"].cast(pl.String),
-        firsts["source_line"].cast(pl.String),
-        firsts["text"],
-    )
+    facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
+    return _told_by_lines(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
 
 
 def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:

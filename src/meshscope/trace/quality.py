@@ -63,6 +63,7 @@ def capture_faults(
         *_truncated_planes(ops),
         *_unpaired(runs),
         *_lost(runs, expected or {}),
+        *_unknown(runs, expected or {}),
         *_compilations(profile, ops),
         *_without_steps(profile, ops),
         *_without_device(ops),
@@ -162,15 +163,20 @@ def _lost(runs: pl.DataFrame, expected: Mapping[tuple[str, str], int]) -> Iterat
                 words=f"'{name}' of '{module}' was recorded {n_found} times; {n_runs[module]} runs on all "
                 f"devices should leave {n_expected}. Sums over it are off by as much.",
             )
+
+
+def _unknown(runs: pl.DataFrame, expected: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+    """Ops of programs of which nothing is expected, though of others something is."""
     modules = {module for module, _ in expected}
-    unknown = counted.filter(~pl.col("module").is_in(list(modules)).fill_null(value=False))
-    if modules and not unknown.is_empty():
-        names = sorted(module or "(no module)" for module in set(unknown["module"]))
+    is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
+    n_ops = runs.filter(~is_known).group_by("module").len()
+    if modules and not n_ops.is_empty():
+        names = sorted(module or "(no module)" for module in n_ops["module"])
         yield Finding(
             fault=Fault.UNKNOWN_OPS,
             where=", ".join(names[:5]),
-            n_events=int(unknown["len"].sum()),
-            words=f"{int(unknown['len'].sum())} ops are of programs without HLO: {', '.join(names[:5])}"
+            n_events=int(n_ops["len"].sum()),
+            words=f"{int(n_ops['len'].sum())} ops are of programs without HLO: {', '.join(names[:5])}"
             f"{' and others' if len(names) > 5 else ''}. They count as time of the device alone.",
         )
 
@@ -233,7 +239,7 @@ def _loose_clocks(profile: Profile) -> Iterator[Finding]:
     if len(profile.hosts) < 2:
         return
     for name, clock in profile.hosts.slice(1).select("name", "clock").iter_rows():
-        if not clock.startswith("ends of"):
+        if not clock.startswith(("ends of", "Unix time of the one machine")):
             yield Finding(
                 fault=Fault.LOOSE_CLOCKS,
                 where=name,

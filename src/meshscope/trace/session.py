@@ -19,6 +19,7 @@ from meshscope.trace.ops import UNIX_NS, Ops, merged, ops_of, zero_ns
 from meshscope.trace.xplane import XSpace, read_xspace
 
 SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
+CPU_IDS_A_PROCESS = 2048  # JAX: a CPU device's id is 2048 x process + number (xla/pjrt/cpu)
 MIN_SHARED = 3  # collectives that two hosts must share before their ends set the clock
 
 HOSTS_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -27,7 +28,8 @@ HOSTS_SCHEMA: dict[str, type[pl.DataType]] = {
     "path": pl.String,
     "offset_s": pl.Float64,  # added to the host's own times
     "clock": pl.String,  # how the offset was found
-    "first_device": pl.Int32,  # added to the host's own device numbers
+    "n_devices": pl.Int32,
+    "numbering": pl.String,  # how the numbers that the host gives its devices became positions
 }
 
 
@@ -41,24 +43,25 @@ class Profile:
 
 
 def read_profile(
-    *paths: Path, stats: Collection[str] | None = None, first_devices: Sequence[int] | None = None
+    *paths: Path,
+    stats: Collection[str] | None = None,
+    positions: Mapping[tuple[int, int], int] | None = None,
 ) -> Profile:
     """The profile in files, in a session's folder, or the latest session below a log folder.
 
-    `first_devices` gives each host's first device id, in the order of the files; without it,
-    hosts that all count from 0 are numbered on in the order of their names, as JAX numbers
-    processes on a TPU slice.
+    `positions` gives the position in the mesh of each (row of the host, device number there);
+    groups of collectives name devices so. Without it, hosts that all count from 0 are numbered on
+    in the order of the files, the ids that JAX gives CPU devices (2048 for each process) are
+    closed up, and other numbers are kept. TraceError where a device has no position.
     """
     files = [file for path in paths for file in profile_files(path)]
     spaces = tuple(read_xspace(file, stats=stats) for file in files)
     parts = [ops_of(space, host=index) for index, space in enumerate(spaces)]
-    firsts = first_devices or _first_devices(parts)
-    if len(firsts) != len(spaces):
-        raise TraceError(
-            f"{len(firsts)} first devices are given for {len(spaces)} files of a profile. "
-            "Give one for each file, or none."
-        )
-    ops = merged([_numbered(part, first) for part, first in zip(parts, firsts, strict=True)])
+    own = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
+    numbering = "given"
+    if positions is None:
+        positions, numbering = _positions(own)
+    ops = merged([_numbered(part, host, positions) for host, part in enumerate(parts)])
     offsets = _by_collectives(ops, _by_stamps(spaces))
     hosts = pl.DataFrame(
         {
@@ -67,7 +70,8 @@ def read_profile(
             "path": [str(space.path) for space in spaces],
             "offset_s": [offset_s for offset_s, _ in offsets],
             "clock": [words for _, words in offsets],
-            "first_device": firsts,
+            "n_devices": [len(devices) for devices in own],
+            "numbering": [numbering] * len(spaces),
         },
         schema=HOSTS_SCHEMA,
     )
@@ -100,19 +104,31 @@ def _distinct(names: list[str]) -> list[str]:
     ]
 
 
-def _first_devices(parts: list[Ops]) -> list[int]:
-    """0 for each host where all device numbers differ; else each host goes on after the last."""
-    numbers = [part.events["device"].drop_nulls().unique().to_list() for part in parts]
-    if len({n for own in numbers for n in own}) == sum(map(len, numbers)):
-        return [0] * len(parts)
-    counts = [max(own, default=-1) + 1 for own in numbers]
-    return np.cumsum([0, *counts[:-1]]).tolist()
+def _positions(own: Sequence[Sequence[int]]) -> tuple[dict[tuple[int, int], int], str]:
+    """Positions by (host, device number), and the words for how they were found."""
+    every = [(host, device) for host, devices in enumerate(own) for device in devices]
+    numbers = [device for _, device in every]
+    if len(set(numbers)) < len(numbers):
+        firsts = np.cumsum([0, *(max(devices, default=-1) + 1 for devices in own[:-1])]).tolist()
+        return {key: firsts[key[0]] + key[1] for key in every}, "hosts in the order of the files"
+    if max(numbers, default=0) < CPU_IDS_A_PROCESS:
+        return {key: key[1] for key in every}, "as recorded"
+    closed_up = {device: rank for rank, device in enumerate(sorted(numbers))}
+    return {key: closed_up[key[1]] for key in every}, "ids of CPU devices, closed up"
 
 
-def _numbered(part: Ops, first: int) -> Ops:
-    return Ops(
-        events=part.events.with_columns(pl.col("device") + first), instructions=part.instructions
-    )
+def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) -> Ops:
+    own = part.events["device"].drop_nulls().unique().to_list()
+    missing = [device for device in own if (host, device) not in positions]
+    if missing:
+        raise TraceError(
+            f"device {missing[0]} of host {host} has no position; positions are given for "
+            f"{sorted(positions)}. Give one for each device that the host recorded: {sorted(own)}."
+        )
+    new = pl.Series([positions[host, device] for device in own], dtype=pl.Int32)
+    old = pl.Series(own, dtype=pl.Int32)
+    device = pl.col("device").replace_strict(old, new, default=None, return_dtype=pl.Int32)
+    return Ops(events=part.events.with_columns(device), instructions=part.instructions)
 
 
 def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
@@ -123,7 +139,9 @@ def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
     known = [start for start in starts if start is not None]
     if len(known) < len(starts):
         return [(0.0, "start of the profile, laid on that of the other hosts")] * len(starts)
-    return [((start - min(known)) * 1e-9, "Unix time of the host") for start in known]
+    is_one_machine = len({space.host for space in spaces}) == 1
+    words = "Unix time of the one machine" if is_one_machine else "Unix time of the host"
+    return [((start - min(known)) * 1e-9, words) for start in known]
 
 
 def _start_unix_ns(space: XSpace) -> int | None:

@@ -21,7 +21,8 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     Added columns: `group` (device ids; null where groups are not known: then all devices that ran
     it), `occurrence` (how often the device ran it before), `n_participants` (measured),
     `wire_s` (of the fastest participant), `wait_s` (the device's own time beyond it; null where
-    no other participant was recorded), `late_s` (how much later than the first it came).
+    no other participant was recorded, or
+    ops do not tell their device), `late_s` (how much later than the first it came).
     """
     runs = rows.filter(pl.col("kind").is_not_null()).sort("start_s", maintain_order=True)
     own = runs.with_columns(
@@ -34,10 +35,11 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     )
     wire_s, n_participants = pl.col("dur_s").min().over(meeting), pl.len().over(meeting)
     is_seen_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
+    is_known = ~is_seen_alone & pl.col("device").is_not_null()
     return keyed.with_columns(
         n_participants.alias("n_participants"),
         wire_s.alias("wire_s"),
-        pl.when(~is_seen_alone).then(pl.col("dur_s") - wire_s).alias("wait_s"),
+        pl.when(is_known).then(pl.col("dur_s") - wire_s).alias("wait_s"),
         (pl.col("start_s") - pl.col("start_s").min().over(meeting)).alias("late_s"),
     ).drop("group_key")
 
