@@ -62,7 +62,11 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 # The forms of dispatch that each partitioner's programs are written in.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
-    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.GATHERED),
+    Partitioner.AUTO: (
+        DispatchForm.ONE_HOT,
+        DispatchForm.ONE_HOT_PINNED,
+        DispatchForm.GATHERED,
+    ),
 }
 
 
