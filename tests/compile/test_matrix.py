@@ -10,7 +10,9 @@ from meshscope.arch.config import model_from_config, read_model
 from meshscope.arch.model import Model
 from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
@@ -60,6 +62,8 @@ class Case(NamedTuple):
     n_layers: int | None = None
     batch: int = 8
     prompt: int = 128
+    context: ContextForm = ContextForm.RING
+    kernels: Kernels = Kernels.AUTO
 
 
 TELLING = [
@@ -77,6 +81,11 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
+    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+    Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
+    Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
+    Case(LLAMA_3B, "v4-8", "tp=8", prompt=100),  # no kernel takes this prompt
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
@@ -106,6 +115,17 @@ WHOLE_MATRIX = [
         ("v6e:1x1", "tp=1"),
         ("v4:1x1x1", "tp=2"),  # a chip of two devices: there is no slice of one
         ("tpu7x:1x1x1", "tp=2"),
+    )
+]
+WHOLE_MATRIX += [
+    Case(model, topology, plan, context=form)
+    for form in ContextForm
+    for model, topology, plan in (
+        (QWEN_32B, "v6e-8", "cp=2,tp=4"),
+        (LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+        (LLAMA_8B, "tpu7x-8", "cp=2,tp=4"),
+        (LLAMA_3B, "v5e-8", "dp=2,cp=4"),
+        (V2_LITE, "v6e-8", "cp=2,tp=4"),
     )
 ]
 
@@ -144,7 +164,7 @@ def experiment_for(case: Case) -> Experiment:
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
-        program=Program(loop=case.loop),
+        program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
         n_layers=case.n_layers,
     )
 

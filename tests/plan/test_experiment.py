@@ -5,6 +5,7 @@ import pytest
 from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import (
     Engine,
     Experiment,
@@ -32,8 +33,8 @@ def _experiment(
         plan=parse_plan(plan),
         topology=parse_topology(topology),
         workload=workload or Workload(batch=8),
-        engine=engine,
         program=program,
+        engine=engine,
         n_layers=n_layers,
     )
 
@@ -58,7 +59,11 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("plan", "engine", "remedy"),
     [
-        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp, ep, pp."),
+        (
+            "cp=8",
+            Engine.VLLM,
+            "does not have cp yet. Use tp, pp, or --engine meshscope for cp.",
+        ),
         (
             "dp=2,tp=4",
             Engine.VLLM,
@@ -142,9 +147,15 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
         assert experiment.crosses_slices(groups("dp")) is data
 
 
-@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "pp=2,tp=4"])
-def test_an_experiment_comes_back_from_what_it_writes(plan: str) -> None:
-    experiment = _experiment(plan, n_layers=2)
+def test_the_auto_partitioner_does_not_have_cp() -> None:
+    with pytest.raises(PlanError, match=r"cp=2 needs .* Use --partitioner manual"):
+        _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))
+
+
+@pytest.mark.parametrize("form", ContextForm)
+@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "cp=2,tp=4", "pp=2,tp=4"])
+def test_an_experiment_comes_back_from_what_it_writes(plan: str, form: ContextForm) -> None:
+    experiment = _experiment(plan, n_layers=2, program=Program(context=form))
     assert experiment_from_dict(experiment.as_dict()) == experiment
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
 from meshscope.plan.plan import parse_plan
@@ -54,6 +55,7 @@ class Case(NamedTuple):
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.UNROLL
     dispatch: DispatchForm = DispatchForm.AUTO
+    context: ContextForm = ContextForm.RING
     microbatches: int | None = None
 
 
@@ -74,6 +76,27 @@ CASES += [Case(config, plan, Partitioner.AUTO) for config in MIXTURES for plan i
 CASES += [
     Case("deepseek_v3", plan, Partitioner.AUTO, dispatch=DispatchForm.GATHERED)
     for plan in OF_COMPILER
+]
+
+# The sequence split over cp: alone, with each other axis, with experts over the data axis.
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CONTEXT_CONFIGS = (
+    *("llama", "qwen3", "mixtral", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+)
+CASES += [
+    Case(config, plan, loop=loop, context=form)
+    for config in CONTEXT_CONFIGS
+    for plan, loop, form in (
+        ("cp=8", Loop.UNROLL, RING),
+        ("cp=8", Loop.UNROLL, ALLGATHER),
+        ("cp=2,tp=4", Loop.SCAN, RING),
+        ("cp=2,tp=4,sp", Loop.SCAN, ALLGATHER),
+        ("fsdp=2,cp=4", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN, RING),
+    )
+    if "ep" not in plan or config not in {"llama", "qwen3"}
 ]
 
 
@@ -141,6 +164,7 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
             partitioner=case.partitioner,
             loop=case.loop,
             dispatch=case.dispatch,
+            context=case.context,
             microbatches=case.microbatches,
         ),
     )

@@ -9,6 +9,7 @@ import pytest
 from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
 from meshscope.hlo.attribution import scope_of
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Loop, Program, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
@@ -20,10 +21,11 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 KIND_OF_PRIMITIVE = {
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",
+    "pmax": "all_reduce",
+    "ppermute": "permute",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
-    "ppermute": "permute",
 }
 MUTE = {"axis_index"}  # names an axis, moves nothing
 CONFIG = {
@@ -49,7 +51,32 @@ PLANS = (
     "fsdp=8",
     "fsdp=2,tp=4",
     "fsdp=2,tp=4,sp",
+    "cp=8",
+    "cp=2,tp=4",
+    "fsdp=2,cp=2,tp=2,sp",
 )
+LATENT_CONFIG = {
+    "model_type": "deepseek_v32",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "vocab_size": 101,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 8,
+    "index_topk": 5,
+}
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -94,15 +121,32 @@ def is_collective(equation: Any) -> bool:
 def test_traced_program_asks_for_what_is_predicted(
     plan_text: str, batch: int, phase: Phase
 ) -> None:
+    assert_traced_is_predicted(CONFIG, plan_text, Program(loop=Loop.UNROLL), batch, phase)
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("form", ContextForm)
+@pytest.mark.parametrize("plan_text", ["cp=8", "cp=2,tp=4,sp", "fsdp=2,cp=2,tp=2"])
+@pytest.mark.parametrize("config", [CONFIG, LATENT_CONFIG], ids=lambda c: c["model_type"])
+def test_traced_program_meets_over_cp_as_predicted(
+    config: dict[str, Any], plan_text: str, form: ContextForm, phase: Phase
+) -> None:
+    program = Program(loop=Loop.UNROLL, context=form)
+    assert_traced_is_predicted(config, plan_text, program, 8, phase)
+
+
+def assert_traced_is_predicted(
+    config: dict[str, Any], plan_text: str, asked: Program, batch: int, phase: Phase
+) -> None:
     from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
 
     plan = parse_plan(plan_text)
     experiment = experiment_of(
-        model=model_from_config(CONFIG, name="tiny", source="test"),
+        model=model_from_config(config, name="tiny", source="test"),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
         workload=Workload(batch=batch, prompt=32, output=4),
-        program=Program(loop=Loop.UNROLL),
+        program=asked,
     )
     program = build_program(experiment, phase, jax.devices()[: plan.n_devices])
     predicted: Counter[tuple[str, str, tuple[int, ...]]] = Counter()

@@ -6,6 +6,7 @@ from math import prod
 from typing import assert_never
 
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, Model
+from meshscope.plan.context import cache_slots
 from meshscope.plan.plan import Plan
 from meshscope.plan.stages import stored_layers
 from meshscope.plan.weights import Dim, mesh_axes_of, stored_kv_heads
@@ -60,7 +61,7 @@ def device_cache_bytes(
 
     By default for all that it has room for.
     """
-    positions = workload.batch // plan.data_size * (workload.context // plan.cp)
+    positions = workload.batch // plan.data_size * cache_slots(plan, workload)
     elements = sum(
         prod(array.local_shape(plan))
         for layer in (stored_layers(model.layers, plan.pp) if layers is None else layers)

@@ -11,7 +11,9 @@ from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plan.context import ContextForm, local_tokens
 from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.stages import default_microbatches
@@ -52,7 +54,7 @@ class Engine(StrEnum):
 
 # The axes that each engine's predictions, and the programs, have today.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
-    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "pp"),
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "pp", "cp"),
     Engine.VLLM: ("tp", "pp"),
 }
 
@@ -60,7 +62,11 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 # The forms of dispatch that each partitioner's programs are written in.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
-    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.GATHERED),
+    Partitioner.AUTO: (
+        DispatchForm.ONE_HOT,
+        DispatchForm.ONE_HOT_PINNED,
+        DispatchForm.GATHERED,
+    ),
 }
 
 
@@ -82,7 +88,9 @@ class Program:
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
+    context: ContextForm = ContextForm.RING
     microbatches: int | None = None
+    kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
         """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
@@ -166,9 +174,22 @@ class Experiment:
         local_batch = self.workload.batch // self.plan.data_size
         return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
 
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+        )
+
     def _held_tokens(self, phase: Phase) -> int:
         """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
+        n_tokens = local_tokens(self.plan, phase, n_tokens)
         n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
         return n_sequences * n_tokens
 
@@ -203,6 +224,7 @@ class Experiment:
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
             "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
+            "kernels": self.kernels.as_dict(),
             "engine": self.engine.value,
             "dispatch": self._dispatch_as_dict(),
         }
@@ -222,6 +244,8 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 partitioner=Partitioner(program.pop("partitioner")),
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
+                context=ContextForm(program.pop("context", ContextForm.RING)),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -255,14 +279,15 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
         )
+    program = program or Program()
     _check_supported(plan, engine)
+    _check_partitioner(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
-    program = program or Program()
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
-    return Experiment(
+    experiment = Experiment(
         model=model,
         plan=plan,
         topology=topology,
@@ -270,6 +295,19 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         program=program,
         engine=engine,
     )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )
 
 
 def _check_weights(plan: Plan, model: Model) -> None:
@@ -287,6 +325,15 @@ def _check_weights(plan: Plan, model: Model) -> None:
                     f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
                     f"Use a smaller {axes}."
                 )
+
+
+def _check_partitioner(plan: Plan, program: Program) -> None:
+    """PlanError when the compiler is to insert what only the program can write."""
+    if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
+            "--partitioner auto does not make of annotations. Use --partitioner manual."
+        )
 
 
 def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:

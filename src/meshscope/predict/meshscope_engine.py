@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.arch.model import Layer, MlpKind, Model
+from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
@@ -20,6 +21,7 @@ from meshscope.plan.weights import (
     shared_weights,
 )
 from meshscope.plan.workload import Workload
+from meshscope.predict.context import context_meetings
 from meshscope.predict.meeting import Meeting, Stage, Step
 from meshscope.predict.pipeline import pipelined
 from meshscope.table.kinds import Kind, Part, Phase
@@ -51,8 +53,14 @@ class _Program:
 
     @property
     def residual(self) -> tuple[int, int, int]:
-        """[b,s,D], the residual stream of this device's sequences, whole."""
-        return (self.local_batch, self.step.n_tokens, self.model.hidden)
+        """[b,s,D], the residual stream of this device's sequences; whole, but for cp."""
+        n_tokens = local_tokens(self.plan, self.step.phase, self.step.n_tokens)
+        return (self.local_batch, n_tokens, self.model.hidden)
+
+    @property
+    def n_local_tokens(self) -> int:
+        """Tokens of the residual stream."""
+        return self.residual[0] * self.residual[1]
 
     @property
     def is_split(self) -> bool:
@@ -94,7 +102,9 @@ def _split_residual(program: _Program) -> tuple[int, ...]:
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
-    attention = _block(program, Part.ATTN, attention_weights(model, plan, layer))
+    weights = attention_weights(model, plan, layer)
+    across = context_meetings(program.experiment, program.step)
+    attention = _block(program, Part.ATTN, weights, across)
     if layer.mlp is MlpKind.DENSE:
         return (*attention, *_block(program, Part.MLP, dense_weights(model)))
     return (*attention, *_mixture(program))
@@ -119,11 +129,17 @@ def _heads(program: _Program) -> tuple[Weight, ...]:
     return tuple(head or [table] * (program.plan.pp > 1))
 
 
-def _block(program: _Program, part: Part, weights: tuple[Weight, ...]) -> tuple[Meeting, ...]:
+def _block(
+    program: _Program,
+    part: Part,
+    weights: tuple[Weight, ...],
+    across: tuple[Meeting, ...] = (),
+) -> tuple[Meeting, ...]:
     """Attention or MLP: the whole residual stream in, a partial sum over tp out."""
     return (
         *_entered(program, part),
         *_gathered(program, part, *weights),
+        *across,
         *_summed(program, part),
     )
 
@@ -205,8 +221,7 @@ def _exchange(  # noqa: PLR0913  a meeting's own fields
 
 def _regathered(program: _Program) -> tuple[Meeting, ...]:
     """The tokens that each device of tp routed, on all of them again; padding included."""
-    n_tokens = program.local_batch * program.step.n_tokens
-    n_padded = routed_tokens(program.plan, n_tokens) * program.plan.tp
+    n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
@@ -222,13 +237,24 @@ def _logits(program: _Program) -> tuple[Meeting, ...]:
 
 
 def _last(program: _Program) -> tuple[Meeting, ...]:
-    """In prefill one device of tp has the last token and the others add zeros; in decode each has a share."""
-    if not program.is_split:
-        return ()
+    """In prefill one device has the last token and the others add zeros; in decode each of tp has a share."""
     batch, n_tokens, hidden = program.residual
-    if program.step.phase is Phase.PREFILL:
-        return _tp(program, Part.LM_HEAD, Kind.ALL_REDUCE, (batch, hidden))
-    return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, (batch, n_tokens, hidden))
+    if program.step.phase is Phase.DECODE:
+        shape = (batch, n_tokens, hidden)
+        return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, shape) if program.is_split else ()
+    axes = ("cp",) * (program.plan.cp > 1) + ("tp",) * program.is_split
+    if not axes:
+        return ()
+    return (
+        Meeting(
+            part=Part.LM_HEAD,
+            kind=Kind.ALL_REDUCE,
+            axis="+".join(axes),
+            groups=program.plan.mesh.groups(*axes),
+            shape=(batch, hidden),
+            dtype=program.workload.activation_dtype,
+        ),
+    )
 
 
 def _entered(program: _Program, part: Part) -> tuple[Meeting, ...]:

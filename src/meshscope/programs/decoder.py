@@ -17,7 +17,9 @@ from jax import lax
 from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
+from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
@@ -39,10 +41,12 @@ class Decoder:
     phase: Phase
     points: Points
     mixture: Mixture | None
+    context: Context
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
     first_row: Array | int = 0
+    prefill_kernel: PrefillKernel | None = None
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -56,7 +60,7 @@ class Decoder:
             with scope(Part.EMBED):
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
-            positions = position + jnp.arange(tokens.shape[1])
+            positions = self.context.positions(position, tokens.shape[1])
             x, cache = self.layers(x, weights["layers"], cache, positions)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
@@ -124,8 +128,9 @@ class Decoder:
                     w = self._weights(layers[key], name, index)
                     held = LayerCache(
                         arrays=cache[key],
-                        start=positions[0],
+                        start=self.context.slot(positions),
                         index=index,
+                        is_here=self.context.is_here(positions),
                         first_row=self.first_row,
                     )
                     x, held = self._layer(x, w, held, positions, layer)
@@ -165,7 +170,17 @@ class Decoder:
                 attention = latent_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
+        return attention(
+            x,
+            w,
+            cache,
+            positions,
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            kernel=kernel,
+        )
 
 
 def layers_scope(layers: range) -> str:

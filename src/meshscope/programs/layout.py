@@ -26,6 +26,7 @@ class Layout:
 
     plan: Plan
     token_split: TokenSplit
+    phase: Phase
 
     @property
     def split_dim(self) -> int | None:
@@ -42,6 +43,17 @@ class Layout:
     def data(self) -> str | None:
         """The mesh axis that splits the batch."""
         return self.axis(self.plan.data_axis)
+
+    @property
+    def context(self) -> str | None:
+        """The mesh axis that splits the positions."""
+        return self.axis("cp")
+
+    @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
+        is_split = self.context is not None and self.phase is Phase.PREFILL
+        return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
 
     @property
     def entered_spec(self) -> P:
@@ -77,7 +89,7 @@ class Layout:
     @property
     def tokens_spec(self) -> P:
         """[B, S] of token ids."""
-        return P(self.data, None)
+        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
 
     @property
     def next_tokens_spec(self) -> P:
@@ -91,7 +103,7 @@ class Layout:
 
     def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
         """[B, T, ...], with a leading layer dimension when stacked, which pp splits."""
-        dims = (self.data, None, *map(self.split, array.dims))
+        dims = (self.data, self.context, *map(self.split, array.dims))
         return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
@@ -114,4 +126,4 @@ def layout_of(plan: Plan, workload: Workload, phase: Phase) -> Layout:
         split = TokenSplit.BATCH
     else:
         split = TokenSplit.NONE
-    return Layout(plan=plan, token_split=split)
+    return Layout(plan=plan, token_split=split, phase=phase)

@@ -9,6 +9,7 @@ expert, F width of an expert.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -52,10 +53,18 @@ class Mixture(Protocol):
         ...
 
 
-def shared_experts(x: Array, w: LayerWeights) -> Array:
-    """The gated MLP of the shared experts: this device's part of a sum over tp."""
-    gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
-    return (jax.nn.silu(gate) * up) @ w("shared_w_down")
+def shared_experts(x: Array, w: LayerWeights, inner: Array | None = None) -> Array:
+    """The gated MLP of the shared experts: this device's part of a sum over tp.
+
+    `inner` is what `inner_of_shared` makes, where that was done before.
+    """
+    return (inner_of_shared(x, w) if inner is None else inner) @ w("shared_w_down")
+
+
+def inner_of_shared(x: Array, w: LayerWeights) -> Array:
+    """The first two of the three products of the shared experts."""
+    with scope(Part.MOE_SHARED):
+        return jax.nn.silu(x @ w("shared_w_gate")) * (x @ w("shared_w_up"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,7 @@ class ManualMixture:
     points: Points
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights) -> Array:
         """As `Mixture`."""
@@ -82,9 +92,14 @@ class ManualMixture:
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
             chosen, shares = routing(tokens, w, self.moe)
-        dispatch = self._dispatch(tokens.shape[0])
+        dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
-            out = exchanged_mixture(tokens, chosen, shares, self._experts(w), dispatch)
+            # The dispatch can hide behind two products of the shared experts, the combine behind one.
+            shared = partial(inner_of_shared, x, w) if self.moe.shared_ffn is not None else None
+            experts = self._experts(w)
+            out, inner = exchanged_mixture(
+                tokens, chosen, shares, experts, dispatch, meanwhile=shared
+            )
         else:
             n_local = self.moe.n_experts // self.plan.ep
             first = lax.axis_index("tp") * n_local if self.plan.expert_axes else 0
@@ -95,7 +110,7 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w)
+                out = out + shared_experts(x, w, inner)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
@@ -111,7 +126,7 @@ class ManualMixture:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
+        out, _ = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
@@ -126,7 +141,7 @@ class ManualMixture:
         """This device's experts; one device of tp adds the bias where each holds a share of all."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share)
+        return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
 
     def _without_padding(self, chosen: Array, n_tokens: int) -> Array:
         """No expert for the tokens that only fill the last device's share."""
@@ -152,7 +167,7 @@ def _share(tokens: Array, n_tokens: int) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoMixture:
-    """Annotations alone; arrays are global. Two ways that programs write it down."""
+    """Annotations alone; arrays are global. The ways that programs write it down."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -161,6 +176,7 @@ class AutoMixture:
     mesh: Mesh
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights) -> Array:
         """As `Mixture`."""
@@ -184,8 +200,11 @@ class AutoMixture:
         """Dispatch and combine as products with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
 
         Tokens are taken in groups, one a data-parallel device, so that slots are filled locally.
+        Annotated by expert alone, the rows are made from gathered tokens; annotated by group first
+        and by expert then (`one_hot_pinned`), they are exchanged.
         """
         n_groups, n_experts, data = self.plan.data_size, self.moe.n_experts, self.layout.data
+        by_expert = self.layout.split(Dim.EXPERT)
         tokens = self._annotated(tokens.reshape(n_groups, -1, tokens.shape[-1]), data, None, None)
         chosen = chosen.reshape(n_groups, -1, self.moe.n_active)
         n_slots = self._slots(tokens.shape[1])
@@ -197,12 +216,17 @@ class AutoMixture:
             kept = hot.astype(tokens.dtype)
             mask = jnp.einsum("gtke,gtkc->gtec", kept, place)
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
-            rows = self._annotated(rows, self.layout.split(Dim.EXPERT), None, None, None)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                rows = self._annotated(rows, None, data, None, None)
+            rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             out = self._experts_of_slots(rows, w)
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(chosen.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                out = self._annotated(out, by_expert, None, None, None)
+                out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
 
@@ -230,7 +254,7 @@ class AutoMixture:
             order = jnp.argsort(flat, stable=True)
             rows = tokens[order // self.moe.n_active]
         with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w)
+            experts = Experts(moe=self.moe, weights=w, row_tile=self.row_tile)
             out = experts(rows, counted(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return summed_rows(unsorted(out, order), shares)

@@ -48,7 +48,7 @@ class Pipeline:
             stage = lax.axis_index("pp")
             ticks = jnp.arange(n_ticks(self.n_microbatches, self.n_stages))
             parts = tokens.reshape(self.n_microbatches, -1, tokens.shape[1])
-            positions = position + jnp.arange(tokens.shape[1])
+            positions = self.decoder.context.positions(position, tokens.shape[1])
 
             def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
                 return self._tick(carry, time - stage, stage, weights, parts, positions), None
