@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.arch.model import GroupedAttention, Model
+from meshscope.arch.model import CompressedAttention, GroupedAttention, Model
 from meshscope.errors import PlanError, nearest
 from meshscope.plan.mesh import Mesh
 from meshscope.plan.workload import Workload
@@ -214,6 +214,8 @@ def _check_tp(plan: Plan, model: Model) -> None:
     """Heads and MLP widths divide by tp."""
     attention, moe = model.attention, model.moe
     sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if isinstance(attention, CompressedAttention):
+        sizes["o_groups"] = attention.n_groups
     if moe is not None:
         sizes["shared_ffn"] = moe.shared_ffn
         if "tp" not in plan.expert_axes:
