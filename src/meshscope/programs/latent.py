@@ -148,12 +148,16 @@ def _selected(  # noqa: PLR0913  the inputs of the indexer
     if phase is Phase.DECODE:
         k = cache.read("index_k", x.dtype)
     scores = index_scores(q, k, x @ w("index_weights"), indexer)
+    return highest(scores, is_seen, indexer.top_k), cache
+
+
+def highest(scores: Array, is_seen: Array, top_k: int) -> Array:
+    """[B, S, T]: whether a score is one of the `top_k` highest of those in sight."""
     scores = jnp.where(is_seen, scores, MASKED)
-    n_best = min(indexer.top_k, scores.shape[-1])
-    best = lax.top_k(scores, n_best)[1]  # [B, S, n_best]
+    best = lax.top_k(scores, min(top_k, scores.shape[-1]))[1]  # [B, S, n_best]
     is_best = jnp.zeros(scores.shape, bool)
     rows = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
-    return is_best.at[(*rows, best)].set(True) & is_seen, cache
+    return is_best.at[(*rows, best)].set(True) & is_seen
 
 
 def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:
