@@ -96,9 +96,7 @@ class _Step:
         is_sparse = self.kind is AttentionKind.COMPRESSED_SPARSE
         return self.attention.sparse_rate if is_sparse else self.attention.heavy_rate
 
-    def turned(
-        self, x: Array, positions: Array | None = None, *, is_back: bool = False
-    ) -> Array:
+    def turned(self, x: Array, positions: Array | None = None, *, is_back: bool = False) -> Array:
         """The last channels of x [B, S, N, H] turned by their positions, or back."""
         positions = self.positions if positions is None else positions
         angles = rope_angles(self.rope, self.attention.rope_dim, positions)
@@ -207,7 +205,7 @@ def _weighted(kv: Array, gate: Array) -> Array:
 
 
 def turned(x: Array, angles: Array, scale: float) -> Array:
-    """x [B, S, N, H] with its last channels turned in pairs 2i and 2i+1 by angles [S, P/2]."""
+    """The last channels of x [B, S, N, H] turned in pairs 2i and 2i+1 by angles [S, P/2]."""
     width = 2 * angles.shape[-1]
     plain, pairs = x[..., :-width], x[..., -width:].astype(jnp.float32)
     cos, sin = (

@@ -18,9 +18,7 @@ from meshscope.programs.state import LayerWeights
 CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
 
 
-def routing(
-    x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array
-) -> tuple[Array, Array]:
+def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tuple[Array, Array]:
     """Experts [T, K] and their shares [T, K] float32 of tokens [T, D] with these ids [T].
 
     Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2, -V3 and -V4.
