@@ -139,11 +139,10 @@ class _Step:
         kv, gate = x @ w(f"{name}_wkv"), x @ w(f"{name}_wgate")  # [B, S, C]
         cache = self._kept(self._kept(cache, f"{name}_kv", kv), f"{name}_gate", gate)
         if self.phase is Phase.DECODE:
-            running = self.positions[0] // self.rate
             kv, gate = (
                 self._last_windows(cache.read(f"{name}_{part}", x.dtype)) for part in ("kv", "gate")
             )
-            windows = jnp.arange(-kv.shape[1] + 1, 1) + running
+            windows = self.positions[0] // self.rate - jnp.arange(kv.shape[1])[::-1]
         else:
             kv, gate = self._full_windows(kv), self._full_windows(gate)
             windows = jnp.arange(kv.shape[1])
@@ -151,7 +150,7 @@ class _Step:
         entries = rms_norm(entries, w(f"{name}_norm"), self.eps)
         entries = self.turned(entries[:, :, None, :], windows * self.rate)[:, :, 0]
         if self.phase is Phase.DECODE:
-            cache = cache.written(name, entries[:, -1:], at=running)
+            cache = cache.written(name, entries[:, -1:], at=windows[-1])
             return cache.read(name, x.dtype), cache
         return entries, cache.written(name, entries, at=0)
 
