@@ -6,10 +6,10 @@ those of profiles that jax.profiler writes. The numbers come from a fixed seed.
 
 import random
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 N_KINDS = 3_000  # different ops of one program
-N_IN_BLOCK = 10_000  # events drawn once and repeated, so that making the file is quick
 N_CPU_DEVICES = 8
 
 Value = int | float | str
@@ -40,15 +40,21 @@ def message(*parts: bytes) -> bytes:
     return b"".join(parts)
 
 
+@cache
+def known_stat(ident: int, value: int, *, is_ref: bool = False) -> bytes:
+    """An XStat that many events have, as a field of its event, made once."""
+    return span_field(4, stat(ident, value, is_ref=is_ref))
+
+
 def stat(ident: int, value: int, *, is_ref: bool = False) -> bytes:
     """An XStat: an integer, or a reference to the name of a stat."""
     return message(number_field(1, ident), number_field(7 if is_ref else 4, value))
 
 
 def event(kind: int, offset_ps: int, dur_ps: int, stats: Iterable[bytes]) -> bytes:
-    """An XEvent, as a field of its line."""
+    """An XEvent, as a field of its line; its stats are fields already."""
     times = message(number_field(1, kind), number_field(2, offset_ps), number_field(3, dur_ps))
-    return span_field(4, message(times, *(span_field(4, each) for each in stats)))
+    return span_field(4, message(times, *stats))
 
 
 def names(number: int, entries: dict[int, str]) -> bytes:
@@ -72,14 +78,14 @@ def tpu_plane(ordinal: int, n_events: int, seed: random.Random) -> bytes:
         index: f"%fusion.{index} = {shape} fusion({shape} %param.{index}), kind=kLoop, calls=%f.{index}"
         for index in range(1, N_KINDS)
     }
-    block: list[bytes] = []
+    events: list[bytes] = []
     offset_ps = 10**12
-    for _ in range(min(n_events, N_IN_BLOCK)):
-        dur_ps = seed.randrange(10**5, 10**9)
-        stats = (stat(1, offset_ps), stat(2, dur_ps))
-        block.append(event(seed.randrange(1, N_KINDS), offset_ps, dur_ps, stats))
+    for _ in range(n_events):
+        dur_ps = seed.randrange(10**5, 10**7)
+        stats = (span_field(4, stat(1, offset_ps)), span_field(4, stat(2, dur_ps)))
+        events.append(event(seed.randrange(1, N_KINDS), offset_ps, dur_ps, stats))
         offset_ps += dur_ps
-    line = message(number_field(1, 3), span_field(2, "XLA Ops"), repeated(block, n_events))
+    line = message(number_field(1, 3), span_field(2, "XLA Ops"), *events)
     stat_names = {1: "device_offset_ps", 2: "device_duration_ps"}
     parts = span_field(2, f"/device:TPU:{ordinal}"), span_field(3, line)
     return span_field(1, message(*parts, names(4, kinds), names(5, stat_names)))
@@ -91,25 +97,19 @@ def cpu_plane(n_events: int, seed: random.Random) -> bytes:
     stat_names = {1: "hlo_op", 2: "hlo_module", 3: "program_id", 4: "run_id", 5: "device_ordinal"}
     lines: list[bytes] = []
     for device in range(N_CPU_DEVICES):
-        block: list[bytes] = []
+        events: list[bytes] = []
         offset_ps = 10**9
-        for _ in range(min(n_events // N_CPU_DEVICES, N_IN_BLOCK)):
-            dur_ps, op = seed.randrange(10**5, 10**9), seed.randrange(100, 100 + N_KINDS)
-            refs = stat(1, op, is_ref=True), stat(2, 99, is_ref=True)
-            facts = stat(3, 16), stat(4, 168_769_681), stat(5, device)
-            block.append(event(op, offset_ps, dur_ps, (*refs, *facts)))
+        for _ in range(n_events // N_CPU_DEVICES):
+            dur_ps, op = seed.randrange(10**5, 10**7), seed.randrange(100, 100 + N_KINDS)
+            refs = known_stat(1, op, is_ref=True), known_stat(2, 99, is_ref=True)
+            facts = known_stat(3, 16), known_stat(4, 168_769_681), known_stat(5, device)
+            events.append(event(op, offset_ps, dur_ps, (*refs, *facts)))
             offset_ps += dur_ps
         head = message(number_field(1, device), span_field(2, f"tf_XLAPjRtCpuClient/{device}"))
-        lines.append(span_field(3, head + repeated(block, n_events // N_CPU_DEVICES)))
+        lines.append(span_field(3, head + message(*events)))
     texts = {**stat_names, 99: "jit_decode", **ops}
     plane = message(span_field(2, "/host:CPU"), *lines, names(4, ops), names(5, texts))
     return span_field(1, plane)
-
-
-def repeated(block: list[bytes], n_events: int) -> bytes:
-    """`n_events` events, the block over and over."""
-    whole, rest = divmod(n_events, len(block))
-    return b"".join(block) * whole + b"".join(block[:rest])
 
 
 def write_profile(path: Path, *, n_events: int, backend: str) -> None:

@@ -24,6 +24,16 @@ LLAMA_8B, LLAMA_3B, QWEN_32B = (
     "meta-llama/Llama-3.2-3B",
     "Qwen/Qwen3-32B",
 )
+MIXTRAL, QWEN_MOE, GPT_OSS = (
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen3-30B-A3B",
+    "openai/gpt-oss-20b",
+)
+V2_LITE, V3, V32 = (
+    "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.2",
+)
 SLICES_OF_8 = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
@@ -67,6 +77,12 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
+    Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
+    Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
+    Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
+    Case(GPT_OSS, "v6e-8", "tp=8,ep=8"),  # two kinds of layers in turn
+    Case(V3, "v6e:8x8", "dp=8,tp=8,ep=64", n_layers=6, batch=64),
+    Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
 ]
 
 WHOLE_MATRIX = [
@@ -85,6 +101,21 @@ WHOLE_MATRIX = [
         ("v4:1x1x1", "tp=2"),  # a chip of two devices: there is no slice of one
         ("tpu7x:1x1x1", "tp=2"),
     )
+]
+
+EXPERT_PLANS = (
+    *("tp=8", "tp=8,ep=8", "dp=8,ep=8", "dp=4,tp=2,ep=8", "dp=4,tp=2,ep=8,sp", "dp=2,tp=4,ep=2"),
+    *("fsdp=8", "fsdp=8,ep=8", "fsdp=4,tp=2,ep=2,sp"),
+)
+WHOLE_MATRIX += [
+    Case(model, topology, plan)
+    for model in (V2_LITE, QWEN_MOE, MIXTRAL, GPT_OSS)
+    for topology in ("v5e-8", "v5p-16", "v6e-8")
+    for plan in EXPERT_PLANS
+] + [
+    Case(model, topology, "dp=8,tp=8,ep=64", n_layers=6, batch=64)
+    for model in (V3, V32)
+    for topology in ("v5p:4x4x4", "v6e:8x8")
 ]
 
 

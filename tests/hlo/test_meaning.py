@@ -1,5 +1,7 @@
 """What all-reduces mean, in the smallest texts that show it."""
 
+from fractions import Fraction
+
 import pytest
 
 from meshscope.hlo.collectives import collectives_of
@@ -238,16 +240,44 @@ def test_an_all_to_all_of_a_tuple_is_one_row_whose_shape_is_not_told() -> None:
     assert row.wire_bytes == 3 / 4 * 4 * 2 * 8 * 4
 
 
-def test_bytes_of_a_ragged_all_to_all_are_unknown_not_zero() -> None:
+RAGGED = "jit(f)/prefill/layer0/moe.dispatch/ragged_all_to_all"
+
+
+@pytest.mark.parametrize(("given", "taken"), [(4, 32), (32, 4)])
+def test_a_ragged_all_to_all_moves_no_more_than_the_smaller_of_its_buffers(
+    given: int, taken: int
+) -> None:
     row = _row(
         [
+            f"%rows = f32[{given},2,128] broadcast(%zero), dimensions={{}}",
+            f"%buffer = f32[{taken},2,128] broadcast(%zero), dimensions={{}}",
             (
-                "ROOT %r = f32[8,8] ragged-all-to-all(%whole, %whole, %table, %table, %table, "
-                "%table), channel_id=1, replica_groups={{0,1,2,3}}, "
-                'metadata={op_name="jit(f)/prefill/layer0/moe.dispatch/ragged_all_to_all"}'
+                f"ROOT %r = f32[{taken},2,128] ragged-all-to-all(%rows, %buffer, %table, %table, "
+                "%table, %table), channel_id=1, replica_groups={{0,1,2,3}}, "
+                f'metadata={{op_name="{RAGGED}"}}'
             ),
         ]
     )
 
-    assert (row.kind, row.payload_bytes, row.wire_bytes) == (Kind.ALL_TO_ALL, None, None)
-    assert row.axis_reason == "how many bytes a ragged all-to-all sends depends on the routing"
+    assert (row.kind, row.opcode, row.shape) == (Kind.ALL_TO_ALL, "ragged-all-to-all", (4, 256))
+    assert row.payload_bytes == 4 * 256 * 4
+    assert row.wire_bytes == Fraction(3, 4) * 4 * 256 * 4
+
+
+def test_padding_of_a_ragged_all_to_all_travels_but_is_no_payload() -> None:
+    row = _row(
+        [
+            "%rows = f32[4,180] broadcast(%zero), dimensions={}",
+            "%buffer = f32[32,2,128] broadcast(%zero), dimensions={}",
+            f'%wide = f32[4,256] pad(%rows, %zero), padding=0_0x0_76, metadata={{op_name="{RAGGED}"}}',
+            f'%halves = f32[4,2,128] reshape(%wide), metadata={{op_name="{RAGGED}"}}',
+            (
+                "ROOT %r = f32[32,2,128] ragged-all-to-all(%halves, %buffer, %table, %table, %table, "
+                "%table), channel_id=1, replica_groups={{0,1,2,3}}, "
+                f'metadata={{op_name="{RAGGED}"}}'
+            ),
+        ]
+    )
+
+    assert (row.shape, row.payload_bytes) == ((4, 180), 4 * 180 * 4)
+    assert row.wire_bytes == Fraction(3, 4) * 4 * 256 * 4

@@ -9,6 +9,7 @@ import pytest
 
 from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
@@ -33,22 +34,45 @@ golden = _golden()
 TOLERANCE = 2e-5
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
+EXPERT_PLANS = (
+    "tp=1",
+    "tp=8,sp",
+    "tp=8,ep=8",
+    "dp=8,ep=8",
+    "dp=4,tp=2,ep=4",
+    "dp=2,tp=4,ep=8",
+    "dp=2,tp=4,ep=8,sp",
+    "fsdp=2,tp=4,ep=2",
+    "fsdp=4,tp=2",
+)
+OF_COMPILER = ("tp=8", "dp=2,tp=4,ep=8", "dp=2,tp=4,sp")  # with the auto partitioner
 
 
 class Case(NamedTuple):
     config: str
     plan: str
-    partitioner: Partitioner
-    loop: Loop
+    partitioner: Partitioner = Partitioner.MANUAL
+    loop: Loop = Loop.UNROLL
+    dispatch: DispatchForm = DispatchForm.AUTO
 
 
-# Every family under every plan with both partitioners; scanned layers for one family.
+DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
+MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
+
+# Every dense family under every plan with both partitioners; scanned layers for one family.
 CASES = [
     Case(config, plan, partitioner, loop)
-    for config in golden.CONFIGS
+    for config in DENSE
     for plan in PLANS
     for partitioner in Partitioner
     for loop in ((Loop.UNROLL, Loop.SCAN) if config == "qwen3" else (Loop.UNROLL,))
+]
+CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+CASES += [Case(config, "dp=2,tp=2,ep=4", loop=Loop.SCAN) for config in MIXTURES]
+CASES += [Case(config, plan, Partitioner.AUTO) for config in MIXTURES for plan in OF_COMPILER]
+CASES += [
+    Case("deepseek_v3", plan, Partitioner.AUTO, dispatch=DispatchForm.GATHERED)
+    for plan in OF_COMPILER
 ]
 
 
@@ -82,7 +106,7 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
         workload=Workload(
             batch=golden.BATCH, prompt=golden.PROMPT, output=1 + golden.N_DECODE, **f32
         ),
-        program=Program(partitioner=case.partitioner, loop=case.loop),
+        program=Program(partitioner=case.partitioner, loop=case.loop, dispatch=case.dispatch),
     )
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
@@ -94,10 +118,12 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
 @pytest.mark.parametrize("name", golden.CONFIGS)
 def test_golden_logits_are_those_of_transformers(name: str) -> None:
     """The stored logits are what the installed `transformers` makes of the stored weights."""
-    torch = pytest.importorskip("torch", reason="the oracle needs torch")
+    pytest.importorskip("torch", reason="the oracle needs torch")
     pytest.importorskip("transformers", reason="the oracle needs transformers")
     weights, prompt, expected = golden.read_golden(name)
     model = golden.oracle_model(name)
-    model.load_state_dict({key: torch.tensor(value) for key, value in weights.items()})
 
+    stored = golden.checkpoint_tensors(model)
+    assert stored.keys() == weights.keys()
+    assert all(np.array_equal(stored[key].astype(np.float32), weights[key]) for key in weights)
     np.testing.assert_allclose(golden.greedy_logits(model, prompt), expected, atol=1e-5)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+GOLDEN = Path(__file__).parent / "golden" / "cpu8.xplane.pb.gz"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 TPU_V6E = SHARED / "tpu-v6e-xplane" / "tpu_inference_2.xplane.pb"
 GPU_MI300 = SHARED / "jax-gpu-xplane" / "mi300_jax_conv.xplane.pb"
@@ -153,3 +154,42 @@ def write(path: Path, *planes: Plane, errors: tuple[str, ...] = ()) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(xspace(*planes, errors=errors))
     return path
+
+
+REDUCE = "%ar.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0,1}}"
+START = "%cs.1 = (f32[4], f32[4]) copy-start(f32[4] %x)"
+DONE = "%cd.1 = f32[4] copy-done((f32[4], f32[4]) %cs.1)"
+WHILE = "%while.1 = (f32[4]) while((f32[4]) %x), body=%b"
+FUSION = "%fusion.1 = f32[4] fusion(f32[4] %x)"
+
+
+def tpu(*events: Event, asynchronous: tuple[Event, ...] = (), core: str = "") -> Plane:
+    """A chip that ran jit_decode, run 7, from 0 to 1,000 ps."""
+    return Plane(
+        name=f"/device:TPU:3{core}",
+        lines=[
+            Line(
+                "XLA Modules", [Event("jit_decode(12345678901234567890)", 0, 1000, {"run_id": 7})]
+            ),
+            Line("XLA Ops", list(events)),
+            Line("Async XLA Ops", list(asynchronous)),
+            Line("Steps", [Event("1", 0, 1000)]),
+        ],
+        kind_stats={
+            name: {
+                "program_id": Unsigned(12345678901234567890),
+                "hlo_category": Ref(category),
+                "tf_op": "jit(f)/decode/mlp/psum:",
+                "flops": 11,
+                "bytes_accessed": 2**40,
+                "source": "model.py:7",
+            }
+            for name, category in {
+                REDUCE: "all-reduce",
+                FUSION: "loop fusion",
+                WHILE: "while",
+                START: "copy-start",
+                DONE: "copy-done",
+            }.items()
+        },
+    )

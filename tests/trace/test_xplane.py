@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, needs, number, span, write
 
-from meshscope.trace import source
+from meshscope.trace import events, source
 from meshscope.trace.faults import TraceError
 from meshscope.trace.xplane import read_xspace
 
@@ -180,6 +180,16 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = tmp_path / "a.xplane.pb.gz"
     path.write_bytes(gzip.compress(b"\0" * 100_000_000))
     with pytest.raises(TraceError, match="Profile fewer steps"):
+        read_xspace(path)
+
+
+def test_a_small_file_of_countless_events_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENTS", 1_000)
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(span(1, span(3, b"\x22\x00" * 1_001)))
+    with pytest.raises(TraceError, match="1,001 events on one plane, more than the 1,000"):
         read_xspace(path)
 
 

@@ -194,6 +194,12 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             f"{reader.source}: topk_method={method!r} is not supported for {family}. "
             f"Supported: {', '.join(sorted(known))}."
         )
+    scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
+    if reader.text("scoring_func", scoring.value) != scoring:
+        raise SpecError(
+            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not that of {family} "
+            f"in transformers, '{scoring}'. Correct the config."
+        )
     is_limited = method != "greedy"
     ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
     return MixtureOfExperts(
@@ -201,7 +207,7 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         n_active=reader.integer("num_experts_per_tok"),
         ffn=ffn,
         shared_ffn=ffn * n_shared,
-        scoring=Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID,
+        scoring=scoring,
         is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
         scale=reader.number("routed_scaling_factor", 1.0 if is_v2 else 2.5),
         n_groups=reader.integer("n_group", 1) if is_limited else 1,

@@ -11,6 +11,7 @@ import typer
 from meshscope.arch.config import read_model
 from meshscope.errors import MissingToolError
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import (
     Engine,
     Experiment,
@@ -77,6 +78,19 @@ class ExperimentOptions:
     loop: Annotated[
         Loop, typer.Option(help="Layers one after the other, or one body in a loop.")
     ] = Loop.AUTO
+    dispatch: Annotated[
+        DispatchForm, typer.Option(help="How tokens reach experts on other devices.")
+    ] = DispatchForm.AUTO
+    capacity_factor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Room for X times the mean of tokens; beyond, tokens are dropped."
+        ),
+    ] = None
+    routing_skew: Annotated[
+        float,
+        typer.Option(metavar="X", help="Load of the most loaded device's experts over the mean."),
+    ] = 1.0
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False
@@ -123,9 +137,14 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             weight_dtype=dtype_name(options.weight_dtype or options.dtype),
             activation_dtype=dtype_name(options.dtype),
             cache_dtype=dtype_name(options.cache_dtype or options.dtype),
+            routing_skew=options.routing_skew,
         ),
         program=Program(
-            frontend=options.frontend, partitioner=options.partitioner, loop=options.loop
+            frontend=options.frontend,
+            partitioner=options.partitioner,
+            loop=options.loop,
+            dispatch=options.dispatch,
+            capacity_factor=options.capacity_factor,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -143,4 +162,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         str(experiment.plan).replace("=", ""),
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
+        "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
     )

@@ -20,6 +20,7 @@ from meshscope.hlo.provenance import (
     own_name,
     served_name,
 )
+from meshscope.hlo.ragged import ragged_payload
 from meshscope.hlo.shapes import (
     as_fed,
     as_program_sees,
@@ -72,20 +73,20 @@ def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Oper
         meaning = meaning_of(flow, element)
         op_name = served_name(flow, element, meaning.kind)
         payload, is_renamed = _payload(flow, element, meaning.kind, op_name)
-        n_bytes = payload.n_bytes
-        doubts = site.doubts
+        carried = payload
         if opcode.startswith("ragged"):
-            n_bytes = None
-            doubts += ("how many bytes a ragged all-to-all sends depends on the routing",)
+            payload, carried = ragged_payload(flow, element)
+            is_renamed = payload.dims != element.array.dims
         yield operation(
             flow,
             element,
             meaning,
             payload=payload,
-            payload_bytes=n_bytes,
+            payload_bytes=payload.n_bytes,
+            carried_bytes=carried.n_bytes,
             hlo_shape=_hlo_shape(element) if is_renamed else None,
             op_name=op_name,
-            doubts=doubts,
+            doubts=site.doubts,
         )
 
 
@@ -117,11 +118,16 @@ def operation(  # noqa: PLR0913  what is not told by the element
     hlo_shape: str | None,
     op_name: str | None,
     doubts: tuple[str, ...],
+    carried_bytes: int | None = None,
     algorithm: str | None = None,
     is_async: bool = False,
 ) -> Operation:
-    """The operation of an element; wire bytes follow from payload, group size and what carries it out."""
+    """The operation of an element; wire bytes follow from payload, group size and what carries it out.
+
+    `carried_bytes` is the payload as it travels, where that is more: padded.
+    """
     site = element.site
+    carried_bytes = payload_bytes if carried_bytes is None else carried_bytes
     factor = wire_factor(meaning.carried_out_as, element.group_size)
     return Operation(
         site=site,
@@ -134,7 +140,7 @@ def operation(  # noqa: PLR0913  what is not told by the element
         dtype=(payload or element.array).dtype,
         shape=payload.dims if payload else None,
         payload_bytes=payload_bytes,
-        wire_bytes=None if payload_bytes is None else payload_bytes * factor,
+        wire_bytes=None if carried_bytes is None else carried_bytes * factor,
         hlo_shape=hlo_shape,
         op_name=op_name,
         scope=scope_of(op_name),

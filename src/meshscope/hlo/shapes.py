@@ -64,9 +64,26 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
         return array
     path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
     seen = path.end(result, array, n_left=_MAX_MOVES)
+    if len(seen.dims) == 1:
+        seen = _before_flattening(flow, place.computation, result, seen)
     if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
         return replace(seen, dims=seen.dims[:-1])
     return seen
+
+
+def _before_flattening(
+    flow: Dataflow, computation: Computation, result: Instruction, flat: ArrayShape
+) -> ArrayShape:
+    """A flattened array in the shape that the reshape behind it gives back, without its dims of 1.
+
+    The compiler merges its own reshape with one of the program's that adds or drops such dims.
+    """
+    for moved in flow.movers(computation, result):
+        for shape in moved.arrays[:1]:
+            dims = tuple(size for size in shape.dims if size != 1)
+            if shape.dtype == flat.dtype and len(dims) > 1 and prod(dims) == prod(flat.dims):
+                return replace(shape, dims=dims)
+    return flat
 
 
 def as_fed(flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape) -> ArrayShape:

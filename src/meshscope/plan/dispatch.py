@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 from meshscope.arch.model import MixtureOfExperts
 from meshscope.plan.plan import Plan
@@ -55,16 +56,48 @@ class Dispatch:
         """Rows that one device may have to drop of those sent to it, in the worst routing."""
         return max(0, self.n_worst_rows - self.n_buffer_rows)
 
-    def expected_rows(self, skew: float = 1.0) -> Fraction:
-        """Rows that the most loaded device receives from others, its experts `skew` times the mean.
+    def received_rows(self, skew: float) -> Fraction:
+        """Rows that the most loaded device gets from others, its experts chosen `skew` times the mean.
 
-        The mean is `n_rows`; of them 1/n_ranks come from the device itself. A buffer keeps at most
-        what it holds.
+        More than its buffer holds, or than there are choices, it does not get. A fixed number of
+        slots travels whatever the routing.
         """
-        received = min(
-            Fraction(skew) * self.n_rows, Fraction(min(self.n_worst_rows, self.n_buffer_rows))
+        if self.n_slots is not None:
+            return Fraction((self.n_ranks - 1) * self.n_slots)
+        share = Fraction(self.n_ranks - 1, self.n_ranks)
+        return min(Fraction(skew) * self.n_rows, Fraction(self._n_room)) * share
+
+    @property
+    def n_most_rows(self) -> Fraction:
+        """Rows that a device gets from others when all tokens choose its experts."""
+        if self.n_slots is not None:
+            return Fraction((self.n_ranks - 1) * self.n_slots)
+        return min(
+            Fraction(self.n_buffer_rows),
+            Fraction(self.n_worst_rows * (self.n_ranks - 1), self.n_ranks),
         )
-        return received * (self.n_ranks - 1) / self.n_ranks
+
+    @property
+    def _n_room(self) -> int:
+        return min(self.n_worst_rows, self.n_buffer_rows)
+
+    def as_dict(self, *, row_bytes: int, skew: float) -> dict[str, Any]:
+        """The facts as plain values, with the bytes that one layer's dispatch brings to one device."""
+        return {
+            "form": self.form.value,
+            "axes": list(self.axes),
+            "n_ranks": self.n_ranks,
+            "n_tokens": self.n_tokens,
+            "n_rows": self.n_rows,
+            "n_buffer_rows": self.n_buffer_rows,
+            "n_slots": self.n_slots,
+            "n_worst_dropped_rows": self.n_worst_dropped,
+            "received_bytes": {
+                "balanced": float(self.received_rows(1.0) * row_bytes),
+                "skewed": float(self.received_rows(skew) * row_bytes),
+                "worst": float(self.n_most_rows * row_bytes),
+            },
+        }
 
 
 def dispatch_of(

@@ -11,12 +11,13 @@ from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.plan.dispatch import DispatchForm
+from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
+from meshscope.units import DTYPE_BITS
 
 
 class Frontend(StrEnum):
@@ -52,6 +53,13 @@ class Engine(StrEnum):
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
     Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep"),
     Engine.VLLM: ("tp", "pp"),
+}
+
+
+# The forms of dispatch that each partitioner's programs are written in.
+DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
+    Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
+    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.GATHERED),
 }
 
 
@@ -109,16 +117,53 @@ class Experiment:
 
     @property
     def dispatch_form(self) -> DispatchForm:
-        """How rows travel to their experts: as asked, or the best that the target has."""
+        """How rows travel to their experts: as asked, or without loss where the target can."""
         if self.program.dispatch is not DispatchForm.AUTO:
             return self.program.dispatch
         if self.program.partitioner is Partitioner.AUTO:
             return DispatchForm.ONE_HOT
-        return (
-            DispatchForm.RAGGED
-            if self.topology.chip.kind is ChipKind.TPU
-            else DispatchForm.CAPACITY
+        return self._natural_form
+
+    @property
+    def _natural_form(self) -> DispatchForm:
+        """Ragged where XLA has it: on TPU and GPU."""
+        is_cpu = self.topology.chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if is_cpu else DispatchForm.RAGGED
+
+    def dispatch(self, phase: Phase) -> Dispatch | None:
+        """The exchange of rows in a layer of experts; None without experts, or where no row travels.
+
+        For the auto partitioner, whose exchange is the compiler's: what it would be by hand.
+        """
+        if self.model.moe is None:
+            return None
+        is_manual = self.program.partitioner is Partitioner.MANUAL
+        return dispatch_of(
+            self.model.moe,
+            self.plan,
+            n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
+            form=self.dispatch_form if is_manual else self._natural_form,
+            capacity_factor=self.program.capacity_factor if is_manual else None,
         )
+
+    def _held_tokens(self, phase: Phase) -> int:
+        """Tokens of a step that the devices of one tp group hold together."""
+        n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
+        return self.workload.batch // self.plan.data_size * n_tokens
+
+    def _dispatch_as_dict(self) -> dict[str, Any] | None:
+        """What travels to experts in one layer of each phase, and under which skew of the routing."""
+        if self.program.partitioner is Partitioner.AUTO and self.model.moe is not None:
+            return {"form": self.dispatch_form.value, "by": "compiler"}
+        found = {phase.value: self.dispatch(phase) for phase in self.phases}
+        row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
+        skew = self.workload.routing_skew
+        facts = {
+            phase: dispatch.as_dict(row_bytes=row_bytes, skew=skew)
+            for phase, dispatch in found.items()
+            if dispatch is not None
+        }
+        return {"routing_skew": skew, **facts} if facts else None
 
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
@@ -137,6 +182,7 @@ class Experiment:
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
             "engine": self.engine.value,
+            "dispatch": self._dispatch_as_dict(),
         }
 
 
@@ -191,6 +237,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
+    _check_dispatch(program or Program(), topology)
     return Experiment(
         model=model,
         plan=plan,
@@ -216,6 +263,21 @@ def _check_weights(plan: Plan, model: Model) -> None:
                     f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
                     f"Use a smaller {axes}."
                 )
+
+
+def _check_dispatch(program: Program, topology: Topology) -> None:
+    """SpecError when the partitioner or the target does not have this form of dispatch."""
+    forms = DISPATCH_FORMS[program.partitioner]
+    if program.dispatch not in (DispatchForm.AUTO, *forms):
+        raise SpecError(
+            f"--dispatch {program.dispatch} is not a form of the {program.partitioner} partitioner. "
+            f"Use {' or '.join(forms)}, or leave it out."
+        )
+    if program.dispatch is DispatchForm.RAGGED and topology.chip.kind is ChipKind.CPU:
+        raise SpecError(
+            "--dispatch ragged: XLA has no ragged all-to-all on CPU devices. "
+            "Use --dispatch capacity, which drops nothing either unless --capacity-factor says so."
+        )
 
 
 def _check_supported(plan: Plan, engine: Engine) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshscope.arch.model import Layer, MlpKind, Model
-from meshscope.plan.dispatch import Dispatch, dispatch_of, exchange_axes, routed_tokens
+from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import (
@@ -75,22 +75,6 @@ def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
     return (stage,)
 
 
-def layer_dispatch(experiment: Experiment, step: Step) -> Dispatch | None:
-    """The exchange of rows in one layer of experts; None without experts, or where no row travels."""
-    moe = experiment.model.moe
-    if moe is None:
-        return None
-    program = _Program(experiment=experiment, step=step)
-    n_tokens = program.local_batch * step.n_tokens
-    return dispatch_of(
-        moe,
-        experiment.plan,
-        n_tokens=routed_tokens(experiment.plan, n_tokens),
-        form=experiment.dispatch_form,
-        capacity_factor=experiment.program.capacity_factor,
-    )
-
-
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
@@ -150,37 +134,32 @@ def _mixture(program: _Program) -> tuple[Meeting, ...]:
 
 def _dispatched(program: _Program) -> Iterator[Meeting]:
     """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
-    dispatch = layer_dispatch(program.experiment, program.step)
+    dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
-    assert program.model.moe is not None
-    yield _exchange(
-        program,
-        dispatch,
-        Part.MOE_DISPATCH,
-        Kind.ALL_GATHER,
-        (dispatch.n_ranks, program.model.moe.n_experts),
-        dtype="s32",
-    )
+    of_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
+    counts = (dispatch.n_ranks, dispatch.n_ranks, *of_experts)
+    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_GATHER, counts, dtype="s32")
     yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, _sent(program, dispatch))
 
 
 def _combined(program: _Program) -> Iterator[Meeting]:
-    """The rows back to their tokens; a ragged exchange sends what the buffer holds."""
-    dispatch = layer_dispatch(program.experiment, program.step)
-    if dispatch is None:
-        return
-    shape = _sent(program, dispatch)
-    if dispatch.n_slots is None:
-        shape = (dispatch.n_buffer_rows, program.model.hidden)
-    yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
+    """The rows back to their tokens."""
+    dispatch = program.experiment.dispatch(program.step.phase)
+    if dispatch is not None:
+        shape = _sent(program, dispatch)
+        yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
 
 
 def _sent(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
-    """The array that a device gives to the exchange: its rows, or its slots for each device."""
+    """The array of the exchange: a device's slots for each device, or its rows as they are.
+
+    Of a ragged exchange, what travels depends on the routing; no more than the smaller of the
+    array of rows and the buffer that receives them, on average over the devices.
+    """
     hidden = program.model.hidden
     if dispatch.n_slots is None:
-        return (dispatch.n_rows, hidden)
+        return (min(dispatch.n_rows, dispatch.n_buffer_rows), hidden)
     return (dispatch.n_ranks, dispatch.n_slots, hidden)
 
 

@@ -112,9 +112,10 @@ class _Table:
 
 def _table(counts: Array, dispatch: Dispatch) -> _Table:
     """From how many rows this device has for each expert, [E]: one small all-gather."""
-    counts_of_all = lax.all_gather(counts, dispatch.axes, axis=0, tiled=False)  # [n, E]
-    n_local = dispatch.n_local_experts
-    grouped = counts_of_all.reshape(dispatch.n_ranks, dispatch.n_ranks, n_local)  # from, to, expert
+    n_ranks, n_local = dispatch.n_ranks, dispatch.n_local_experts
+    of_peers = counts.reshape((n_ranks, n_local) if n_local > 1 else (n_ranks,))
+    grouped = lax.all_gather(of_peers, dispatch.axes, axis=0, tiled=False)
+    grouped = grouped.reshape(n_ranks, n_ranks, n_local)  # from, to, expert
     wanted = grouped.sum(axis=2)
     me = lax.axis_index(dispatch.axes)
     if dispatch.n_slots is None:

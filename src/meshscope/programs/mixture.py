@@ -96,7 +96,8 @@ class ManualMixture:
             with scope(Part.MOE_EXPERTS):
                 experts = self._experts(w)
                 out = local_mixture(tokens, chosen, shares, experts, first=first, n_local=n_local)
-        out = out.reshape(x.shape)
+        with scope(Part.MOE_COMBINE):
+            out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
                 out = out + shared_experts(x, w, self.moe)
@@ -120,7 +121,8 @@ class ManualMixture:
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
-        out = out.reshape(x.shape)
+        with scope(Part.MOE_COMBINE):
+            out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
                 whole = self.points.entered(x)

@@ -18,6 +18,7 @@ from meshscope.report.collectives import (
     lines_of_rows,
 )
 from meshscope.report.conditions import condition_lines, conditions
+from meshscope.report.dispatch import dispatch_lines
 from meshscope.report.document import own_comparison
 from meshscope.report.plain import plain
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
@@ -49,6 +50,10 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     yield Text("")
     yield totals_table(run)
     yield Text("")
+    dispatch = run.manifest.experiment.get("dispatch")
+    if dispatch:
+        yield from dispatch_lines(dispatch)
+        yield Text("")
     if run.memory:
         yield memory_table(run.memory)
         yield Text("")

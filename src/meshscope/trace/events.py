@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from meshscope.trace.source import ProfileBytes
+from meshscope.trace.source import ProfileBytes, check_limit
 from meshscope.trace.stats import StatColumn, StatTable, Texts, expect
 from meshscope.trace.wire import SPAN, VARINT, Column, Ints, SpanList, Spans, WireError, columns
 
+MAX_EVENTS = 50_000_000  # of one plane; their columns take some 2 GB
 N_AT_ONCE = 32_768  # events decoded together; their scratch memory is some 10 MB
 LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 
@@ -65,6 +66,7 @@ def events_of(
 ) -> pl.DataFrame:
     """line, kind, start_ps (from the origin), dur_ps and stats of all events of the lines."""
     n_events = sum(len(line.events) for line in lines)
+    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
     events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted), kinds)
     origin, first = origin_ns(lines), 0
     for index, line in enumerate(lines):
@@ -102,21 +104,16 @@ class _Events:
     def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
         """Reads the events at these spans into the rows from `first` on."""
         idents = np.zeros(len(spans[0]), np.int64)
-        stats: list[Column] = []
         for column in columns(file.view, *spans):
             expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
             if column.number == 1:
                 idents[column.rows] = column.starts
             elif column.number == 4:
-                stats.append(column)
+                where = (column.starts, column.ends)
+                self._stats.take(file.data, file.view, column.rows + first, where)
             else:
                 self._put(column, column.rows + first, spans[0])
         self.kind[first : first + len(idents)] = self._kinds.rows(idents)
-        if stats:
-            rows = np.concatenate([column.rows for column in stats]) + first
-            starts = np.concatenate([column.starts for column in stats])
-            ends = np.concatenate([column.ends for column in stats])
-            self._stats.take(file.data, file.view, rows, (starts, ends))
 
     def _put(self, column: Column, rows: Ints, starts: Ints) -> None:
         if column.number == 2:

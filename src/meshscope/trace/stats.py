@@ -2,9 +2,10 @@
 
 A stat is a number, a text, bytes, or a reference to a text that the plane keeps once. A column
 holds one stat of all events; numbers take the fewest bytes that fit, texts are kept once.
+Bytes are told by their number alone; of two stats of one name an event keeps the last.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,15 @@ class StatColumn:
         return pl.Series(narrow).cat.to(pl.Enum([texts.texts[code] for code in used]))
 
 
+def _alike(numbers: NDArray[Any]) -> Iterator[tuple[int, Any]]:
+    """Each number with what chooses its rows; mostly all are the same."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        yield int(numbers[0]), slice(None)
+        return
+    for number in np.unique(numbers).tolist():
+        yield number, np.flatnonzero(numbers == number)
+
+
 def _fewest_bytes(values: Ints) -> np.dtype[Any]:
     low, high = int(values.min()), int(values.max())
     for candidate in (np.int8, np.int16, np.int32):
@@ -141,11 +151,11 @@ class StatTable:
                 forms[column.rows] = column.number
                 values[column.rows] = column.starts
                 ends[column.rows] = column.ends
-        for stat in np.unique(which).tolist():
-            of_stat = np.flatnonzero((which == stat) & (forms > 0))
-            for form in np.unique(forms[of_stat]).tolist():
-                chosen = of_stat[forms[of_stat] == form]
-                self._put(data, stat, form, (rows[chosen], values[chosen], ends[chosen]))
+        for stat, of_stat in _alike(which):
+            for form, chosen in _alike(forms[of_stat]):
+                if form:
+                    cells = (rows[of_stat][chosen], values[of_stat][chosen], ends[of_stat][chosen])
+                    self._put(data, stat, form, cells)
 
     def _put(self, data: Data, stat: int, form: int, cells: tuple[Ints, Ints, Ints]) -> None:
         name = self._names.get(stat, f"stat {stat}")

@@ -1,0 +1,90 @@
+"""What travels to experts: rooms, losses and loads against arithmetic done by hand."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.plan import parse_plan
+
+DEEPSEEK = read_model("DeepSeek-V3").moe  # 256 experts, 8 of them a token
+RAGGED, CAPACITY = DispatchForm.RAGGED, DispatchForm.CAPACITY
+
+
+def _dispatch(
+    plan: str, n_tokens: int, form: DispatchForm = RAGGED, factor: float | None = None
+) -> Dispatch:
+    assert DEEPSEEK is not None
+    found = dispatch_of(
+        DEEPSEEK, parse_plan(plan), n_tokens=n_tokens, form=form, capacity_factor=factor
+    )
+    assert found is not None
+    return found
+
+
+class Room(NamedTuple):
+    form: DispatchForm
+    factor: float | None
+    n_buffer_rows: int
+    n_slots: int | None
+    n_worst_dropped: int
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # 4 experts a device: a token has at most 4 rows for it; 64 devices x 128 tokens x 4
+        Room(RAGGED, None, 32768, None, 0),
+        Room(RAGGED, 2.0, 2048, None, 32768 - 2048),  # twice the mean of 128 x 8
+        Room(RAGGED, 64.0, 32768, None, 0),  # never more than there can be
+        Room(CAPACITY, None, 32768, 512, 0),
+        Room(CAPACITY, 2.0, 2048, 32, 32768 - 2048),  # 2 x 1024 / 64 from each device
+        Room(CAPACITY, 1.01, 64 * 17, 17, 32768 - 64 * 17),  # rounded up
+    ],
+)
+def test_room_is_for_the_worst_routing_unless_a_factor_says_less(case: Room) -> None:
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 128, case.form, case.factor)
+    assert dispatch.n_rows == 1024
+    assert (dispatch.n_buffer_rows, dispatch.n_slots) == (case.n_buffer_rows, case.n_slots)
+    assert dispatch.n_worst_dropped == case.n_worst_dropped
+
+
+@pytest.mark.parametrize("plan", ["tp=8", "tp=8,ep=8", "dp=2,tp=4,ep=4"])
+def test_no_row_travels_where_all_devices_of_the_experts_hold_the_same_tokens(plan: str) -> None:
+    assert DEEPSEEK is not None
+    assert (
+        dispatch_of(DEEPSEEK, parse_plan(plan), n_tokens=8, form=RAGGED, capacity_factor=None)
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes", "n_tokens"),
+    [
+        ("dp=8,ep=8", ("dp",), 100),
+        ("dp=4,tp=2,ep=4", ("dp",), 100),  # the devices of tp route the same tokens
+        ("dp=4,tp=2,ep=8", ("dp", "tp"), 50),
+        ("fsdp=4,tp=8,ep=32", ("fsdp", "tp"), 13),  # rounded up
+    ],
+)
+def test_axes_and_tokens_of_an_exchange(plan: str, axes: tuple[str, ...], n_tokens: int) -> None:
+    assert routed_tokens(parse_plan(plan), 100) == n_tokens
+    assert _dispatch(plan, n_tokens).axes == axes
+
+
+def test_received_rows_grow_with_the_skew_up_to_what_there_is_and_what_has_room() -> None:
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 128)
+    assert dispatch.received_rows(1) == Fraction(1024 * 63, 64)
+    assert dispatch.received_rows(1.5) == Fraction(3, 2) * dispatch.received_rows(1)
+    assert dispatch.received_rows(1e9) == dispatch.n_most_rows == 128 * 4 * 63
+    bounded = _dispatch("dp=8,tp=8,ep=64", 128, RAGGED, 1.25)
+    assert bounded.received_rows(1e9) == Fraction(1280 * 63, 64)
+
+
+def test_fixed_slots_travel_whatever_the_routing() -> None:
+    dispatch = _dispatch("dp=8,ep=8", 10, CAPACITY, 2.0)
+    assert dispatch.n_slots == 20
+    assert {dispatch.received_rows(skew) for skew in (1, 2, 100)} == {Fraction(7 * 20)}
+    assert dispatch.n_most_rows == 7 * 20

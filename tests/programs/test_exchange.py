@@ -1,0 +1,134 @@
+"""Rows that find no room are dropped, and no others: the exchange against a walk through every row."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from meshscope.arch.model import MixtureOfExperts, Scoring
+from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of
+from meshscope.plan.plan import Plan
+from meshscope.plan.weights import Dim, Weight
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+N_DEVICES, N_TOKENS, HIDDEN, FFN = 8, 6, 4, 4
+MOE = MixtureOfExperts(
+    n_experts=16,
+    n_active=3,
+    ffn=FFN,
+    shared_ffn=None,
+    scoring=Scoring.SOFTMAX,
+    is_normalized=True,
+)
+
+
+class Routed(NamedTuple):
+    """Tokens [n, T, D], chosen experts [n, T, K] and shares [n, T, K] of all devices."""
+
+    tokens: np.ndarray
+    chosen: np.ndarray
+    shares: np.ndarray
+
+
+def _routed(seed: int, *, is_skewed: bool) -> Routed:
+    random = np.random.default_rng(seed)
+    favour = 1 / np.arange(1, 17) ** 2 if is_skewed else np.ones(16)
+    chosen = [
+        random.choice(16, MOE.n_active, replace=False, p=favour / favour.sum())
+        for _ in range(N_DEVICES * N_TOKENS)
+    ]
+    return Routed(
+        tokens=random.normal(size=(N_DEVICES, N_TOKENS, HIDDEN)).astype(np.float32),
+        chosen=np.array(chosen, np.int32).reshape(N_DEVICES, N_TOKENS, MOE.n_active),
+        shares=random.uniform(size=(N_DEVICES, N_TOKENS, MOE.n_active)).astype(np.float32),
+    )
+
+
+def _weights(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    shapes = {"gate": (HIDDEN, FFN), "up": (HIDDEN, FFN), "down": (FFN, HIDDEN)}
+    return {
+        f"experts_w_{name}": random.normal(size=(16, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def _expert(token: np.ndarray, weights: dict[str, np.ndarray], expert: int) -> np.ndarray:
+    gate = token @ weights["experts_w_gate"][expert]
+    up = token @ weights["experts_w_up"][expert]
+    return (gate / (1 + np.exp(-gate)) * up) @ weights["experts_w_down"][expert]
+
+
+def _by_walking(
+    routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
+) -> tuple[np.ndarray, int]:
+    """What every token gets, and how many rows are dropped: each device fills its slots by expert."""
+    out, n_dropped = np.zeros_like(routed.tokens), 0
+    for device in range(N_DEVICES):
+        used = dict.fromkeys(range(N_DEVICES), 0)
+        rows = [(e, t, k) for t in range(N_TOKENS) for k, e in enumerate(routed.chosen[device, t])]
+        for expert, token, k in sorted(rows, key=lambda row: row[0]):
+            peer = expert // dispatch.n_local_experts
+            assert dispatch.n_slots is not None
+            if used[peer] < dispatch.n_slots:
+                used[peer] += 1
+                value = _expert(routed.tokens[device, token], weights, expert)
+                out[device, token] += routed.shares[device, token, k] * value
+            else:
+                n_dropped += 1
+    return out, n_dropped
+
+
+def _whole(name: str, array: np.ndarray) -> Weight:
+    """The declaration of experts that lie over dp."""
+    dims = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
+    return Weight(name=name, dims=dims, shape=array.shape, checkpoint=name)
+
+
+def _by_exchanging(
+    routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
+) -> np.ndarray:
+    from meshscope.programs.exchange import exchanged_mixture  # noqa: PLC0415  imports JAX
+    from meshscope.programs.experts import Experts  # noqa: PLC0415
+    from meshscope.programs.layout import Layout, TokenSplit  # noqa: PLC0415
+    from meshscope.programs.points import ManualPoints  # noqa: PLC0415
+    from meshscope.programs.state import LayerWeights  # noqa: PLC0415
+
+    plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
+    points = ManualPoints(plan=plan, layout=Layout(plan=plan, token_split=TokenSplit.NONE))
+    specs = {name: _whole(name, array) for name, array in weights.items()}
+
+    def on_device(tokens, chosen, shares, arrays):
+        held = LayerWeights(arrays=arrays, specs=specs, points=points, dtype=np.float32)
+        experts = Experts(moe=MOE, weights=held)
+        return exchanged_mixture(tokens[0], chosen[0], shares[0], experts, dispatch)[None]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:N_DEVICES]), ("dp",))
+    split = jax.sharding.PartitionSpec("dp")
+    step = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(split,) * 4, out_specs=split, check_vma=False
+    )
+    return np.asarray(jax.jit(step)(*routed, weights))
+
+
+@pytest.mark.parametrize("is_skewed", [False, True])
+@pytest.mark.parametrize("factor", [None, 1.0, 2.0])
+def test_rows_without_room_are_dropped_and_no_others(
+    factor: float | None, *, is_skewed: bool
+) -> None:
+    dispatch = dispatch_of(
+        MOE,
+        Plan(dp=N_DEVICES, ep=N_DEVICES),
+        n_tokens=N_TOKENS,
+        form=DispatchForm.CAPACITY,
+        capacity_factor=factor,
+    )
+    assert dispatch is not None
+    routed, weights = _routed(1, is_skewed=is_skewed), _weights(2)
+
+    expected, n_dropped = _by_walking(routed, weights, dispatch)
+    got = _by_exchanging(routed, weights, dispatch)
+
+    assert (n_dropped > 0) is (factor is not None)
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
