@@ -124,8 +124,10 @@ class _Step:
         n_full = (self.positions + 1) // self.rate  # entries whose window a query has behind it
         is_seen = jnp.arange(entries.shape[1])[None, :] < n_full[:, None]
         is_seen = jnp.broadcast_to(is_seen, (x.shape[0], *is_seen.shape))
-        if self.kind is AttentionKind.COMPRESSED_SPARSE and entries.shape[1] > 0:
+        if self.kind is AttentionKind.COMPRESSED_SPARSE:
             index_entries, cache = self._compressed("index", x, w, cache)
+            if not entries.shape[1]:
+                return entries, is_seen, cache
             q = self.turned(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
             indexer = self.attention.indexer
             scores = index_scores(q, index_entries, x @ w("index_weights"), indexer)
@@ -157,7 +159,7 @@ class _Step:
     def _full_windows(self, x: Array) -> Array:
         """[B, S, C] -> [B, E, M, C], the positions of an unfinished window left out."""
         n_windows = x.shape[1] // self.rate
-        return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, -1)
+        return x[:, : n_windows * self.rate].reshape(x.shape[0], n_windows, self.rate, x.shape[-1])
 
     def _last_windows(self, x: Array) -> Array:
         """Slots [B, W*M, C] -> [B, W, M, C], the running window last."""
