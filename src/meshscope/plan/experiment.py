@@ -281,7 +281,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         )
     program = program or Program()
     _check_supported(plan, engine)
-    _check_partitioner(plan, program)
+    _check_context(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
@@ -328,8 +328,13 @@ def _check_weights(plan: Plan, model: Model) -> None:
                 )
 
 
-def _check_partitioner(plan: Plan, program: Program) -> None:
-    """PlanError when the compiler is to insert what only the program can write."""
+def _check_context(plan: Plan, program: Program) -> None:
+    """PlanError when cp meets what it is not written for: stages, or the auto partitioner."""
+    if plan.cp > 1 and plan.pp > 1:
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} with cp={plan.cp} is not part of this version: a ring inside "
+            "a stage would run for one micro-batch at a time. Use pp or cp alone, each with tp, dp or fsdp."
+        )
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
