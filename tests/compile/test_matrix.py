@@ -12,6 +12,7 @@ from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
@@ -62,6 +63,7 @@ class Case(NamedTuple):
     batch: int = 8
     prompt: int = 128
     context: ContextForm = ContextForm.RING
+    kernels: Kernels = Kernels.AUTO
 
 
 TELLING = [
@@ -82,6 +84,8 @@ TELLING = [
     Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
     Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
+    Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
+    Case(LLAMA_3B, "v4-8", "tp=8", prompt=100),  # no kernel takes this prompt
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
@@ -160,7 +164,7 @@ def experiment_for(case: Case) -> Experiment:
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
-        program=Program(loop=case.loop, context=case.context),
+        program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
         n_layers=case.n_layers,
     )
 

@@ -196,3 +196,75 @@ def test_a_stage_that_the_mesh_lacks_is_none() -> None:
     (row,) = _rows(_program("", _psum("s", "x", "stage7/lm_head")))
 
     assert (row.stage, row.groups) == (None, ((0, 1), (2, 3)))
+
+
+def test_between_slices_the_hand_over_has_no_name_of_its_own() -> None:
+    """libtpu gives sends none, and the loop's first value, which comes before, serves nothing."""
+    where = 'metadata={op_name="jit(f)/decode/broadcast_in_dim"}'
+    text = f"""HloModule m, num_partitions=2
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8] parameter(0)
+  %y = f32[8] negate(%x), {where}
+  %begin = token[] after-all()
+  %send = (f32[8], u32[], token[]) send(%y, %begin), channel_id=2, is_host_transfer=true, {SENT}
+  %recv = (f32[8], u32[], token[]) recv(%begin), channel_id=1, is_host_transfer=true, {SENT}
+  %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %done = (f32[8], token[]) recv-done(%recv), channel_id=1, is_host_transfer=true
+  %z = f32[8] get-tuple-element(%done), index=0
+  ROOT %r = f32[8] negate(%z)
+}}
+"""
+    (row,) = collectives_of(
+        parse_hlo(text, "m.hlo"),
+        mesh=MESH,
+        n_steps_of={Phase.DECODE: 9},
+        crosses_slices=lambda groups: any(group[0] // 2 != group[-1] // 2 for group in groups),
+    )
+
+    assert _told([row]) == [(0, None, Part.STAGE, Kind.PERMUTE, ((0, 2), (1, 3)), 1)]
+    assert (row.axis, row.axis_reason, row.crosses_slices) == ("pp", None, True)
+
+
+SENT = (
+    'frontend_attributes={_xla_host_transfer_rendezvous="p_0",'
+    "_xla_megascale_target={{100000->200000},{100001->200001}},"
+    '_xla_megascale_transfer_type="ONE_TO_ONE"}'
+)
+
+IN_LAYER = "stages0-1by1/microbatches1of1/layer0/mlp"
+TAKEN = {
+    "a slice": "  %w = f32[1,8] slice(%stack), slice={[1:2], [0:8]}\n",
+    "a stack of one": "  %w = f32[1,8] parameter(2)\n",
+    "a slice fetched ahead": """  %cut = f32[1,8] slice(%stack), slice={[1:2], [0:8]}
+  %s0 = ((f32[1,8]), f32[1,4], s32[]) slice-start(%cut), slice={[0:1], [0:4]}
+  %s1 = ((f32[1,8]), f32[1,4], s32[]) slice-start(%cut), slice={[0:1], [4:8]}
+  %d0 = f32[1,4] slice-done(%s0)
+  %d1 = f32[1,4] slice-done(%s1)
+  %w = f32[1,8] custom-call(%d0, %d1), custom_call_target="ConcatBitcast"
+""",
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_a_layer_taken_out_of_a_stack_has_no_dim_of_its_own(taken: str) -> None:
+    assert _gathered(TAKEN[taken]) == (16,)
+
+
+def test_an_activation_of_one_sequence_keeps_its_batch() -> None:
+    assert _gathered("  %w = f32[1,8] negate(%one)\n") == (1, 16)
+
+
+def _gathered(taken: str) -> tuple[int, ...] | None:
+    """The shape of an all-gather of `w` in a layer of a stage."""
+    (row,) = _rows(
+        f"""HloModule m, num_partitions=4
+
+ENTRY %main (stack: f32[2,8], one: f32[1,8], alone: f32[1,8]) -> f32[1,16] {{
+  %stack = f32[2,8] parameter(0)
+  %one = f32[1,8] parameter(1)
+{taken}  ROOT %g = f32[1,16] all-gather(%w), channel_id=1, replica_groups={{{{0,1}},{{2,3}}}}, """
+        f"dimensions={{1}}, use_global_device_ids=true, "
+        f'metadata={{op_name="jit(f)/decode/{IN_LAYER}/all_gather"}}\n}}\n'
+    )[:1]
+    return row.shape

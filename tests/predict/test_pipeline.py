@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshscope.arch.model import Model
+from meshscope.metrics.join import Verdict, compare
 from meshscope.metrics.totals import step_totals
 from meshscope.plan.experiment import Experiment, Program
 from meshscope.predict import predict
@@ -97,6 +98,20 @@ def test_a_tied_table_is_gathered_by_both_ends(make: Make) -> None:
     assert gathers == [
         (0, Part.EMBED, (128256, 3072), 2),
         (1, Part.LM_HEAD, (128256, 3072), 1),
+    ]
+
+
+def test_stages_are_compared_each_with_its_own(make: Make) -> None:
+    """Layers tell most rows apart; a hand-over is known by its stage and its pairs."""
+    rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", batch=8))
+    assert compare(rows, rows).is_exact
+    first = next(row for row in rows if row.part is Part.STAGE)
+    moved = [replace(row, stage=2) if row is first else row for row in rows]
+
+    changed = compare(rows, moved).with_verdict(Verdict.CHANGED, Phase.PREFILL)
+
+    assert [(m.note, m.count, m.shown.part) for m in changed] == [
+        ("in another stage", first.count, Part.STAGE)
     ]
 
 

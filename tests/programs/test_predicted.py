@@ -25,6 +25,7 @@ KIND_OF_PRIMITIVE = {
     "ppermute": "permute",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
 }
 MUTE = {"axis_index"}  # names an axis, moves nothing
 CONFIG = {
@@ -35,6 +36,11 @@ CONFIG = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "vocab_size": 101,
+}
+MIXTURE = CONFIG | {
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
 PLANS = (
     "tp=1",
@@ -156,12 +162,14 @@ def assert_traced_is_predicted(
 
 
 PIPELINES = (
-    ("pp=2", None),
-    ("pp=3,tp=2", None),
-    ("pp=2,tp=4", 4),
-    ("pp=2,dp=2,tp=2,sp", 2),
-    ("pp=2,fsdp=2,tp=2", None),
-    ("pp=2,fsdp=2,tp=2,sp", 1),
+    (CONFIG, "pp=2", None),
+    (CONFIG, "pp=3,tp=2", None),
+    (CONFIG, "pp=2,tp=4", 4),
+    (CONFIG, "pp=2,dp=2,tp=2,sp", 2),
+    (CONFIG, "pp=2,fsdp=2,tp=2", None),
+    (CONFIG, "pp=2,fsdp=2,tp=2,sp", 1),
+    (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
+    (MIXTURE, "pp=3,fsdp=2,ep=2", None),
 )
 
 
@@ -181,16 +189,16 @@ def executed(jaxpr: Any, times: int = 1, path: str = "") -> Iterator[tuple[Any, 
 
 @pytest.mark.parametrize("loop", [Loop.UNROLL, Loop.SCAN])
 @pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize(("plan_text", "microbatches"), PIPELINES)
+@pytest.mark.parametrize(("config", "plan_text", "microbatches"), PIPELINES)
 def test_each_stage_asks_for_what_is_predicted(
-    plan_text: str, microbatches: int | None, phase: Phase, loop: Loop
+    config: dict[str, Any], plan_text: str, microbatches: int | None, phase: Phase, loop: Loop
 ) -> None:
     """By stage and layer: three layers over two stages, or one on each of three."""
     from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
 
     plan = parse_plan(plan_text)
     experiment = experiment_of(
-        model=model_from_config(CONFIG, name="tiny", source="test"),
+        model=model_from_config(config, name="tiny", source="test"),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
         workload=Workload(batch=8, prompt=32, output=4),

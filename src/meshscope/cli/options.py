@@ -22,6 +22,7 @@ from meshscope.plan.experiment import (
     Program,
     experiment_of,
 )
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.rundir.names import default_folder
@@ -82,6 +83,10 @@ class ExperimentOptions:
     context: Annotated[
         ContextForm, typer.Option(help="How cp brings keys to queries in prefill.")
     ] = ContextForm.RING
+    kernels: Annotated[
+        Kernels,
+        typer.Option(help="Kernels on TPU where shapes allow, or refuse (on), or plain (off)."),
+    ] = Kernels.AUTO
     dispatch: Annotated[
         DispatchForm, typer.Option(help="How tokens reach experts on other devices.")
     ] = DispatchForm.AUTO
@@ -154,6 +159,7 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             partitioner=options.partitioner,
             loop=options.loop,
             context=options.context,
+            kernels=options.kernels,
             dispatch=options.dispatch,
             capacity_factor=options.capacity_factor,
             microbatches=options.microbatches,
@@ -175,6 +181,7 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.context is ContextForm.RING else program.context,
+        "plain" if program.kernels is Kernels.OFF else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",
     )

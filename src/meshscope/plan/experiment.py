@@ -13,6 +13,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.context import ContextForm, local_tokens
 from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
 from meshscope.plan.stages import default_microbatches
@@ -89,6 +90,7 @@ class Program:
     capacity_factor: float | None = None
     context: ContextForm = ContextForm.RING
     microbatches: int | None = None
+    kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
         """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
@@ -172,6 +174,18 @@ class Experiment:
         local_batch = self.workload.batch // self.plan.data_size
         return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
 
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+        )
+
     def _held_tokens(self, phase: Phase) -> int:
         """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
@@ -210,6 +224,7 @@ class Experiment:
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
             "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
+            "kernels": self.kernels.as_dict(),
             "engine": self.engine.value,
             "dispatch": self._dispatch_as_dict(),
         }
@@ -230,6 +245,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
                 context=ContextForm(program.pop("context", ContextForm.RING)),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -265,13 +281,13 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         )
     program = program or Program()
     _check_supported(plan, engine)
-    _check_partitioner(plan, program)
+    _check_context(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
-    return Experiment(
+    experiment = Experiment(
         model=model,
         plan=plan,
         topology=topology,
@@ -279,6 +295,19 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         program=program,
         engine=engine,
     )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )
 
 
 def _check_weights(plan: Plan, model: Model) -> None:
@@ -298,8 +327,13 @@ def _check_weights(plan: Plan, model: Model) -> None:
                 )
 
 
-def _check_partitioner(plan: Plan, program: Program) -> None:
-    """PlanError when the compiler is to insert what only the program can write."""
+def _check_context(plan: Plan, program: Program) -> None:
+    """PlanError when cp meets what it is not written for: stages, or the auto partitioner."""
+    if plan.cp > 1 and plan.pp > 1:
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} with cp={plan.cp} is not part of this version: a ring inside "
+            "a stage would run for one micro-batch at a time. Use pp or cp alone, each with tp, dp or fsdp."
+        )
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "

@@ -15,10 +15,12 @@ from meshscope.arch.repeats import repeats_of, unrolled
 from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import cache_slots
 from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.kernels import RAGGED_DOT_ROWS, Kernel
 from meshscope.plan.stages import stage_runs, stage_slots
 from meshscope.plan.weights import Weight, layer_weights, outer_weights
 from meshscope.programs.context import Context
 from meshscope.programs.decoder import Decoder
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.layout import Layout, layout_of
 from meshscope.programs.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.pipeline import Pipeline
@@ -119,6 +121,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "points": points,
             "form": experiment.dispatch_form,
             "capacity_factor": experiment.program.capacity_factor,
+            "row_tile": _row_tile(experiment),
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
     write = repeats_of if experiment.is_scanned else unrolled
@@ -136,7 +139,24 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         specs=_weight_specs(experiment),
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
+        prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
     )
+
+
+def _prefill_kernel(
+    experiment: Experiment, layout: Layout, mesh: Mesh | None
+) -> PrefillKernel | None:
+    """The kernel of a prompt's attention, if the experiment uses it."""
+    if experiment.kernels.prefill_attention.kernel is not Kernel.SPLASH:
+        return None
+    return PrefillKernel(layout=layout, mesh=mesh)
+
+
+def _row_tile(experiment: Experiment) -> int:
+    """What the rows of experts are a multiple of."""
+    experts = experiment.kernels.experts
+    has_kernel = experts is not None and experts.kernel is Kernel.RAGGED_DOT
+    return RAGGED_DOT_ROWS if has_kernel else 1
 
 
 def _named(function: Any, name: str) -> Any:

@@ -19,6 +19,7 @@ from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
 from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
@@ -45,6 +46,7 @@ class Decoder:
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
     first_row: Array | int = 0
+    prefill_kernel: PrefillKernel | None = None
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -168,8 +170,16 @@ class Decoder:
                 attention = latent_attention
             case _:
                 assert_never(self.model.attention)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
         return attention(
-            x, w, cache, positions, model=self.model, layer=layer, context=self.context
+            x,
+            w,
+            cache,
+            positions,
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            kernel=kernel,
         )
 
 

@@ -6,6 +6,7 @@ K key and value heads, H head width.
 
 from meshscope.arch.model import AttentionKind, GroupedAttention, Layer, Model
 from meshscope.programs.context import Attending, Context
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.numerics import Array, attended, rms_norm, rope_angles, rotated, seen
 from meshscope.programs.state import LayerCache, LayerWeights
 from meshscope.table.kinds import Phase
@@ -22,8 +23,12 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,
     context: Context,
+    kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+
+    `kernel` attends in its way, where it is given: in prefill alone.
+    """
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
     q, k, v = (_heads(x, w, letter) for letter in "qkv")
@@ -48,6 +53,8 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
             sinks=sinks,
         )
         out = context.attended(attending, (k, v), k_positions)
+    elif kernel is not None:
+        out = kernel(q, k, v, scale=scale, window=window, sinks=sinks)
     else:
         is_seen = seen(positions, k_positions, window)
         out = attended(q, k, v, is_seen, scale=scale, sinks=sinks)

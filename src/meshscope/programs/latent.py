@@ -13,6 +13,7 @@ from jax import lax
 
 from meshscope.arch.model import Indexer, LatentAttention, Layer, Model, RopeType
 from meshscope.programs.context import Attending, Context
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.numerics import (
     MASKED,
     Array,
@@ -39,8 +40,12 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,  # noqa: ARG001  all layers see alike
     context: Context,
+    kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+
+    `kernel` attends in its way, where it is given: in prefill alone, without an indexer.
+    """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
@@ -59,10 +64,11 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         )
     if context.is_split:
         attending = _attending(q, is_seen, w, attention, context)
-        out = context.attended(attending, (latent,), k_positions)
+        out = context.attended(attending, (latent,), k_positions)  # [B, S, N, V]
+    elif context.phase is Phase.DECODE:
+        out = _absorbed(q, latent, is_seen, w, attention)
     else:
-        attend = _absorbed if context.phase is Phase.DECODE else _expanded
-        out = attend(q, latent, is_seen, w, attention)  # [B, S, N, V]
+        out = _expanded(q, latent, is_seen, w, attention, kernel=kernel)
     return jnp.einsum("bsnv,nvd->bsd", out, w("wo")), cache
 
 
@@ -98,12 +104,21 @@ def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
     return jnp.concatenate([plain, turned], axis=-1)
 
 
-def _expanded(
-    q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
+def _expanded(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    latent: Array,
+    is_seen: Array,
+    w: LayerWeights,
+    attention: LatentAttention,
+    *,
+    kernel: PrefillKernel | None,
 ) -> Array:
     """Keys and values of every head made of the latents, then attention as usual."""
     k, v = _expanded_heads(latent, w("w_uk"), w("w_uv"), attention)
-    return attended(q, k, v, is_seen, scale=softmax_scale(attention))
+    scale = softmax_scale(attention)
+    if kernel is not None:
+        return kernel(q, k, v, scale=scale)
+    return attended(q, k, v, is_seen, scale=scale)
 
 
 def _expanded_heads(

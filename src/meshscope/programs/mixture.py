@@ -77,6 +77,7 @@ class ManualMixture:
     points: Points
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights) -> Array:
         """As `Mixture`."""
@@ -140,7 +141,7 @@ class ManualMixture:
         """This device's experts; one device of tp adds the bias where each holds a share of all."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share)
+        return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
 
     def _without_padding(self, chosen: Array, n_tokens: int) -> Array:
         """No expert for the tokens that only fill the last device's share."""
@@ -175,6 +176,7 @@ class AutoMixture:
     mesh: Mesh
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights) -> Array:
         """As `Mixture`."""
@@ -252,7 +254,7 @@ class AutoMixture:
             order = jnp.argsort(flat, stable=True)
             rows = tokens[order // self.moe.n_active]
         with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w)
+            experts = Experts(moe=self.moe, weights=w, row_tile=self.row_tile)
             out = experts(rows, counted(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return summed_rows(unsorted(out, order), shares)

@@ -29,6 +29,7 @@ def condition_lines(run: Run) -> list[tuple[str, str]]:
         ("plan", f"{asked['plan']} on the mesh ({_pairs(asked['mesh'])})"),
         ("request", _request(asked.get("workload"))),
         ("program", _program(asked)),
+        ("kernels", _kernels(asked)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
         ("run", "" if run.path is None else str(run.path)),
@@ -66,6 +67,15 @@ def _program(asked: Mapping[str, Any]) -> str:
     layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
     across = f", {program.get('context', 'ring')} over cp" if "cp" in asked["mesh"] else ""
     return f"{words}{layers} (--loop {program['loop']}){across}{_microbatches(asked)}"
+
+
+def _kernels(asked: Mapping[str, Any]) -> str:
+    """Which way each part of our own program takes."""
+    if "program" not in asked or asked["engine"] != "meshscope":
+        return ""
+    return "; ".join(
+        f"{part.replace('_', ' ')}: {way}" for part, way in asked.get("kernels", {}).items()
+    )
 
 
 def _microbatches(asked: Mapping[str, Any]) -> str:
