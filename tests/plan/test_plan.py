@@ -161,6 +161,18 @@ def test_a_model_that_the_plan_does_not_divide_is_refused(text: str, remedy: str
         check_model(parse_plan(text), LLAMA)
 
 
+def test_groups_of_heads_that_go_out_together_are_not_split() -> None:
+    """Each group ends in a sum of its own heads: tp splits between groups, not inside them."""
+    with pytest.raises(PlanError, match=r"o_groups=8 is not divisible by tp=16. Use a tp"):
+        check_model(Plan(tp=16), read_model("DeepSeek-V4"))
+
+
+@pytest.mark.parametrize("text", ["pp=2,tp=4", "cp=2,tp=4"])
+def test_axes_that_compressed_attention_lacks_are_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r"=2 is not written for.*Use tp, dp, fsdp or ep."):
+        check_model(parse_plan(text), read_model("DeepSeek-V4"))
+
+
 def test_an_ffn_and_kv_heads_that_do_not_fit_are_refused() -> None:
     odd = replace(LLAMA, ffn=100)
     with pytest.raises(PlanError, match="ffn=100 is not divisible by tp=8"):

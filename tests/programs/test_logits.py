@@ -12,7 +12,7 @@ from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
-from meshscope.plan.plan import parse_plan
+from meshscope.plan.plan import Plan, parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 
@@ -172,6 +172,41 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
 
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("n_prompt", [3, 21])
+def test_prefill_may_end_where_no_entry_does(n_prompt: int) -> None:
+    """DeepSeek-V4: before the first entry (of 4 positions), and where none (of 4 or 8) is just complete."""
+    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.values import empty_cache, placed_weights  # noqa: PLC0415
+
+    weights, prompt, expected = golden.read_golden("deepseek_v4")
+    tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    n_positions = golden.PROMPT + golden.N_DECODE + 1
+    experiment = experiment_of(
+        model=model_from_config(golden.CONFIGS["deepseek_v4"], name="tiny", source="test"),
+        plan=Plan(),
+        topology=parse_topology("cpu:1"),
+        workload=Workload(
+            batch=golden.BATCH, prompt=n_prompt, output=n_positions - n_prompt, **f32
+        ),
+        program=Program(loop=Loop.SCAN),
+    )
+    prefill, decode = (build_program(experiment, phase, jax.devices()[:1]) for phase in Phase)
+    arrays = placed_weights(experiment, prefill, weights.__getitem__)
+
+    _, logits, cache = prefill.step(arrays, tokens[:, :n_prompt], empty_cache(prefill), np.int32(0))
+    got = {n_prompt - 1: np.asarray(logits)}
+    for position in range(n_prompt, n_positions - 1):
+        token = tokens[:, position : position + 1]
+        _, logits, cache = decode.step(arrays, token, cache, np.int32(position))
+        got[position] = np.asarray(logits)
+
+    for position in range(max(n_prompt, golden.PROMPT) - 1, n_positions - 1):
+        np.testing.assert_allclose(
+            got[position], expected[position - golden.PROMPT + 1], atol=TOLERANCE, rtol=TOLERANCE
+        )
 
 
 @pytest.mark.oracle

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.arch.model import GroupedAttention, Model
+from meshscope.arch.model import CompressedAttention, GroupedAttention, Model
 from meshscope.errors import PlanError, nearest
 from meshscope.plan.mesh import Mesh
 from meshscope.plan.workload import Workload
@@ -210,6 +210,7 @@ def check_model(plan: Plan, model: Model) -> None:
             f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
             f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
         )
+    _check_compressed(plan, model)
     _check_tp(plan, model)
     _check_experts(plan, model)
     if model.hidden % plan.fsdp:
@@ -220,6 +221,8 @@ def _check_tp(plan: Plan, model: Model) -> None:
     """Heads and MLP widths divide by tp."""
     attention, moe = model.attention, model.moe
     sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if isinstance(attention, CompressedAttention):
+        sizes["o_groups"] = attention.n_groups
     if moe is not None:
         sizes["shared_ffn"] = moe.shared_ffn
         if "tp" not in plan.expert_axes:
@@ -234,6 +237,16 @@ def _check_tp(plan: Plan, model: Model) -> None:
                 f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
                 "neither divides the other. Use a tp that divides the heads, or a multiple of them "
                 "(heads are replicated)."
+            )
+
+
+def _check_compressed(plan: Plan, model: Model) -> None:
+    """No pipeline and no split context where entries are made of neighbouring positions."""
+    for axis in ("pp", "cp"):
+        if isinstance(model.attention, CompressedAttention) and getattr(plan, axis) != 1:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: {axis}={getattr(plan, axis)} is not written for "
+                f"compressed attention and its parallel residual streams. Use tp, dp, fsdp or ep."
             )
 
 

@@ -7,7 +7,7 @@ and K key and value heads of one device, H head width, R latent rank, P rotated 
 from collections.abc import Iterator
 from typing import assert_never
 
-from meshscope.arch.model import GroupedAttention, LatentAttention
+from meshscope.arch.model import CompressedAttention, GroupedAttention, LatentAttention
 from meshscope.plan.context import (
     ContextForm,
     cache_slots,
@@ -52,6 +52,8 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
             return ((stored_kv_heads(attention, plan) // plan.tp, attention.head_dim),) * 2
         case LatentAttention():
             return ((attention.kv_rank + attention.rope_dim,),)
+        case CompressedAttention():
+            raise AssertionError("an experiment refuses cp for compressed attention")
         case _:
             assert_never(attention)
 
@@ -82,6 +84,8 @@ def _merged(experiment: Experiment) -> Iterator[Meeting]:
             width = attention.head_dim
         case LatentAttention():
             width = attention.value_dim
+        case CompressedAttention():
+            raise AssertionError("an experiment refuses cp for compressed attention")
         case _:
             assert_never(attention)
     n_heads = attention.n_heads // plan.tp

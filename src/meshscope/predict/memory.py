@@ -1,20 +1,13 @@
 """The memory that a plan needs on one device, as far as closed formulas know it."""
 
 from dataclasses import replace
-from math import prod
 
 from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.plan.memory import Memory
 from meshscope.plan.stages import stage_layers
-from meshscope.plan.weights import (
-    Weight,
-    device_weight_bytes,
-    layer_elements,
-    outer_weights,
-)
+from meshscope.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.predict.vllm_engine import stored_vocab
-from meshscope.units import DTYPE_BITS
 
 
 def predicted_memory(experiment: Experiment) -> Memory:
@@ -62,11 +55,11 @@ def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[in
     embed, norm, *head = outer_weights(model, plan)
     layers = model.layers[indices.start : indices.stop]
     weights: list[Weight] = []
-    if is_first or (is_last and not head):
+    if is_first or (is_last and model.has_tied_embeddings):
         weights.append(embed)
     if is_last:
         weights += [norm, *head]
-    elements = sum(prod(weight.local_shape(plan)) for weight in weights)
-    elements += sum(layer_elements(model, plan, layer) for layer in layers)
-    cache_bytes = device_cache_bytes(model, plan, workload, layers)
-    return elements * DTYPE_BITS[workload.weight_dtype] // 8, cache_bytes
+    dtype = workload.weight_dtype
+    weights_bytes = sum(weight.local_bytes(plan, dtype) for weight in weights)
+    weights_bytes += sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
+    return weights_bytes, device_cache_bytes(model, plan, workload, layers)

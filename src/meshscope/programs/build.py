@@ -25,6 +25,7 @@ from meshscope.programs.layout import Layout, layout_of
 from meshscope.programs.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.pipeline import Pipeline
 from meshscope.programs.points import AutoPoints, ManualPoints
+from meshscope.programs.streams import SINGLE_STREAM, HyperStreams, Streams
 from meshscope.table.kinds import Phase
 
 JAX_DTYPES: dict[str, Any] = {
@@ -32,6 +33,7 @@ JAX_DTYPES: dict[str, Any] = {
     "f16": jnp.float16,
     "f32": jnp.float32,
     "s8": jnp.int8,
+    "s32": jnp.int32,
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
 }
@@ -125,6 +127,9 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
     write = repeats_of if experiment.is_scanned else unrolled
+    streams: Streams = SINGLE_STREAM
+    if model.hyper is not None:
+        streams = HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
     return Decoder(
         model=model,
         phase=phase,
@@ -136,6 +141,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             phase=phase,
             n_prompt=experiment.workload.prompt,
         ),
+        streams=streams,
         specs=_weight_specs(experiment),
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
@@ -228,6 +234,18 @@ class ArgumentSpecs:
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
+    def weight_dtypes(self) -> dict[str, Any]:
+        """XLA's names of the weights' formats, in the same structure."""
+        model, plan = self.experiment.model, self.experiment.plan
+        usual = self.experiment.workload.weight_dtype
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
+            return {w.name: w.dtype or usual for w in layer_weights(model, plan, layer)}
+
+        outer = {w.name: w.dtype or usual for w in outer_weights(model, plan)}
+        return outer | {"layers": self._by_layer(of_layer)}
+
+    @property
     def cache(self) -> Any:
         """Partition specs of the cache."""
         model, plan = self.experiment.model, self.experiment.plan
@@ -246,11 +264,14 @@ class ArgumentSpecs:
             self.experiment.plan,
             self.experiment.workload,
         )
-        positions = (workload.batch, plan.cp * cache_slots(plan, workload))
+        n_slots = cache_slots(plan, workload)
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             arrays = layer_cache(model, plan, layer)
-            return {a.name: (*lead, *positions, *a.shape) for a in arrays}
+            return {
+                a.name: (*lead, workload.batch, plan.cp * a.n_slots(n_slots), *a.shape)
+                for a in arrays
+            }
 
         return self._by_layer(of_layer)
 
@@ -272,18 +293,20 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
     def array(shape: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    def arrays(shapes: Any, tree: Any, dtype: str) -> Any:
+    def arrays(shapes: Any, tree: Any, dtypes: Any) -> Any:
         return jax.tree.map(
-            lambda spec, shape: array(shape, spec, JAX_DTYPES[dtype]),
+            lambda spec, shape, dtype: array(shape, spec, JAX_DTYPES[dtype]),
             tree,
             shapes,
+            dtypes,
             is_leaf=_is_spec,
         )
 
+    cache_dtypes = jax.tree.map(lambda _: workload.cache_dtype, specs.cache, is_leaf=_is_spec)
     n_tokens = workload.prompt if phase is Phase.PREFILL else 1
     return (
-        arrays(specs.weight_shapes, specs.weights, workload.weight_dtype),
+        arrays(specs.weight_shapes, specs.weights, specs.weight_dtypes),
         array((workload.batch, n_tokens), specs.layout.tokens_spec, jnp.int32),
-        arrays(specs.cache_shapes, specs.cache, workload.cache_dtype),
+        arrays(specs.cache_shapes, specs.cache, cache_dtypes),
         array((), P(), jnp.int32),
     )

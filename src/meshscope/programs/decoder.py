@@ -14,9 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
+from meshscope.arch.model import (
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+    Model,
+)
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
+from meshscope.programs.compressed import compressed_attention
 from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
 from meshscope.programs.kernels import PrefillKernel
@@ -25,6 +33,7 @@ from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
 from meshscope.programs.points import Points, scope
 from meshscope.programs.state import LayerCache, LayerWeights
+from meshscope.programs.streams import Streams
 from meshscope.table.kinds import Part, Phase
 
 
@@ -42,6 +51,7 @@ class Decoder:
     points: Points
     mixture: Mixture | None
     context: Context
+    streams: Streams
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
@@ -61,7 +71,8 @@ class Decoder:
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
             positions = self.context.positions(position, tokens.shape[1])
-            x, cache = self.layers(x, weights["layers"], cache, positions)
+            x = self.streams.opened(x)
+            x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
                 logits = self.logits(outer, x, table if is_tied else None)
@@ -90,16 +101,18 @@ class Decoder:
         `table` is the embedding where the head is tied to it: gathered once in a step, as root
         parameters are under fsdp.
         """
-        x = self.points.last(x)
+        x = self.points.last(self.streams.closed(x, outer))
         x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
         head = outer("lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
-    def layers(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
+    def layers(
+        self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
+    ) -> tuple[Array, Any]:
         """The layers one after the other, those that repeat as loops."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
-            x, cache = self._repeat(x, layers, cache, positions, repeat, n_before)
+            x, cache = self._repeat(x, layers, cache, positions, tokens, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return x, cache
@@ -110,6 +123,7 @@ class Decoder:
         layers: Any,
         cache: Any,
         positions: Array,
+        tokens: Array,
         repeat: Repeat,
         n_before: Mapping[str, int],
     ) -> tuple[Array, Any]:
@@ -133,7 +147,7 @@ class Decoder:
                         is_here=self.context.is_here(positions),
                         first_row=self.first_row,
                     )
-                    x, held = self._layer(x, w, held, positions, layer)
+                    x, held = self._layer(x, w, held, positions, tokens, layer)
                 cache = _with(cache, key, held.arrays)
             return (x, cache), None
 
@@ -141,23 +155,34 @@ class Decoder:
             return body((x, cache), 0)[0]
         return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
 
-    def _layer(
-        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
+    def _layer(  # noqa: PLR0913, PLR0917  what a layer sees
+        self,
+        x: Array,
+        w: LayerWeights,
+        cache: LayerCache,
+        positions: Array,
+        tokens: Array,
+        layer: Layer,
     ) -> tuple[Array, LayerCache]:
         eps = self.model.norm_eps
         with scope(Part.ATTN):
-            h = self.points.entered(rms_norm(x, w("attn_norm"), eps))
+            h, added = self.streams.read(x, w, "attn")
+            h = self.points.entered(rms_norm(h, w("attn_norm"), eps))
             h, cache = self._attention(h, w, cache, positions, layer)
-            x = x + w.biased(self.points.summed(h), "bo")
+            x = added(w.biased(self.points.summed(h), "bo"))
         if layer.mlp is MlpKind.DENSE:
             with scope(Part.MLP):
-                h = self.points.entered(rms_norm(x, w("mlp_norm"), eps))
-                x = x + w.biased(self.points.summed(_mlp(h, w)), "b_down")
+                h, added = self.streams.read(x, w, "mlp")
+                h = self.points.entered(rms_norm(h, w("mlp_norm"), eps))
+                x = added(w.biased(self.points.summed(_mlp(h, w)), "b_down"))
         else:
             assert self.mixture is not None
             with scope(Part.MOE_ROUTER):
-                h = rms_norm(x, w("mlp_norm"), eps)
-            x = x + self.mixture(h, w)
+                h, added = self.streams.read(x, w, "mlp")
+                h = rms_norm(h, w("mlp_norm"), eps)
+            h = self.mixture(h, w, tokens)
+            with scope(Part.MOE_COMBINE):
+                x = added(h)
         return x, cache
 
     def _attention(
@@ -168,6 +193,8 @@ class Decoder:
                 attention = grouped_attention
             case LatentAttention():
                 attention = latent_attention
+            case CompressedAttention():
+                attention = compressed_attention
             case _:
                 assert_never(self.model.attention)
         kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None

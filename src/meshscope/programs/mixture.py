@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshscope.arch.model import MixtureOfExperts
+from meshscope.arch.model import Activation, MixtureOfExperts
 from meshscope.plan.dispatch import (
     Dispatch,
     DispatchForm,
@@ -48,23 +48,30 @@ from meshscope.table.kinds import Part
 class Mixture(Protocol):
     """What stands in for the MLP of a layer with experts."""
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
-        """The normed residual stream in, what is added to it out; both laid out like it."""
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
+        """The normed residual stream in, what is added to it out; both laid out like it.
+
+        `ids` [B, S] are the tokens of the step, never split over tp.
+        """
         ...
 
 
-def shared_experts(x: Array, w: LayerWeights, inner: Array | None = None) -> Array:
+def shared_experts(
+    x: Array, w: LayerWeights, moe: MixtureOfExperts, inner: Array | None = None
+) -> Array:
     """The gated MLP of the shared experts: this device's part of a sum over tp.
 
     `inner` is what `inner_of_shared` makes, where that was done before.
     """
-    return (inner_of_shared(x, w) if inner is None else inner) @ w("shared_w_down")
+    return (inner_of_shared(x, w, moe) if inner is None else inner) @ w("shared_w_down")
 
 
-def inner_of_shared(x: Array, w: LayerWeights) -> Array:
+def inner_of_shared(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
     """The first two of the three products of the shared experts."""
     with scope(Part.MOE_SHARED):
-        return jax.nn.silu(x @ w("shared_w_gate")) * (x @ w("shared_w_up"))
+        gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
+        is_limited = moe.activation is Activation.LIMITED_SWIGLU
+        return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +86,27 @@ class ManualMixture:
     capacity_factor: float | None
     row_tile: int = 1
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
         if "tp" in exchange_axes(self.plan):
-            return self._over_tokens(x, w)
-        return self._over_tp(x, w)
+            return self._over_tokens(x, w, ids)
+        return self._over_tp(x, w, ids)
 
-    def _over_tp(self, x: Array, w: LayerWeights) -> Array:
+    def _over_tp(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """All devices of tp hold the same tokens; what each adds is summed over tp once."""
         with scope(Part.MOE_DISPATCH):
             x = self.points.entered(x)
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
-            chosen, shares = routing(tokens, w, self.moe)
+            chosen, shares = routing(tokens, w, self.moe, ids.reshape(-1))
         dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
             # The dispatch can hide behind two products of the shared experts, the combine behind one.
-            shared = partial(inner_of_shared, x, w) if self.moe.shared_ffn is not None else None
+            shared = (
+                partial(inner_of_shared, x, w, self.moe)
+                if self.moe.shared_ffn is not None
+                else None
+            )
             experts = self._experts(w)
             out, inner = exchanged_beside(
                 tokens, chosen, shares, experts, dispatch, meanwhile=shared
@@ -110,18 +121,19 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w, inner)
+                out = out + shared_experts(x, w, self.moe, inner)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
-    def _over_tokens(self, x: Array, w: LayerWeights) -> Array:
+    def _over_tokens(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """Each device of tp routes its own tokens; shared experts see them all, as a dense MLP does."""
         is_split = self.layout.split_dim is not None
         tokens = x.reshape(-1, x.shape[-1])
         n_tokens = tokens.shape[0] if is_split else routed_tokens(self.plan, tokens.shape[0])
         with scope(Part.MOE_ROUTER):
             own = tokens if is_split else _share(tokens, n_tokens)
-            chosen, shares = routing(own, w, self.moe)
+            own_ids = self._split(ids) if is_split else _share(ids.reshape(-1), n_tokens)
+            chosen, shares = routing(own, w, self.moe, own_ids.reshape(-1))
             if not is_split:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
@@ -134,7 +146,8 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + self.points.summed(shared_experts(self.points.entered(x), w))
+                whole = self.points.entered(x)
+                out = out + self.points.summed(shared_experts(whole, w, self.moe))
         return out
 
     def _experts(self, w: LayerWeights) -> Experts:
@@ -142,6 +155,13 @@ class ManualMixture:
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
         return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
+
+    def _split(self, ids: Array) -> Array:
+        """This tp device's part of the ids [B, S], as sp splits the residual stream."""
+        dim = self.layout.split_dim
+        assert dim is not None
+        n_own = ids.shape[dim] // self.plan.tp
+        return lax.dynamic_slice_in_dim(ids, lax.axis_index("tp") * n_own, n_own, axis=dim)
 
     def _without_padding(self, chosen: Array, n_tokens: int) -> Array:
         """No expert for the tokens that only fill the last device's share."""
@@ -159,9 +179,9 @@ class ManualMixture:
 
 
 def _share(tokens: Array, n_tokens: int) -> Array:
-    """This tp device's share [n_tokens, D] of the tokens, zeros beyond the last."""
+    """This tp device's share [n_tokens, ...] of the tokens, zeros beyond the last."""
     missing = -tokens.shape[0] % n_tokens
-    padded = jnp.pad(tokens, ((0, missing), (0, 0)))
+    padded = jnp.pad(tokens, ((0, missing), *((0, 0),) * (tokens.ndim - 1)))
     return lax.dynamic_slice_in_dim(padded, lax.axis_index("tp") * n_tokens, n_tokens)
 
 
@@ -178,18 +198,18 @@ class AutoMixture:
     capacity_factor: float | None
     row_tile: int = 1
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
         with scope(Part.MOE_DISPATCH):
             x = self.points.entered(x)
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
-            chosen, shares = routing(tokens, w, self.moe)
+            chosen, shares = routing(tokens, w, self.moe, ids.reshape(-1))
         by_form = self._gathered if self.form is DispatchForm.GATHERED else self._one_hot
         out = by_form(tokens, chosen, shares, w).reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w)
+                out = out + shared_experts(x, w, self.moe)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 

@@ -92,7 +92,11 @@ class Pipeline:
                 is_busy & (stage == 0), lambda x: self._embedded(weights, parts[index], x), _same, x
             )
         first_row = index * parts.shape[1]
-        branches = [_idle, *(self._branch(run, weights, positions, first_row) for run in self.runs)]
+        own = parts[index]
+        branches = [
+            _idle,
+            *(self._branch(run, weights, positions, own, first_row) for run in self.runs),
+        ]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
         x, cache = lax.switch(branch, branches, x, cache)
@@ -113,7 +117,12 @@ class Pipeline:
             return self.decoder.points.embedded(table, tokens).astype(x.dtype)
 
     def _branch(
-        self, run: StageRun, weights: Mapping[str, Any], positions: Array, first_row: Array
+        self,
+        run: StageRun,
+        weights: Mapping[str, Any],
+        positions: Array,
+        tokens: Array,
+        first_row: Array,
     ) -> Callable[[Array, Any], tuple[Array, Any]]:
         """The layers of one stage of the run, on the sequences from `first_row` of the batch on."""
         write = repeats_of if self.is_scanned else unrolled
@@ -125,7 +134,7 @@ class Pipeline:
 
         def branch(x: Array, cache: Any) -> tuple[Array, Any]:
             with scope(stages_scope(run.stages, n_layers=len(run.kinds))), scope(self._turns):
-                return decoder.layers(x, weights["layers"], cache, positions)
+                return decoder.layers(x, weights["layers"], cache, positions, tokens)
 
         return branch
 
