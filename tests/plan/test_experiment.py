@@ -155,11 +155,6 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
         assert experiment.crosses_slices(groups("dp")) is data
 
 
-def test_stages_do_not_have_cp() -> None:
-    with pytest.raises(PlanError, match=r"pp=2 with cp=2 is not part .* Use pp or cp alone"):
-        _experiment("pp=2,cp=2,tp=2")
-
-
 def test_the_auto_partitioner_does_not_have_cp() -> None:
     with pytest.raises(PlanError, match=r"cp=2 needs .* Use --partitioner manual"):
         _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))

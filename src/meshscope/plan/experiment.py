@@ -329,12 +329,7 @@ def _check_weights(plan: Plan, model: Model) -> None:
 
 
 def _check_context(plan: Plan, program: Program) -> None:
-    """PlanError when cp meets what it is not written for: stages, or the auto partitioner."""
-    if plan.cp > 1 and plan.pp > 1:
-        raise PlanError(
-            f"plan '{plan}': pp={plan.pp} with cp={plan.cp} is not part of this version: a ring inside "
-            "a stage would run for one micro-batch at a time. Use pp or cp alone, each with tp, dp or fsdp."
-        )
+    """PlanError when cp meets what it is not written for: the auto partitioner."""
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
