@@ -59,6 +59,13 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 }
 
 
+# Chips of the largest slice for which the compiler takes a ragged all-to-all, where there is one: from
+# v5e:4x8 on it is refused for "limited ICI routing" (libtpu 0.0.42.1, compiled here).
+MAX_RAGGED_CHIPS = {"v5e": 16}
+DEFAULT_CAPACITY_FACTOR = (
+    2.0  # as in GShard (arXiv 2006.16668), where 2 N / E slots hold N tokens' rows
+)
+
 # The forms of dispatch that each partitioner's programs are written in.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
@@ -142,9 +149,24 @@ class Experiment:
 
     @property
     def _natural_form(self) -> DispatchForm:
-        """Ragged where XLA has it: on TPU and GPU."""
-        is_cpu = self.topology.chip.kind is ChipKind.CPU
-        return DispatchForm.CAPACITY if is_cpu else DispatchForm.RAGGED
+        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e."""
+        chip, n_chips = self.topology.chip, self.topology.n_chips
+        is_large = n_chips > MAX_RAGGED_CHIPS.get(chip.name, n_chips)
+        lacks_it = is_large or chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if lacks_it else DispatchForm.RAGGED
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Room over the mean; None for room for every routing.
+
+        Where a TPU slice has no ragged exchange, room for every routing would be most of its
+        memory, so that a fixed factor is taken.
+        """
+        if self.program.capacity_factor is not None:
+            return self.program.capacity_factor
+        is_forced = self.dispatch_form is DispatchForm.CAPACITY is not self.program.dispatch
+        is_tpu = self.topology.chip.kind is ChipKind.TPU
+        return DEFAULT_CAPACITY_FACTOR if is_forced and is_tpu else None
 
     def dispatch(self, phase: Phase) -> Dispatch | None:
         """The exchange of rows in a layer of experts; None without experts, or where no row travels.
@@ -160,7 +182,7 @@ class Experiment:
             self.plan,
             n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
             form=self.dispatch_form if is_manual else self._natural_form,
-            capacity_factor=self.program.capacity_factor if is_manual else None,
+            capacity_factor=self.capacity_factor if is_manual else None,
         )
 
     def n_microbatches(self, phase: Phase) -> int:

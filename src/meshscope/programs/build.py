@@ -122,7 +122,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "layout": layout,
             "points": points,
             "form": experiment.dispatch_form,
-            "capacity_factor": experiment.program.capacity_factor,
+            "capacity_factor": experiment.capacity_factor,
             "row_tile": _row_tile(experiment),
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
