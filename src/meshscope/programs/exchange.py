@@ -7,6 +7,7 @@ Shapes: n devices of the exchange, E experts of the model, e of one device, T to
 K experts a token, R = T*K rows that leave, B rows that a device can receive, C slots for each pair.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -30,12 +31,31 @@ def exchanged_mixture(
 
     An expert beyond the last means none.
     """
+    return exchanged_beside(x, chosen, shares, experts, dispatch, meanwhile=None)[0]
+
+
+def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and what else there is to do
+    x: Array,
+    chosen: Array,
+    shares: Array,
+    experts: Experts,
+    dispatch: Dispatch,
+    *,
+    meanwhile: Callable[[], Array] | None,
+) -> tuple[Array, Array | None]:
+    """As `exchanged_mixture`, and what `meanwhile` makes of what this device has already.
+
+    That work is held to the time before the experts', so that it can hide the dispatch.
+    """
     with scope(Part.MOE_DISPATCH):
         flat = chosen.reshape(-1)
         order = jnp.argsort(flat, stable=True)
         rows = x[order // dispatch.n_active]  # [R, D]
         table = _table(counted(flat, experts.moe.n_experts), dispatch)
         received = table.sent(rows)  # [B, D]
+    beside = None
+    if meanwhile is not None:
+        received, beside = lax.optimization_barrier((received, meanwhile()))
     with scope(Part.MOE_EXPERTS):
         by_expert = jnp.argsort(table.expert_of_received, stable=True)
         n_rows_of = counted(table.expert_of_received, dispatch.n_local_experts)
@@ -43,7 +63,7 @@ def exchanged_mixture(
         out = unsorted(out, by_expert)
     with scope(Part.MOE_COMBINE):
         back = table.returned(out, rows)
-        return summed_rows(unsorted(back, order), shares)
+        return summed_rows(unsorted(back, order), shares), beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

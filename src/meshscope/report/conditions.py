@@ -65,7 +65,8 @@ def _program(asked: Mapping[str, Any]) -> str:
         return f"{asked['engine']}'s conventions"
     words = f"{program['frontend']}, {program['partitioner']} partitioner"
     layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
-    return f"{words}{layers} (--loop {program['loop']})"
+    across = f", {program.get('context', 'ring')} over cp" if "cp" in asked["mesh"] else ""
+    return f"{words}{layers} (--loop {program['loop']}){across}{_microbatches(asked)}"
 
 
 def _kernels(asked: Mapping[str, Any]) -> str:
@@ -75,3 +76,11 @@ def _kernels(asked: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{part.replace('_', ' ')}: {way}" for part, way in asked.get("kernels", {}).items()
     )
+
+
+def _microbatches(asked: Mapping[str, Any]) -> str:
+    """How many parts of the batch follow each other through a pipeline."""
+    if asked["mesh"].get("pp", 1) == 1 or "microbatches" not in asked:
+        return ""
+    n = asked["microbatches"]["prefill"]
+    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"
