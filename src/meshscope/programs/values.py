@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
 from meshscope.programs.build import BuiltProgram
+
+RANDOM_SCALE = 0.02  # the initializer_range of most published configs
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -108,3 +111,34 @@ def empty_cache(program: BuiltProgram) -> Any:
         lambda like: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding),
         program.arguments[2],
     )
+
+
+def zeros_like(abstract: Any) -> Any:
+    """Zeros on the devices, made there."""
+    leaves, structure = jax.tree.flatten(abstract)
+    shardings = [leaf.sharding for leaf in leaves]
+
+    def make() -> list[Any]:
+        return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    return jax.tree.unflatten(structure, jax.jit(make, out_shardings=shardings)())
+
+
+def random_weights(program: BuiltProgram, *, seed: int) -> Any:
+    """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small."""
+    leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
+    made = [_random(path, leaf, seed + index) for index, (path, leaf) in enumerate(leaves)]
+    return jax.tree.unflatten(structure, made)
+
+
+def _random(path: tuple[Any, ...], like: Any, seed: int) -> Any:
+    is_norm = "norm" in str(path[-1])
+
+    def make() -> Any:
+        if is_norm:
+            return jnp.ones(like.shape, like.dtype)
+        key = jax.random.key(seed, impl="unsafe_rbg")  # fast, and good enough for weights
+        values = jax.random.uniform(key, like.shape, jnp.float32, -1, 1)
+        return (values * RANDOM_SCALE).astype(like.dtype)
+
+    return jax.jit(make, out_shardings=like.sharding)()
