@@ -1,11 +1,13 @@
 """Values for the arrays of a program: from a checkpoint's tensors, put on the devices shard by shard."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment
@@ -113,32 +115,35 @@ def empty_cache(program: BuiltProgram) -> Any:
     )
 
 
-def zeros_like(abstract: Any) -> Any:
-    """Zeros on the devices, made there."""
-    leaves, structure = jax.tree.flatten(abstract)
-    shardings = [leaf.sharding for leaf in leaves]
-
-    def make() -> list[Any]:
-        return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
-
-    return jax.tree.unflatten(structure, jax.jit(make, out_shardings=shardings)())
-
-
 def random_weights(program: BuiltProgram, *, seed: int) -> Any:
-    """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small."""
+    """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small.
+
+    Every element is a hash of its own place, so that each device makes its share alone; copies agree.
+    """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
-    made = [_random(path, leaf, seed + index) for index, (path, leaf) in enumerate(leaves)]
+    makers: dict[Any, Any] = {}
+    made: list[Any] = []
+    for index, (path, like) in enumerate(leaves):
+        make = _ones if "norm" in str(path[-1]) else _hashed
+        key = (make, like.shape, like.dtype, like.sharding)
+        if key not in makers:
+            bound = partial(make, shape=like.shape, dtype=like.dtype)
+            makers[key] = jax.jit(bound, out_shardings=like.sharding)
+        made.append(makers[key](np.uint32(seed * len(leaves) + index)))
     return jax.tree.unflatten(structure, made)
 
 
-def _random(path: tuple[Any, ...], like: Any, seed: int) -> Any:
-    is_norm = "norm" in str(path[-1])
+def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    return jnp.ones(shape, dtype)
 
-    def make() -> Any:
-        if is_norm:
-            return jnp.ones(like.shape, like.dtype)
-        key = jax.random.key(seed, impl="unsafe_rbg")  # fast, and good enough for weights
-        values = jax.random.uniform(key, like.shape, jnp.float32, -1, 1)
-        return (values * RANDOM_SCALE).astype(like.dtype)
 
-    return jax.jit(make, out_shardings=like.sharding)()
+def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Uniform in +-RANDOM_SCALE; the hash is lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
+    place, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
+    for dim in reversed(range(len(shape))):
+        steps = lax.broadcasted_iota(jnp.uint32, shape, dim)
+        place = place + steps * np.uint32(stride % 2**32)
+        stride *= shape[dim]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        place = (place ^ (place >> shift)) * np.uint32(factor)
+    return ((place >> 8).astype(jnp.float32) * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)

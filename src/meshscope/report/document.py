@@ -2,8 +2,8 @@
 
 `totals` are those of one step of a phase on one device, and under `request` those of all its
 steps. `verdict` tells whether prediction and compiled program agree; null where only one is there.
-`time` is null in every field: no source
-of times is built in, and so its `basis` is null, too.
+`time` holds means over the timed requests of a run on live devices, and `latency` their spread;
+without such a run every field of `time` is null, `basis` too, and there is no `latency`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +13,7 @@ from typing import Any
 
 from meshscope.metrics.grouping import Group, grouped
 from meshscope.metrics.join import Comparison, Match, Verdict, compare, left_rows, right_rows
+from meshscope.metrics.latency import Latency, latency_of
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import unattributed
 from meshscope.plan.memory import Memory
@@ -38,10 +39,43 @@ def run_document(run: Run) -> dict[str, Any]:
         "collectives": [_group(group) for group in grouped(rows)],
         "totals": _totals_of_step_and_request(run, rows),
         "memory": _memory(run.memory.get(source)),
-        "time": dict.fromkeys(TIMES),
+        "time": _time(run),
         "unattributed": _unattributed(rows),
         "verdict": _own_verdict(run),
+        **_live(run),
     }
+
+
+def _time(run: Run) -> dict[str, Any]:
+    """Mean seconds of the timed requests; null in every field where nothing was timed."""
+    latency = run_latency(run)
+    if latency is None:
+        return dict.fromkeys(TIMES)
+    return {
+        "prefill_s": latency.ttft.mean_s,
+        "decode_step_s": None if latency.itl is None else latency.itl.mean_s,
+        "ttft_s": latency.ttft.mean_s,
+        "tpot_s": None if latency.tpot is None else latency.tpot.mean_s,
+        "e2e_s": latency.e2e.mean_s,
+        "basis": Source.MEASURED.value,
+    }
+
+
+def run_latency(run: Run) -> Latency | None:
+    """The latency of the run's timed requests; None where nothing was timed."""
+    workload = run.manifest.experiment.get("workload")
+    if run.measured is None or workload is None:
+        return None
+    requests = run.measured.requests
+    return latency_of(requests, batch=workload["batch"], prompt=workload["prompt"])
+
+
+def _live(run: Run) -> dict[str, Any]:
+    """What only live devices tell."""
+    latency = run_latency(run)
+    if latency is None or run.measured is None:
+        return {}
+    return {"latency": asdict(latency), "measured": asdict(run.measured)}
 
 
 def _totals_of_step_and_request(run: Run, rows: Iterable[Collective]) -> dict[str, Any]:

@@ -1,33 +1,51 @@
 """An experiment on live devices: its compiled programs, its weights, and requests that are timed."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshscope.plan.experiment import Experiment
 from meshscope.programs.build import BuiltProgram, build_program
-from meshscope.programs.values import random_weights, zeros_like
 from meshscope.table.kinds import Phase
+
+MakeWeights = Callable[[BuiltProgram], Any]
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What stays on the devices between requests."""
+    """What stays on the devices between requests.
+
+    `positions` holds the position of each step's first token; `new_cache` makes an empty cache,
+    `as_input` what a step takes of the tokens that the step before returned.
+    """
 
     experiment: Experiment
-    programs: dict[Phase, BuiltProgram]
     compiled: dict[Phase, Any]
     weights: Any
     prompt: Any
+    positions: list[Any]
+    new_cache: Any
+    as_input: Any
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def started(cls, experiment: Experiment, devices: list[Any], *, seed: int) -> "Session":
-        """Compiles both phases and puts random weights and a random prompt on the devices."""
+    def started(
+        cls,
+        experiment: Experiment,
+        devices: list[Any],
+        *,
+        make_weights: MakeWeights,
+        prompt: np.ndarray,
+        told: Callable[[str], None],
+    ) -> "Session":
+        """Compiles both phases, then puts weights and the prompt [B, S] on the devices."""
+        told("compiling")
         programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
         seconds: dict[str, float] = {}
         compiled: dict[Phase, Any] = {}
@@ -35,20 +53,22 @@ class Session:
             before = time.perf_counter()
             compiled[phase] = program.lower().compile()
             seconds[f"{phase}.compile"] = time.perf_counter() - before
-        prefill = programs[Phase.PREFILL]
+        told("placing weights")
         before = time.perf_counter()
-        weights = random_weights(prefill, seed=seed)
-        jax.block_until_ready(weights)
+        prefill, last = programs[Phase.PREFILL], list(programs.values())[-1]
+        weights = jax.block_until_ready(make_weights(prefill))
         seconds["weights"] = time.perf_counter() - before
-        tokens = prefill.arguments[1]
-        random = np.random.default_rng(seed)
-        prompt = random.integers(0, experiment.model.vocab, tokens.shape, dtype=np.int32)
+        _, tokens, cache, position = prefill.arguments
+        first = experiment.workload.prompt
+        starts = [0, *range(first, first + experiment.workload.n_decode_steps)]
         return cls(
             experiment=experiment,
-            programs=programs,
             compiled=compiled,
             weights=weights,
-            prompt=jax.device_put(prompt, tokens.sharding),
+            prompt=on_devices(prompt, tokens.sharding),
+            positions=[on_devices(np.int32(at), position.sharding) for at in starts],
+            new_cache=_zeros_maker(cache),
+            as_input=jax.jit(_next_tokens, out_shardings=last.arguments[1].sharding),
             seconds=seconds,
         )
 
@@ -69,46 +89,72 @@ class Session:
             }
         return found
 
-    def request(self, *, n_decode_steps: int | None = None) -> dict[str, Any]:
-        """One request with every step waited for: seconds of prefill and of each decode step.
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Flops and bytes that one step asks of one device; a loop's body counts once in them."""
+        found: dict[str, dict[str, float]] = {}
+        for phase, compiled in self.compiled.items():
+            analysis = compiled.cost_analysis() or {}
+            names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
+            found[phase.value] = {n: float(analysis[k]) for n, k in names.items() if k in analysis}
+        return found
+
+    def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
+        """One request with every step waited for: its seconds, and the tokens [B] of each step.
 
         The first token is there when prefill is done; each decode step makes one more.
         """
-        n_steps = self.experiment.workload.n_decode_steps
-        n_steps = n_steps if n_decode_steps is None else min(n_steps, n_decode_steps)
-        cache = zeros_like(self.programs[Phase.PREFILL].arguments[2])
-        position = jax.device_put(np.int32(0), self.programs[Phase.PREFILL].arguments[3].sharding)
-        jax.block_until_ready(cache)
-        before = time.perf_counter()
-        with jax.profiler.StepTraceAnnotation(Phase.PREFILL.value, step_num=0):
-            tokens, _, cache = self.compiled[Phase.PREFILL](
-                self.weights, self.prompt, cache, position
-            )
-            tokens = jax.block_until_ready(tokens)
-        prefill_s = time.perf_counter() - before
-        decode_s = [seconds for seconds, in self._decoded(tokens, cache, n_steps)]
-        return {"prefill_s": prefill_s, "decode_s": decode_s}
+        steps = self.positions[1:][:n_decode_steps]
+        cache = jax.block_until_ready(self.new_cache())
+        prefill_s, tokens, cache = self._step(
+            Phase.PREFILL, self.prompt, cache, self.positions[0], 0
+        )
+        made, decode_s = [tokens], list[float]()
+        for number, position in enumerate(steps, start=1):
+            step_s, tokens, cache = self._step(Phase.DECODE, tokens, cache, position, number)
+            decode_s.append(step_s)
+            made.append(tokens)
+        return {"prefill_s": prefill_s, "decode_s": decode_s}, made
 
-    def _decoded(self, tokens: Any, cache: Any, n_steps: int) -> Any:
-        """Decode steps one after the other; yields the seconds of each."""
-        if not n_steps:
-            return
-        arguments = self.programs[Phase.DECODE].arguments
-        first = self.experiment.workload.prompt
-        for step in range(n_steps):
-            before = time.perf_counter()
-            with jax.profiler.StepTraceAnnotation(Phase.DECODE.value, step_num=1 + step):
-                position = jax.device_put(np.int32(first + step), arguments[3].sharding)
-                tokens, _, cache = self.compiled[Phase.DECODE](
-                    self.weights,
-                    jax.device_put(tokens[:, None], arguments[1].sharding),
-                    cache,
-                    position,
-                )
-                tokens = jax.block_until_ready(tokens)
-            yield (time.perf_counter() - before,)
+    def _step(
+        self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
+    ) -> tuple[float, Any, Any]:
+        """One step, marked in the trace and waited for; its seconds, next tokens and cache."""
+        before = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation(phase.value, step_num=number):
+            tokens = tokens if phase is Phase.PREFILL else self.as_input(tokens)
+            tokens, _, cache = self.compiled[phase](self.weights, tokens, cache, position)
+            jax.block_until_ready(tokens)
+        return time.perf_counter() - before, tokens, cache
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
         """One more request, with the profiler on; at most so many decode steps."""
-        with jax.profiler.trace(str(directory)):
-            return self.request(n_decode_steps=n_decode_steps)
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # calls of Python would be most of the events
+        jax.profiler.start_trace(str(directory), profiler_options=options)
+        try:
+            seconds, _ = self.request(n_decode_steps=n_decode_steps)
+        finally:
+            jax.profiler.stop_trace()
+        return seconds
+
+
+def on_devices(value: Any, sharding: Any) -> Any:
+    """The array on the devices of this process that the sharding gives a part of it."""
+    array = np.asarray(value)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _zeros_maker(abstract: Any) -> Any:
+    """A compiled function that makes zeros of these shapes on their devices."""
+    leaves, structure = jax.tree.flatten(abstract)
+
+    def new_cache() -> Any:
+        return jax.tree.unflatten(structure, [jnp.zeros(a.shape, a.dtype) for a in leaves])
+
+    shardings = jax.tree.unflatten(structure, [leaf.sharding for leaf in leaves])
+    return jax.jit(new_cache, out_shardings=shardings).lower().compile()
+
+
+def _next_tokens(tokens: Any) -> Any:
+    """[B] -> [B, 1]."""
+    return tokens[:, None]
