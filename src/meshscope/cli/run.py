@@ -15,6 +15,8 @@ from meshscope.cli.options import (
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.progress import Progress
 from meshscope.errors import SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import parse_topology
 from meshscope.plan.experiment import Engine
 from meshscope.report.document import metrics_document, run_document
 from meshscope.report.text import run_text
@@ -29,6 +31,14 @@ from meshscope.table.kinds import Source
 class LiveOptions(ExperimentOptions):
     """What the user asks for, as typed."""
 
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of weights, activations and cache.",
+            show_default="f32 on CPU, bf16 elsewhere",
+        ),
+    ] = ""
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are timed.")] = 3
     warmup: Annotated[
         int, typer.Option(metavar="N", min=1, help="Requests before them that are not.")
@@ -41,10 +51,11 @@ class LiveOptions(ExperimentOptions):
 
 
 def _command(options: LiveOptions) -> None:
-    """Run on the devices that JAX sees, into a run: cpu:8 are virtual CPU devices.
+    """Run on live devices, time and profile them, into a run.
 
-    Requests are timed after a warm-up, then one is profiled; the table puts predicted, compiled and
-    measured side by side.
+    The devices are those that JAX sees; cpu:8 are virtual ones on this machine's CPU. Requests are
+    timed after a warm-up, then one is profiled; the table puts predicted, compiled and measured side
+    by side.
     """
     run = _live_run(options)
     if options.as_json:
@@ -57,12 +68,17 @@ def _command(options: LiveOptions) -> None:
 command = takes_options(_command, LiveOptions)
 
 
+def _usual_dtype(options: LiveOptions) -> str:
+    """XLA computes 16-bit numbers slowly on a CPU, and sends them in float32."""
+    return "f32" if parse_topology(options.topology).chip.kind is ChipKind.CPU else "bf16"
+
+
 def _live_run(options: LiveOptions) -> Run:
     if options.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {options.engine} has no program to run. Use predict --engine {options.engine}."
         )
-    experiment = asked_experiment(options)
+    experiment = asked_experiment(replace(options, dtype=options.dtype or _usual_dtype(options)))
     path = run_folder(experiment, options.out)
     predicted = predicted_run(experiment)
     live = RunOptions(

@@ -11,9 +11,11 @@ from dataclasses import asdict, fields
 from fractions import Fraction
 from typing import Any
 
+from meshscope.hardware.chips import CHIPS, ChipKind
 from meshscope.metrics.grouping import Group, grouped
 from meshscope.metrics.join import Comparison, Match, Verdict, compare, left_rows, right_rows
 from meshscope.metrics.latency import Latency, latency_of
+from meshscope.metrics.promotion import promotion_of
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import unattributed
 from meshscope.plan.memory import Memory
@@ -75,7 +77,11 @@ def _live(run: Run) -> dict[str, Any]:
     latency = run_latency(run)
     if latency is None or run.measured is None:
         return {}
-    return {"latency": asdict(latency), "measured": asdict(run.measured)}
+    return {
+        "latency": asdict(latency),
+        "measured": asdict(run.measured),
+        "n_promoted_to_f32": run_promotion(run),
+    }
 
 
 def _totals_of_step_and_request(run: Run, rows: Iterable[Collective]) -> dict[str, Any]:
@@ -97,12 +103,33 @@ def metrics_document(run: Run) -> dict[str, Any]:
     }
 
 
-def own_comparison(run: Run) -> Comparison | None:
-    """Predicted against the run's strongest source; None when the run has only one of them."""
-    source = run.manifest.source
-    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+def own_comparison(run: Run, source: Source | None = None) -> Comparison | None:
+    """Predicted against `source`, by default the run's strongest; None when the run has only one."""
+    source = source or run.manifest.source
+    if source is Source.PREDICTED or not {Source.PREDICTED, source} <= set(run.sources):
         return None
-    return compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+    return compared((run, Source.PREDICTED), (run, source))
+
+
+def compared(left: tuple[Run, Source], right: tuple[Run, Source]) -> Comparison:
+    """Two sources of one run or of two; what a CPU carries out in float32 is compared so."""
+    asked, found = (run.rows_of(source) for run, source in (left, right))
+    if is_on_cpu(right[0]) and right[1] is not Source.PREDICTED:
+        asked = promotion_of(asked, found).rows
+    return compare(asked, found)
+
+
+def run_promotion(run: Run) -> int:
+    """How many collectives of a step the CPU backend carries out in float32, though 16-bit were asked."""
+    if not is_on_cpu(run):
+        return 0
+    return promotion_of(run.rows_of(Source.PREDICTED), run.rows_of(Source.COMPILED)).count
+
+
+def is_on_cpu(run: Run) -> bool:
+    """Whether the run's devices are virtual ones on a CPU."""
+    chip = CHIPS.get(str(run.manifest.experiment.get("topology", "")).split(":")[0])
+    return chip is not None and chip.kind is ChipKind.CPU
 
 
 def comparison_document(
@@ -123,6 +150,13 @@ def comparison_document(
             _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
         },
     }
+
+
+def own_verdicts_document(run: Run) -> dict[str, str]:
+    """The verdict on each pair of sources of one run, by `left = right`."""
+    sources = run.sources
+    pairs = [(a, b) for i, a in enumerate(sources) for b in sources[i + 1 :]]
+    return {f"{a} = {b}": _verdict_word(compared((run, a), (run, b))) for a, b in pairs}
 
 
 def _verdict_word(comparison: Comparison) -> str:
