@@ -1,9 +1,15 @@
-"""A small model for live devices."""
+"""A small model for live devices, and eight virtual ones, set before JAX is imported."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+sys.path.insert(0, str(Path(__file__).parent))  # for smollm
 
 CONFIG = {
     "model_type": "qwen3",

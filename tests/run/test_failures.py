@@ -81,7 +81,7 @@ def test_an_interrupted_run_leaves_no_folder_and_no_child(
     )
     assert started.stderr is not None
     assert "compiling" in started.stderr.readline()
-    child = int(subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True))  # noqa: S607
+    child = int(subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True))
     started.send_signal(number)
     started.wait()
     started.stderr.close()

@@ -94,7 +94,11 @@ def _rate_lines(run: Run, latency: Latency) -> Iterator[str]:
     seconds = run.manifest.seconds
     compiles = {name: seconds.get(f"{name}.compile") for name in Phase}
     told = [f"{name} {format_seconds(s)}" for name, s in compiles.items() if s is not None]
-    before = [f"{n.replace('_', ' ')} {format_seconds(seconds[n])}" for n in ("weights", "warm_up") if n in seconds]
+    before = [
+        f"{n.replace('_', ' ')} {format_seconds(seconds[n])}"
+        for n in ("weights", "warm_up")
+        if n in seconds
+    ]
     yield f"before, not in these figures: compile {', '.join([*told, *before])}"
 
 
@@ -105,7 +109,13 @@ def _rate(per_s: float) -> str:
 def _load_lines(measured: Measured) -> Iterator[RenderableType]:
     """One line a phase: what a device did in a step, over devices; and who waited for whom."""
     table = new_table(
-        "profiled", "window\na step", "busy", "in\ncollectives", "of it\nwaiting", "idle", "busiest\ndevice"
+        "profiled",
+        "window\na step",
+        "busy",
+        "in\ncollectives",
+        "of it\nwaiting",
+        "idle",
+        "busiest\ndevice",
     )
     for phase, n_steps in measured.n_profiled_steps.items():
         own = [load for load in measured.loads if load.phase is phase]
@@ -142,7 +152,9 @@ def _shares(fracs: Sequence[float]) -> str:
 def _slowest_words(times: Sequence[CollectiveTime]) -> str:
     """The collectives that took most of the time: the wire, and waiting for the slowest."""
     worst = max(times, key=lambda time: time.dur_s * time.n_executions)
-    where = " ".join(filter(None, (worst.part, worst.kind, f"over {worst.axis}" if worst.axis else "")))
+    where = " ".join(
+        filter(None, (worst.part, worst.kind, f"over {worst.axis}" if worst.axis else ""))
+    )
     waited = "waiting is not known"
     if worst.wait_s is not None:
         waited = f"{format_seconds(worst.wait_s)} waiting for the slowest"

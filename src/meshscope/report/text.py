@@ -157,7 +157,9 @@ def _different_lines(
     middle = [match for match in between.matches if match.shown.phase in shown]
     joined = with_middle(lines, lines_of_matches(middle))
     names = [source.value for source in Source]
-    return names, [line for line in joined if len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL]
+    return names, [
+        line for line in joined if len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
+    ]
 
 
 def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:

@@ -19,7 +19,8 @@ from typing import Any
 from meshscope.errors import MeshscopeError
 from meshscope.hardware.chips import ChipKind
 from meshscope.plan.experiment import Experiment, experiment_from_dict
-from meshscope.run.names import ERROR, HLO, REPORT, TRACE, hlo_name
+from meshscope.run.checkpoint import Checkpoint
+from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
@@ -40,19 +41,22 @@ def set_environment(experiment: Experiment, *, n_processes: int) -> None:
 
 def told(words: str) -> None:
     """Tells the parent what is being done, on a line of standard output."""
-    print(words, flush=True)
+    sys.stdout.write(f"{TOLD}{words}\n")
+    sys.stdout.flush()
 
 
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Builds, compiles, runs, times and profiles; returns the report."""
     from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.run.processes import gather_profiles, join_processes  # noqa: PLC0415
     from meshscope.run.session import Session  # noqa: PLC0415
 
+    join_processes(options)
     devices = live_devices(experiment)
     session = Session.started(
         experiment,
         devices,
-        make_weights=_weights_maker(options),
+        make_weights=_weights_maker(experiment, options),
         prompt=_prompt(experiment, options),
         told=told,
     )
@@ -60,12 +64,15 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
         path = out / HLO / hlo_name(phase)
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
             file.write(text)
-    requests, warm_up_s = _timed(session, options)
+    requests, tokens, warm_up_s = _timed(session, options)
     told("profiling")
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
+    if options["coordinator"] is not None:
+        gather_profiles(out / TRACE, process_id=options["process_id"])
     return {
         "requests": requests,
+        "tokens": tokens,
         "profiled": profiled,
         "seconds": {**session.seconds, "warm_up": warm_up_s},
         "memory": session.memory(),
@@ -76,10 +83,14 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     }
 
 
-def _weights_maker(options: Mapping[str, Any]) -> Any:
-    from meshscope.programs.values import random_weights  # noqa: PLC0415  imports JAX
+def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
+    """From a program to its weights: those of the checkpoint, or random ones."""
+    from meshscope.programs.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
 
-    return lambda program: random_weights(program, seed=options["seed"])
+    if options["checkpoint"] is None:
+        return lambda program: random_weights(program, seed=options["seed"])
+    checkpoint = Checkpoint(Path(options["checkpoint"]))
+    return lambda program: placed_weights(experiment, program, checkpoint.read)
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
@@ -94,19 +105,24 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
     return random.integers(0, experiment.model.vocab, shape, dtype=np.int32)
 
 
-def _timed(session: Any, options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
-    """The timed requests, and the seconds of the warm-up before them."""
+def _timed(
+    session: Any, options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[list[int]], float]:
+    """The timed requests, the tokens of each sequence, and the seconds of the warm-up before."""
+    from meshscope.run.session import host_tokens  # noqa: PLC0415  imports JAX
+
     before = time.perf_counter()
     told("warming up")
     for _ in range(options["warmup"]):
         session.request()
     warm_up_s = time.perf_counter() - before
     requests: list[dict[str, Any]] = []
+    made: list[Any] = []
     for index in range(options["repeats"]):
         told(f"request {index + 1} of {options['repeats']}")
-        seconds, _ = session.request()
+        seconds, made = session.request()
         requests.append(seconds)
-    return requests, warm_up_s
+    return requests, host_tokens(made), warm_up_s
 
 
 def _flatten(trace: Path) -> None:

@@ -72,7 +72,9 @@ def _of_modules(ops: Ops, names: set[str]) -> Ops:
     if known.is_empty():
         return ops
     events = ops.events.filter(pl.col("op").is_in(known.implode()))
-    return Ops(events=events, instructions=ops.instructions.filter(pl.col("op").is_in(known.implode())))
+    return Ops(
+        events=events, instructions=ops.instructions.filter(pl.col("op").is_in(known.implode()))
+    )
 
 
 def _facts(modules: Mapping[Phase, HloModule], compiled: Sequence[Collective]) -> Facts:
@@ -182,7 +184,9 @@ def _measured_rows(
             continue
         key = names[row.phase], row.hlo_name
         devices = {device for group in row.groups for device in group}
-        n_seen = sum(n for (*name, device), n in seen.items() if (*name,) == key and device in devices)
+        n_seen = sum(
+            n for (*name, device), n in seen.items() if (*name,) == key and device in devices
+        )
         due = expected.get(key, 0)
         if row.stage is not None:
             due = min(due, staged[row.phase, row.hlo_name, row.stage])
@@ -207,7 +211,9 @@ def _due_in_stages(compiled: Sequence[Collective]) -> dict[tuple[Any, ...], int]
 
 def _executions_a_device(rows: pl.DataFrame) -> dict[tuple[str, str, int], int]:
     """How often each collective instruction executed on each device."""
-    counted = rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
+    counted = (
+        rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
+    )
     return {(module, name, device): n for module, name, device, n in counted.iter_rows()}
 
 
@@ -219,9 +225,16 @@ def _loads(rows: pl.DataFrame, n_steps: Mapping[Phase, int]) -> Iterable[DeviceL
         if not steps:
             continue
         figures = ("busy_s", "collective_s", "wait_s", "idle_s", "window_s")
-        summed = pl.concat(steps).group_by("device").agg(
-            *(pl.col(name).sum() for name in figures if name != "wait_s"),
-            pl.when(pl.col("wait_s").is_not_null().all()).then(pl.col("wait_s").sum()).first().alias("wait_s"),
+        summed = (
+            pl.concat(steps)
+            .group_by("device")
+            .agg(
+                *(pl.col(name).sum() for name in figures if name != "wait_s"),
+                pl.when(pl.col("wait_s").is_not_null().all())
+                .then(pl.col("wait_s").sum())
+                .first()
+                .alias("wait_s"),
+            )
         )
         for record in summed.sort("device").iter_rows(named=True):
             yield DeviceLoad(phase=phase, **record)

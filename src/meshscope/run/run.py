@@ -22,7 +22,7 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
 from meshscope.plan.weights import device_weight_bytes
 from meshscope.run.measuring import measured_of
-from meshscope.run.names import ERROR, HLO, REPORT, TRACE, hlo_name
+from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.table.measured import Measured, Request, StepCost
@@ -52,16 +52,37 @@ class RunOptions:
     profiled_steps: int = 4
     seed: int = 0
     prompt_tokens: tuple[int, ...] | None = None
+    checkpoint: str | None = None
+    coordinator: str | None = None  # HOST:PORT of process 0, where several processes run together
+    process_id: int = 0
     n_processes: int = 1
+
+    def __post_init__(self) -> None:
+        """Several processes have a coordinator and a number each."""
+        if (self.coordinator is not None) != (self.n_processes > 1):
+            raise SpecError(
+                "--coordinator HOST:PORT and --n-processes N (2 or more) go together: give every process "
+                "the same two, and each its own --process-id."
+            )
+        if self.process_id >= self.n_processes:
+            raise SpecError(
+                f"--process-id {self.process_id}: of {self.n_processes} processes the last is "
+                f"{self.n_processes - 1}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What live devices gave; `rows` are compiled and measured ones, `seconds` the time of each step."""
+    """What live devices gave.
+
+    `rows` are compiled and measured ones, `seconds` the time of each step of the way, `tokens` those
+    that each sequence got.
+    """
 
     rows: list[Collective]
     measured: Measured
     memory: Memory
+    tokens: list[list[int]]
     versions: Mapping[str, str]
     flags: Mapping[str, str]
     seconds: Mapping[str, float]
@@ -71,11 +92,7 @@ def run_experiment(
     experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
 ) -> RunResult:
     """Runs in a child, leaves `hlo/` and `trace/` in `folder`, and reads both."""
-    check_can_run()
-    (folder / HLO).mkdir()
-    (folder / TRACE).mkdir()
-    report = _reported(experiment, folder, options, progress)
-    progress(LIVE, "done")
+    report = run_process(experiment, folder, options, progress=progress)
     progress(PROFILE, "reading")
     modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
     compiled = [row for p, module in modules.items() for row in _rows(experiment, p, module)]
@@ -84,11 +101,32 @@ def run_experiment(
     return RunResult(
         rows=[*compiled, *measured_rows],
         measured=measured,
+        tokens=report["tokens"],
         memory=_memory(experiment, report["memory"].values()),
         versions=report["versions"],
         flags=report["flags"],
         seconds=report["seconds"],
     )
+
+
+def run_process(
+    experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
+) -> dict[str, Any]:
+    """Runs in a child, which leaves `hlo/` and `trace/` in `folder`; its report.
+
+    Of several processes, the profiles of all come to the first, and the others keep none.
+    """
+    check_can_run()
+    if experiment.topology.n_devices % options.n_processes:
+        raise SpecError(
+            f"{experiment.topology.n_devices} devices of '{experiment.topology.name}' are not divisible "
+            f"by --n-processes {options.n_processes}."
+        )
+    (folder / HLO).mkdir()
+    (folder / TRACE).mkdir()
+    report = _reported(experiment, folder, options, progress)
+    progress(LIVE, "done")
+    return report
 
 
 def check_can_run() -> None:
@@ -135,12 +173,13 @@ def _measured(
         times=found.times,
         findings=found.findings,
         costs=_costs(experiment, report["costs"]),
-        texts=tuple(report.get("texts", ())),
     )
     return found.rows, measured
 
 
-def _costs(experiment: Experiment, costs: Mapping[str, Mapping[str, float]]) -> tuple[StepCost, ...]:
+def _costs(
+    experiment: Experiment, costs: Mapping[str, Mapping[str, float]]
+) -> tuple[StepCost, ...]:
     """The compiler's account of a step; none where a loop's body would count once."""
     if experiment.is_scanned:
         return ()
@@ -184,7 +223,9 @@ def _reported(
         with _child(request, folder, log) as child:
             assert child.stdout is not None
             for line in child.stdout:
-                progress(LIVE, line.decode(errors="replace").strip())
+                words = line.decode(errors="replace").strip()
+                if words.startswith(TOLD):
+                    progress(LIVE, words.removeprefix(TOLD))
             returncode = child.wait()
         if returncode:
             raise _failure(experiment, returncode, folder, log.read_text(errors="replace"))

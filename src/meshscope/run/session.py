@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from meshscope.plan.experiment import Experiment
 from meshscope.programs.build import BuiltProgram, build_program
@@ -142,6 +143,12 @@ def on_devices(value: Any, sharding: Any) -> Any:
     """The array on the devices of this process that the sharding gives a part of it."""
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def host_tokens(made: list[Any]) -> list[list[int]]:
+    """The tokens [B] of each step as lists, one for each sequence, on every process."""
+    gathered = [multihost_utils.process_allgather(tokens, tiled=True) for tokens in made]
+    return np.stack(gathered, axis=1).tolist()
 
 
 def _zeros_maker(abstract: Any) -> Any:
