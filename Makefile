@@ -61,10 +61,15 @@ golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); r
 	$(BIN)/python tests/golden/hlo/make_golden.py
 	$(BIN)/python tests/golden/make_golden_logits.py
 
+.PHONY: full-size
+full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some
+	$(BIN)/python benchmarks/full_size.py $(NAMES)
+
 .PHONY: bench
 bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/compile_overhead.py
+	$(BIN)/python benchmarks/read_profile.py
 
 .PHONY: clean
 clean: ## remove the environments and caches, keep the runs

@@ -34,6 +34,7 @@ SIZES = [
     Size("deepseek-ai/DeepSeek-V3", 671),
     Size("deepseek-ai/DeepSeek-R1", 671),
     Size("deepseek-ai/DeepSeek-V3.2", 671.9),  # V3 and its indexers: 61 x 13.96e6 more
+    Size("deepseek-ai/DeepSeek-V4-Flash-Base", 284),
     Size("deepseek-ai/DeepSeek-V2-Lite", 15.7),
     Size("mistralai/Mixtral-8x7B-v0.1", 46.7),  # arXiv 2401.04088: 47e9
     Size("Qwen/Qwen3-30B-A3B", 30.5),

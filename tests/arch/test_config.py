@@ -11,7 +11,18 @@ import pytest
 
 from meshscope.arch.catalog import CATALOG
 from meshscope.arch.config import MAX_CONFIG_BYTES, model_from_config, read_model
-from meshscope.arch.model import Family, GroupedAttention, Layer, Model, Rope, RopeType
+from meshscope.arch.model import (
+    Family,
+    GroupedAttention,
+    GroupScore,
+    Layer,
+    MixtureOfExperts,
+    Model,
+    Rope,
+    RopeType,
+    Scoring,
+)
+from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import SpecError
 
 SHARED_CONFIGS = Path(__file__).parents[2] / "../shared/data/configs"
@@ -302,7 +313,8 @@ def test_the_catalog_says_what_the_published_configs_say() -> None:
         unsaid = {"max_position": published.max_position} if entry.max_position is None else {}
         assert replace(entry, name=published.name, source=published.source, **unsaid) == published
         seen.add(entry.name)
-    assert seen == set(CATALOG) - {"deepseek-ai/DeepSeek-V3.1-Base"}  # no config of its own
+    without_config = {"deepseek-ai/DeepSeek-V3.1-Base", "deepseek-ai/DeepSeek-V4-Flash-Base"}
+    assert seen == set(CATALOG) - without_config
 
 
 @pytest.mark.skipif(
@@ -318,3 +330,66 @@ def test_families_that_the_programs_lack_are_refused_by_name() -> None:
     for path in others:
         with pytest.raises(SpecError, match=r"is not supported. Supported: llama, qwen2, qwen3"):
             read_model(str(path))
+
+
+DEEPSEEK: dict[str, Any] = LLAMA | {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+def test_a_deepseek_config_with_the_least_keys_takes_the_defaults_of_transformers() -> None:
+    model = model_from_config(DEEPSEEK, name="small", source="small.json")
+    assert [layer.name for layer in model.layers] == ["full/dense"] * 3 + ["full/moe"]
+    assert model.moe == MixtureOfExperts(
+        n_experts=16,
+        n_active=4,
+        ffn=8,
+        shared_ffn=16,
+        scoring=Scoring.SIGMOID,
+        is_normalized=True,
+        scale=2.5,
+        n_groups=4,
+        n_active_groups=2,
+        group_score=GroupScore.TOP2_SUM,
+        has_correction_bias=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not that of deepseek_v3"),
+        ({"topk_method": "greedy"}, "topk_method='greedy' is not supported for deepseek_v3"),
+        ({"n_group": 3}, "16 experts are not divisible by n_group=3"),
+        ({"topk_group": 5}, "4 experts a token cannot be chosen of 20"),
+        ({"num_experts_per_tok": 9}, "9 experts a token cannot be chosen of 8"),
+        ({"mlp_layer_types": ["dense"] * 3}, "'mlp_layer_types' must name one of dense, sparse"),
+        ({"mlp_layer_types": ["dense"] * 3 + ["wide"]}, "must name one of dense, sparse"),
+        ({"first_k_dense_replace": -1}, "'first_k_dense_replace' must be positive, got -1"),
+        ({"kv_lora_rank": None}, "the config has no 'kv_lora_rank'"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_by_their_key(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    config = {k: v for k, v in (DEEPSEEK | changes).items() if v is not None}
+    with pytest.raises(SpecError, match=complaint):
+        model_from_config(config, name="small", source="small.json")
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_stored_model_is_the_one_that_was_written(name: str) -> None:
+    model = read_model(name)
+    assert model_from_dict(json.loads(json.dumps(model_as_dict(model)))) == model

@@ -1,9 +1,10 @@
 """Tiny random models, run by `transformers`: weights, a prompt, and the logits of 17 greedy steps.
 
-Run: make golden. Writes logits/NAME.npz beside this file; needs torch and transformers. Weights have
+Run: make golden; or this file with names of configs. Writes logits/NAME.npz beside this file; needs torch and transformers. Weights have
 the names that a published checkpoint has, and are rounded to float16, in which they are stored.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,30 @@ LATENT: dict[str, Any] = {
     "n_shared_experts": 2,
     "moe_intermediate_size": 16,
 }
+COMPRESSED: dict[str, Any] = {key: BASE[key] for key in BASE if key != "intermediate_size"} | {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 16,
+    "o_groups": 8,
+    "o_lora_rank": 4,
+    "sliding_window": 6,
+    "compress_rate_csa": 4,
+    "compress_rate_hca": 8,
+    "index_n_heads": 24,  # so many that none of the sums of rectified products is zero
+    "index_head_dim": 16,
+    "index_topk": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "swiglu_limit": 0.5,  # low enough to cut
+    "hc_mult": 3,
+    "rope_scaling": {key: value for key, value in YARN.items() if key != "rope_theta"},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE
     | {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "mlp_bias": True}
@@ -85,6 +110,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "deepseek_v3", "q_lora_rank": 16, "first_k_dense_replace": 1}
     | {"num_hidden_layers": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
     | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "deepseek_v4": COMPRESSED | {"compress_ratios": [0, 4, 128, 4, 128, 4], "num_hash_layers": 2},
     "deepseek_v32": BASE
     | LATENT
     | {"model_type": "deepseek_v32", "q_lora_rank": 16, "first_k_dense_replace": 1}
@@ -104,9 +130,23 @@ def oracle_model(name: str) -> Any:
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in tensor_name or tensor_name.endswith("bias"):
                 tensor.add_(0.1 * torch.randn(tensor.shape))  # ones and zeros would hide a mistake
+        if config.model_type == "deepseek_v4":
+            _fill_blank(model)
         for tensor in model.state_dict().values():
             tensor.copy_(tensor.half())
     return model.float().eval()
+
+
+def _fill_blank(model: Any) -> None:
+    """Random values for what `transformers` starts with zeros and ones: DeepSeek-V4's own parts."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    n_experts, n_active = model.config.n_routed_experts, model.config.num_experts_per_tok
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("base", "scale", "sinks")):
+            tensor.add_(0.3 * torch.randn(tensor.shape))
+        elif name.endswith("tid2eid"):
+            tensor.copy_(torch.rand(len(tensor), n_experts).argsort(dim=1)[:, :n_active])
 
 
 def checkpoint_tensors(model: Any) -> dict[str, np.ndarray]:
@@ -140,9 +180,10 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
 
 
 def main() -> None:
-    """Writes every golden file."""
+    """Writes the golden files of the given names, by default of all."""
     DIRECTORY.mkdir(exist_ok=True)
-    for name, config in CONFIGS.items():
+    for name in sys.argv[1:] or CONFIGS:
+        config = CONFIGS[name]
         model = oracle_model(name)
         generator = np.random.default_rng(0)
         prompt = generator.integers(0, config["vocab_size"], (BATCH, PROMPT))

@@ -130,6 +130,13 @@ def test_a_plan_that_does_not_cover_the_slice_is_refused(
             100,
             "prompt=100 is not divisible by tp=8. Use a multiple, e.g. --prompt 104",
         ),
+        ("cp=8", 1, 4, "prompt=4 is not divisible by cp=8. Use a multiple, e.g. --prompt 8"),
+        (
+            "cp=2,tp=4,sp",
+            1,
+            100,
+            "cp and sp split the prompt, and prompt=100 is not divisible by cp=2 x tp=4. Use a multiple",
+        ),
     ],
 )
 def test_a_request_that_the_plan_does_not_divide_is_refused(
@@ -152,6 +159,18 @@ def test_a_request_that_the_plan_does_not_divide_is_refused(
 def test_a_model_that_the_plan_does_not_divide_is_refused(text: str, remedy: str) -> None:
     with pytest.raises(PlanError, match=remedy):
         check_model(parse_plan(text), LLAMA)
+
+
+def test_groups_of_heads_that_go_out_together_are_not_split() -> None:
+    """Each group ends in a sum of its own heads: tp splits between groups, not inside them."""
+    with pytest.raises(PlanError, match=r"o_groups=8 is not divisible by tp=16. Use a tp"):
+        check_model(Plan(tp=16), read_model("DeepSeek-V4"))
+
+
+@pytest.mark.parametrize("text", ["pp=2,tp=4", "cp=2,tp=4"])
+def test_axes_that_compressed_attention_lacks_are_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r"=2 is not written for.*Use tp, dp, fsdp or ep."):
+        check_model(parse_plan(text), read_model("DeepSeek-V4"))
 
 
 def test_an_ffn_and_kv_heads_that_do_not_fit_are_refused() -> None:

@@ -179,3 +179,27 @@ def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(
     workload = Workload(batch=8, prompt=1024, output=128)
     one_eighth = 2 * 64 * 1152 * 128 * 2 * 8
     assert device_cache_bytes(QWEN, parse_plan(plan), workload) == share * one_eighth
+
+
+def test_a_cache_of_entries_grows_by_the_rates_and_is_whole_on_every_device_of_tp() -> None:
+    """DeepSeek-V4-Flash at 1040 positions: window 128, heads of 512, indexer of 128, rates 4 and 128.
+
+    All layers keep the window; 21 have 260 entries twice and 8 open positions of two halves, 20
+    have 9 entries and 128 open positions. Open positions are kept with their gates.
+    """
+    window = 128 * 512
+    sparse = 260 * (512 + 128) + 2 * 8 * 2 * (512 + 128)
+    heavy = 9 * 512 + 2 * 128 * 512
+    n_elements = 43 * window + 21 * sparse + 20 * heavy
+    workload = Workload(batch=8, prompt=1024, output=16)
+    for plan, n_sequences in (("tp=8", 8), ("dp=2,tp=4", 4)):
+        held_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan(plan), workload)
+        assert held_bytes == n_elements * n_sequences * 2
+
+
+def test_a_table_of_experts_is_held_whole_in_its_own_format() -> None:
+    """DeepSeek-V4-Flash: six experts for each of 129280 tokens, s32, whatever the other weights are."""
+    model = read_model("DeepSeek-V4")
+    weights = {w.name: w for w in layer_weights(model, Plan(tp=8), model.layers[0])}
+    assert weights["router_table"].local_bytes(Plan(tp=8), "s4") == 129280 * 6 * 4
+    assert "router_correction" not in weights  # there is no choice to correct

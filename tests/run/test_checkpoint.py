@@ -79,7 +79,8 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
 
 @pytest.mark.oracle
 @pytest.mark.parametrize(
-    ("plan", "n_devices"), [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("fsdp=2", 2), ("tp=3,sp", 3)]
+    ("plan", "n_devices"),
+    [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("pp=3", 3), ("fsdp=2", 2), ("tp=3,sp", 3)],
 )
 def test_greedy_text_is_that_of_transformers(
     folder: Path, expected: list[int], plan: str, n_devices: int

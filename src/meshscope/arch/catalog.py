@@ -7,11 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """A published config under the id of its model."""
+    """A published config under the id of its model, and other ids that mean the same sizes."""
 
     name: str
     config: Mapping[str, Any]
     source: str
+    aliases: tuple[str, ...] = ()
 
 
 _ENTRIES = (
@@ -394,6 +395,56 @@ _ENTRIES = (
             },
             "tie_word_embeddings": False,
             "max_position_embeddings": 163840,
+        },
+    ),
+    CatalogEntry(
+        name="deepseek-ai/DeepSeek-V4-Flash-Base",
+        aliases=("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4"),
+        source=(
+            "defaults of transformers' DeepseekV4Config, which names this checkpoint; compress_ratios "
+            "from AI-Hypercomputer/maxtext@00a1eaa configs/models/deepseek4-284b.yml, rope_scaling "
+            "from huggingface/transformers pull request 45643"
+        ),
+        config={
+            "model_type": "deepseek_v4",
+            "hidden_size": 4096,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 43,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "qk_rope_head_dim": 64,
+            "q_lora_rank": 1024,
+            "o_groups": 8,
+            "o_lora_rank": 1024,
+            "sliding_window": 128,
+            "compress_ratios": [0, 0, *[4, 128] * 20, 4],
+            "compress_rope_theta": 160000,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "index_topk": 512,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 6,
+            "num_hash_layers": 3,
+            "scoring_func": "sqrtsoftplus",
+            "routed_scaling_factor": 1.5,
+            "swiglu_limit": 10.0,
+            "hc_mult": 4,
+            "hc_sinkhorn_iters": 20,
+            "hc_eps": 1e-06,
+            "vocab_size": 129280,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 10000,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 16,
+                "original_max_position_embeddings": 65536,
+                "type": "yarn",
+            },
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 1048576,
         },
     ),
     CatalogEntry(

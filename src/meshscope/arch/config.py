@@ -2,12 +2,18 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.arch.catalog import CATALOG, CatalogEntry
+from meshscope.arch.compressed import (
+    compressed_attention,
+    compressed_layers,
+    compressed_moe,
+    hyper_connections,
+)
 from meshscope.arch.model import (
     Activation,
     Attention,
@@ -21,10 +27,9 @@ from meshscope.arch.model import (
     MixtureOfExperts,
     MlpKind,
     Model,
-    Rope,
-    RopeType,
     Scoring,
 )
+from meshscope.arch.reader import ConfigReader, read_rope
 from meshscope.errors import SpecError, nearest
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
@@ -57,92 +62,11 @@ def read_model(name: str) -> Model:
 
 def _catalog_entry(name: str) -> CatalogEntry | None:
     """The entry of this id, in any case, with or without its owner."""
-    by_id = {key.lower(): entry for key, entry in CATALOG.items()}
+    by_id = {
+        key.lower(): entry for entry in CATALOG.values() for key in (entry.name, *entry.aliases)
+    }
     by_short_id = {key.split("/")[-1]: entry for key, entry in by_id.items()}
     return by_id.get(name.lower()) or by_short_id.get(name.lower())
-
-
-class ConfigReader:
-    """Typed access to a config mapping; every complaint names file and key."""
-
-    def __init__(self, config: Mapping[str, Any], source: str) -> None:
-        self.config = config
-        self.source = source
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.config.get(key)
-        if value is None:
-            if default is None:
-                raise SpecError(
-                    f"{self.source}: the config has no '{key}'. Take the model's whole config.json."
-                )
-            return default
-        return value
-
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer, positive unless `minimum` allows less."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
-        if value < minimum:
-            raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        """A positive integer; None where the config has none."""
-        return None if self.config.get(key) is None else self.integer(key)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SpecError(f"{self.source}: '{key}' must be a number, got {value!r}.")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        """A number; None where the config has none."""
-        return None if self.config.get(key) is None else self.number(key)
-
-    def boolean(self, key: str, *, default: bool) -> bool:
-        """True or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise SpecError(f"{self.source}: '{key}' must be true or false, got {value!r}.")
-        return value
-
-    def count(self, key: str, default: int) -> int:
-        """An integer that may be 0."""
-        return default if self.config.get(key) is None else self.integer(key, minimum=0)
-
-    def integers(self, key: str) -> list[int]:
-        """A list of integers; empty where the config has none."""
-        values = self.config.get(key) or []
-        if not isinstance(values, list) or not all(type(value) is int for value in values):
-            raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
-        return values
-
-    def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
-        """One of the known names for each layer."""
-        values = self.config.get(key)
-        if values is None:
-            return default
-        known = list(known)
-        if (
-            not isinstance(values, list)
-            or len(values) != n_names
-            or any(value not in known for value in values)
-        ):
-            raise SpecError(
-                f"{self.source}: '{key}' must name one of {', '.join(known)} for each of {n_names} layers."
-            )
-        return values
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise SpecError(f"{self.source}: '{key}' must be a string, got {value!r}.")
-        return value
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
@@ -172,12 +96,15 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         moe=None
         if all(layer.mlp is MlpKind.DENSE for layer in layers)
         else read_moe(reader, family),
+        hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
     )
 
 
 def _attention(reader: ConfigReader, family: Family) -> Attention:
     if family in LATENT_FAMILIES:
         return _latent_attention(reader, family)
+    if family is Family.DEEPSEEK_V4:
+        return compressed_attention(reader)
     n_heads = reader.integer("num_attention_heads")
     is_qwen2 = family is Family.QWEN2
     has_qk_norm = family in {Family.QWEN3, Family.QWEN3_MOE}
@@ -251,6 +178,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
                 activation=Activation.CLAMPED_SWIGLU,
                 activation_limit=reader.number("swiglu_limit", 7.0),
             )
+        case Family.DEEPSEEK_V4:
+            return compressed_moe(reader)
         case _:
             return _deepseek_moe(reader, family)
 
@@ -265,6 +194,12 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             f"{reader.source}: topk_method={method!r} is not supported for {family}. "
             f"Supported: {', '.join(sorted(known))}."
         )
+    scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
+    if reader.text("scoring_func", scoring.value) != scoring:
+        raise SpecError(
+            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not that of {family} "
+            f"in transformers, '{scoring}'. Correct the config."
+        )
     is_limited = method != "greedy"
     ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
     return MixtureOfExperts(
@@ -272,7 +207,7 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         n_active=reader.integer("num_experts_per_tok"),
         ffn=ffn,
         shared_ffn=ffn * n_shared,
-        scoring=Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID,
+        scoring=scoring,
         is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
         scale=reader.number("routed_scaling_factor", 1.0 if is_v2 else 2.5),
         n_groups=reader.integer("n_group", 1) if is_limited else 1,
@@ -285,6 +220,8 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
 def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     """The kind of each layer."""
     n_layers = reader.integer("num_hidden_layers")
+    if family is Family.DEEPSEEK_V4:
+        return compressed_layers(reader, n_layers)
     attention = [AttentionKind.FULL] * n_layers
     if family is Family.GPT_OSS:
         attention = _gpt_oss_attention(reader, n_layers)
@@ -339,37 +276,6 @@ def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
             f"{reader.source}: use_sliding_window=true is not supported. "
             "Set it to false to study the model with full attention."
         )
-
-
-def read_rope(reader: ConfigReader) -> Rope:
-    """`rope_theta` with `rope_scaling`, or `rope_parameters` as transformers 5 writes them."""
-    merged = dict(reader.config)
-    for key in ("rope_scaling", "rope_parameters"):
-        parameters = reader.config.get(key) or {}
-        if not isinstance(parameters, Mapping):
-            raise SpecError(f"{reader.source}: '{key}' must be an object, got {parameters!r}.")
-        merged |= parameters
-    scaling = ConfigReader(merged, reader.source)
-    name = scaling.text("rope_type", scaling.text("type", RopeType.DEFAULT.value))
-    if name not in set(RopeType):
-        raise SpecError(
-            f"{reader.source}: rope type '{name}' is not supported. Supported: {', '.join(RopeType)}."
-        )
-    fallback = reader.optional_integer("max_position_embeddings") or 8192
-    return Rope(
-        theta=scaling.number("rope_theta", 10_000.0),
-        rope_type=RopeType(name),
-        factor=scaling.number("factor", 1.0),
-        low_freq_factor=scaling.number("low_freq_factor", 1.0),
-        high_freq_factor=scaling.number("high_freq_factor", 4.0),
-        original_max_position=scaling.integer("original_max_position_embeddings", fallback),
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        mscale=scaling.optional_number("mscale"),
-        mscale_all_dim=scaling.optional_number("mscale_all_dim"),
-        attention_factor=scaling.optional_number("attention_factor"),
-        is_truncated=scaling.boolean("truncate", default=True),
-    )
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ class Family(StrEnum):
     DEEPSEEK_V2 = "deepseek_v2"
     DEEPSEEK_V3 = "deepseek_v3"
     DEEPSEEK_V32 = "deepseek_v32"
+    DEEPSEEK_V4 = "deepseek_v4"
 
 
 class RopeType(StrEnum):
@@ -102,7 +103,49 @@ class LatentAttention:
         return self.nope_dim + self.rope_dim
 
 
-Attention = GroupedAttention | LatentAttention
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """Attention to a window and to compressed entries of everything before (DeepSeek-V4).
+
+    All heads share one key, which is the value, too. A layer of kind `compressed_sparse` makes an
+    entry of every `sparse_rate` positions (and of those before) and attends to the indexer's choice;
+    one of kind `heavily_compressed` attends to all entries, of `heavy_rate` positions each. Heads go
+    out in `n_groups` groups, each through `group_rank` numbers. `rope` is that of layers that see
+    the window alone, `compressed_rope` that of the others.
+    """
+
+    n_heads: int
+    q_rank: int
+    head_dim: int
+    rope_dim: int
+    window: int
+    sparse_rate: int
+    heavy_rate: int
+    n_groups: int
+    group_rank: int
+    rope: Rope
+    compressed_rope: Rope
+    indexer: Indexer
+
+
+Attention = GroupedAttention | LatentAttention | CompressedAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperConnections:
+    """A residual stream of `n_streams` parallel ones, mixed around every block (arXiv 2512.24880).
+
+    The mixture of streams is made doubly stochastic by `n_iterations` of Sinkhorn and Knopp.
+    """
+
+    n_streams: int
+    n_iterations: int
+    eps: float
+
+    @property
+    def n_coefficients(self) -> int:
+        """Numbers that a block's mixing needs for a token: in, out, and from stream to stream."""
+        return (2 + self.n_streams) * self.n_streams
 
 
 class Scoring(StrEnum):
@@ -110,6 +153,7 @@ class Scoring(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    SQRT_SOFTPLUS = "sqrtsoftplus"
 
 
 class GroupScore(StrEnum):
@@ -123,6 +167,7 @@ class Activation(StrEnum):
     """The gate of an expert."""
 
     SWIGLU = "swiglu"
+    LIMITED_SWIGLU = "limited_swiglu"  # DeepSeek-V4: both projections limited; shared experts, too
     CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: limits, 1.702, and one added to the other factor
 
 
@@ -155,6 +200,8 @@ class AttentionKind(StrEnum):
 
     FULL = "full"
     SLIDING = "sliding"
+    COMPRESSED_SPARSE = "compressed_sparse"
+    HEAVILY_COMPRESSED = "heavily_compressed"
 
 
 class MlpKind(StrEnum):
@@ -162,6 +209,7 @@ class MlpKind(StrEnum):
 
     DENSE = "dense"
     MOE = "moe"
+    HASH_MOE = "hash_moe"  # a token's experts are those that a table has for its id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +246,11 @@ class Model:
     max_position: int | None
     source: str  # where the config was read
     moe: MixtureOfExperts | None = None
+    hyper: HyperConnections | None = None
 
     def __post_init__(self) -> None:
         """Sizes are positive, heads group evenly, and every kind of layer is described."""
-        for part in (self, self.attention, self.moe):
+        for part in (self, self.attention, self.moe, self.hyper):
             for field in fields(part) if part is not None else ():
                 value = getattr(part, field.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
@@ -234,6 +283,21 @@ class Model:
                         f"{self.source}: index_head_dim={indexer.head_dim} is smaller than "
                         f"qk_rope_head_dim={rope_dim}. Correct the config."
                     )
+            case CompressedAttention():
+                self._check_compressed(self.attention)
+
+    def _check_compressed(self, attention: CompressedAttention) -> None:
+        narrowest = min(attention.head_dim, attention.indexer.head_dim)
+        if attention.rope_dim > narrowest or attention.rope_dim % 2:
+            raise SpecError(
+                f"{self.source}: qk_rope_head_dim={attention.rope_dim} must be even and at most "
+                f"{narrowest}, the smaller of head_dim and index_head_dim. Correct the config."
+            )
+        if attention.n_heads % attention.n_groups:
+            raise SpecError(
+                f"{self.source}: num_attention_heads={attention.n_heads} is not a multiple of "
+                f"o_groups={attention.n_groups}. Correct the config."
+            )
 
     def _check_experts(self) -> None:
         moe = self.moe

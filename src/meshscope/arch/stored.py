@@ -8,9 +8,11 @@ from meshscope.arch.model import (
     Activation,
     Attention,
     AttentionKind,
+    CompressedAttention,
     Family,
     GroupedAttention,
     GroupScore,
+    HyperConnections,
     Indexer,
     LatentAttention,
     Layer,
@@ -32,13 +34,14 @@ def model_as_dict(model: Model) -> dict[str, Any]:
 def model_from_dict(values: Mapping[str, Any]) -> Model:
     """The model; KeyError, TypeError or ValueError where a value is missing or foreign."""
     model = dict(values)
-    moe = model.pop("moe")
+    moe, hyper = model.pop("moe"), model.pop("hyper")
     del model["n_layers"]
     return Model(
         family=Family(model.pop("family")),
         attention=_attention(model.pop("attention")),
         layers=tuple(_layer(name) for name in model.pop("layers")),
         moe=None if moe is None else _moe(moe),
+        hyper=None if hyper is None else HyperConnections(**hyper),
         **model,
     )
 
@@ -50,16 +53,27 @@ def _layer(name: str) -> Layer:
 
 def _attention(values: Mapping[str, Any]) -> Attention:
     attention = dict(values)
-    rope = dict(attention.pop("rope"))
-    rope["rope_type"] = RopeType(rope["rope_type"])
+    rope = _rope(attention.pop("rope"))
+    if "compressed_rope" in attention:
+        return CompressedAttention(
+            rope=rope,
+            compressed_rope=_rope(attention.pop("compressed_rope")),
+            indexer=Indexer(**attention.pop("indexer")),
+            **attention,
+        )
     if "kv_rank" not in attention:
-        return GroupedAttention(**attention, rope=Rope(**rope))
+        return GroupedAttention(**attention, rope=rope)
     indexer = attention.pop("indexer")
     return LatentAttention(
         **attention,
-        rope=Rope(**rope),
+        rope=rope,
         indexer=None if indexer is None else Indexer(**indexer),
     )
+
+
+def _rope(values: Mapping[str, Any]) -> Rope:
+    rope = dict(values)
+    return Rope(rope_type=RopeType(rope.pop("rope_type")), **rope)
 
 
 def _moe(values: Mapping[str, Any]) -> MixtureOfExperts:

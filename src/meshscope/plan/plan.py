@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.arch.model import GroupedAttention, Model
+from meshscope.arch.model import CompressedAttention, GroupedAttention, Model
 from meshscope.errors import PlanError, nearest
 from meshscope.plan.mesh import Mesh
 from meshscope.plan.workload import Workload
@@ -184,16 +184,22 @@ def _size(text: str, axis: str, number: str) -> int:
 
 
 def check_batch(plan: Plan, workload: Workload) -> None:
-    """PlanError when the data axis does not divide the batch, or tp the sequence under sp."""
+    """PlanError when the data axis does not divide the batch, or cp (and tp under sp) the prompt."""
     if workload.batch % plan.data_size:
         raise PlanError(
             f"plan '{plan}': batch={workload.batch} is not divisible by {plan.data_axis}={plan.data_size}. "
             f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
         )
-    if plan.sp and workload.prompt % plan.tp:
+    over = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    over = {axis: size for axis, size in over.items() if size != 1}
+    n_parts = prod(over.values())
+    if workload.prompt % n_parts:
+        who = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in over)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in over.items())
         raise PlanError(
-            f"plan '{plan}': sp splits the prompt, and prompt={workload.prompt} is not divisible by tp={plan.tp}. "
-            f"Use a multiple, e.g. --prompt {-(-workload.prompt // plan.tp) * plan.tp}."
+            f"plan '{plan}': {who} split{'s' * (len(over) == 1)} the prompt, and prompt={workload.prompt} "
+            f"is not divisible by {sizes}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_parts) * n_parts}."
         )
 
 
@@ -204,6 +210,7 @@ def check_model(plan: Plan, model: Model) -> None:
             f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
             f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
         )
+    _check_compressed(plan, model)
     _check_tp(plan, model)
     _check_experts(plan, model)
     if model.hidden % plan.fsdp:
@@ -214,6 +221,8 @@ def _check_tp(plan: Plan, model: Model) -> None:
     """Heads and MLP widths divide by tp."""
     attention, moe = model.attention, model.moe
     sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if isinstance(attention, CompressedAttention):
+        sizes["o_groups"] = attention.n_groups
     if moe is not None:
         sizes["shared_ffn"] = moe.shared_ffn
         if "tp" not in plan.expert_axes:
@@ -228,6 +237,16 @@ def _check_tp(plan: Plan, model: Model) -> None:
                 f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
                 "neither divides the other. Use a tp that divides the heads, or a multiple of them "
                 "(heads are replicated)."
+            )
+
+
+def _check_compressed(plan: Plan, model: Model) -> None:
+    """No pipeline and no split context where entries are made of neighbouring positions."""
+    for axis in ("pp", "cp"):
+        if isinstance(model.attention, CompressedAttention) and getattr(plan, axis) != 1:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: {axis}={getattr(plan, axis)} is not written for "
+                f"compressed attention and its parallel residual streams. Use tp, dp, fsdp or ep."
             )
 
 

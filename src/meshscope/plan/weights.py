@@ -4,14 +4,16 @@ A dimension carries a logical axis; `mesh_axes_of` maps it to mesh axes, so that
 Each attention and each MLP declares its own weights; `layer_weights` puts a layer together.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 from typing import assert_never
 
 from meshscope.arch.model import (
     Activation,
+    AttentionKind,
+    CompressedAttention,
     GroupedAttention,
     LatentAttention,
     Layer,
@@ -19,8 +21,16 @@ from meshscope.arch.model import (
     MlpKind,
     Model,
 )
-from meshscope.arch.names import expert_tensors, moe_block
+from meshscope.arch.names import (
+    correction_tensor,
+    expert_tensors,
+    head_tensor,
+    moe_block,
+    norm_tensors,
+    shared_tensors,
+)
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stored_layers
 from meshscope.units import DTYPE_BITS
 
 
@@ -34,6 +44,7 @@ class Dim(StrEnum):
     NORM = "norm"  # the width of a norm's scale, of a bias, of a latent; never split
     HEADS = "heads"
     KV_HEADS = "kv_heads"
+    GROUPS = "groups"  # of heads that go out together
     HEAD_DIM = "head_dim"
     FFN = "ffn"
     EXPERT = "expert"
@@ -44,7 +55,7 @@ class Dim(StrEnum):
 def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
     """The mesh axes that split this logical axis, outermost first; () when none does."""
     match dim:
-        case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.FFN:
+        case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.GROUPS | Dim.FFN:
             return ("tp",)
         case Dim.HIDDEN:
             return ("fsdp",)
@@ -81,7 +92,8 @@ class Weight:
 
     `checkpoint` is the tensor's name in a Hugging Face checkpoint, with `{layer}` for the index and,
     where each expert has a tensor of its own, `{expert}`; a matrix there is [out, in] and is
-    transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension.
+    transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension. `dtype` is
+    XLA's name of the format where it is not that of the other weights: a table of integers.
     """
 
     name: str
@@ -90,6 +102,11 @@ class Weight:
     checkpoint: str
     is_transposed: bool = False
     cut: Cut | None = None
+    dtype: str | None = None
+
+    def local_bytes(self, plan: Plan, dtype: str) -> int:
+        """Bytes that one device holds, where weights are stored in `dtype`."""
+        return prod(self.local_shape(plan)) * DTYPE_BITS[self.dtype or dtype] // 8
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """What one device holds, in elements."""
@@ -129,15 +146,19 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
 
 
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
-    """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden]."""
+    """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
+
+    After them comes what collapses parallel residual streams, if the model has some.
+    """
     table = (padded_vocab(model, plan), model.hidden)
     matrix = (Dim.VOCAB, Dim.HIDDEN)
     embed = Weight(name="embed", dims=matrix, shape=table, checkpoint="model.embed_tokens.weight")
     norm = Weight(
         name="final_norm", dims=(Dim.NORM,), shape=(model.hidden,), checkpoint="model.norm.weight"
     )
-    head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint="lm_head.weight")
-    return (embed, norm) if model.has_tied_embeddings else (embed, norm, head)
+    head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint=head_tensor(model.family))
+    heads = () if model.has_tied_embeddings else (head,)
+    return (embed, norm, *heads, *_collapse_weights(model))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +200,18 @@ class Declared:
         return Weight(name=name, dims=dims, shape=shape, checkpoint=self.base + tensor, cut=cut)
 
 
-def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:  # noqa: ARG001  kinds of attention may differ
+def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer's attention with the norm before it."""
-    norm = Declared().vector("attn_norm", (Dim.NORM,), (model.hidden,), "input_layernorm.weight")
+    tensor = norm_tensors(model.family)[0]
+    norm = Declared().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
     match model.attention:
         case GroupedAttention():
             return (norm, *_grouped_weights(model.hidden, model.attention, plan))
         case LatentAttention():
             return (norm, *_latent_weights(model.hidden, model.attention))
+        case CompressedAttention():
+            hyper = _hyper_weights(model, "attn", "attn")
+            return (*hyper, norm, *_compressed_weights(model.hidden, model.attention, layer))
         case _:
             assert_never(model.attention)
 
@@ -269,16 +294,88 @@ def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
     yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
 
 
+def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) -> Iterator[Weight]:
+    """Heads, and the groups in which they go out, are split over tp; all else is on every device."""
+    declare = Declared(base="model.layers.{layer}.attn.")
+    n, h, q = attention.n_heads, attention.head_dim, attention.q_rank
+    groups, rank = attention.n_groups, attention.group_rank
+    yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
+    yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
+    yield declare.matrix("wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), (q, n, h), "wq_b.weight")
+    yield declare.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
+    yield declare.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
+    yield declare.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
+    match layer.attention:
+        case AttentionKind.COMPRESSED_SPARSE:
+            yield from _entry_weights("entry_", "compressor.", d, attention.sparse_rate, (h, 2 * h))
+            yield from _entry_indexer_weights(d, attention)
+        case AttentionKind.HEAVILY_COMPRESSED:
+            yield from _entry_weights("entry_", "compressor.", d, attention.heavy_rate, (h, h))
+        case _:
+            pass
+    out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
+    yield declare.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
+    out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
+    yield declare.matrix("wo_b", out, (groups, rank, d), "wo_b.weight")
+
+
+def _entry_weights(
+    prefix: str, base: str, d: int, rate: int, widths: tuple[int, int]
+) -> Iterator[Weight]:
+    """What makes an entry of `rate` positions; `widths` are those of an entry and of a position."""
+    declare = Declared(base="model.layers.{layer}.attn." + base)
+    of_entry, of_position = widths
+    shape = (d, of_position)
+    yield declare.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
+    yield declare.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
+    yield declare.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, of_position), "ape")
+    yield declare.vector(f"{prefix}norm", (Dim.NORM,), (of_entry,), "norm.weight")
+
+
+def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[Weight]:
+    declare = Declared(base="model.layers.{layer}.attn.indexer.")
+    n, h = attention.indexer.n_heads, attention.indexer.head_dim
+    base = "indexer.compressor."
+    yield from _entry_weights("index_", base, d, attention.sparse_rate, (h, 2 * h))
+    shape = (attention.q_rank, n, h)
+    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+
+
+def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
+    """What mixes parallel residual streams around a block; none without such streams."""
+    hyper = model.hyper
+    if hyper is None:
+        return
+    declare, n = Declared(base=f"model.layers.{{layer}}.hc_{block}_"), hyper.n_coefficients
+    shape = (hyper.n_streams * model.hidden, n)
+    yield declare.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn")
+    yield declare.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
+    yield declare.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
+
+
+def _collapse_weights(model: Model) -> Iterator[Weight]:
+    """What collapses parallel residual streams behind the last layer; none without such streams."""
+    hyper = model.hyper
+    if hyper is None:
+        return
+    declare, n = Declared(base="model.hc_head.hc_"), hyper.n_streams
+    yield declare.matrix("collapse", (Dim.NORM, Dim.NORM), (n * model.hidden, n), "fn")
+    yield declare.vector("collapse_bias", (Dim.NORM,), (n,), "base")
+    yield declare.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
+
+
 def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of what follows a layer's attention, with the norm before it."""
-    norm = Declared().vector(
-        "mlp_norm", (Dim.NORM,), (model.hidden,), "post_attention_layernorm.weight"
-    )
+    tensor = norm_tensors(model.family)[1]
+    norm = Declared().vector("mlp_norm", (Dim.NORM,), (model.hidden,), tensor)
+    before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
-            return (norm, *dense_weights(model))
-        case MlpKind.MOE:
-            return (norm, *router_weights(model), *expert_weights(model), *shared_weights(model))
+            return (*before, *dense_weights(model))
+        case MlpKind.MOE | MlpKind.HASH_MOE:
+            router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+            return (*before, *router, *expert_weights(model), *shared_weights(model))
         case _:
             assert_never(layer.mlp)
 
@@ -286,7 +383,8 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
 def dense_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP."""
     assert model.ffn is not None
-    return tuple(_gated(model.hidden, model.ffn, "", "mlp.", has_bias=model.has_mlp_bias))
+    tensors = {role: f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")}
+    return tuple(_gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias))
 
 
 def shared_weights(model: Model) -> tuple[Weight, ...]:
@@ -294,35 +392,41 @@ def shared_weights(model: Model) -> tuple[Weight, ...]:
     moe = model.moe
     if moe is None or moe.shared_ffn is None:
         return ()
-    return tuple(_gated(model.hidden, moe.shared_ffn, "shared_", "mlp.shared_experts."))
+    return tuple(_gated(model.hidden, moe.shared_ffn, "shared_", shared_tensors(model.family)))
 
 
-def _gated(d: int, f: int, prefix: str, base: str, *, has_bias: bool = False) -> Iterator[Weight]:
-    declare = Declared(base="model.layers.{layer}." + base)
+def _gated(
+    d: int, f: int, prefix: str, tensors: Mapping[str, str], *, has_bias: bool = False
+) -> Iterator[Weight]:
+    declare = Declared()
     for name in ("gate", "up"):
-        yield declare.matrix(
-            f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), f"{name}_proj.weight"
-        )
-    yield declare.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), "down_proj.weight")
+        yield declare.matrix(f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), tensors[name])
+    yield declare.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), tensors["down"])
     if has_bias:
+        biases = {role: tensor.replace(".weight", ".bias") for role, tensor in tensors.items()}
         for name in ("gate", "up"):
-            yield declare.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), f"{name}_proj.bias")
-        yield declare.vector(f"{prefix}b_down", (Dim.NORM,), (d,), "down_proj.bias")
+            yield declare.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), biases[name])
+        yield declare.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
 
 
-def router_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of the router, on every device, so that all agree without a word."""
+def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ...]:
+    """The weights of the router, on every device, so that all agree without a word.
+
+    Where a table has the experts of every token id, there is nothing to choose and to correct.
+    """
     moe = model.moe
     assert moe is not None
     declare = Declared(base="model.layers.{layer}." + moe_block(model.family))
     shape = (model.hidden, moe.n_experts)
     weights = [declare.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
-    if moe.has_correction_bias:
-        weights.append(
-            declare.vector(
-                "router_correction", (Dim.NORM,), (moe.n_experts,), "e_score_correction_bias"
-            )
-        )
+    if has_table:
+        shape = (model.vocab, moe.n_active)
+        table = declare.vector("router_table", (Dim.NORM, Dim.NORM), shape, "tid2eid")
+        weights.append(replace(table, dtype="s32"))
+    elif moe.has_correction_bias:
+        tensor = correction_tensor(model.family)
+        shape = (moe.n_experts,)
+        weights.append(declare.vector("router_correction", (Dim.NORM,), shape, tensor))
     if moe.has_bias:
         weights.append(declare.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
     return tuple(weights)
@@ -377,12 +481,15 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
-    """Bytes of weights that one device holds."""
-    elements = sum(prod(w.local_shape(plan)) for w in outer_weights(model, plan))
-    elements += sum(layer_elements(model, plan, layer) for layer in model.layers)
-    return elements * DTYPE_BITS[dtype] // 8
+    """Bytes of weights that one device holds.
+
+    With a pipeline: room for its layers, as much on every stage, and embedding and head on each.
+    """
+    outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
+    layers = stored_layers(model.layers, plan.pp)
+    return outer + sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
 
 
-def layer_elements(model: Model, plan: Plan, layer: Layer) -> int:
-    """Weights of one layer on one device, in elements."""
-    return sum(prod(w.local_shape(plan)) for w in layer_weights(model, plan, layer))
+def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
+    """Bytes of the weights of one layer on one device."""
+    return sum(weight.local_bytes(plan, dtype) for weight in layer_weights(model, plan, layer))

@@ -14,15 +14,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshscope.arch.model import GroupedAttention, LatentAttention, Layer, MlpKind, Model
+from meshscope.arch.model import (
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+    Model,
+)
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
+from meshscope.programs.compressed import compressed_attention
+from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
 from meshscope.programs.points import Points, scope
 from meshscope.programs.state import LayerCache, LayerWeights
+from meshscope.programs.streams import Streams
 from meshscope.table.kinds import Part, Phase
 
 
@@ -31,16 +42,21 @@ class Decoder:
     """The decoder of one phase: its model, its meeting points, its weights' declarations.
 
     `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
-    of weights outside the layers under "".
+    of weights outside the layers under "". `first_row` is where in the cached batch the sequences
+    of a micro-batch begin.
     """
 
     model: Model
     phase: Phase
     points: Points
     mixture: Mixture | None
+    context: Context
+    streams: Streams
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
+    first_row: Array | int = 0
+    prefill_kernel: PrefillKernel | None = None
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -49,19 +65,24 @@ class Decoder:
         `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
         for its layers (a mapping).
         """
-        outer = self._weights(weights, "")
+        outer = self.outer(weights)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
-            positions = position + jnp.arange(tokens.shape[1])
-            x, cache = self._layers(x, weights["layers"], cache, positions)
+            positions = self.context.positions(position, tokens.shape[1])
+            x = self.streams.opened(x)
+            x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
-                logits = self._logits(outer, x, table if is_tied else None)
+                logits = self.logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
+
+    def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
+        """The weights outside the layers."""
+        return self._weights(weights, "")
 
     def _weights(
         self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
@@ -74,22 +95,24 @@ class Decoder:
             index=index,
         )
 
-    def _logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
+    def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
         """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
 
         `table` is the embedding where the head is tied to it: gathered once in a step, as root
         parameters are under fsdp.
         """
-        x = self.points.last(x)
+        x = self.points.last(self.streams.closed(x, outer))
         x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
         head = outer("lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
-    def _layers(self, x: Array, layers: Any, cache: Any, positions: Array) -> tuple[Array, Any]:
+    def layers(
+        self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
+    ) -> tuple[Array, Any]:
         """The layers one after the other, those that repeat as loops."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
-            x, cache = self._repeat(x, layers, cache, positions, repeat, n_before)
+            x, cache = self._repeat(x, layers, cache, positions, tokens, repeat, n_before)
             for layer in repeat.body:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return x, cache
@@ -100,6 +123,7 @@ class Decoder:
         layers: Any,
         cache: Any,
         positions: Array,
+        tokens: Array,
         repeat: Repeat,
         n_before: Mapping[str, int],
     ) -> tuple[Array, Any]:
@@ -116,8 +140,14 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
-                    held = LayerCache(arrays=cache[key], start=positions[0], index=index)
-                    x, held = self._layer(x, w, held, positions, layer)
+                    held = LayerCache(
+                        arrays=cache[key],
+                        start=self.context.slot(positions),
+                        index=index,
+                        is_here=self.context.is_here(positions),
+                        first_row=self.first_row,
+                    )
+                    x, held = self._layer(x, w, held, positions, tokens, layer)
                 cache = _with(cache, key, held.arrays)
             return (x, cache), None
 
@@ -125,23 +155,34 @@ class Decoder:
             return body((x, cache), 0)[0]
         return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
 
-    def _layer(
-        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
+    def _layer(  # noqa: PLR0913, PLR0917  what a layer sees
+        self,
+        x: Array,
+        w: LayerWeights,
+        cache: LayerCache,
+        positions: Array,
+        tokens: Array,
+        layer: Layer,
     ) -> tuple[Array, LayerCache]:
         eps = self.model.norm_eps
         with scope(Part.ATTN):
-            h = self.points.entered(rms_norm(x, w("attn_norm"), eps))
+            h, added = self.streams.read(x, w, "attn")
+            h = self.points.entered(rms_norm(h, w("attn_norm"), eps))
             h, cache = self._attention(h, w, cache, positions, layer)
-            x = x + w.biased(self.points.summed(h), "bo")
+            x = added(w.biased(self.points.summed(h), "bo"))
         if layer.mlp is MlpKind.DENSE:
             with scope(Part.MLP):
-                h = self.points.entered(rms_norm(x, w("mlp_norm"), eps))
-                x = x + w.biased(self.points.summed(_mlp(h, w)), "b_down")
+                h, added = self.streams.read(x, w, "mlp")
+                h = self.points.entered(rms_norm(h, w("mlp_norm"), eps))
+                x = added(w.biased(self.points.summed(_mlp(h, w)), "b_down"))
         else:
             assert self.mixture is not None
             with scope(Part.MOE_ROUTER):
-                h = rms_norm(x, w("mlp_norm"), eps)
-            x = x + self.mixture(h, w)
+                h, added = self.streams.read(x, w, "mlp")
+                h = rms_norm(h, w("mlp_norm"), eps)
+            h = self.mixture(h, w, tokens)
+            with scope(Part.MOE_COMBINE):
+                x = added(h)
         return x, cache
 
     def _attention(
@@ -152,9 +193,21 @@ class Decoder:
                 attention = grouped_attention
             case LatentAttention():
                 attention = latent_attention
+            case CompressedAttention():
+                attention = compressed_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
+        return attention(
+            x,
+            w,
+            cache,
+            positions,
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            kernel=kernel,
+        )
 
 
 def layers_scope(layers: range) -> str:

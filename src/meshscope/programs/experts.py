@@ -18,21 +18,26 @@ from meshscope.programs.state import LayerWeights
 CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
 
 
-def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> tuple[Array, Array]:
-    """Experts [T, K] and their shares [T, K] float32 of tokens [T, D].
+def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tuple[Array, Array]:
+    """Experts [T, K] and their shares [T, K] float32 of tokens [T, D] with these ids [T].
 
-    Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2 and -V3.
+    Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2, -V3 and -V4.
     """
     logits = x.astype(jnp.float32) @ w("router").astype(jnp.float32)
     scores = _scores(w.biased(logits, "router_bias"), moe)
-    for_choice = w.biased(scores, "router_correction")
-    if moe.n_active_groups < moe.n_groups:
-        for_choice = _limited(for_choice, moe)
-    experts = lax.top_k(for_choice, moe.n_active)[1]
+    experts = w("router_table")[ids] if "router_table" in w else _chosen(scores, w, moe)
     shares = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.is_normalized:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
     return experts.astype(jnp.int32), shares * moe.scale
+
+
+def _chosen(scores: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
+    """[T, K]: the experts with the highest scores [T, E]."""
+    for_choice = w.biased(scores, "router_correction")
+    if moe.n_active_groups < moe.n_groups:
+        for_choice = _limited(for_choice, moe)
+    return lax.top_k(for_choice, moe.n_active)[1]
 
 
 def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
@@ -41,6 +46,8 @@ def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
             return jax.nn.softmax(logits, axis=-1)
         case Scoring.SIGMOID:
             return jax.nn.sigmoid(logits)
+        case Scoring.SQRT_SOFTPLUS:
+            return jnp.sqrt(jax.nn.softplus(logits))
         case _:
             assert_never(moe.scoring)
 
@@ -65,17 +72,21 @@ class Experts:
     """The experts of this device; `bias_share` of the last bias is added here.
 
     Where tp splits the width of an expert, one device adds the bias and the others do not.
+    Rows are filled up to a multiple of `row_tile`.
     """
 
     moe: MixtureOfExperts
     weights: LayerWeights
     bias_share: Array | float = 1.0
+    row_tile: int = 1
 
     def __call__(self, rows: Array, n_rows_of: Array) -> Array:
         """[R, D]: the outputs for rows sorted by expert, the first `n_rows_of[0]` for the first.
 
         Rows beyond the sum of `n_rows_of` [e] come out as zeros.
         """
+        n_rows = rows.shape[0]
+        rows = jnp.pad(rows, ((0, -n_rows % self.row_tile), (0, 0)))
         ends = jnp.cumsum(n_rows_of)
         place = jnp.arange(rows.shape[0])
         expert = jnp.searchsorted(ends, place, side="right")  # e for rows beyond the last
@@ -89,7 +100,7 @@ class Experts:
 
         inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
         out = product(inner, "down", self.bias_share)
-        return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))
+        return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))[:n_rows]
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
@@ -97,6 +108,10 @@ def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
     match moe.activation:
         case Activation.SWIGLU:
             return jax.nn.silu(gate) * up
+        case Activation.LIMITED_SWIGLU:
+            limit = moe.activation_limit
+            assert limit is not None
+            return jax.nn.silu(jnp.minimum(gate, limit)) * jnp.clip(up, -limit, limit)
         case Activation.CLAMPED_SWIGLU:
             limit = moe.activation_limit
             assert limit is not None

@@ -9,6 +9,7 @@ expert, F width of an expert.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -17,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshscope.arch.model import MixtureOfExperts
+from meshscope.arch.model import Activation, MixtureOfExperts
 from meshscope.plan.dispatch import (
     Dispatch,
     DispatchForm,
@@ -47,15 +48,30 @@ from meshscope.table.kinds import Part
 class Mixture(Protocol):
     """What stands in for the MLP of a layer with experts."""
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
-        """The normed residual stream in, what is added to it out; both laid out like it."""
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
+        """The normed residual stream in, what is added to it out; both laid out like it.
+
+        `ids` [B, S] are the tokens of the step, never split over tp.
+        """
         ...
 
 
-def shared_experts(x: Array, w: LayerWeights) -> Array:
-    """The gated MLP of the shared experts: this device's part of a sum over tp."""
-    gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
-    return (jax.nn.silu(gate) * up) @ w("shared_w_down")
+def shared_experts(
+    x: Array, w: LayerWeights, moe: MixtureOfExperts, inner: Array | None = None
+) -> Array:
+    """The gated MLP of the shared experts: this device's part of a sum over tp.
+
+    `inner` is what `inner_of_shared` makes, where that was done before.
+    """
+    return (inner_of_shared(x, w, moe) if inner is None else inner) @ w("shared_w_down")
+
+
+def inner_of_shared(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
+    """The first two of the three products of the shared experts."""
+    with scope(Part.MOE_SHARED):
+        gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
+        is_limited = moe.activation is Activation.LIMITED_SWIGLU
+        return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +84,33 @@ class ManualMixture:
     points: Points
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
         if "tp" in exchange_axes(self.plan):
-            return self._over_tokens(x, w)
-        return self._over_tp(x, w)
+            return self._over_tokens(x, w, ids)
+        return self._over_tp(x, w, ids)
 
-    def _over_tp(self, x: Array, w: LayerWeights) -> Array:
+    def _over_tp(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """All devices of tp hold the same tokens; what each adds is summed over tp once."""
         with scope(Part.MOE_DISPATCH):
             x = self.points.entered(x)
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
-            chosen, shares = routing(tokens, w, self.moe)
-        dispatch = self._dispatch(tokens.shape[0])
+            chosen, shares = routing(tokens, w, self.moe, ids.reshape(-1))
+        dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
-            out = exchanged_mixture(tokens, chosen, shares, self._experts(w), dispatch)
+            # The dispatch can hide behind two products of the shared experts, the combine behind one.
+            shared = (
+                partial(inner_of_shared, x, w, self.moe)
+                if self.moe.shared_ffn is not None
+                else None
+            )
+            experts = self._experts(w)
+            out, inner = exchanged_mixture(
+                tokens, chosen, shares, experts, dispatch, meanwhile=shared
+            )
         else:
             n_local = self.moe.n_experts // self.plan.ep
             first = lax.axis_index("tp") * n_local if self.plan.expert_axes else 0
@@ -95,23 +121,24 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w)
+                out = out + shared_experts(x, w, self.moe, inner)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
-    def _over_tokens(self, x: Array, w: LayerWeights) -> Array:
+    def _over_tokens(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """Each device of tp routes its own tokens; shared experts see them all, as a dense MLP does."""
         is_split = self.layout.split_dim is not None
         tokens = x.reshape(-1, x.shape[-1])
         n_tokens = tokens.shape[0] if is_split else routed_tokens(self.plan, tokens.shape[0])
         with scope(Part.MOE_ROUTER):
             own = tokens if is_split else _share(tokens, n_tokens)
-            chosen, shares = routing(own, w, self.moe)
+            own_ids = self._split(ids) if is_split else _share(ids.reshape(-1), n_tokens)
+            chosen, shares = routing(own, w, self.moe, own_ids.reshape(-1))
             if not is_split:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
+        out, _ = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
@@ -119,14 +146,22 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + self.points.summed(shared_experts(self.points.entered(x), w))
+                whole = self.points.entered(x)
+                out = out + self.points.summed(shared_experts(whole, w, self.moe))
         return out
 
     def _experts(self, w: LayerWeights) -> Experts:
         """This device's experts; one device of tp adds the bias where each holds a share of all."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share)
+        return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
+
+    def _split(self, ids: Array) -> Array:
+        """This tp device's part of the ids [B, S], as sp splits the residual stream."""
+        dim = self.layout.split_dim
+        assert dim is not None
+        n_own = ids.shape[dim] // self.plan.tp
+        return lax.dynamic_slice_in_dim(ids, lax.axis_index("tp") * n_own, n_own, axis=dim)
 
     def _without_padding(self, chosen: Array, n_tokens: int) -> Array:
         """No expert for the tokens that only fill the last device's share."""
@@ -144,15 +179,15 @@ class ManualMixture:
 
 
 def _share(tokens: Array, n_tokens: int) -> Array:
-    """This tp device's share [n_tokens, D] of the tokens, zeros beyond the last."""
+    """This tp device's share [n_tokens, ...] of the tokens, zeros beyond the last."""
     missing = -tokens.shape[0] % n_tokens
-    padded = jnp.pad(tokens, ((0, missing), (0, 0)))
+    padded = jnp.pad(tokens, ((0, missing), *((0, 0),) * (tokens.ndim - 1)))
     return lax.dynamic_slice_in_dim(padded, lax.axis_index("tp") * n_tokens, n_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoMixture:
-    """Annotations alone; arrays are global. Two ways that programs write it down."""
+    """Annotations alone; arrays are global. The ways that programs write it down."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -161,19 +196,20 @@ class AutoMixture:
     mesh: Mesh
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
-    def __call__(self, x: Array, w: LayerWeights) -> Array:
+    def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
         with scope(Part.MOE_DISPATCH):
             x = self.points.entered(x)
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
-            chosen, shares = routing(tokens, w, self.moe)
+            chosen, shares = routing(tokens, w, self.moe, ids.reshape(-1))
         by_form = self._gathered if self.form is DispatchForm.GATHERED else self._one_hot
         out = by_form(tokens, chosen, shares, w).reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w)
+                out = out + shared_experts(x, w, self.moe)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
@@ -184,8 +220,11 @@ class AutoMixture:
         """Dispatch and combine as products with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
 
         Tokens are taken in groups, one a data-parallel device, so that slots are filled locally.
+        Annotated by expert alone, the rows are made from gathered tokens; annotated by group first
+        and by expert then (`one_hot_pinned`), they are exchanged.
         """
         n_groups, n_experts, data = self.plan.data_size, self.moe.n_experts, self.layout.data
+        by_expert = self.layout.split(Dim.EXPERT)
         tokens = self._annotated(tokens.reshape(n_groups, -1, tokens.shape[-1]), data, None, None)
         chosen = chosen.reshape(n_groups, -1, self.moe.n_active)
         n_slots = self._slots(tokens.shape[1])
@@ -197,12 +236,17 @@ class AutoMixture:
             kept = hot.astype(tokens.dtype)
             mask = jnp.einsum("gtke,gtkc->gtec", kept, place)
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
-            rows = self._annotated(rows, self.layout.split(Dim.EXPERT), None, None, None)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                rows = self._annotated(rows, None, data, None, None)
+            rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             out = self._experts_of_slots(rows, w)
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(chosen.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                out = self._annotated(out, by_expert, None, None, None)
+                out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
 
@@ -230,7 +274,7 @@ class AutoMixture:
             order = jnp.argsort(flat, stable=True)
             rows = tokens[order // self.moe.n_active]
         with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w)
+            experts = Experts(moe=self.moe, weights=w, row_tile=self.row_tile)
             out = experts(rows, counted(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return summed_rows(unsorted(out, order), shares)

@@ -20,9 +20,14 @@ MASKED = -1e30  # added to a score that must not count; finite, so that a row ne
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """Root-mean-square norm over the last dimension, in float32 inside."""
+    return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
+
+
+def unscaled_rms_norm(x: Array, eps: float) -> Array:
+    """The norm without a learned scale."""
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * scale.astype(x.dtype)
+    return wide.astype(x.dtype)
 
 
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from meshscope.plan.weights import Weight
@@ -26,11 +27,13 @@ class LayerWeights:
         return name in self.arrays
 
     def __call__(self, name: str) -> Array:
-        """The weight in the dtype of activations, gathered where the plan splits it."""
+        """The weight, gathered where the plan splits it, in the dtype of activations or in its own."""
         array = self.arrays[name]
         if self.index is not None:
             array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
-        return self.points.weight(array, self.specs[name]).astype(self.dtype)
+        spec = self.specs[name]
+        whole = self.points.weight(array, spec)
+        return whole if spec.dtype is not None else whole.astype(self.dtype)
 
     def biased(self, x: Array, name: str) -> Array:
         """`x` plus this bias, if the layer has it."""
@@ -41,20 +44,25 @@ class LayerWeights:
 class LayerCache:
     """The cache of one layer: arrays [B, T, ...], or [layers, B, T, ...] taken at `index`.
 
-    New entries go to position `start` of every sequence.
+    New entries go to slot `start` of the sequences from `first_row` on, where `is_here` is not false.
     """
 
     arrays: Mapping[str, Array]
-    start: Array
+    start: Array | int
     index: Array | int | None = None
+    is_here: Array | None = None
+    first_row: Array | int = 0
 
-    def written(self, name: str, new: Array) -> "LayerCache":
-        """The cache with `new` [B, S, ...] written from `start` on."""
+    def written(self, name: str, new: Array, *, at: Array | int | None = None) -> "LayerCache":
+        """The cache with `new` [B, S, ...] written from `start` on, or from slot `at`."""
         array = self.arrays[name]
         new = new.astype(array.dtype)
-        offsets: list[Array | int] = [0, self.start] + [0] * (new.ndim - 2)
+        first = self.start if at is None else at
+        offsets: list[Array | int] = [self.first_row, first] + [0] * (new.ndim - 2)
         if self.index is not None:
             new, offsets = new[None], [self.index, *offsets]
+        if self.is_here is not None:
+            new = jnp.where(self.is_here, new, lax.dynamic_slice(array, offsets, new.shape))
         updated = lax.dynamic_update_slice(array, new, offsets)
         return replace(self, arrays={**self.arrays, name: updated})
 

@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from meshscope.arch.model import Layer
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment
+from meshscope.plan.stages import stage_slots
 from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
 from meshscope.programs.build import BuiltProgram
 
@@ -75,7 +78,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
     weights: dict[str, Any] = {
         w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
     }
-    if not program.is_scanned:
+    if not program.is_stacked:
         weights["layers"] = [
             {
                 w.name: placed(read(w, index), like[w.name])
@@ -86,17 +89,31 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
             )
         ]
         return weights
+
+    def stacked(weight: Weight, layer: Layer, like: Any) -> Any:
+        """One layer after the other, put together on the devices: the host holds one tensor."""
+        mesh, spec = like.sharding.mesh, like.sharding.spec
+        one = jax.ShapeDtypeStruct(
+            weight.shape, like.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec[1:]))
+        )
+        values = [
+            placed(np.zeros(weight.shape) if index is None else read(weight, index), one)
+            for index in stage_slots(model.layers, layer, plan.pp)
+        ]
+        return jax.jit(_stack, out_shardings=like.sharding)(values)
+
     weights["layers"] = {
         layer.name: {
-            w.name: placed(
-                np.stack([read(w, i) for i, other in enumerate(model.layers) if other == layer]),
-                abstract["layers"][layer.name][w.name],
-            )
+            w.name: stacked(w, layer, abstract["layers"][layer.name][w.name])
             for w in layer_weights(model, plan, layer)
         }
         for layer in dict.fromkeys(model.layers)
     }
     return weights
+
+
+def _stack(values: list[Any]) -> Any:
+    return jnp.stack(values)
 
 
 def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:

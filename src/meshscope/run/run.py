@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -235,7 +235,7 @@ def _reported(
 
 
 @contextmanager
-def _child(request: Path, folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _child(request: Path, folder: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
     """The child while the block runs; it holds our pipe and ends when we do, however we end."""
     command = [sys.executable, *CHILD, str(request), str(folder)]
     with log.open("wb") as errors:
