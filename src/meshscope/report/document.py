@@ -11,7 +11,8 @@ from dataclasses import asdict, fields
 from fractions import Fraction
 from typing import Any
 
-from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.grouping import Group, grouped
 from meshscope.metrics.join import Comparison, Match, Verdict, compare, left_rows, right_rows
 from meshscope.metrics.latency import Latency, latency_of
@@ -128,8 +129,14 @@ def run_promotion(run: Run) -> int:
 
 def is_on_cpu(run: Run) -> bool:
     """Whether the run's devices are virtual ones on a CPU."""
-    chip = CHIPS.get(str(run.manifest.experiment.get("topology", "")).split(":")[0])
+    chip = run_chip(run)
     return chip is not None and chip.kind is ChipKind.CPU
+
+
+def run_chip(run: Run) -> Chip | None:
+    """The chip that the run is for; None where its topology is not known."""
+    topology = run.manifest.experiment.get("topology")
+    return None if topology is None else parse_topology(str(topology)).chip
 
 
 def comparison_document(

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.metrics.latency import Latency, Spread
-from meshscope.report.document import is_on_cpu, run_latency, run_promotion
+from meshscope.metrics.roofline import rooflines
+from meshscope.report.document import is_on_cpu, run_chip, run_latency, run_promotion
 from meshscope.report.plain import plain
 from meshscope.report.tables import new_table
 from meshscope.rundir.run import Run
@@ -20,6 +21,10 @@ MAX_FINDINGS = 8  # lines; the others are counted
 PROMOTED = (
     "XLA carries 16-bit collectives out in float32 on CPU devices: predicted is compared as float32, "
     "with twice the bytes. On TPUs they stay 16-bit; --dtype f32 compares without this."
+)
+LOOPED = (
+    "bytes and flops of a step are not told: the layers are a loop, and the compiler counts its body "
+    "once. Run with --loop unroll."
 )
 SHARED_CORES = (
     "virtual devices share the cores of this machine: durations show that the plumbing works, "
@@ -38,6 +43,7 @@ def live_lines(run: Run) -> Iterator[RenderableType]:
     yield from map(Text, _rate_lines(run, latency))
     yield Text("")
     yield from _load_lines(measured)
+    yield from _roofline_lines(run, measured, latency)
     yield Text("")
     if measured.texts:
         yield Text("text", style="bold")
@@ -126,6 +132,37 @@ def _load_lines(measured: Measured) -> Iterator[RenderableType]:
         own_times = [time for time in measured.times if time.phase is phase]
         if own_times:
             yield Text(f"{phase}: {_slowest_words(own_times)}")
+
+
+def _roofline_lines(run: Run, measured: Measured, latency: Latency) -> Iterator[RenderableType]:
+    """Bytes and flops of a step, as the compiler counts them, against the chip's published peaks."""
+    chip = run_chip(run)
+    steps = {Phase.PREFILL: latency.ttft.mean_s}
+    if latency.itl is not None:
+        steps[Phase.DECODE] = latency.itl.mean_s
+    found = rooflines(measured.costs, steps, chip) if chip is not None else []
+    if chip is not None and chip.hbm_bytes_per_s is not None and not measured.costs:
+        yield Text(LOOPED, style="dim")
+    if not found or chip is None:
+        return
+    yield Text("")
+    table = new_table(
+        "one step of a device", "time", "bytes", "of HBM peak", "flops", "of bf16 peak"
+    )
+    for line in found:
+        cells = (_amount(line.accessed_bytes, "B"), _share(line.hbm_frac))
+        flops = (_amount(line.flops, "flop"), _share(line.flops_frac))
+        table.add_row(line.phase.value, format_seconds(line.step_s), *cells, *flops)
+    yield table
+    yield Text(f"peaks of one {chip.name}: {chip.source}", style="dim")
+
+
+def _amount(value: float | None, unit: str) -> str:
+    return "not known" if value is None else f"{value:.3g} {unit}"
+
+
+def _share(frac: float | None) -> str:
+    return "not known" if frac is None else f"{frac:.1%}"
 
 
 def _load_cells(loads: Sequence[DeviceLoad], n_steps: int) -> list[str]:
