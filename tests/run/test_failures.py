@@ -74,7 +74,7 @@ def test_an_interrupted_run_leaves_no_folder_and_no_child(
     number: int, config_file: Path, tmp_path: Path
 ) -> None:
     """After a kill, the next start removes what was left."""
-    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--batch", "2", "--prompt", "8")
+    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--output", "8", "--prompt", "8")
     command = [sys.executable, "-m", "meshscope", "run", str(config_file), *plan, "--out", "runs/r"]
     started = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True

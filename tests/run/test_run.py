@@ -154,7 +154,7 @@ def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
         (("--coordinator", "127.0.0.1:1"), "--coordinator HOST:PORT and --n-processes"),
         (("--prompt-text", "a"), "Give --checkpoint DIR"),
         (("--engine", "vllm"), "has no program to run"),
-        (("--topology", "v6e-8", "--plan", "tp=2"), "needs tpu devices"),
+        (("--topology", "v6e:2x2", "--plan", "tp=4"), "needs tpu devices"),
     ],
 )
 def test_a_fault_of_the_user_is_one_message(
