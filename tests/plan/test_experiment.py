@@ -105,6 +105,14 @@ def test_a_pipeline_that_cannot_be_is_refused(
         _experiment(plan, engine=engine, program=program)
 
 
+def test_a_ring_within_stages_is_refused_on_cpu_devices() -> None:
+    """A plan with both is fine on TPU, and on CPU devices with gathered keys."""
+    with pytest.raises(SpecError, match="Use --context allgather, or a plan without pp or cp"):
+        _experiment("pp=2,cp=2,tp=2", "cpu:8")
+    _experiment("pp=2,cp=2,tp=2")
+    _experiment("pp=2,cp=2,tp=2", "cpu:8", program=Program(context=ContextForm.ALLGATHER))
+
+
 def test_there_is_at_least_one_microbatch() -> None:
     with pytest.raises(SpecError, match="microbatches=0 must be at least 1"):
         Program(microbatches=0)

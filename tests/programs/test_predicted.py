@@ -200,6 +200,7 @@ PIPELINES = (
     (CONFIG, "pp=2,dp=2,tp=2,sp", 2),
     (CONFIG, "pp=2,fsdp=2,tp=2", None),
     (CONFIG, "pp=2,fsdp=2,tp=2,sp", 1),
+    (CONFIG, "pp=2,cp=2,tp=2,sp", None),
     (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
     (MIXTURE, "pp=3,fsdp=2,ep=2", None),
 )
@@ -234,7 +235,7 @@ def test_each_stage_asks_for_what_is_predicted(
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
         workload=Workload(batch=8, prompt=32, output=4),
-        program=Program(loop=loop, microbatches=microbatches),
+        program=Program(loop=loop, microbatches=microbatches, context=ContextForm.ALLGATHER),
     )
     program = build_program(experiment, phase, jax.devices()[: plan.n_devices])
     predicted: Counter[tuple[object, ...]] = Counter()

@@ -287,6 +287,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     _check_weights(plan, model)
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
+    _check_ring(plan, program, topology)
     experiment = Experiment(
         model=model,
         plan=plan,
@@ -361,6 +362,19 @@ def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: En
         raise PlanError(
             f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences of a "
             f"device. Use a divisor of {local_batch}, or leave it out."
+        )
+
+
+def _check_ring(plan: Plan, program: Program, topology: Topology) -> None:
+    """SpecError where XLA would mix up the permutes of stages that take different branches.
+
+    On CPU, a permute waits for all devices of the program, and takes any permute for its own.
+    """
+    is_ring = plan.cp > 1 and program.context is ContextForm.RING
+    if is_ring and plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
+        raise SpecError(
+            f"plan '{plan}': on CPU devices, XLA takes the permutes of a ring for the hand-over between "
+            f"stages. Use --context {ContextForm.ALLGATHER}, or a plan without pp or cp."
         )
 
 
