@@ -113,3 +113,28 @@ def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> 
     options = [line for line in out.splitlines() if line.startswith("  --")]
     assert options != []
     assert "--as-json" not in out
+
+
+def test_a_pipeline_is_told_by_stage(meshscope) -> None:
+    """32 layers on two stages; a device hands on in 4 + 2 - 1 ticks."""
+    ask = ("Llama-3.1-8B", "--topology", "v6e-8", "--plan", "pp=2,tp=4", "--batch", "8")
+
+    document = json.loads(meshscope("predict", *ask, "--microbatches", "4", "--json").out)
+    text = meshscope("predict", *ask, "--microbatches", "4").out
+
+    prefill = [row for row in document["collectives"] if row["phase"] == "prefill"]
+    told = [(row["stage"], row["part"], row["layers"][:1], row["count"]) for row in prefill]
+    assert told == [
+        (0, "embed", [], 4),
+        (0, "attn", [0], 4 * 16),
+        (0, "mlp", [0], 4 * 16),
+        (0, "stage", [], 5),
+        (1, "attn", [16], 4 * 16),
+        (1, "mlp", [16], 4 * 16),
+        (1, "lm_head", [], 1),
+        (None, "sample", [], 1),
+    ]
+    assert document["totals"]["prefill"]["count"] == sum(row["count"] for row in prefill)
+    assert document["experiment"]["microbatches"] == {"prefill": 4, "decode": 1}
+    assert "; 4 micro-batches in prefill\n" in text
+    assert "stage" in next(line for line in text.splitlines() if line.startswith("collective"))

@@ -10,7 +10,9 @@ from meshscope.arch.config import model_from_config, read_model
 from meshscope.arch.model import Model
 from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
@@ -60,6 +62,8 @@ class Case(NamedTuple):
     n_layers: int | None = None
     batch: int = 8
     prompt: int = 128
+    context: ContextForm = ContextForm.RING
+    kernels: Kernels = Kernels.AUTO
 
 
 TELLING = [
@@ -77,12 +81,23 @@ TELLING = [
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
+    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+    Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
+    Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
+    Case(LLAMA_3B, "v4-8", "tp=8", prompt=100),  # no kernel takes this prompt
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
     Case(QWEN_MOE, "v5e-8", "dp=8,ep=8"),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
     Case(GPT_OSS, "v6e-8", "tp=8,ep=8"),  # two kinds of layers in turn
     Case(V3, "v6e:8x8", "dp=8,tp=8,ep=64", n_layers=6, batch=64),
     Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
+    Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
+    Case(LLAMA_8B, "v5p-16", "pp=4,tp=2,sp"),
+    Case(QWEN_MOE, "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
+    Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense
+    Case(LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3),  # the table at both ends
+    Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # handed on over DCN
 ]
 
 WHOLE_MATRIX = [
@@ -102,6 +117,17 @@ WHOLE_MATRIX = [
         ("tpu7x:1x1x1", "tp=2"),
     )
 ]
+WHOLE_MATRIX += [
+    Case(model, topology, plan, context=form)
+    for form in ContextForm
+    for model, topology, plan in (
+        (QWEN_32B, "v6e-8", "cp=2,tp=4"),
+        (LLAMA_8B, "v5p-16", "cp=4,tp=2,sp"),
+        (LLAMA_8B, "tpu7x-8", "cp=2,tp=4"),
+        (LLAMA_3B, "v5e-8", "dp=2,cp=4"),
+        (V2_LITE, "v6e-8", "cp=2,tp=4"),
+    )
+]
 
 EXPERT_PLANS = (
     *("tp=8", "tp=8,ep=8", "dp=8,ep=8", "dp=4,tp=2,ep=8", "dp=4,tp=2,ep=8,sp", "dp=2,tp=4,ep=2"),
@@ -118,6 +144,19 @@ WHOLE_MATRIX += [
     for topology in ("v5p:4x4x4", "v6e:8x8")
 ]
 
+PIPELINES = ("pp=8", "pp=2,tp=4", "pp=4,tp=2,sp", "pp=2,fsdp=2,tp=2")
+WHOLE_MATRIX += [
+    Case(model, topology, plan)
+    for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)
+    for topology in SLICES_OF_8
+    for plan in PIPELINES
+] + [
+    Case(model, topology, plan)
+    for model in (V2_LITE, QWEN_MOE, MIXTRAL, GPT_OSS)
+    for topology in ("v5e-8", "v5p-16", "v6e-8")
+    for plan in ("pp=2,tp=4", "pp=2,tp=4,ep=4", "pp=2,dp=2,tp=2,ep=4", "pp=4,dp=2,ep=2")
+]
+
 
 def experiment_for(case: Case) -> Experiment:
     return experiment_of(
@@ -125,7 +164,7 @@ def experiment_for(case: Case) -> Experiment:
         plan=parse_plan(case.plan),
         topology=parse_topology(case.topology),
         workload=Workload(batch=case.batch, prompt=case.prompt, output=16),
-        program=Program(loop=case.loop),
+        program=Program(loop=case.loop, context=case.context, kernels=case.kernels),
         n_layers=case.n_layers,
     )
 
@@ -145,7 +184,7 @@ def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
     counted: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         groups = frozenset(map(frozenset, row.groups))
-        place = (row.phase, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
+        place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
         counted[(*place, groups, row.dtype, row.shape, row.payload_bytes, row.n_steps)] += row.count
     return counted
 

@@ -55,6 +55,42 @@ CASES = [
 ]
 
 
+def test_scopes_of_a_pipeline_name_stages_and_how_often_each_takes_its_branch() -> None:
+    scope = scope_of(
+        "jit(prefill)/shard_map/prefill/while/body/closed_call/cond/branch_1_fun/stages1-2by6/"
+        "microbatches2of5/while/body/closed_call/layers6-11/mlp/psum"
+    )
+
+    assert scope == Scope(
+        phase=Phase.PREFILL,
+        layers=range(6, 12),
+        part=Part.MLP,
+        stages=range(1, 3),
+        stage_layers=6,
+        n_microbatches=2,
+        n_ticks=5,
+    )
+    assert (scope.n_layers, scope.n_times) == (6, 30)
+    assert scope.missing is None
+
+
+@pytest.mark.parametrize(
+    ("path", "stages", "part"),
+    [
+        ("jit(f)/decode/stage0/stage/ppermute", range(1), Part.STAGE),
+        ("jit(f)/decode/stages0-2/stage/ppermute", range(3), Part.STAGE),
+        ("jit(f)/decode/stage3/cond/branch_1_fun/lm_head/all_gather", range(3, 4), Part.LM_HEAD),
+        ("jit(f)/decode/sample/psum", None, Part.SAMPLE),
+        ("jit(f)/decode/microbatches1of2/sample/psum", None, Part.SAMPLE),  # of no stage
+        ("jit(f)/decode/stages3-1/lm_head/psum", None, Part.LM_HEAD),
+    ],
+)
+def test_parts_between_layers_belong_to_stages(path: str, stages: range | None, part: Part) -> None:
+    scope = scope_of(path)
+
+    assert (scope.stages, scope.part, scope.n_times) == (stages, part, 1)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.op_name))
 def test_scope_is_read_from_the_path(case: Case) -> None:
     scope = scope_of(case.op_name)

@@ -311,6 +311,16 @@ def test_a_kernel_that_talks_gets_its_row_and_is_counted_as_unknown(version: str
     assert (open_rows.count, open_rows.payload_bytes) == (2, 8 * 1024 * 2)
 
 
+@pytest.mark.parametrize("version", JAX_VERSIONS)
+def test_kernels_that_stay_on_their_chip_have_no_row_and_raise_no_doubt(version: str) -> None:
+    rows = _rows("v6e_local_kernels", version)
+
+    assert [(r.kind, r.axis, r.part, r.axis_reason) for r in rows] == [
+        (Kind.ALL_REDUCE, "tp", Part.ATTN, None)
+    ]
+    assert unattributed(rows).count == 0
+
+
 @pytest.mark.skipif(not MAXTEXT.is_file(), reason="the shared profiles are not beside the project")
 def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
     """MaxText keeps the first 2000 lines of its Llama-3-8B step; seven weights are gathered in them."""

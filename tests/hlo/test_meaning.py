@@ -281,3 +281,23 @@ def test_padding_of_a_ragged_all_to_all_travels_but_is_no_payload() -> None:
 
     assert (row.shape, row.payload_bytes) == ((4, 180), 4 * 180 * 4)
     assert row.wire_bytes == Fraction(3, 4) * 4 * 256 * 4
+
+
+def test_devices_gathered_along_a_dim_of_their_own_before_a_reshape_of_the_program() -> None:
+    """The program gathers [8,8] and makes [8,1,8] of it; the compiler writes one reshape for both."""
+    row = _row(
+        [
+            "%rows = f32[1,2,8] reshape(%part)",
+            (
+                "%g = f32[4,2,8] all-gather(%rows), channel_id=1, replica_groups={{0,1,2,3}}, "
+                "dimensions={0}, "
+                'metadata={op_name="jit(f)/prefill/layer0/moe.combine/all_gather"}'
+            ),
+            (
+                "ROOT %r = f32[8,1,8] reshape(%g), "
+                'metadata={op_name="jit(f)/prefill/layer0/moe.combine/reshape"}'
+            ),
+        ]
+    )
+
+    assert (row.kind, row.shape, row.hlo_shape) == (Kind.ALL_GATHER, (8, 8), "f32[4,2,8]")

@@ -5,9 +5,18 @@ import pytest
 from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, experiment_from_dict, experiment_of
+from meshscope.plan.context import ContextForm
+from meshscope.plan.experiment import (
+    Engine,
+    Experiment,
+    Partitioner,
+    Program,
+    experiment_from_dict,
+    experiment_of,
+)
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
+from meshscope.table.kinds import Phase
 
 
 def _experiment(
@@ -16,6 +25,7 @@ def _experiment(
     *,
     workload: Workload | None = None,
     engine: Engine = Engine.MESHSCOPE,
+    program: Program | None = None,
     n_layers: int | None = None,
 ) -> Experiment:
     return experiment_of(
@@ -23,6 +33,7 @@ def _experiment(
         plan=parse_plan(plan),
         topology=parse_topology(topology),
         workload=workload or Workload(batch=8),
+        program=program,
         engine=engine,
         n_layers=n_layers,
     )
@@ -49,11 +60,10 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
     ("plan", "engine", "remedy"),
     [
         (
-            "pp=2,tp=4",
-            Engine.MESHSCOPE,
-            "does not have pp yet. Use tp, sp, dp, fsdp, ep, or --engine vllm for pp.",
+            "cp=8",
+            Engine.VLLM,
+            "does not have cp yet. Use tp, pp, or --engine meshscope for cp.",
         ),
-        ("cp=8", Engine.MESHSCOPE, "does not have cp yet. Use tp, sp, dp, fsdp, ep."),
         (
             "dp=2,tp=4",
             Engine.VLLM,
@@ -67,6 +77,54 @@ def test_an_axis_that_the_engine_lacks_is_refused(plan: str, engine: Engine, rem
     with pytest.raises(PlanError) as caught:
         _experiment(plan, engine=engine)
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine", "program", "remedy"),
+    [
+        (
+            "pp=2,tp=4",
+            Engine.MESHSCOPE,
+            Program(partitioner=Partitioner.AUTO),
+            "--partitioner auto has no pipeline; .* Use --partitioner manual, or a plan without pp",
+        ),
+        (
+            "pp=2,dp=2,tp=2",
+            Engine.MESHSCOPE,
+            Program(microbatches=3),
+            "--microbatches 3 does not divide the 4 sequences of a device. Use a divisor of 4",
+        ),
+        ("tp=8", Engine.MESHSCOPE, Program(microbatches=2), "or use it with pp=N"),
+        ("pp=8", Engine.VLLM, Program(microbatches=2), "Leave it out"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused(
+    plan: str, engine: Engine, program: Program, remedy: str
+) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        _experiment(plan, engine=engine, program=program)
+
+
+def test_there_is_at_least_one_microbatch() -> None:
+    with pytest.raises(SpecError, match="microbatches=0 must be at least 1"):
+        Program(microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "microbatches", "prefill"),
+    [
+        ("pp=4,tp=2", None, 4),
+        ("pp=4,dp=2", None, 4),
+        ("pp=2,dp=4", None, 2),
+        ("pp=8", 2, 2),
+        ("tp=8", None, 1),
+    ],
+)
+def test_prefill_has_microbatches_and_a_decode_step_is_one(
+    plan: str, microbatches: int | None, prefill: int
+) -> None:
+    experiment = _experiment(plan, program=Program(microbatches=microbatches))
+    assert [experiment.n_microbatches(phase) for phase in Phase] == [prefill, 1]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +147,20 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
         assert experiment.crosses_slices(groups("dp")) is data
 
 
-@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp"])
-def test_an_experiment_comes_back_from_what_it_writes(plan: str) -> None:
-    experiment = _experiment(plan, n_layers=2)
+def test_stages_do_not_have_cp() -> None:
+    with pytest.raises(PlanError, match=r"pp=2 with cp=2 is not part .* Use pp or cp alone"):
+        _experiment("pp=2,cp=2,tp=2")
+
+
+def test_the_auto_partitioner_does_not_have_cp() -> None:
+    with pytest.raises(PlanError, match=r"cp=2 needs .* Use --partitioner manual"):
+        _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))
+
+
+@pytest.mark.parametrize("form", ContextForm)
+@pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "cp=2,tp=4", "pp=2,tp=4"])
+def test_an_experiment_comes_back_from_what_it_writes(plan: str, form: ContextForm) -> None:
+    experiment = _experiment(plan, n_layers=2, program=Program(context=form))
     assert experiment_from_dict(experiment.as_dict()) == experiment
 
 

@@ -108,3 +108,17 @@ def test_the_axis_of_pairs_is_the_one_along_which_they_move(
 def test_groups_are_made_once() -> None:
     axes = (("fsdp", 16), ("tp", 64))
     assert Mesh(axes=axes).groups("tp") is Mesh(axes=axes).groups("tp")
+
+
+def test_groups_of_a_stage_are_those_of_its_devices() -> None:
+    mesh = Mesh(axes=(("pp", 2), ("dp", 2), ("tp", 2)))
+
+    assert mesh.groups_of_stage(mesh.groups("tp"), 1) == ((4, 5), (6, 7))
+    assert mesh.groups_of_stage(mesh.groups("dp", "tp"), 0) == ((0, 1, 2, 3),)
+
+
+def test_a_pair_belongs_to_the_stage_of_its_sender() -> None:
+    mesh = Mesh(axes=(("pp", 3), ("tp", 2)))
+    pairs = ((0, 2), (1, 3), (2, 4), (3, 5))
+
+    assert [mesh.groups_of_stage(pairs, stage) for stage in range(3)] == [pairs[:2], pairs[2:], ()]

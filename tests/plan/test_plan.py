@@ -130,6 +130,13 @@ def test_a_plan_that_does_not_cover_the_slice_is_refused(
             100,
             "prompt=100 is not divisible by tp=8. Use a multiple, e.g. --prompt 104",
         ),
+        ("cp=8", 1, 4, "prompt=4 is not divisible by cp=8. Use a multiple, e.g. --prompt 8"),
+        (
+            "cp=2,tp=4,sp",
+            1,
+            100,
+            "cp and sp split the prompt, and prompt=100 is not divisible by cp=2 x tp=4. Use a multiple",
+        ),
     ],
 )
 def test_a_request_that_the_plan_does_not_divide_is_refused(

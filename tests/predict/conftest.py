@@ -8,7 +8,7 @@ import pytest
 from meshscope.arch.config import model_from_config, read_model
 from meshscope.arch.model import Model
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, experiment_of
+from meshscope.plan.experiment import Engine, Experiment, Program, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 
@@ -40,6 +40,7 @@ def make() -> MakeExperiment:
         *,
         topology: str | None = None,
         engine: Engine = Engine.MESHSCOPE,
+        program: Program | None = None,
         **workload: Any,
     ) -> Experiment:
         parsed = parse_plan(plan)
@@ -49,6 +50,7 @@ def make() -> MakeExperiment:
             plan=parsed,
             topology=slice_,
             workload=Workload(**workload),
+            program=program,
             engine=engine,
         )
 

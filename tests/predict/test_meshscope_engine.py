@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
 import pytest
 
 from meshscope.arch.model import Model
-from meshscope.plan.experiment import Experiment
+from meshscope.plan.context import ContextForm
+from meshscope.plan.experiment import Experiment, Program
 from meshscope.plan.plan import Plan, parse_plan
 from meshscope.plan.weights import layer_weights, outer_weights
 from meshscope.predict import predict
@@ -17,6 +19,7 @@ from meshscope.table.kinds import Kind, Part, Phase
 
 Make = Callable[..., Experiment]
 AR, AG, RS = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER
+CP = Kind.PERMUTE
 EMBED, ATTN, MLP, LM_HEAD = Part.EMBED, Part.ATTN, Part.MLP, Part.LM_HEAD
 
 PLANS = ["tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4", "fsdp=2,tp=4,sp"]
@@ -129,6 +132,47 @@ CASES = [
             Row(MLP, RS, "tp", (4, 12, 64)),
         ],
     ),
+    Case(  # keys and values of 4 tokens, each around the ring
+        "cp=3,tp=4",
+        Phase.PREFILL,
+        [
+            Row(EMBED, AR, "tp", (8, 4, 64)),
+            Row(LM_HEAD, AR, "cp", (8, 64)),
+            Row(LM_HEAD, AG, "tp", (8, 104)),
+        ],
+        [
+            *[Row(ATTN, CP, "cp", (8, 4, 1, 8))] * 2,
+            Row(ATTN, AR, "tp", (8, 4, 64)),
+            Row(MLP, AR, "tp", (8, 4, 64)),
+        ],
+    ),
+    Case(  # two heads of width 8: their maxima, then numerators and denominators
+        "cp=3,tp=4",
+        Phase.DECODE,
+        [Row(EMBED, AR, "tp", (8, 1, 64)), Row(LM_HEAD, AG, "tp", (8, 104))],
+        [
+            Row(ATTN, AR, "cp", (8, 1, 2)),
+            Row(ATTN, AR, "cp", (8, 1, 18)),
+            Row(ATTN, AR, "tp", (8, 1, 64)),
+            Row(MLP, AR, "tp", (8, 1, 64)),
+        ],
+    ),
+    Case(
+        "cp=3,tp=4,sp",
+        Phase.PREFILL,
+        [
+            Row(EMBED, RS, "tp", (8, 4, 64)),
+            Row(LM_HEAD, AR, "cp+tp", (8, 64)),
+            Row(LM_HEAD, AG, "tp", (8, 104)),
+        ],
+        [
+            Row(ATTN, AG, "tp", (8, 4, 64)),
+            *[Row(ATTN, CP, "cp", (8, 4, 1, 8))] * 2,
+            Row(ATTN, RS, "tp", (8, 4, 64)),
+            Row(MLP, AG, "tp", (8, 4, 64)),
+            Row(MLP, RS, "tp", (8, 4, 64)),
+        ],
+    ),
 ]
 
 
@@ -148,6 +192,40 @@ def test_a_row_tells_all_that_is_known_of_it(make: Make, small: Model) -> None:
     assert (logits.group_size, logits.count, logits.n_steps, logits.dtype) == (4, 1, 2, "bf16")
     assert (logits.payload_bytes, logits.wire_bytes) == (4 * 104 * 2, 4 * 104 * 2 * 3 // 4)
     assert (logits.stage, logits.crosses_slices, logits.inserted_by) == (None, None, "program")
+
+
+def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(
+    make: Make, small: Model
+) -> None:
+    k = next(r for r in predict(make(small, "cp=3,tp=4", prompt=12)) if r.kind is CP)
+    assert k.groups[:3] == ((0, 4), (4, 8), (8, 0))
+    assert (k.n_groups, k.group_size, k.count) == (12, 2, 2)
+    assert k.wire_bytes == k.payload_bytes == 4 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "n_held"),
+    [
+        (
+            "Llama-3.1-8B",
+            32 * 2 * 4 * 128,
+        ),  # of a position: L32, keys and values, K4 over tp=2, H128
+        ("DeepSeek-V2-Lite", 27 * (512 + 64)),  # L27, R512 P64 on every device of tp
+    ],
+)
+def test_a_ring_sends_what_a_gather_does(model: str, n_held: int, make: Make) -> None:
+    """n-1 times a block is (n-1)/n of the whole."""
+
+    def wire_bytes(form: ContextForm) -> Fraction:
+        found = predict(make(model, "cp=4,tp=2", program=Program(context=form)))
+        return sum(
+            (r.wire_bytes or 0) * r.count
+            for r in found
+            if (r.phase, r.axis, r.part) == (Phase.PREFILL, "cp", ATTN)
+        )
+
+    assert wire_bytes(ContextForm.RING) == wire_bytes(ContextForm.ALLGATHER)
+    assert wire_bytes(ContextForm.RING) == n_held * 2 * 128 * 3 // 4
 
 
 @pytest.mark.parametrize(("output", "n_steps"), [(1, {1}), (2, {1}), (128, {1, 127})])

@@ -9,36 +9,9 @@ from meshscope.arch.model import Model
 from meshscope.errors import PlanError
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.predict import predict
-from meshscope.predict.vllm_engine import stage_layers
 from meshscope.table.kinds import Kind, Part, Phase
 
 Make = Callable[..., Experiment]
-
-
-@pytest.mark.parametrize(
-    ("n_layers", "sizes"),
-    [
-        (32, [8, 8, 8, 8]),
-        (22, [5, 6, 6, 5]),
-        (61, [15, 15, 16, 15]),  # this and the next: vLLM pull request 46217, "before"
-        (94, [23, 24, 24, 23]),
-        (5, [2, 2, 1]),
-        (3, [2, 1]),
-        (43, [4, 4, 4, 4, 4, 4, 5, 5, 5, 4]),
-        (7, [7]),
-    ],
-)
-def test_layers_are_split_as_vllm_splits_them(n_layers: int, sizes: list[int]) -> None:
-    assert [len(layers) for layers in stage_layers(n_layers, len(sizes))] == sizes
-
-
-@pytest.mark.parametrize("n_layers", range(1, 20))
-def test_every_layer_is_in_one_stage_and_the_last_is_never_larger(n_layers: int) -> None:
-    for n_stages in range(1, n_layers + 1):
-        stages = stage_layers(n_layers, n_stages)
-        assert [layer for stage in stages for layer in stage] == list(range(n_layers))
-        assert len(stages[-1]) == n_layers // n_stages
-        assert max(map(len, stages)) - min(map(len, stages)) <= 1
 
 
 def test_what_a_stage_sends_the_next_receives(make: Make) -> None:

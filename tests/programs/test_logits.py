@@ -9,6 +9,7 @@ import pytest
 
 from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
 from meshscope.plan.plan import Plan, parse_plan
@@ -54,6 +55,8 @@ class Case(NamedTuple):
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.UNROLL
     dispatch: DispatchForm = DispatchForm.AUTO
+    context: ContextForm = ContextForm.RING
+    microbatches: int | None = None
 
 
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
@@ -75,6 +78,56 @@ CASES += [
     for plan in OF_COMPILER
 ]
 
+# The sequence split over cp: alone, with each other axis, with experts over the data axis.
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CONTEXT_CONFIGS = (
+    *("llama", "qwen3", "mixtral", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+)
+CASES += [
+    Case(config, plan, loop=loop, context=form)
+    for config in CONTEXT_CONFIGS
+    for plan, loop, form in (
+        ("cp=8", Loop.UNROLL, RING),
+        ("cp=8", Loop.UNROLL, ALLGATHER),
+        ("cp=2,tp=4", Loop.SCAN, RING),
+        ("cp=2,tp=4,sp", Loop.SCAN, ALLGATHER),
+        ("fsdp=2,cp=4", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2", Loop.UNROLL, RING),
+        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN, RING),
+    )
+    if "ep" not in plan or config not in {"llama", "qwen3"}
+]
+
+
+# Two stages of one layer each; one each of four, alike or of three kinds; layers of two kinds in turn;
+# three layers over two stages.
+PIPELINES = [
+    Case(config, plan, loop=loop, microbatches=microbatches)
+    for config, plan, loop, microbatches in (
+        ("qwen3", "pp=2", Loop.UNROLL, None),
+        ("qwen3", "pp=2", Loop.SCAN, 1),
+        ("qwen3", "pp=2,tp=4", Loop.SCAN, 8),
+        ("qwen3", "pp=2,tp=2,dp=2,sp", Loop.UNROLL, 4),
+        ("qwen3", "pp=2,tp=4,sp", Loop.SCAN, None),
+        ("llama-tied", "pp=2,fsdp=2,tp=2", Loop.SCAN, None),
+        ("mixtral", "pp=2,tp=4", Loop.UNROLL, None),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4", Loop.SCAN, 2),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,tp=2", Loop.SCAN, 4),
+        ("qwen3_moe", "pp=2,fsdp=2,ep=2", Loop.UNROLL, 1),
+        ("deepseek_v3", "pp=2", Loop.SCAN, 1),
+        ("deepseek_v3", "pp=4,tp=2", Loop.SCAN, 8),
+        ("deepseek_v3", "pp=2,tp=4", Loop.UNROLL, None),
+        ("deepseek_v3", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 4),
+        ("deepseek_v3", "pp=2,dp=2,tp=2,ep=4", Loop.UNROLL, None),
+        ("deepseek_v32", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
+        ("gpt_oss", "pp=4", Loop.UNROLL, 2),
+        ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
+    )
+]
+
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step, from our programs."""
@@ -84,16 +137,17 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
     devices = jax.devices()[: experiment.plan.n_devices]
     prefill, decode = (build_program(experiment, phase, devices) for phase in Phase)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    tokens, logits, cache = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
-    yield np.asarray(logits)
+    out = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
+    yield np.asarray(prefill.logits(out))
     for step in range(golden.N_DECODE):
-        tokens, logits, cache = decode.step(
+        tokens, _, cache = out
+        out = decode.step(
             arrays, np.asarray(tokens)[:, None], cache, np.int32(golden.PROMPT + step)
         )
-        yield np.asarray(logits)
+        yield np.asarray(decode.logits(out))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", CASES + PIPELINES, ids=lambda c: "-".join(map(str, c)))
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights, the same greedy tokens, logits equal to within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
@@ -106,7 +160,13 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
         workload=Workload(
             batch=golden.BATCH, prompt=golden.PROMPT, output=1 + golden.N_DECODE, **f32
         ),
-        program=Program(partitioner=case.partitioner, loop=case.loop, dispatch=case.dispatch),
+        program=Program(
+            partitioner=case.partitioner,
+            loop=case.loop,
+            dispatch=case.dispatch,
+            context=case.context,
+            microbatches=case.microbatches,
+        ),
     )
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))

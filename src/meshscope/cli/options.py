@@ -11,6 +11,7 @@ import typer
 from meshscope.arch.config import read_model
 from meshscope.errors import MissingToolError
 from meshscope.hardware.topology import parse_topology
+from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import (
     Engine,
@@ -21,6 +22,7 @@ from meshscope.plan.experiment import (
     Program,
     experiment_of,
 )
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.rundir.names import default_folder
@@ -78,6 +80,13 @@ class ExperimentOptions:
     loop: Annotated[
         Loop, typer.Option(help="Layers one after the other, or one body in a loop.")
     ] = Loop.AUTO
+    context: Annotated[
+        ContextForm, typer.Option(help="How cp brings keys to queries in prefill.")
+    ] = ContextForm.RING
+    kernels: Annotated[
+        Kernels,
+        typer.Option(help="Kernels on TPU where shapes allow, or refuse (on), or plain (off)."),
+    ] = Kernels.AUTO
     dispatch: Annotated[
         DispatchForm, typer.Option(help="How tokens reach experts on other devices.")
     ] = DispatchForm.AUTO
@@ -85,6 +94,12 @@ class ExperimentOptions:
         float | None,
         typer.Option(
             metavar="X", help="Room for X times the mean of tokens; beyond, tokens are dropped."
+        ),
+    ] = None
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="In prefill, parts of a device's batch in the pipeline (pp)."
         ),
     ] = None
     routing_skew: Annotated[
@@ -143,8 +158,11 @@ def asked_experiment(options: ExperimentOptions) -> Experiment:
             frontend=options.frontend,
             partitioner=options.partitioner,
             loop=options.loop,
+            context=options.context,
+            kernels=options.kernels,
             dispatch=options.dispatch,
             capacity_factor=options.capacity_factor,
+            microbatches=options.microbatches,
         ),
         engine=options.engine,
         n_layers=options.layers,
@@ -162,5 +180,8 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         str(experiment.plan).replace("=", ""),
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
+        "" if program.context is ContextForm.RING else program.context,
+        "plain" if program.kernels is Kernels.OFF else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
+        "" if program.microbatches is None else f"microbatches{program.microbatches}",
     )

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from meshscope.table.kinds import Part, Phase
 
-MAX_LAYERS = 10_000  # a range beyond is no layer of a model
+MAX_LAYERS = 10_000  # a range beyond is no layer of a model, nor a stage of a pipeline
 
 _UNIQUIFIER = re.compile(r"\.\d+$")
 _LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
+_STAGES = re.compile(r"stage(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
+_MICROBATCHES = re.compile(r"microbatches(\d+)of(\d+)")
 _PHASES = {phase.value: phase for phase in Phase}
 _PARTS = {part.value: part for part in Part}
 # Parts that stand outside the layers.
@@ -17,16 +19,30 @@ OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What the scopes of an `op_name` say; `layers` are those that one instruction stands for."""
+    """What the scopes of an `op_name` say; `layers` are those that one instruction stands for.
+
+    Where stages of a pipeline share an instruction, they are those of the first of `stages`; each
+    stage behind it has the `stage_layers` layers after those of the stage before. Of the `n_ticks`
+    ticks of a pipeline, a stage takes the branch of the instruction in `n_microbatches`.
+    """
 
     phase: Phase | None
     layers: range | None
     part: Part | None
+    stages: range | None = None
+    stage_layers: int = 0
+    n_microbatches: int = 1
+    n_ticks: int = 1
 
     @property
     def n_layers(self) -> int:
-        """Layers that one instruction stands for; 1 outside layers."""
+        """Layers of one stage that one instruction stands for; 1 outside layers."""
         return len(self.layers) if self.layers else 1
+
+    @property
+    def n_times(self) -> int:
+        """Of what the executions of an instruction are a multiple: its layers, in every tick."""
+        return self.n_layers * self.n_ticks
 
     @property
     def missing(self) -> str | None:
@@ -52,20 +68,40 @@ def scope_of(op_name: str | None) -> Scope:
 
     The contract with the programs: `prefill|decode`, then `layer{i}`, `layers{first}-{last}` or
     `layers{first}-{last}by{step}`, then a part, in this order, with whatever the framework puts
-    between them. A uniquifier such as `.7` at the end of a component is ignored.
+    between them. In a pipeline, `stage{i}`, `stages{first}-{last}` or, around layers,
+    `stages{first}-{last}by{layers of a stage}` comes after the phase, and `microbatches{m}of{ticks}`
+    after that. A uniquifier such as `.7` at the end of a component is ignored.
     """
     phase, layers, part = None, None, None
+    stages, stage_layers, turns = None, 0, (1, 1)
     for component in (op_name or "").split("/"):
         name = _UNIQUIFIER.sub("", component)
         if phase is None:
             phase = _PHASES.get(name)
         if layers is None and (match := _LAYERS.fullmatch(name)):
-            first, last = int(match[1] or match[2]), int(match[1] or match[3])
-            step = int(match[4] or 1)
-            layers = range(first, last + 1, step) if first <= last < MAX_LAYERS and step else None
+            layers = _range(match, step=int(match[4] or 1))
+        if stages is None and (match := _STAGES.fullmatch(name)):
+            stages, stage_layers = _range(match, step=1), int(match[4] or 0)
+        if stages is not None and turns == (1, 1) and (match := _MICROBATCHES.fullmatch(name)):
+            taken, ticks = int(match[1]), int(match[2])
+            turns = (taken, ticks) if 0 < taken <= ticks else turns
         if part is None:
             part = _PARTS.get(name)
-    return Scope(phase=phase, layers=layers, part=part)
+    return Scope(
+        phase=phase,
+        layers=layers,
+        part=part,
+        stages=stages,
+        stage_layers=stage_layers,
+        n_microbatches=turns[0],
+        n_ticks=turns[1],
+    )
+
+
+def _range(match: re.Match[str], *, step: int) -> range | None:
+    """`{i}` or `{first}-{last}` of a match; None where it is no range of layers."""
+    first, last = int(match[1] or match[2]), int(match[1] or match[3])
+    return range(first, last + 1, step) if first <= last < MAX_LAYERS and step else None
 
 
 def same_name(one: str | None, other: str | None) -> bool:

@@ -14,6 +14,7 @@ from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
 from meshscope.hlo.operations import Operation, operations_of
+from meshscope.hlo.stages import of_stages, with_hand_over, without_own_branch
 from meshscope.hlo.transfers import is_transfer, transfer_of
 from meshscope.hlo.windowed import with_windowed_einsums
 from meshscope.plan.mesh import Mesh
@@ -74,17 +75,17 @@ def _pooled(operations: list[Operation]) -> list[Operation]:
     """The operations, those that share the layers of one scanned range taken together.
 
     A loop that was unrolled by two, or had an iteration peeled off, holds the same operation
-    several times; only together do they run once a layer.
+    several times; only together do they run once a layer. So it is with the ticks of a pipeline.
     """
     parts: dict[tuple[Any, ...], list[Operation]] = {}
     for o in operations:
-        if o.count % o.scope.n_layers:
+        if o.count % o.scope.n_times:
             key = (plain_name(o.op_name), o.kind, o.opcode, o.groups, o.dtype, o.shape)
             parts.setdefault(key, []).append(o)
     pooled: dict[int, Operation | None] = {}
     for same in parts.values():
         count = sum(o.count for o in same)
-        if count % same[0].scope.n_layers == 0:
+        if count % same[0].scope.n_times == 0:
             pooled |= {id(o): None for o in same} | {id(same[0]): replace(same[0], count=count)}
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
@@ -95,23 +96,26 @@ def _rows(
     scope = operation.scope
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
-    layers, count, doubt = _layers(operation.count, scope)
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    scope = with_hand_over(scope, operation.kind, axis, devices.mesh)
+    layers, count, doubt = _layers(operation.count, scope)
+    doubts = operation.doubts if scope.stages is None else without_own_branch(operation.doubts)
     missing = scope.missing
     no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
-    reasons = [r for r in (no_axis, no_scope, doubt, *operation.doubts) if r is not None]
-    for layer in layers:
+    reasons = [r for r in (no_axis, no_scope, doubt, *doubts) if r is not None]
+    for place in of_stages(scope, operation.groups, layers, devices.mesh):
         yield Collective(
             source=Source.COMPILED,
             phase=scope.phase,
-            layer=layer,
+            stage=place.stage,
+            layer=place.layer,
             part=scope.part,
             kind=operation.kind,
             opcode=operation.opcode,
             axis=axis,
             axis_reason="; ".join(reasons) or None,
             group_size=operation.group_size,
-            groups=operation.groups,
+            groups=place.groups,
             dtype=operation.dtype,
             shape=operation.shape,
             payload_bytes=operation.payload_bytes,
@@ -128,11 +132,11 @@ def _rows(
 
 def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
     """The layers that an operation stands for, how often it runs in each, and what does not fit."""
-    if scope.layers is None:
-        return [None], count, None
-    each, rest = divmod(count, scope.n_layers)
-    if rest:
-        first, last = scope.layers[0], scope.layers[-1]
-        doubt = f"the scope says layers {first} to {last}, but the operation runs {count} times"
-        return [None], count, doubt
-    return list(scope.layers), each, None
+    each, rest = divmod(count, scope.n_times)
+    if not rest:
+        return list(scope.layers or [None]), each * scope.n_microbatches, None
+    told = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
+    if scope.layers is not None:
+        told.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
+    doubt = f"the scope says {' and '.join(told)}, but the operation runs {count} times"
+    return [None], count, doubt

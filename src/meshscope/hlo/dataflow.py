@@ -81,12 +81,22 @@ class Dataflow:
 
     def unmoved(self, place: Place, instruction: Instruction) -> Instruction:
         """The instruction whose result this one only moves or converts; itself when it computes."""
-        while self.keeps_values(instruction):
-            inner = place.computation.producer(instruction)
-            if inner is None:
-                break
+        while (inner := self._inner(place.computation, instruction)) is not None:
             instruction = inner
         return instruction
+
+    def _inner(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+        """What an instruction only moves or converts; None when it computes.
+
+        libtpu fetches a large array ahead in slices, which `ConcatBitcast` puts together again.
+        """
+        if self.keeps_values(instruction):
+            return computation.producer(instruction)
+        if instruction.custom_call_target != "ConcatBitcast":
+            return None
+        done = computation.producer(instruction)
+        start = computation.producer(done) if done and done.opcode == "slice-done" else None
+        return computation.producer(start) if start and start.opcode == "slice-start" else None
 
     def origin(self, place: Place, instruction: Instruction) -> tuple[Place, Instruction]:
         """What computes a value, through moves and conversions, and into the fusions that hold it."""

@@ -10,6 +10,9 @@ from meshscope.hlo.module import Computation, HloModule, Instruction
 MAX_DEPTH = 64  # of calls; programs nest a handful of loops
 MAX_SITES = 1_000_000
 
+# How the doubt about a branch starts.
+BRANCH_DOUBT = "a branch of conditional"
+
 # Opcodes whose called computations run; the reducers of all-reduce or sort hold no collectives.
 _CALLERS = frozenset({"fusion", "while", "call", "conditional", "custom-call"})
 
@@ -152,5 +155,5 @@ def _entered(
                 # The condition runs once more than the body, to find that it is over.
                 times = 1 if loop.count is None else loop.count + (key == "condition")
             elif caller.opcode == "conditional":
-                doubt = (f"a branch of conditional '{caller.name}', counted as taken",)
+                doubt = (f"{BRANCH_DOUBT} '{caller.name}', counted as taken",)
             yield Place(computation=computation, callers=(*here.callers, site)), times, doubt

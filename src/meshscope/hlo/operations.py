@@ -204,8 +204,8 @@ def _payload(
     operand = operand_of(flow, element.site, element.index)
     if operand is not None and kind is Kind.REDUCE_SCATTER and own_name(element.site) is None:
         seen = as_fed(flow, *operand, seen)
-    if operand is not None and scope.n_layers > 1:
-        seen = without_layer_dim(flow, *operand, seen, n_layers=scope.n_layers)
+    if operand is not None:
+        seen = without_layer_dim(flow, *operand, seen, scope=scope)
     return seen, seen != whole or element.is_combined
 
 

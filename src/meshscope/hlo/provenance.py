@@ -25,6 +25,7 @@ _MAX_NEIGHBOURS = 200  # instructions looked at for a name
 _ALGORITHM = re.compile(
     r'"collective_algorithm_config":\{(?:"emitter":"(\w+)")?,?(?:"strategy":"(\w+)")?'
 )
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:_\d+)?"')
 _COLORS = re.compile(r"colors:(\d+)")
 _OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
 
@@ -107,7 +108,9 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
     instructions = (element.site.instruction, *wrappers(element.site))
     if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
         return "partitioner"
-    name = kept_name(flow, element)
+    # Between slices an op_name is lost, but the rendezvous is called as the operation was.
+    rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)
+    name = rendezvous[1] if rendezvous else kept_name(flow, element)
     if name is None:
         return None
     return "program" if leaf(name) in _PROGRAM_PRIMITIVES else "partitioner"

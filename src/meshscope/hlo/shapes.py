@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshscope.hlo.attribution import same_name
+from meshscope.hlo.attribution import Scope, same_name
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place
 from meshscope.hlo.module import ArrayShape, Computation, Instruction
@@ -64,7 +64,7 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
         return array
     path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
     seen = path.end(result, array, n_left=_MAX_MOVES)
-    if len(seen.dims) == 1:
+    if len(seen.dims) == 1 or (is_split and seen == array):
         seen = _before_flattening(flow, place.computation, result, seen)
     if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
         return replace(seen, dims=seen.dims[:-1])
@@ -76,12 +76,18 @@ def _before_flattening(
 ) -> ArrayShape:
     """A flattened array in the shape that the reshape behind it gives back, without its dims of 1.
 
-    The compiler merges its own reshape with one of the program's that adds or drops such dims.
+    The compiler merges its own reshape with one of the program's that adds or drops such dims. Where
+    devices have a dim of their own, that reshape takes it and the dim behind it together.
     """
+    merged = [
+        (*flat.dims[:dim], flat.dims[dim] * flat.dims[dim + 1], *flat.dims[dim + 2 :])
+        for dim in range(len(flat.dims) - 1)
+    ]
     for moved in flow.movers(computation, result):
         for shape in moved.arrays[:1]:
             dims = tuple(size for size in shape.dims if size != 1)
-            if shape.dtype == flat.dtype and len(dims) > 1 and prod(dims) == prod(flat.dims):
+            is_same = len(dims) > 1 and prod(dims) == prod(flat.dims)
+            if shape.dtype == flat.dtype and is_same and dims in (merged or [dims]):
                 return replace(shape, dims=dims)
     return flat
 
@@ -132,18 +138,28 @@ class _Path:
 
 
 def without_layer_dim(
-    flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape, *, n_layers: int
+    flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape, *, scope: Scope
 ) -> ArrayShape:
-    """`array` without the leading 1 that taking one layer out of a scanned stack leaves behind."""
-    if array.dims[:1] == (1,) and _is_layer_of_stack(flow, place, operand, n_layers):
+    """`array` without the leading 1 that taking one layer out of a stack leaves behind.
+
+    Layers are stacked where a loop runs over them, and in the stages of a pipeline.
+    """
+    is_stage = scope.stages is not None and scope.layers is not None
+    is_one = array.dims[:1] == (1,) and (scope.n_layers > 1 or is_stage)
+    if is_one and _is_layer_of_stack(flow, place, operand, scope.n_layers, is_stage=is_stage):
         return replace(array, dims=array.dims[1:])
     return array
 
 
-def _is_layer_of_stack(flow: Dataflow, place: Place, operand: Instruction, n_layers: int) -> bool:
+def _is_layer_of_stack(
+    flow: Dataflow, place: Place, operand: Instruction, n_layers: int, *, is_stage: bool
+) -> bool:
+    """Whether an array is one of a stack; what a stage takes as it is can be a stack of one."""
     place, source = flow.origin(place, operand)
+    if is_stage and source.opcode in {"parameter", "get-tuple-element"}:
+        return True
     stack = place.computation.producer(source)
-    if source.opcode != "dynamic-slice" or stack is None:
+    if source.opcode not in {"dynamic-slice", "slice"} or stack is None:
         return False
-    taken, whole = ([array.dims[:1] for array in i.arrays] for i in (source, stack))
-    return taken == [(1,)] and whole == [(n_layers,)] and n_layers > 1
+    taken, whole = ([n for array in i.arrays for n in array.dims[:1]] for i in (source, stack))
+    return taken == [1] and len(whole) == 1 and whole[0] >= max(n_layers, 2)

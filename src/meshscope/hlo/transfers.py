@@ -69,6 +69,7 @@ def transfer_of(flow: Dataflow, site: Site, devices: Devices) -> Operation:
         Meaning(kind=kind, opcode=OPCODE, carried_out_as=kind),
         payload=payload,
         payload_bytes=payload.n_bytes,
+        carried_bytes=element.array.n_bytes if kind is Kind.ALL_REDUCE else None,
         hlo_shape=str(element.array) if payload != element.array else None,
         op_name=op_name,
         doubts=site.doubts,
@@ -84,15 +85,29 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
         payload = gathered_in_place(send.arrays[0], element.array)
     elif kind is Kind.REDUCE_SCATTER:
         payload = element.array
+    elif kind is Kind.ALL_REDUCE and (padded := _before_padding(flow, element)) is not None:
+        payload = padded
     else:
         place = element.anchor.place
         payload = as_program_sees(
             flow, place, element.result, element.array, op_name=op_name, is_split=True
         )
     scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
-    if operand is None or scope.n_layers == 1:
+    if operand is None:
         return payload
-    return without_layer_dim(flow, *operand, payload, n_layers=scope.n_layers)
+    return without_layer_dim(flow, *operand, payload, scope=scope)
+
+
+def _before_padding(flow: Dataflow, element: Element) -> ArrayShape | None:
+    """The array of a sum that libtpu padded to whole lanes; None where it did not."""
+    operand = operand_of(flow, element.site, element.index)
+    if operand is None:
+        return None
+    pad = flow.unmoved(*operand)
+    source = operand[0].computation.producer(pad)
+    if pad.custom_call_target != "ZeroCrop" or source is None or len(source.arrays) != 1:
+        return None
+    return source.arrays[0]
 
 
 def _kind(devices: Devices, send: Instruction) -> Kind:

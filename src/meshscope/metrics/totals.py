@@ -12,6 +12,7 @@ from meshscope.table.kinds import Phase
 class Total:
     """Operations of one device and their bytes; with a pipeline, one device of every stage.
 
+    What all stages do together, in rows without stage, counts once.
     `n_unsized` of the operations have no known payload or wire bytes and are not in the sums.
     """
 

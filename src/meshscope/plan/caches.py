@@ -13,7 +13,9 @@ from meshscope.arch.model import (
     Layer,
     Model,
 )
+from meshscope.plan.context import cache_slots
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stored_layers
 from meshscope.plan.weights import Dim, mesh_axes_of, stored_kv_heads
 from meshscope.plan.workload import Workload
 from meshscope.units import DTYPE_BITS
@@ -104,11 +106,14 @@ def _entry_arrays(
 def device_cache_bytes(
     model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
 ) -> int:
-    """Bytes of cache that one device holds for these layers (all by default), prompt and output."""
-    n_positions = workload.context // plan.cp
+    """Bytes of cache that one device holds for these layers, prompt and output.
+
+    By default for all that it has room for.
+    """
+    n_positions = cache_slots(plan, workload)
     elements = sum(
         prod(array.local_shape(plan)) * array.n_slots(n_positions)
-        for layer in (model.layers if layers is None else layers)
+        for layer in (stored_layers(model.layers, plan.pp) if layers is None else layers)
         for array in layer_cache(model, plan, layer)
     )
     n_sequences = workload.batch // plan.data_size

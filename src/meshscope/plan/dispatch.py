@@ -21,6 +21,7 @@ class DispatchForm(StrEnum):
     RAGGED = "ragged"
     CAPACITY = "capacity"
     ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
+    ONE_HOT_PINNED = "one_hot_pinned"  # the same, rows annotated on both sides of the exchange
     GATHERED = "gathered"  # auto partitioner: rows gathered by index, grouped matmul
 
 

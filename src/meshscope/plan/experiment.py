@@ -11,9 +11,12 @@ from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.plan.context import ContextForm, local_tokens
 from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
+from meshscope.plan.stages import default_microbatches
 from meshscope.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
@@ -51,7 +54,7 @@ class Engine(StrEnum):
 
 # The axes that each engine's predictions, and the programs, have today.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
-    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep"),
+    Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "pp", "cp"),
     Engine.VLLM: ("tp", "pp"),
 }
 
@@ -59,7 +62,11 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 # The forms of dispatch that each partitioner's programs are written in.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
-    Partitioner.AUTO: (DispatchForm.ONE_HOT, DispatchForm.GATHERED),
+    Partitioner.AUTO: (
+        DispatchForm.ONE_HOT,
+        DispatchForm.ONE_HOT_PINNED,
+        DispatchForm.GATHERED,
+    ),
 }
 
 
@@ -70,21 +77,30 @@ MAX_UNROLLED_LAYERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Which of the programs of a model is meant."""
+    """Which of the programs of a model is meant.
+
+    `microbatches` is how many follow each other through a pipeline in prefill, on one device's share
+    of the batch; None is the largest number up to the number of stages that divides it.
+    """
 
     frontend: Frontend = Frontend.JAX
     partitioner: Partitioner = Partitioner.MANUAL
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
+    context: ContextForm = ContextForm.RING
+    microbatches: int | None = None
+    kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
-        """A capacity is at least what balanced routing needs."""
+        """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
         if self.capacity_factor is not None and not self.capacity_factor >= 1:
             raise SpecError(
                 f"capacity_factor={self.capacity_factor} leaves no room for balanced routing. "
                 "Use 1 or more, or leave it out: then there is room for every routing."
             )
+        if self.microbatches is not None and self.microbatches < 1:
+            raise SpecError(f"microbatches={self.microbatches} must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +149,7 @@ class Experiment:
     def dispatch(self, phase: Phase) -> Dispatch | None:
         """The exchange of rows in a layer of experts; None without experts, or where no row travels.
 
+        In a pipeline, that of one micro-batch.
         For the auto partitioner, whose exchange is the compiler's: what it would be by hand.
         """
         if self.model.moe is None:
@@ -146,10 +163,35 @@ class Experiment:
             capacity_factor=self.program.capacity_factor if is_manual else None,
         )
 
+    def n_microbatches(self, phase: Phase) -> int:
+        """How many micro-batches one step of the phase sends through our pipeline; 1 without one.
+
+        A decode step is one micro-batch: its tokens need the step before.
+        """
+        has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
+        if phase is Phase.DECODE or not has_pipeline:
+            return 1
+        local_batch = self.workload.batch // self.plan.data_size
+        return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
+
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+        )
+
     def _held_tokens(self, phase: Phase) -> int:
-        """Tokens of a step that the devices of one tp group hold together."""
+        """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
-        return self.workload.batch // self.plan.data_size * n_tokens
+        n_tokens = local_tokens(self.plan, phase, n_tokens)
+        n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
+        return n_sequences * n_tokens
 
     def _dispatch_as_dict(self) -> dict[str, Any] | None:
         """What travels to experts in one layer of each phase, and under which skew of the routing."""
@@ -181,6 +223,8 @@ class Experiment:
             "workload": asdict(self.workload),
             "program": asdict(self.program),
             "layers_are": "scanned" if self.is_scanned else "unrolled",
+            "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
+            "kernels": self.kernels.as_dict(),
             "engine": self.engine.value,
             "dispatch": self._dispatch_as_dict(),
         }
@@ -200,6 +244,8 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 partitioner=Partitioner(program.pop("partitioner")),
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
+                context=ContextForm(program.pop("context", ContextForm.RING)),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
             engine=Engine(values["engine"]),
@@ -233,19 +279,35 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
             f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
             f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
         )
+    program = program or Program()
     _check_supported(plan, engine)
+    _check_context(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
     _check_weights(plan, model)
-    _check_dispatch(program or Program(), topology)
-    return Experiment(
+    _check_pipeline(plan, workload, program, engine)
+    _check_dispatch(program, topology)
+    experiment = Experiment(
         model=model,
         plan=plan,
         topology=topology,
         workload=workload,
-        program=program or Program(),
+        program=program,
         engine=engine,
     )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )
 
 
 def _check_weights(plan: Plan, model: Model) -> None:
@@ -263,6 +325,43 @@ def _check_weights(plan: Plan, model: Model) -> None:
                     f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
                     f"Use a smaller {axes}."
                 )
+
+
+def _check_context(plan: Plan, program: Program) -> None:
+    """PlanError when cp meets what it is not written for: stages, or the auto partitioner."""
+    if plan.cp > 1 and plan.pp > 1:
+        raise PlanError(
+            f"plan '{plan}': pp={plan.pp} with cp={plan.cp} is not part of this version: a ring inside "
+            "a stage would run for one micro-batch at a time. Use pp or cp alone, each with tp, dp or fsdp."
+        )
+    if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
+            "--partitioner auto does not make of annotations. Use --partitioner manual."
+        )
+
+
+def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:
+    """PlanError when the program has no pipeline, or its micro-batches do not divide the batch."""
+    n = program.microbatches
+    if n is not None and (plan.pp == 1 or engine is not Engine.MESHSCOPE):
+        raise PlanError(
+            f"plan '{plan}': --microbatches {n} follow each other through the stages of a pipeline of "
+            f"--engine {Engine.MESHSCOPE}. Leave it out, or use it with pp=N."
+        )
+    if plan.pp == 1 or engine is not Engine.MESHSCOPE:
+        return
+    if program.partitioner is Partitioner.AUTO:
+        raise PlanError(
+            f"plan '{plan}': --partitioner auto has no pipeline; stages take turns, which annotations "
+            "cannot say. Use --partitioner manual, or a plan without pp."
+        )
+    local_batch = workload.batch // plan.data_size
+    if n is not None and local_batch % n:
+        raise PlanError(
+            f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences of a "
+            f"device. Use a divisor of {local_batch}, or leave it out."
+        )
 
 
 def _check_dispatch(program: Program, topology: Topology) -> None:

@@ -48,6 +48,14 @@ class Mesh:
         """Device groups of a collective over these axes, e.g. ((0, 1), (2, 3)), in mesh order."""
         return _groups(self.axes, frozenset(names))
 
+    def groups_of_stage(self, groups: Groups, stage: int) -> Groups:
+        """Those of the groups whose first device is one of this pipeline stage's.
+
+        Of a (source, target) pair that is the sender.
+        """
+        at = self.names.index("pp")
+        return tuple(group for group in groups if self.coordinates(group[0])[at] == stage)
+
     def axis_of_groups(self, groups: Groups) -> str | None:
         """The axes, joined by `+`, whose groups are exactly these; None when no choice of axes is."""
         return _axis_by_groups(self.axes).get(_as_set(groups))

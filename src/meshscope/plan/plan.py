@@ -184,16 +184,22 @@ def _size(text: str, axis: str, number: str) -> int:
 
 
 def check_batch(plan: Plan, workload: Workload) -> None:
-    """PlanError when the data axis does not divide the batch, or tp the sequence under sp."""
+    """PlanError when the data axis does not divide the batch, or cp (and tp under sp) the prompt."""
     if workload.batch % plan.data_size:
         raise PlanError(
             f"plan '{plan}': batch={workload.batch} is not divisible by {plan.data_axis}={plan.data_size}. "
             f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
         )
-    if plan.sp and workload.prompt % plan.tp:
+    over = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    over = {axis: size for axis, size in over.items() if size != 1}
+    n_parts = prod(over.values())
+    if workload.prompt % n_parts:
+        who = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in over)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in over.items())
         raise PlanError(
-            f"plan '{plan}': sp splits the prompt, and prompt={workload.prompt} is not divisible by tp={plan.tp}. "
-            f"Use a multiple, e.g. --prompt {-(-workload.prompt // plan.tp) * plan.tp}."
+            f"plan '{plan}': {who} split{'s' * (len(over) == 1)} the prompt, and prompt={workload.prompt} "
+            f"is not divisible by {sizes}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_parts) * n_parts}."
         )
 
 

@@ -30,6 +30,7 @@ from meshscope.arch.names import (
     shared_tensors,
 )
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stored_layers
 from meshscope.units import DTYPE_BITS
 
 
@@ -480,9 +481,13 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
-    """Bytes of weights that one device holds."""
+    """Bytes of weights that one device holds.
+
+    With a pipeline: room for its layers, as much on every stage, and embedding and head on each.
+    """
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
-    return outer + sum(layer_bytes(model, plan, layer, dtype) for layer in model.layers)
+    layers = stored_layers(model.layers, plan.pp)
+    return outer + sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
 
 
 def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:

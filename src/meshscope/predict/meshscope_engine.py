@@ -4,9 +4,10 @@ Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabu
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.arch.model import Layer, MlpKind, Model
+from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
@@ -20,16 +21,19 @@ from meshscope.plan.weights import (
     shared_weights,
 )
 from meshscope.plan.workload import Workload
+from meshscope.predict.context import context_meetings
 from meshscope.predict.meeting import Meeting, Stage, Step
+from meshscope.predict.pipeline import pipelined
 from meshscope.table.kinds import Kind, Part, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """One step of the decoder as one device runs it."""
+    """One step of the decoder as one device runs it, on one of its micro-batches or on all."""
 
     experiment: Experiment
     step: Step
+    n_microbatches: int = 1
 
     @property
     def model(self) -> Model:
@@ -45,12 +49,18 @@ class _Program:
 
     @property
     def local_batch(self) -> int:
-        return self.workload.batch // self.plan.data_size
+        return self.workload.batch // self.plan.data_size // self.n_microbatches
 
     @property
     def residual(self) -> tuple[int, int, int]:
-        """[b,s,D], the residual stream of this device's sequences, whole."""
-        return (self.local_batch, self.step.n_tokens, self.model.hidden)
+        """[b,s,D], the residual stream of this device's sequences; whole, but for cp."""
+        n_tokens = local_tokens(self.plan, self.step.phase, self.step.n_tokens)
+        return (self.local_batch, n_tokens, self.model.hidden)
+
+    @property
+    def n_local_tokens(self) -> int:
+        """Tokens of the residual stream."""
+        return self.residual[0] * self.residual[1]
 
     @property
     def is_split(self) -> bool:
@@ -64,21 +74,37 @@ class _Program:
 
 
 def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
-    """The meetings of one step of our program; it has no pipeline, so it is one stage."""
-    program = _Program(experiment=experiment, step=step)
+    """The meetings of one step of our program, by stage of its pipeline if it has one."""
+    program = _Program(
+        experiment=experiment,
+        step=step,
+        n_microbatches=experiment.n_microbatches(step.phase),
+    )
     of_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
     stage = Stage(
         before=_embedded(program),
         layers=tuple((index, of_kind[layer]) for index, layer in enumerate(program.model.layers)),
-        after=_logits(program),
+        after=_logits(replace(program, n_microbatches=1)),
     )
-    return (stage,)
+    return pipelined(experiment, step, whole=stage, handed_on=_split_residual(program))
+
+
+def _split_residual(program: _Program) -> tuple[int, ...]:
+    """What one device holds of the residual stream between the blocks."""
+    batch, n_tokens, hidden = program.residual
+    if not program.is_split:
+        return program.residual
+    if program.step.phase is Phase.PREFILL:
+        return (batch, n_tokens // program.plan.tp, hidden)
+    return (batch // program.plan.tp, n_tokens, hidden)
 
 
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
-    attention = _block(program, Part.ATTN, attention_weights(model, plan, layer))
+    weights = attention_weights(model, plan, layer)
+    across = context_meetings(program.experiment, program.step)
+    attention = _block(program, Part.ATTN, weights, across)
     if layer.mlp is MlpKind.DENSE:
         return (*attention, *_block(program, Part.MLP, dense_weights(model)))
     return (*attention, *_mixture(program))
@@ -95,15 +121,25 @@ def _table(program: _Program) -> Weight:
 
 
 def _heads(program: _Program) -> tuple[Weight, ...]:
-    """The output head; none where it is tied to the embedding, which a step gathers once."""
-    return outer_weights(program.model, program.plan)[2:]
+    """The output head; none where it is tied to the embedding, which a step gathers once.
+
+    Of a pipeline, it is the last stage that gathers the table for its head.
+    """
+    table, _, *head = outer_weights(program.model, program.plan)
+    return tuple(head or [table] * (program.plan.pp > 1))
 
 
-def _block(program: _Program, part: Part, weights: tuple[Weight, ...]) -> tuple[Meeting, ...]:
+def _block(
+    program: _Program,
+    part: Part,
+    weights: tuple[Weight, ...],
+    across: tuple[Meeting, ...] = (),
+) -> tuple[Meeting, ...]:
     """Attention or MLP: the whole residual stream in, a partial sum over tp out."""
     return (
         *_entered(program, part),
         *_gathered(program, part, *weights),
+        *across,
         *_summed(program, part),
     )
 
@@ -185,8 +221,7 @@ def _exchange(  # noqa: PLR0913  a meeting's own fields
 
 def _regathered(program: _Program) -> tuple[Meeting, ...]:
     """The tokens that each device of tp routed, on all of them again; padding included."""
-    n_tokens = program.local_batch * program.step.n_tokens
-    n_padded = routed_tokens(program.plan, n_tokens) * program.plan.tp
+    n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
@@ -202,13 +237,24 @@ def _logits(program: _Program) -> tuple[Meeting, ...]:
 
 
 def _last(program: _Program) -> tuple[Meeting, ...]:
-    """In prefill one device of tp has the last token and the others add zeros; in decode each has a share."""
-    if not program.is_split:
-        return ()
+    """In prefill one device has the last token and the others add zeros; in decode each of tp has a share."""
     batch, n_tokens, hidden = program.residual
-    if program.step.phase is Phase.PREFILL:
-        return _tp(program, Part.LM_HEAD, Kind.ALL_REDUCE, (batch, hidden))
-    return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, (batch, n_tokens, hidden))
+    if program.step.phase is Phase.DECODE:
+        shape = (batch, n_tokens, hidden)
+        return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, shape) if program.is_split else ()
+    axes = ("cp",) * (program.plan.cp > 1) + ("tp",) * program.is_split
+    if not axes:
+        return ()
+    return (
+        Meeting(
+            part=Part.LM_HEAD,
+            kind=Kind.ALL_REDUCE,
+            axis="+".join(axes),
+            groups=program.plan.mesh.groups(*axes),
+            shape=(batch, hidden),
+            dtype=program.workload.activation_dtype,
+        ),
+    )
 
 
 def _entered(program: _Program, part: Part) -> tuple[Meeting, ...]:

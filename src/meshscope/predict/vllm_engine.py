@@ -7,13 +7,13 @@ in one step. `docs/paper.md` tells where the paper contradicts itself.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from meshscope.arch.model import GroupedAttention, Model
 from meshscope.errors import PlanError
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stage_layers
 from meshscope.predict.meeting import Meeting, Stage, Step
 from meshscope.table.kinds import Kind, Part
 
@@ -27,21 +27,6 @@ VOCAB_MULTIPLE = 64
 def stored_vocab(model: Model) -> int:
     """Rows of vLLM's embedding: the vocabulary padded to a multiple of 64."""
     return -(-model.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-
-def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
-    """The layers of each pipeline stage.
-
-    Where they do not divide, one layer more goes to the stages before the last, counted from behind,
-    because the first and the last stage also hold the embedding and the head
-    (get_pp_indices in vllm/distributed/utils.py, vLLM pull request 13839).
-    """
-    n_each, n_left = divmod(n_layers, n_stages)
-    ends = [0]
-    for stage in range(n_stages):
-        has_one_more = n_stages - 1 - n_left <= stage < n_stages - 1
-        ends.append(ends[-1] + n_each + has_one_more)
-    return tuple(range(first, end) for first, end in pairwise(ends))
 
 
 def vllm_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:

@@ -1,6 +1,5 @@
 """A program ready to lower: the jitted step of one phase with the shapes and shardings of its arguments."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,17 @@ from jax.sharding import PartitionSpec as P
 from meshscope.arch.model import Layer
 from meshscope.arch.repeats import repeats_of, unrolled
 from meshscope.plan.caches import layer_cache
+from meshscope.plan.context import cache_slots
 from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.kernels import RAGGED_DOT_ROWS, Kernel
+from meshscope.plan.stages import stage_runs, stage_slots
 from meshscope.plan.weights import Weight, layer_weights, outer_weights
+from meshscope.programs.context import Context
 from meshscope.programs.decoder import Decoder
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.layout import Layout, layout_of
 from meshscope.programs.mixture import AutoMixture, ManualMixture, Mixture
+from meshscope.programs.pipeline import Pipeline
 from meshscope.programs.points import AutoPoints, ManualPoints
 from meshscope.programs.streams import SINGLE_STREAM, HyperStreams, Streams
 from meshscope.table.kinds import Phase
@@ -36,16 +41,24 @@ JAX_DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltProgram:
-    """The step function of one phase and its abstract arguments (weights, tokens, cache, position)."""
+    """The step function of one phase and its abstract arguments (weights, tokens, cache, position).
+
+    `is_stacked` says whether layers are stacked by kind; with a pipeline they are.
+    """
 
     phase: Phase
     step: Any
     arguments: tuple[Any, ...]
-    is_scanned: bool
+    is_stacked: bool
+    is_pipeline: bool
 
     def lower(self) -> Any:
         """The program lowered to StableHLO, nothing allocated."""
         return self.step.lower(*self.arguments)
+
+    def logits(self, out: Any) -> Any:
+        """[B, V]: the logits among what the step returned; those of the last stage of a pipeline."""
+        return out[1][-1] if self.is_pipeline else out[1]
 
 
 def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
@@ -59,8 +72,12 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
     """The program of one phase of an experiment over these devices."""
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
-    specs = ArgumentSpecs(experiment=experiment, layout=layout, is_stacked=experiment.is_scanned)
-    step = _decoder(experiment, phase, layout, mesh).step
+    is_pipeline = experiment.plan.pp > 1
+    specs = ArgumentSpecs(
+        experiment=experiment, layout=layout, is_stacked=experiment.is_scanned or is_pipeline
+    )
+    decoder = _decoder(experiment, phase, layout, mesh)
+    step = _pipeline(experiment, decoder, layout).step if is_pipeline else decoder.step
     if experiment.program.partitioner is Partitioner.MANUAL:
         step = jax.shard_map(
             step, mesh=mesh, in_specs=specs.inputs, out_specs=specs.outputs, check_vma=False
@@ -72,7 +89,20 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         phase=phase,
         step=jax.jit(named, donate_argnums=(2,), out_shardings=shardings),
         arguments=_abstract(specs, mesh, phase),
-        is_scanned=specs.is_stacked,
+        is_stacked=specs.is_stacked,
+        is_pipeline=is_pipeline,
+    )
+
+
+def _pipeline(experiment: Experiment, decoder: Decoder, layout: Layout) -> Pipeline:
+    n_stages = experiment.plan.pp
+    return Pipeline(
+        decoder=decoder,
+        layout=layout,
+        n_stages=n_stages,
+        runs=stage_runs(experiment.model.layers, n_stages),
+        n_microbatches=experiment.n_microbatches(decoder.phase),
+        is_scanned=experiment.is_scanned,
     )
 
 
@@ -93,6 +123,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "points": points,
             "form": experiment.dispatch_form,
             "capacity_factor": experiment.program.capacity_factor,
+            "row_tile": _row_tile(experiment),
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
     write = repeats_of if experiment.is_scanned else unrolled
@@ -105,10 +136,33 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         points=points,
         mixture=mixture,
         streams=streams,
+        context=Context(
+            size=plan.cp,
+            form=experiment.program.context,
+            phase=phase,
+            n_prompt=experiment.workload.prompt,
+        ),
         specs=_weight_specs(experiment),
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
+        prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
     )
+
+
+def _prefill_kernel(
+    experiment: Experiment, layout: Layout, mesh: Mesh | None
+) -> PrefillKernel | None:
+    """The kernel of a prompt's attention, if the experiment uses it."""
+    if experiment.kernels.prefill_attention.kernel is not Kernel.SPLASH:
+        return None
+    return PrefillKernel(layout=layout, mesh=mesh)
+
+
+def _row_tile(experiment: Experiment) -> int:
+    """What the rows of experts are a multiple of."""
+    experts = experiment.kernels.experts
+    has_kernel = experts is not None and experts.kernel is Kernel.RAGGED_DOT
+    return RAGGED_DOT_ROWS if has_kernel else 1
 
 
 def _named(function: Any, name: str) -> Any:
@@ -136,7 +190,7 @@ class ArgumentSpecs:
     """Shapes and partition specs of what goes into a step and what comes out of it.
 
     Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading
-    dimension for its layers.
+    dimension for its layers (see `stage_slots`), those of each stage of a pipeline together.
     """
 
     experiment: Experiment
@@ -148,7 +202,11 @@ class ArgumentSpecs:
         layers = self.experiment.model.layers
         if not self.is_stacked:
             return [of_layer(layer, ()) for layer in layers]
-        return {layer.name: of_layer(layer, (n,)) for layer, n in Counter(layers).items()}
+        n_stages = self.experiment.plan.pp
+        return {
+            layer.name: of_layer(layer, (len(stage_slots(layers, layer, n_stages)),))
+            for layer in dict.fromkeys(layers)
+        }
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -206,12 +264,12 @@ class ArgumentSpecs:
             self.experiment.plan,
             self.experiment.workload,
         )
+        n_positions = plan.cp * cache_slots(plan, workload)
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             arrays = layer_cache(model, plan, layer)
             return {
-                a.name: (*lead, workload.batch, a.n_slots(workload.context), *a.shape)
-                for a in arrays
+                a.name: (*lead, workload.batch, a.n_slots(n_positions), *a.shape) for a in arrays
             }
 
         return self._by_layer(of_layer)
@@ -224,7 +282,7 @@ class ArgumentSpecs:
     @property
     def outputs(self) -> tuple[Any, ...]:
         """Partition specs of (next tokens, logits, cache)."""
-        return (self.layout.next_tokens_spec, self.layout.rows_spec, self.cache)
+        return (self.layout.next_tokens_spec, self.layout.out_logits_spec, self.cache)
 
 
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:

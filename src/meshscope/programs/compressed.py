@@ -21,7 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.arch.model import AttentionKind, CompressedAttention, Layer, Model, Rope
-from meshscope.programs.latent import highest, index_scores
+from meshscope.programs.context import Context
+from meshscope.programs.kernels import PrefillKernel
+from meshscope.programs.latent import index_scores
 from meshscope.programs.numerics import (
     MASKED,
     Array,
@@ -44,7 +46,8 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     *,
     model: Model,
     layer: Layer,
-    phase: Phase,
+    context: Context,
+    kernel: PrefillKernel | None,  # noqa: ARG001  it has no mask that is computed from tokens
 ) -> tuple[Array, LayerCache]:
     """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
     attention = model.attention
@@ -53,7 +56,7 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
         attention=attention,
         kind=layer.attention,
         positions=positions,
-        phase=phase,
+        context=context,
         eps=model.norm_eps,
     )
     q_latent = rms_norm(x @ w("wq_a"), w("q_a_norm"), model.norm_eps)
@@ -81,8 +84,13 @@ class _Step:
     attention: CompressedAttention
     kind: AttentionKind
     positions: Array
-    phase: Phase
+    context: Context
     eps: float
+
+    @property
+    def phase(self) -> Phase:
+        """Prefill or decode."""
+        return self.context.phase
 
     @property
     def rope(self) -> Rope:
@@ -131,7 +139,8 @@ class _Step:
             q = self.turned(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
             indexer = self.attention.indexer
             scores = index_scores(q, index_entries, x @ w("index_weights"), indexer)
-            is_seen = highest(scores, is_seen, indexer.top_k)
+            scores = jnp.where(is_seen, scores, MASKED)
+            is_seen = self.context.best(scores, indexer.top_k) & is_seen
         return entries, is_seen, cache
 
     def _compressed(

@@ -25,7 +25,9 @@ from meshscope.arch.model import (
 from meshscope.arch.repeats import Repeat
 from meshscope.plan.weights import Weight
 from meshscope.programs.compressed import compressed_attention
+from meshscope.programs.context import Context
 from meshscope.programs.grouped import grouped_attention
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.latent import latent_attention
 from meshscope.programs.mixture import Mixture
 from meshscope.programs.numerics import Array, rms_norm
@@ -40,7 +42,8 @@ class Decoder:
     """The decoder of one phase: its model, its meeting points, its weights' declarations.
 
     `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
-    of weights outside the layers under "".
+    of weights outside the layers under "". `first_row` is where in the cached batch the sequences
+    of a micro-batch begin.
     """
 
     model: Model
@@ -48,9 +51,12 @@ class Decoder:
     points: Points
     mixture: Mixture | None
     streams: Streams
+    context: Context
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
+    first_row: Array | int = 0
+    prefill_kernel: PrefillKernel | None = None
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -59,20 +65,24 @@ class Decoder:
         `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
         for its layers (a mapping).
         """
-        outer = self._weights(weights, "")
+        outer = self.outer(weights)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer("embed")
                 x = self.points.embedded(table, tokens).astype(self.activation_dtype)
-            positions = position + jnp.arange(tokens.shape[1])
+            positions = self.context.positions(position, tokens.shape[1])
             x = self.streams.opened(x)
-            x, cache = self._layers(x, weights["layers"], cache, positions, tokens)
+            x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
-                logits = self._logits(outer, x, table if is_tied else None)
+                logits = self.logits(outer, x, table if is_tied else None)
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
+
+    def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
+        """The weights outside the layers."""
+        return self._weights(weights, "")
 
     def _weights(
         self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
@@ -85,7 +95,7 @@ class Decoder:
             index=index,
         )
 
-    def _logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
+    def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
         """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
 
         `table` is the embedding where the head is tied to it: gathered once in a step, as root
@@ -96,7 +106,7 @@ class Decoder:
         head = outer("lm_head") if table is None else table
         return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
-    def _layers(
+    def layers(
         self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
     ) -> tuple[Array, Any]:
         """The layers one after the other, those that repeat as loops."""
@@ -130,7 +140,13 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
-                    held = LayerCache(arrays=cache[key], start=positions[0], index=index)
+                    held = LayerCache(
+                        arrays=cache[key],
+                        start=self.context.slot(positions),
+                        index=index,
+                        is_here=self.context.is_here(positions),
+                        first_row=self.first_row,
+                    )
                     x, held = self._layer(x, w, held, positions, tokens, layer)
                 cache = _with(cache, key, held.arrays)
             return (x, cache), None
@@ -181,7 +197,17 @@ class Decoder:
                 attention = compressed_attention
             case _:
                 assert_never(self.model.attention)
-        return attention(x, w, cache, positions, model=self.model, layer=layer, phase=self.phase)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
+        return attention(
+            x,
+            w,
+            cache,
+            positions,
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            kernel=kernel,
+        )
 
 
 def layers_scope(layers: range) -> str:

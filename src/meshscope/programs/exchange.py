@@ -7,6 +7,7 @@ Shapes: n devices of the exchange, E experts of the model, e of one device, T to
 K experts a token, R = T*K rows that leave, B rows that a device can receive, C slots for each pair.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -19,16 +20,19 @@ from meshscope.programs.points import scope
 from meshscope.table.kinds import Part
 
 
-def exchanged_mixture(
+def exchanged_mixture(  # noqa: PLR0913  tokens, their routing, the experts, and what else there is to do
     x: Array,
     chosen: Array,
     shares: Array,
     experts: Experts,
     dispatch: Dispatch,
-) -> Array:
+    *,
+    meanwhile: Callable[[], Array] | None = None,
+) -> tuple[Array, Array | None]:
     """[T, D]: each token's experts, wherever they are, summed; tokens without expert come out zero.
 
-    An expert beyond the last means none.
+    An expert beyond the last means none. What `meanwhile` makes comes out beside it: work that
+    needs no row of others, held to the time before the experts' so that it can hide the dispatch.
     """
     with scope(Part.MOE_DISPATCH):
         flat = chosen.reshape(-1)
@@ -36,6 +40,9 @@ def exchanged_mixture(
         rows = x[order // dispatch.n_active]  # [R, D]
         table = _table(counted(flat, experts.moe.n_experts), dispatch)
         received = table.sent(rows)  # [B, D]
+    beside = None
+    if meanwhile is not None:
+        received, beside = lax.optimization_barrier((received, meanwhile()))
     with scope(Part.MOE_EXPERTS):
         by_expert = jnp.argsort(table.expert_of_received, stable=True)
         n_rows_of = counted(table.expert_of_received, dispatch.n_local_experts)
@@ -43,7 +50,7 @@ def exchanged_mixture(
         out = unsorted(out, by_expert)
     with scope(Part.MOE_COMBINE):
         back = table.returned(out, rows)
-        return summed_rows(unsorted(back, order), shares)
+        return summed_rows(unsorted(back, order), shares), beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,17 +72,21 @@ class Experts:
     """The experts of this device; `bias_share` of the last bias is added here.
 
     Where tp splits the width of an expert, one device adds the bias and the others do not.
+    Rows are filled up to a multiple of `row_tile`.
     """
 
     moe: MixtureOfExperts
     weights: LayerWeights
     bias_share: Array | float = 1.0
+    row_tile: int = 1
 
     def __call__(self, rows: Array, n_rows_of: Array) -> Array:
         """[R, D]: the outputs for rows sorted by expert, the first `n_rows_of[0]` for the first.
 
         Rows beyond the sum of `n_rows_of` [e] come out as zeros.
         """
+        n_rows = rows.shape[0]
+        rows = jnp.pad(rows, ((0, -n_rows % self.row_tile), (0, 0)))
         ends = jnp.cumsum(n_rows_of)
         place = jnp.arange(rows.shape[0])
         expert = jnp.searchsorted(ends, place, side="right")  # e for rows beyond the last
@@ -96,7 +100,7 @@ class Experts:
 
         inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
         out = product(inner, "down", self.bias_share)
-        return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))
+        return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))[:n_rows]
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:

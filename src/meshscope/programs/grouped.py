@@ -5,6 +5,8 @@ K key and value heads, H head width.
 """
 
 from meshscope.arch.model import AttentionKind, GroupedAttention, Layer, Model
+from meshscope.programs.context import Attending, Context
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.numerics import Array, attended, rms_norm, rope_angles, rotated, seen
 from meshscope.programs.state import LayerCache, LayerWeights
 from meshscope.table.kinds import Phase
@@ -20,9 +22,13 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     *,
     model: Model,
     layer: Layer,
-    phase: Phase,
+    context: Context,
+    kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+
+    `kernel` attends in its way, where it is given: in prefill alone.
+    """
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
     q, k, v = (_heads(x, w, letter) for letter in "qkv")
@@ -32,18 +38,26 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     q, k = rotated(q, angles, attention.rope), rotated(k, angles, attention.rope)
     cache = cache.written("k", k).written("v", v)
     k_positions = positions
-    if phase is Phase.DECODE:
+    if context.phase is Phase.DECODE:
         k, v = cache.read("k", x.dtype), cache.read("v", x.dtype)
-        k_positions = jnp.arange(k.shape[1])
+        k_positions = context.cached_positions(k.shape[1])
     window = attention.window if layer.attention is AttentionKind.SLIDING else None
-    out = attended(
-        q,
-        k,
-        v,
-        seen(positions, k_positions, window),
-        scale=attention.head_dim**-0.5,
-        sinks=w("sinks") if attention.has_sinks else None,
-    )
+    sinks = w("sinks") if attention.has_sinks else None
+    scale = attention.head_dim**-0.5
+    if context.is_split:
+        attending = Attending(
+            q=q,
+            keys=lambda k, v: (k, v),
+            sight=lambda of_keys: seen(positions, of_keys, window),
+            scale=scale,
+            sinks=sinks,
+        )
+        out = context.attended(attending, (k, v), k_positions)
+    elif kernel is not None:
+        out = kernel(q, k, v, scale=scale, window=window, sinks=sinks)
+    else:
+        is_seen = seen(positions, k_positions, window)
+        out = attended(q, k, v, is_seen, scale=scale, sinks=sinks)
     return jnp.einsum("bsnh,nhd->bsd", out, w("wo")), cache
 
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.arch.model import Indexer, LatentAttention, Layer, Model, RopeType
+from meshscope.programs.context import Attending, Context
+from meshscope.programs.kernels import PrefillKernel
 from meshscope.programs.numerics import (
     MASKED,
     Array,
@@ -37,9 +39,13 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     *,
     model: Model,
     layer: Layer,  # noqa: ARG001  all layers see alike
-    phase: Phase,
+    context: Context,
+    kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
+    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+
+    `kernel` attends in its way, where it is given: in prefill alone, without an indexer.
+    """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
@@ -47,17 +53,22 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     latent = _latent(x, w, attention, angles)
     cache = cache.written("latent", latent)
     k_positions = positions
-    if phase is Phase.DECODE:
+    if context.phase is Phase.DECODE:
         latent = cache.read("latent", x.dtype)
-        k_positions = jnp.arange(latent.shape[1])
-    is_seen = seen(positions, k_positions)
+        k_positions = context.cached_positions(latent.shape[1])
+    is_seen = seen(positions, context.prompt_positions if context.splits_step else k_positions)
     if attention.indexer is not None:
         assert q_latent is not None
         is_seen, cache = _selected(
-            x, q_latent, w, cache, is_seen, attention=attention, angles=angles, phase=phase
+            x, q_latent, w, cache, is_seen, attention=attention, angles=angles, context=context
         )
-    attend = _absorbed if phase is Phase.DECODE else _expanded
-    out = attend(q, latent, is_seen, w, attention)  # [B, S, N, V]
+    if context.is_split:
+        attending = _attending(q, is_seen, w, attention, context)
+        out = context.attended(attending, (latent,), k_positions)  # [B, S, N, V]
+    elif context.phase is Phase.DECODE:
+        out = _absorbed(q, latent, is_seen, w, attention)
+    else:
+        out = _expanded(q, latent, is_seen, w, attention, kernel=kernel)
     return jnp.einsum("bsnv,nvd->bsd", out, w("wo")), cache
 
 
@@ -93,32 +104,84 @@ def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array
     return jnp.concatenate([plain, turned], axis=-1)
 
 
-def _expanded(
-    q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
+def _expanded(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    latent: Array,
+    is_seen: Array,
+    w: LayerWeights,
+    attention: LatentAttention,
+    *,
+    kernel: PrefillKernel | None,
 ) -> Array:
     """Keys and values of every head made of the latents, then attention as usual."""
+    k, v = _expanded_heads(latent, w("w_uk"), w("w_uv"), attention)
+    scale = softmax_scale(attention)
+    if kernel is not None:
+        return kernel(q, k, v, scale=scale)
+    return attended(q, k, v, is_seen, scale=scale)
+
+
+def _expanded_heads(
+    latent: Array, w_uk: Array, w_uv: Array, attention: LatentAttention
+) -> tuple[Array, Array]:
+    """Keys [B, T, N, H+P] and values [B, T, N, V]."""
     plain, turned = latent[..., : attention.kv_rank], latent[..., attention.kv_rank :]
-    k = jnp.einsum("btr,rnh->btnh", plain, w("w_uk"))
+    k = jnp.einsum("btr,rnh->btnh", plain, w_uk)
     turned = jnp.broadcast_to(turned[:, :, None, :], (*k.shape[:3], turned.shape[-1]))
-    v = jnp.einsum("btr,rnv->btnv", plain, w("w_uv"))
-    k = jnp.concatenate([k, turned], axis=-1)
-    return attended(q, k, v, is_seen, scale=softmax_scale(attention))
+    v = jnp.einsum("btr,rnv->btnv", plain, w_uv)
+    return jnp.concatenate([k, turned], axis=-1), v
 
 
 def _absorbed(
     q: Array, latent: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention
 ) -> Array:
     """The up-projections absorbed into queries and outputs: one key and value head, the latent."""
-    plain, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
-    plain = jnp.einsum("bsnh,rnh->bsnr", plain, w("w_uk"))
     out = attended(
-        jnp.concatenate([plain, turned], axis=-1),
+        _absorbed_queries(q, w, attention),
         latent[:, :, None, :],
         latent[:, :, None, : attention.kv_rank],
         is_seen,
         scale=softmax_scale(attention),
     )
     return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"))
+
+
+def _absorbed_queries(q: Array, w: LayerWeights, attention: LatentAttention) -> Array:
+    """[B, S, N, R+P]: queries that meet latents."""
+    plain, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+    plain = jnp.einsum("bsnh,rnh->bsnr", plain, w("w_uk"))
+    return jnp.concatenate([plain, turned], axis=-1)
+
+
+def _attending(
+    q: Array, is_seen: Array, w: LayerWeights, attention: LatentAttention, context: Context
+) -> Attending:
+    """The same two ways, for latents that lie on several devices.
+
+    Prefill sends latents, narrower than heads, and expands them where they arrive. `is_seen` is of
+    all positions of the prompt in prefill, and of this device's cache in decode.
+    """
+
+    def narrowed(out: Array) -> Array:
+        out = out.astype(q.dtype)
+        return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"), preferred_element_type=jnp.float32)
+
+    scale = softmax_scale(attention)
+    if context.phase is Phase.DECODE:
+        return Attending(
+            q=_absorbed_queries(q, w, attention),
+            keys=lambda held: (held[:, :, None, :], held[:, :, None, : attention.kv_rank]),
+            sight=lambda _: is_seen,
+            scale=scale,
+            outcome=narrowed,
+        )
+    w_uk, w_uv = w("w_uk"), w("w_uv")
+    return Attending(
+        q=q,
+        keys=lambda held: _expanded_heads(held, w_uk, w_uv, attention),
+        sight=lambda of: lax.dynamic_slice_in_dim(is_seen, of[0], of.shape[0], axis=-1),
+        scale=scale,
+    )
 
 
 def _selected(  # noqa: PLR0913  the inputs of the indexer
@@ -130,7 +193,7 @@ def _selected(  # noqa: PLR0913  the inputs of the indexer
     *,
     attention: LatentAttention,
     angles: Array,
-    phase: Phase,
+    context: Context,
 ) -> tuple[Array, LayerCache]:
     """[B, S, T]: the `top_k` of the positions in sight that the indexer scores highest."""
     indexer = attention.indexer
@@ -143,21 +206,15 @@ def _selected(  # noqa: PLR0913  the inputs of the indexer
 
     q = turn(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
     k = layer_norm(x @ w("index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
-    k = turn(k[:, :, None, :])[:, :, 0]
-    cache = cache.written("index_k", k)
-    if phase is Phase.DECODE:
+    head = turn(k[:, :, None, :])
+    cache = cache.written("index_k", head[:, :, 0])
+    if context.phase is Phase.DECODE:
         k = cache.read("index_k", x.dtype)
+    else:
+        k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
     scores = index_scores(q, k, x @ w("index_weights"), indexer)
-    return highest(scores, is_seen, indexer.top_k), cache
-
-
-def highest(scores: Array, is_seen: Array, top_k: int) -> Array:
-    """[B, S, T]: whether a score is one of the `top_k` highest of those in sight."""
     scores = jnp.where(is_seen, scores, MASKED)
-    best = lax.top_k(scores, min(top_k, scores.shape[-1]))[1]  # [B, S, n_best]
-    is_best = jnp.zeros(scores.shape, bool)
-    rows = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
-    return is_best.at[(*rows, best)].set(True) & is_seen
+    return context.best(scores, indexer.top_k) & is_seen, cache
 
 
 def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:

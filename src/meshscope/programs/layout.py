@@ -26,6 +26,7 @@ class Layout:
 
     plan: Plan
     token_split: TokenSplit
+    phase: Phase
 
     @property
     def split_dim(self) -> int | None:
@@ -42,6 +43,17 @@ class Layout:
     def data(self) -> str | None:
         """The mesh axis that splits the batch."""
         return self.axis(self.plan.data_axis)
+
+    @property
+    def context(self) -> str | None:
+        """The mesh axis that splits the positions."""
+        return self.axis("cp")
+
+    @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
+        is_split = self.context is not None and self.phase is Phase.PREFILL
+        return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
 
     @property
     def entered_spec(self) -> P:
@@ -65,6 +77,11 @@ class Layout:
         return P(self.data, None)
 
     @property
+    def out_logits_spec(self) -> P:
+        """[B, V] of logits as they leave the program; [P, B, V] from the stages of a pipeline."""
+        return P("pp", *self.rows_spec) if self.axis("pp") else self.rows_spec
+
+    @property
     def logits_spec(self) -> P:
         """[B, V] of logits before they are gathered."""
         return P(self.data, self.axis("tp"))
@@ -72,7 +89,7 @@ class Layout:
     @property
     def tokens_spec(self) -> P:
         """[B, S] of token ids."""
-        return P(self.data, None)
+        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
 
     @property
     def next_tokens_spec(self) -> P:
@@ -85,14 +102,14 @@ class Layout:
         return axes if len(axes) > 1 else next(iter(axes), None)
 
     def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
-        """[B, T, ...], with a leading layer dimension when stacked."""
-        dims = (self.data, None, *map(self.split, array.dims))
-        return P(None, *dims) if is_stacked else P(*dims)
+        """[B, T, ...], with a leading layer dimension when stacked, which pp splits."""
+        dims = (self.data, self.context, *map(self.split, array.dims))
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
-        """Of one weight, with a leading layer dimension when stacked."""
+        """Of one weight, with a leading layer dimension when stacked, which pp splits."""
         dims = map(self.split, weight.dims)
-        return P(None, *dims) if is_stacked else P(*dims)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
 
 def layout_of(plan: Plan, workload: Workload, phase: Phase) -> Layout:
@@ -109,4 +126,4 @@ def layout_of(plan: Plan, workload: Workload, phase: Phase) -> Layout:
         split = TokenSplit.BATCH
     else:
         split = TokenSplit.NONE
-    return Layout(plan=plan, token_split=split)
+    return Layout(plan=plan, token_split=split, phase=phase)

@@ -9,6 +9,7 @@ expert, F width of an expert.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -55,12 +56,22 @@ class Mixture(Protocol):
         ...
 
 
-def shared_experts(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
-    """The gated MLP of the shared experts: this device's part of a sum over tp."""
-    gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
-    is_limited = moe.activation is Activation.LIMITED_SWIGLU
-    inner = gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
-    return inner @ w("shared_w_down")
+def shared_experts(
+    x: Array, w: LayerWeights, moe: MixtureOfExperts, inner: Array | None = None
+) -> Array:
+    """The gated MLP of the shared experts: this device's part of a sum over tp.
+
+    `inner` is what `inner_of_shared` makes, where that was done before.
+    """
+    return (inner_of_shared(x, w, moe) if inner is None else inner) @ w("shared_w_down")
+
+
+def inner_of_shared(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
+    """The first two of the three products of the shared experts."""
+    with scope(Part.MOE_SHARED):
+        gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
+        is_limited = moe.activation is Activation.LIMITED_SWIGLU
+        return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,7 @@ class ManualMixture:
     points: Points
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
@@ -87,9 +99,15 @@ class ManualMixture:
         tokens = x.reshape(-1, x.shape[-1])
         with scope(Part.MOE_ROUTER):
             chosen, shares = routing(tokens, w, self.moe, ids.reshape(-1))
-        dispatch = self._dispatch(tokens.shape[0])
+        dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
-            out = exchanged_mixture(tokens, chosen, shares, self._experts(w), dispatch)
+            # The dispatch can hide behind two products of the shared experts, the combine behind one.
+            has_shared = self.moe.shared_ffn is not None
+            shared = partial(inner_of_shared, x, w, self.moe) if has_shared else None
+            experts = self._experts(w)
+            out, inner = exchanged_mixture(
+                tokens, chosen, shares, experts, dispatch, meanwhile=shared
+            )
         else:
             n_local = self.moe.n_experts // self.plan.ep
             first = lax.axis_index("tp") * n_local if self.plan.expert_axes else 0
@@ -100,7 +118,7 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w, self.moe)
+                out = out + shared_experts(x, w, self.moe, inner)
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
@@ -117,7 +135,7 @@ class ManualMixture:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
+        out, _ = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]
@@ -133,7 +151,7 @@ class ManualMixture:
         """This device's experts; one device of tp adds the bias where each holds a share of all."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share)
+        return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
 
     def _split(self, ids: Array) -> Array:
         """This tp device's part of the ids [B, S], as sp splits the residual stream."""
@@ -166,7 +184,7 @@ def _share(tokens: Array, n_tokens: int) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoMixture:
-    """Annotations alone; arrays are global. Two ways that programs write it down."""
+    """Annotations alone; arrays are global. The ways that programs write it down."""
 
     moe: MixtureOfExperts
     plan: Plan
@@ -175,6 +193,7 @@ class AutoMixture:
     mesh: Mesh
     form: DispatchForm
     capacity_factor: float | None
+    row_tile: int = 1
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
@@ -198,8 +217,11 @@ class AutoMixture:
         """Dispatch and combine as products with a mask [G, T, E, C] (GShard, arXiv 2006.16668).
 
         Tokens are taken in groups, one a data-parallel device, so that slots are filled locally.
+        Annotated by expert alone, the rows are made from gathered tokens; annotated by group first
+        and by expert then (`one_hot_pinned`), they are exchanged.
         """
         n_groups, n_experts, data = self.plan.data_size, self.moe.n_experts, self.layout.data
+        by_expert = self.layout.split(Dim.EXPERT)
         tokens = self._annotated(tokens.reshape(n_groups, -1, tokens.shape[-1]), data, None, None)
         chosen = chosen.reshape(n_groups, -1, self.moe.n_active)
         n_slots = self._slots(tokens.shape[1])
@@ -211,12 +233,17 @@ class AutoMixture:
             kept = hot.astype(tokens.dtype)
             mask = jnp.einsum("gtke,gtkc->gtec", kept, place)
             rows = jnp.einsum("gtec,gtd->egcd", mask, tokens)
-            rows = self._annotated(rows, self.layout.split(Dim.EXPERT), None, None, None)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                rows = self._annotated(rows, None, data, None, None)
+            rows = self._annotated(rows, by_expert, None, None, None)
         with scope(Part.MOE_EXPERTS):
             out = self._experts_of_slots(rows, w)
         with scope(Part.MOE_COMBINE):
             weighted = kept * shares.reshape(chosen.shape)[..., None].astype(tokens.dtype)
             combine = jnp.einsum("gtke,gtkc->gtec", weighted, place)
+            if self.form is DispatchForm.ONE_HOT_PINNED:
+                out = self._annotated(out, by_expert, None, None, None)
+                out = self._annotated(out, None, data, None, None)
             out = jnp.einsum("gtec,egcd->gtd", combine, out)
             return self._annotated(out, data, None, None).reshape(-1, out.shape[-1])
 
@@ -244,7 +271,7 @@ class AutoMixture:
             order = jnp.argsort(flat, stable=True)
             rows = tokens[order // self.moe.n_active]
         with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w)
+            experts = Experts(moe=self.moe, weights=w, row_tile=self.row_tile)
             out = experts(rows, counted(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return summed_rows(unsorted(out, order), shares)

@@ -86,15 +86,14 @@ class ManualPoints:
         return lax.psum_scatter(x, "tp", scatter_dimension=dim, tiled=True)
 
     def last(self, x: Array) -> Array:
-        """Under sp the last position lives on the last device of tp: a masked sum tells all."""
-        match self.layout.token_split:
-            case TokenSplit.NONE:
-                return x[:, -1]
-            case TokenSplit.BATCH:
-                return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
-            case TokenSplit.SEQUENCE:
-                is_last = lax.axis_index("tp") == self.plan.tp - 1
-                return lax.psum(jnp.where(is_last, x[:, -1], jnp.zeros((), x.dtype)), "tp")
+        """Where the sequence is split the last position lives on one device: a masked sum tells all."""
+        if self.layout.token_split is TokenSplit.BATCH:
+            return lax.all_gather(x, "tp", axis=0, tiled=True)[:, -1]
+        axes = self.layout.sequence_axes
+        if not axes:
+            return x[:, -1]
+        is_last = lax.axis_index(axes) == lax.axis_size(axes) - 1
+        return lax.psum(jnp.where(is_last, x[:, -1], jnp.zeros((), x.dtype)), axes)
 
     def logits(self, x: Array) -> Array:
         """All-gather of the vocabulary over tp."""

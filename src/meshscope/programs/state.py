@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from meshscope.plan.weights import Weight
@@ -43,21 +44,25 @@ class LayerWeights:
 class LayerCache:
     """The cache of one layer: arrays [B, T, ...], or [layers, B, T, ...] taken at `index`.
 
-    New entries go to position `start` of every sequence.
+    New entries go to slot `start` of the sequences from `first_row` on, where `is_here` is not false.
     """
 
     arrays: Mapping[str, Array]
-    start: Array
+    start: Array | int
     index: Array | int | None = None
+    is_here: Array | None = None
+    first_row: Array | int = 0
 
     def written(self, name: str, new: Array, *, at: Array | int | None = None) -> "LayerCache":
         """The cache with `new` [B, S, ...] written from `start` on, or from slot `at`."""
         array = self.arrays[name]
         new = new.astype(array.dtype)
         first = self.start if at is None else at
-        offsets: list[Array | int] = [0, first] + [0] * (new.ndim - 2)
+        offsets: list[Array | int] = [self.first_row, first] + [0] * (new.ndim - 2)
         if self.index is not None:
             new, offsets = new[None], [self.index, *offsets]
+        if self.is_here is not None:
+            new = jnp.where(self.is_here, new, lax.dynamic_slice(array, offsets, new.shape))
         updated = lax.dynamic_update_slice(array, new, offsets)
         return replace(self, arrays={**self.arrays, name: updated})
 

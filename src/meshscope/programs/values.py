@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshscope.arch.model import Layer
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment
+from meshscope.plan.stages import stage_slots
 from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
 from meshscope.programs.build import BuiltProgram
 
@@ -69,7 +71,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
     weights: dict[str, Any] = {
         w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
     }
-    if not program.is_scanned:
+    if not program.is_stacked:
         weights["layers"] = [
             {
                 w.name: placed(read(w, index), like[w.name])
@@ -80,12 +82,17 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
             )
         ]
         return weights
+
+    def stacked(weight: Weight, layer: Layer) -> np.ndarray:
+        values = [
+            np.zeros(weight.shape, np.float32) if index is None else read(weight, index)
+            for index in stage_slots(model.layers, layer, plan.pp)
+        ]
+        return np.stack(values)
+
     weights["layers"] = {
         layer.name: {
-            w.name: placed(
-                np.stack([read(w, i) for i, other in enumerate(model.layers) if other == layer]),
-                abstract["layers"][layer.name][w.name],
-            )
+            w.name: placed(stacked(w, layer), abstract["layers"][layer.name][w.name])
             for w in layer_weights(model, plan, layer)
         }
         for layer in dict.fromkeys(model.layers)

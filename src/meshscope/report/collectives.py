@@ -159,6 +159,7 @@ def _cells(line: Line, sides: Sequence[str], remark: str) -> list[_Cell]:
     cells = [
         _Cell(column="collective", text=row.kind),
         _Cell(column="array", text=array_words(row), below=True),
+        _Cell(column="stage", text="" if row.stage is None else str(row.stage)),
         _Cell(column="part", text=row.part or UNKNOWN),
         _Cell(column="layers", text=layer_ranges(line.layers), below=True),
         _Cell(column="axis", text=row.axis or UNKNOWN),
@@ -187,12 +188,14 @@ def _flat(rows: Iterable[Sequence[_Cell]]) -> Table:
 
 
 def _stacked(rows: Sequence[Sequence[_Cell]]) -> Table:
-    """Two cells in each column, one below the other."""
+    """Two cells in each column, one below the other; stages and remarks only where there are some."""
     stacks: list[list[list[_Cell]]] = []
-    has_remarks = any(row[-1].text for row in rows)
+    told = {cell.column for row in rows for cell in row if cell.text}
     for row in rows:
         stacks.append([])
-        for cell in row if has_remarks else row[:-1]:
+        for cell in row:
+            if cell.column in {"stage", "remarks"} - told:
+                continue
             if cell.below:
                 stacks[-1][-1].append(replace(cell, style="dim"))
             else:

@@ -29,6 +29,7 @@ def condition_lines(run: Run) -> list[tuple[str, str]]:
         ("plan", f"{asked['plan']} on the mesh ({_pairs(asked['mesh'])})"),
         ("request", _request(asked.get("workload"))),
         ("program", _program(asked)),
+        ("kernels", _kernels(asked)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
         ("run", "" if run.path is None else str(run.path)),
@@ -64,4 +65,22 @@ def _program(asked: Mapping[str, Any]) -> str:
         return f"{asked['engine']}'s conventions"
     words = f"{program['frontend']}, {program['partitioner']} partitioner"
     layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
-    return f"{words}{layers} (--loop {program['loop']})"
+    across = f", {program.get('context', 'ring')} over cp" if "cp" in asked["mesh"] else ""
+    return f"{words}{layers} (--loop {program['loop']}){across}{_microbatches(asked)}"
+
+
+def _kernels(asked: Mapping[str, Any]) -> str:
+    """Which way each part of our own program takes."""
+    if "program" not in asked or asked["engine"] != "meshscope":
+        return ""
+    return "; ".join(
+        f"{part.replace('_', ' ')}: {way}" for part, way in asked.get("kernels", {}).items()
+    )
+
+
+def _microbatches(asked: Mapping[str, Any]) -> str:
+    """How many parts of the batch follow each other through a pipeline."""
+    if asked["mesh"].get("pp", 1) == 1 or "microbatches" not in asked:
+        return ""
+    n = asked["microbatches"]["prefill"]
+    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"

@@ -14,6 +14,7 @@ WORDS = {
     "ragged": "ragged: as many rows as the routing says",
     "capacity": "a fixed number of rows from each device to each",
     "one_hot": "products with a one-hot mask of a fixed number of slots an expert",
+    "one_hot_pinned": "products with a one-hot mask, rows annotated on both sides of the exchange",
     "gathered": "rows gathered by index and sorted by expert",
 }
 

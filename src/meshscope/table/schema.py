@@ -82,7 +82,12 @@ COLUMNS: tuple[Column, ...] = (
         unit="bytes",
         meaning="what one device sends, as the opcode carries it out (nccl-tests factors)",
     ),
-    Column(name="stage", dtype=pl.Int32, unit="", meaning="pipeline stage; null without one"),
+    Column(
+        name="stage",
+        dtype=pl.Int32,
+        unit="",
+        meaning="pipeline stage; null without one, or all together",
+    ),
     Column(
         name="count",
         dtype=pl.Int32,

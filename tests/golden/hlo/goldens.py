@@ -133,4 +133,5 @@ GOLDENS: dict[str, Golden] = {
         topology="v6e:2x4", axes=TP8, program="windowed", hidden=16384, ffn=8192, layers=4
     ),
     "v6e_kernel": Golden(topology="v6e:2x4", axes=TP8, program="kernel"),
+    "v6e_local_kernels": Golden(topology="v6e:2x4", axes=TP8, program="local_kernels"),
 }

@@ -11,6 +11,11 @@ import jax.numpy as jnp
 from goldens import HEAD_DIM, Golden
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -280,6 +285,24 @@ def kernel(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
     return _replicated(run, mesh, (8, 1024))
 
 
+def local_kernels(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
+    """Kernels that stay on their chip: splash attention, XLA's ragged dot, megablox; one all-reduce."""
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((128, 128))] * 2)
+
+    def run(x: Any, rows: Any, experts: Any) -> Any:
+        attend = splash_attention_kernel.make_splash_mha_single_device(mask)
+        sizes = jnp.full((4,), 16, jnp.int32) + jax.lax.axis_index("tp")
+        with jax.named_scope("prefill/layer0"):
+            with jax.named_scope("attn"):
+                x = jax.lax.psum(attend(x, x, x), "tp")
+            with jax.named_scope("moe.experts"):
+                rows = jax.lax.ragged_dot(rows, experts, sizes)
+                rows = gmm(rows, experts, sizes, jnp.bfloat16, (64, 128, 128))
+        return x, rows
+
+    return _replicated(run, mesh, (2, 128, 128), (64, 128), (4, 128, 128))
+
+
 def _replicated(run: Any, mesh: Mesh, *shapes: tuple[int, ...]) -> tuple[Any, list[Any]]:
     everywhere = NamedSharding(mesh, P())
     mapped = jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
@@ -295,4 +318,5 @@ PROGRAMS = {
     "windowed": windowed,
     "across_slices": across_slices,
     "kernel": kernel,
+    "local_kernels": local_kernels,
 }

@@ -1,0 +1,203 @@
+"""Kernels against the plain path, by the TPU compiler's own account; the tables of docs/kernels.md.
+
+Run: python benchmarks/kernels.py [prefill] [decode] [experts]. Each line is one part of one layer,
+one device's share under v6e-8, tp=8, compiled alone. The cycles are those that the compiler states
+for its fusions and copies; it states none for a kernel, so that a kernel's least time stands beside
+them: its products at half the peak (half of the blocks of a causal mask are skipped), or, in
+decode, the bytes of its cache at the full bandwidth of the HBM.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from meshscope.compile.child import set_environment
+
+set_environment()  # libtpu reads it when JAX is imported
+# ruff: noqa: E402
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.programs.kernels import PrefillKernel
+from meshscope.programs.layout import layout_of
+from meshscope.programs.numerics import attended, seen
+from meshscope.table.kinds import Phase
+
+CHIP = parse_topology("v6e-8").chip
+CLOCK_HZ = 1.75e9  # of v6e, at which the compiler's cycles match the published peak
+PAGE = 128
+
+
+class Measured(NamedTuple):
+    """What the compiler says of one program."""
+
+    cycles: int
+    temp_bytes: int
+    n_kernels: int
+
+
+class Heads(NamedTuple):
+    """One device's share of a model's attention."""
+
+    model: str
+    queries: int
+    kv: int
+    width: int
+    value_width: int
+    window: int | None = None
+    has_sinks: bool = False
+
+
+LLAMA = Heads("Llama-3.1-8B", 4, 1, 128, 128)
+QWEN = Heads("Qwen3-32B", 8, 1, 128, 128)
+PREFILLS = [
+    (heads, batch, prompt) for heads in (LLAMA, QWEN) for batch, prompt in ((8, 1024), (1, 8192))
+]
+PREFILLS += [
+    (Heads("DeepSeek-V3.1", 16, 16, 192, 128), 8, 1024),
+    (Heads("gpt-oss-120b, full", 8, 1, 64, 64, None, has_sinks=True), 8, 1024),
+    (Heads("gpt-oss-120b, sliding", 8, 1, 64, 64, 128, has_sinks=True), 8, 1024),
+]
+DECODES = [
+    *((heads, batch, 1152) for heads in (LLAMA, QWEN) for batch in (1, 8, 64)),
+    (LLAMA, 8, 8320),
+    (QWEN, 8, 8320),
+    (Heads("Llama-3.1-8B, tp=1", 32, 8, 128, 128), 8, 1152),
+]
+# Rows, residual width, width of an expert on the device, experts on the device.
+EXPERTS = [
+    (8192, 2048, 768, 16),
+    (8192, 2048, 96, 128),
+    (100, 2048, 768, 16),
+    (4, 2880, 360, 128),
+    (8, 2880, 360, 128),
+]
+
+
+def measured(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any]) -> Measured:
+    """The compiler's account of a function compiled for one chip of v6e."""
+    description = topologies.get_topology_desc(
+        platform="tpu", topology_name="v6e:1x1", chips_per_host_bounds=(1, 1, 1)
+    )
+    everywhere = NamedSharding(Mesh(np.array(description.devices), ("x",)), PartitionSpec())
+    arguments = [jax.ShapeDtypeStruct(*shape, sharding=everywhere) for shape in shapes]
+    compiled = jax.jit(function).lower(*arguments).compile()
+    text = compiled.as_text()
+    stated = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', text)]
+    return Measured(
+        cycles=sum(n for n in stated if n < 2**62),  # a loop without known bound states 2**63 - 1
+        temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        n_kernels=text.count('custom_call_target="tpu_custom_call"'),
+    )
+
+
+def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measured, float]]:
+    """The plain path and splash attention, each with the least time of its kernel in seconds."""
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
+    shapes = [
+        ((batch, prompt, n, width), jnp.bfloat16)
+        for n, width in (
+            (heads.queries, heads.width),
+            (heads.kv, heads.width),
+            (heads.kv, heads.value_width),
+        )
+    ]
+    shapes.append(((heads.queries,), jnp.bfloat16))
+    settings: dict[str, Any] = {"scale": heads.width**-0.5}
+
+    def plainly(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        positions = jnp.arange(prompt)
+        is_seen = seen(positions, positions, heads.window)
+        return attended(q, k, v, is_seen, **settings, sinks=sinks if heads.has_sinks else None)
+
+    def kernel(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        sinks = sinks if heads.has_sinks else None
+        return PrefillKernel(layout=layout)(q, k, v, **settings, window=heads.window, sinks=sinks)
+
+    pairs = prompt * (prompt / 2 if heads.window is None else heads.window)
+    flops = 2 * batch * heads.queries * pairs * (heads.width + heads.value_width)
+    peak = CHIP.bf16_flops_per_s
+    assert peak is not None
+    yield "plain", measured(plainly, *shapes), 0.0
+    yield "splash", measured(kernel, *shapes), flops / (peak / 2)
+
+
+def decode(heads: Heads, batch: int, context: int) -> Iterator[tuple[str, Measured, float]]:
+    """The plain path and paged attention over the static cache seen as pages."""
+    cache = ((batch, context, heads.kv, heads.width), jnp.bfloat16)
+    shapes = [((batch, 1, heads.queries, heads.width), jnp.bfloat16), cache, cache, ((), jnp.int32)]
+    n_pages = context // PAGE
+    per_block = max(n for n in range(1, 17) if n_pages % n == 0)
+
+    def plainly(q: Any, k: Any, v: Any, position: Any) -> Any:
+        is_seen = seen(position + jnp.arange(1), jnp.arange(context))
+        return attended(q, k, v, is_seen, scale=heads.width**-0.5)
+
+    def paged(q: Any, k: Any, v: Any, position: Any) -> Any:
+        pages = [x.reshape(-1, PAGE, *x.shape[2:]).transpose(2, 0, 1, 3) for x in (k, v)]
+        table = jnp.arange(batch * n_pages, dtype=jnp.int32).reshape(batch, n_pages)
+        lengths = jnp.full((batch,), position + 1, jnp.int32)
+        return paged_attention(q[:, 0], *pages, lengths, table, pages_per_compute_block=per_block)
+
+    cache_bytes = 4 * batch * context * heads.kv * heads.width
+    yield "plain", measured(plainly, *shapes), 0.0
+    yield "paged", measured(paged, *shapes), cache_bytes / (CHIP.hbm_bytes_per_s or np.inf)
+
+
+def experts(rows: int, hidden: int, ffn: int, n: int) -> Iterator[tuple[str, Measured, float]]:
+    """One product of every expert: as XLA lowers it, with rows filled up to 8, and megablox."""
+    shapes = [((rows, hidden), jnp.bfloat16), ((n, hidden, ffn), jnp.bfloat16), ((n,), jnp.int32)]
+    tiling = (min(512, -(-rows // 8) * 8), min(hidden, 1024), min(ffn, 1024))
+    missing = -rows % 8
+
+    def filled(x: Any, w: Any, sizes: Any) -> Any:
+        return jax.lax.ragged_dot(jnp.pad(x, ((0, missing), (0, 0))), w, sizes)[:rows]
+
+    def megablox(x: Any, w: Any, sizes: Any) -> Any:
+        x = jnp.pad(x, ((0, -rows % tiling[0]), (0, 0)))
+        return gmm(x, w, sizes, jnp.bfloat16, tiling)[:rows]
+
+    yield "ragged dot", measured(jax.lax.ragged_dot, *shapes), 0.0
+    if missing:
+        yield "ragged dot, filled up", measured(filled, *shapes), 0.0
+    yield "megablox gmm", measured(megablox, *shapes), 0.0
+
+
+TABLES: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
+    "prefill": (prefill, PREFILLS, "batch {1}, prompt {2}"),
+    "decode": (decode, DECODES, "batch {1}, context {2}"),
+    "experts": (experts, EXPERTS, "[{0}, {1}] x [{3}, {1}, {2}]"),
+}
+
+
+def main(wanted: list[str]) -> None:
+    """Prints one Markdown table for each part that is asked for."""
+    for name in wanted or list(TABLES):
+        function, cases, words = TABLES[name]
+        print(
+            f"\n{name}\n\n| case | path | kernels | stated, kcycles | us | kernel at least, us | temporary, MB |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for case in cases:
+            head = f"{case[0].model}, " if isinstance(case[0], Heads) else ""
+            for path, found, least_s in function(*case):
+                print(
+                    f"| {head}{words.format(*case)} | {path} | {found.n_kernels} "
+                    f"| {found.cycles / 1e3:.0f} | {found.cycles / CLOCK_HZ * 1e6:.0f} "
+                    f"| {least_s * 1e6:.0f} | {found.temp_bytes / 1e6:.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""Tables of docs/moe.md and docs/fsdp.md, made from the CSV files beside them; the pages use it with cog."""
+
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from meshscope.units import format_bytes
+
+DOCS = Path(__file__).parent
+LARGE_BYTES = 1_000_000  # smaller collectives are counted, not listed
+
+Row = Mapping[str, str]
+
+
+def read(name: str) -> list[Row]:
+    """The rows of a CSV file under docs/."""
+    with (DOCS / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def bytes_by_chips(column: str) -> None:
+    """One row a model and way, one column a number of chips."""
+    rows = _by_model(row for row in read("moe/cases.csv") if row["study"] == "moe")
+    sizes = sorted({int(row["n_devices"]) for row in rows})
+    lines: dict[tuple[str, str], dict[int, str]] = {}
+    for row in rows:
+        cell = "refused" if row["refused"] else format_bytes(int(row[column]))
+        lines.setdefault((row["model"], row["way"]), {})[int(row["n_devices"])] = cell
+    _print(
+        ["model", "way", *(f"{size} chips" for size in sizes)],
+        [
+            [model, way, *(cells.get(size, "") for size in sizes)]
+            for (model, way), cells in lines.items()
+        ],
+    )
+
+
+def what_moves(n_devices: int) -> None:
+    """The large collectives of each way on one slice, and how many smaller ones there are."""
+    cases = [
+        row
+        for row in read("moe/cases.csv")
+        if row["study"] == "moe" and int(row["n_devices"]) == n_devices
+    ]
+    lines: list[list[str]] = []
+    for case in _by_model(cases):
+        found = [row for row in read("moe/collectives.csv") if _is_of(row, case)]
+        large = [row for row in found if int(row["payload_bytes"] or 0) >= LARGE_BYTES]
+        n_small = sum(int(row["count"]) for row in found) - sum(int(r["count"]) for r in large)
+        told = [case["model"], case["way"]]
+        for row in large:
+            lines.append([*told, row["part"], _operation(row), *_sizes(row)])
+            told = ["", ""]
+        lines.append([*told, "", f"{n_small} smaller than 1 MB", "", "", ""])
+    _print(["model", "way", "part", "what", "array", "payload", "wire"], lines)
+
+
+def _by_model(rows: Iterable[Row]) -> list[Row]:
+    """The rows with those of one model together, ways in the order in which they first come."""
+    rows = list(rows)
+    models, ways = ([row[name] for row in rows] for name in ("model", "way"))
+    return sorted(rows, key=lambda row: (models.index(row["model"]), ways.index(row["way"])))
+
+
+def _operation(row: Row) -> str:
+    carried = row["algorithm"] if row["algorithm"] == "windowed einsum" else row["opcode"]
+    as_what = "" if carried.replace("-", "_") == row["kind"] else f" as {carried}"
+    sync = "asynchronous" if row["is_async"] == "True" else "synchronous"
+    return f"{row['count']} {row['kind']}{as_what}, {sync}"
+
+
+def _sizes(row: Row) -> list[str]:
+    sizes = (format_bytes(int(row[name])) for name in ("payload_bytes", "wire_bytes"))
+    return [f"`{row['array']}`" if row["array"] else "", *sizes]
+
+
+def what_is_hidden(study: str, ways: Sequence[str] = ()) -> None:
+    """Cycles of each program, and of each large window; synchronous collectives hide nothing."""
+    lines: list[list[str]] = []
+    for case in read("moe/cases.csv"):
+        if case["study"] != study or case["refused"] or (ways and case["way"] not in ways):
+            continue
+        windows = [row for row in read("moe/windows.csv") if _is_of(row, case)]
+        counts = [
+            sum(int(w["count"]) for w in windows if w["is_async"] == str(is_async))
+            for is_async in (False, True)
+        ]
+        lines.append(
+            [case["model"], case["n_devices"], case["way"], *map(str, counts)]
+            + [_cycles(case[name]) for name in ("estimated_cycles", "covered_cycles")]
+            + [case["unestimated"]]
+        )
+    head = ["model", "chips", "way", "synchronous", "asynchronous"]
+    _print([*head, "cycles", "of these covered", "without an estimate"], lines)
+
+
+def windows_of(cases: Iterable[tuple[str, str, str]]) -> None:
+    """The exchanges of rows, by study, model and way: how much lies between start and done."""
+    lines: list[list[str]] = []
+    for study, model, way in cases:
+        for row in read("moe/windows.csv"):
+            key = (row["study"], row["model"], row["way"])
+            if key == (study, model, way) and row["slice"] == "v5e:2x4" and _is_exchange(row):
+                lines.append([way, row["part"], row["opcode"], _window(row), row["n_unestimated"]])
+    head = ["way", "part", "operation", "estimated cycles between start and done"]
+    _print([*head, "instructions there without an estimate"], lines)
+
+
+def _is_exchange(row: Row) -> bool:
+    return row["opcode"] in {"all-to-all", "ragged-all-to-all"}
+
+
+def _window(row: Row) -> str:
+    return _cycles(row["hidden_cycles"]) if row["is_async"] == "True" else "synchronous"
+
+
+def rings() -> None:
+    """The ways of a reduce-scattered matmul."""
+    _print(
+        ["way", "cycles", "of these covered", "transfers that hide work", "that hide none"],
+        [
+            [
+                row["way"],
+                _cycles(row["estimated_cycles"]),
+                _cycles(row["covered_cycles"]),
+                row["n_hiding"],
+                str(int(row["n_asynchronous"]) + int(row["n_synchronous"]) - int(row["n_hiding"])),
+            ]
+            for row in read("moe/rings.csv")
+        ],
+    )
+
+
+def fsdp() -> None:
+    """Memory and gathered bytes of each case, beside the formulas."""
+    lines: list[list[str]] = []
+    for case in read("fsdp/cases.csv"):
+        rows = [row for row in read("fsdp/collectives.csv") if _is_of(row, case)]
+        n, n_layers = int(case["n_devices"]), int(case["n_layers"])
+        in_layers = [row for row in rows if row["part"] in {"attn", "mlp"}]
+        layer, wire = (
+            Fraction(sum(_sent(row, column) for row in in_layers), n_layers)
+            for column in ("payload_bytes", "wire_bytes")
+        )
+        lines.append(
+            [
+                *(case[name] for name in ("model", "slice", "way")),
+                *map(format_bytes, (int(case["weights_bytes"]), layer, wire)),
+                format_bytes(layer * Fraction(n - 1, n)),
+                format_bytes(int(case["temp_bytes"])),
+                f"{float(int(case['temp_bytes']) / layer):.2f}",
+            ]
+        )
+    head = ["model", "slice", "layers", "weights a device", "a layer, gathered", "sent for it"]
+    _print([*head, "(N-1)/N of it", "temporary memory", "in gathered layers"], lines)
+
+
+def _sent(row: Row, column: str) -> int:
+    return int(row["count"]) * int(row[column] or 0)
+
+
+def _is_of(row: Row, case: Row) -> bool:
+    return all(row[name] == case[name] for name in ("study", "model", "slice", "way"))
+
+
+def _cycles(text: str) -> str:
+    return f"{int(text) / 1e6:.2f} M"
+
+
+def _print(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """A Markdown table."""
+    for cells in (head, ["---"] * len(head), *lines):
+        sys.stdout.write(f"| {' | '.join(cells)} |\n")

@@ -1,0 +1,22 @@
+"""Compiles a dense model whose weights are gathered layer by layer, and writes docs/fsdp/*.csv.
+
+python experiments/fsdp.py            compile what is missing, then write
+python experiments/fsdp.py --read     write from what is compiled already
+"""
+
+import sys
+from pathlib import Path
+
+from cases import ROOT, cases_of
+from results import run_study
+
+
+def main() -> None:
+    """Runs the experiment file."""
+    is_reading = "--read" in sys.argv[1:]
+    cases = cases_of(Path(__file__).with_name("fsdp.yaml"))
+    run_study([c for c in cases if not is_reading or c.is_compiled], ROOT / "docs" / "fsdp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What a study found, as rows of two CSV files: one row a case, and one row a collective of a case."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import Case, compile_case
+
+from meshscope.compile.compile import compiled_memory, read_rows
+from meshscope.hlo.attribution import scope_of
+from meshscope.hlo.parse import read_hlo
+from meshscope.hlo.schedule import schedule_of
+from meshscope.predict import predict
+from meshscope.table.collective import Collective
+from meshscope.units import format_shape
+
+KEY = ("study", "model", "slice", "way")
+CASES, COLLECTIVES, WINDOWS = "cases.csv", "collectives.csv", "windows.csv"
+
+
+def run_study(cases: Iterable[Case], folder: Path) -> None:
+    """Compiles what neither the CSV files in `folder` nor `runs/` hold, and writes the files anew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {name: read_table(folder / name) for name in (CASES, COLLECTIVES, WINDOWS)}
+    known = {key_of(row) for row in tables[CASES]}
+    for case in cases:
+        key = tuple(_key(case).values())
+        if key not in known:
+            compile_case(case)
+        if not case.is_compiled:
+            continue
+        for name, found in _found(case).items():
+            others = [row for row in tables[name] if key_of(row) != key]
+            tables[name] = [*others, *({**_key(case), **row} for row in found)]
+        for name, rows in tables.items():
+            _write_table(folder / name, rows)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV file; none where there is no file yet."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which case a row belongs to."""
+    return tuple(str(row[name]) for name in KEY)
+
+
+def _key(case: Case) -> dict[str, str]:
+    topology = case.experiment.topology.name
+    return dict(zip(KEY, (case.study, case.model, topology, case.way), strict=True))
+
+
+def _found(case: Case) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each file for one case."""
+    if not case.report.exists():
+        refused = {"refused": case.refusal.read_text(encoding="utf-8")}
+        return {CASES: [_conditions(case) | refused], COLLECTIVES: [], WINDOWS: []}
+    report = json.loads(case.report.read_text(encoding="utf-8"))
+    rows = read_rows(case.experiment, case.phase, case.hlo)
+    schedule = schedule_of(read_hlo(case.hlo))
+    memory = compiled_memory(case.experiment, [report["memory"]])
+    of_case = _conditions(case) | {
+        "weights_bytes": memory.weights_bytes,
+        "argument_bytes": report["memory"]["argument_bytes"],
+        "temp_bytes": memory.temp_bytes,
+        "moe_wire_bytes": _wire_bytes(rows, is_moe=True),
+        "other_wire_bytes": _wire_bytes(rows, is_moe=False),
+        "predicted_wire_bytes": _predicted_wire_bytes(case),
+        "estimated_cycles": schedule.cycles,
+        "covered_cycles": schedule.covered_cycles,
+        "unestimated": " ".join(f"{n}x{opcode}" for opcode, n in schedule.unestimated.items()),
+        "refused": "",
+        **{name: report["versions"][name] for name in ("jax", "libtpu")},
+    }
+    windows = Counter(
+        (
+            scope_of(w.op_name).part or "",
+            w.instruction.opcode.removesuffix("-start"),
+            w.instruction.shape,
+            w.is_async,
+            w.hidden_cycles,
+            w.n_unestimated,
+        )
+        for w in schedule.windows
+        for _ in range(w.count)
+    )
+    names = ("part", "opcode", "result", "is_async", "hidden_cycles", "n_unestimated")
+    return {
+        CASES: [of_case],
+        COLLECTIVES: _collectives(rows),
+        WINDOWS: [dict(zip(names, key, strict=True)) | {"count": n} for key, n in windows.items()],
+    }
+
+
+def _conditions(case: Case) -> dict[str, Any]:
+    """What was compiled."""
+    experiment = case.experiment
+    moe = experiment.model.moe
+    return {
+        "n_devices": case.n_devices,
+        "plan": str(experiment.plan),
+        "n_layers": experiment.model.n_layers,
+        "tokens_a_device": experiment.workload.batch * experiment.workload.prompt // case.n_devices,
+        "hidden": experiment.model.hidden,
+        "n_experts": moe.n_experts if moe else "",
+        "n_active": moe.n_active if moe else "",
+        "flags": case.flags,
+    }
+
+
+def _is_moe(row: Collective) -> bool:
+    return row.part is not None and row.part.value.startswith("moe.")
+
+
+def _wire_bytes(rows: Sequence[Collective], *, is_moe: bool) -> int:
+    """Bytes that one device sends in one step, in the parts of the experts or in all others."""
+    of_kind = (row for row in rows if _is_moe(row) is is_moe)
+    return round(sum(row.count * (row.wire_bytes or 0) for row in of_kind))
+
+
+def _predicted_wire_bytes(case: Case) -> int:
+    rows = [row for row in predict(case.experiment) if row.phase is case.phase]
+    return round(sum(row.count * (row.wire_bytes or 0) for row in rows))
+
+
+def _collectives(rows: Sequence[Collective]) -> list[dict[str, Any]]:
+    """Rows that are equal but for layer and name, taken together."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        array = f"{row.dtype}{format_shape(row.shape)}" if row.shape is not None else row.hlo_shape
+        wire_bytes = "" if row.wire_bytes is None else round(row.wire_bytes)
+        counts[
+            row.part or "",
+            row.kind.value,
+            row.opcode,
+            array,
+            row.payload_bytes,
+            wire_bytes,
+            row.is_async,
+            row.algorithm or "",
+            row.inserted_by or "",
+        ] += row.count
+    names = ("part", "kind", "opcode", "array", "payload_bytes", "wire_bytes", "is_async")
+    names += ("algorithm", "inserted_by")
+    return [dict(zip(names, key, strict=True)) | {"count": n} for key, n in counts.items()]
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One line a row, columns in the order in which they first occur."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,136 @@
+"""Which parts of a program are computed by kernels follows from model, plan, workload and slice."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.errors import SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import (
+    Experiment,
+    Partitioner,
+    Program,
+    experiment_from_dict,
+    experiment_of,
+)
+from meshscope.plan.kernels import Kernels, splash_block
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+
+SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
+ONCE = "plain: the compiler's own fusion reads the cache once, a paged kernel no less of it"
+LATENTS = "plain: JAX has no kernel for a cache of latents"
+LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
+DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"
+
+
+class Case(NamedTuple):
+    model: str
+    expected: dict[str, str]
+    topology: str = "v6e-8"
+    plan: str = "tp=8"
+    workload: dict[str, Any] = {}  # noqa: RUF012  never changed
+    program: dict[str, Any] = {}  # noqa: RUF012
+
+
+def _all(reason: str, *, moe: bool = False) -> dict[str, str]:
+    parts = ("prefill_attention", "decode_attention", *(("experts",) if moe else ()))
+    return dict.fromkeys(parts, f"plain: {reason}")
+
+
+CASES = [
+    Case(LLAMA, {"prefill_attention": SPLASH, "decode_attention": ONCE}),
+    Case(
+        QWEN_MOE,
+        {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED},
+    ),
+    Case(GPT_OSS, {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED}),
+    Case(DEEPSEEK, {"prefill_attention": SPLASH, "decode_attention": LATENTS, "experts": RAGGED}),
+    Case(
+        DEEPSEEK_SPARSE,
+        {
+            "prefill_attention": "plain: the kernel has no mask that is computed from the tokens",
+            "decode_attention": LATENTS,
+            "experts": RAGGED,
+        },
+    ),
+    Case(
+        QWEN_MOE,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": ONCE,
+            "experts": "plain: one-hot dispatch has no grouped matmul",
+        },
+        program={"partitioner": Partitioner.AUTO},
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
+            "decode_attention": ONCE,
+        },
+        workload={"prompt": 100},
+    ),
+    Case(
+        LLAMA,
+        _all("the kernels take bf16 and f32, not f16"),
+        workload={"activation_dtype": "f16"},
+    ),
+    Case(QWEN_MOE, _all("the kernels run on TPU only", moe=True), topology="cpu:8"),
+    Case(LLAMA, _all("--kernels off"), program={"kernels": Kernels.OFF}),
+]
+
+
+def _experiment(case: Case) -> Experiment:
+    return experiment_of(
+        model=read_model(case.model),
+        plan=parse_plan(case.plan),
+        topology=parse_topology(case.topology),
+        workload=Workload(**case.workload),
+        program=Program(**case.program),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.model}-{c.topology}")
+def test_each_part_says_its_way_and_the_manifest_keeps_it(case: Case) -> None:
+    experiment = _experiment(case)
+
+    assert experiment.as_dict()["kernels"] == case.expected
+    assert experiment_from_dict(experiment.as_dict()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        (
+            Case(LLAMA, {}, topology="cpu:8"),
+            (
+                "--kernels on: no kernel can be used for prefill attention, because the kernels run on TPU "
+                "only (meta-llama/Llama-3.1-8B, plan 'tp=8', cpu:8). Use --kernels auto or off."
+            ),
+        ),
+        (
+            Case(LLAMA, {}, workload={"prompt": 100}),
+            "prefill attention, because prompt=100 is not a multiple of 128",
+        ),
+        (
+            Case(QWEN_MOE, {}, program={"partitioner": Partitioner.AUTO}),
+            "the experts, because one-hot dispatch has no grouped matmul",
+        ),
+    ],
+)
+def test_kernels_that_are_asked_for_and_cannot_be_used_are_refused(case: Case, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        _experiment(case._replace(program={**case.program, "kernels": Kernels.ON}))
+    assert told in str(caught.value)
+
+
+def test_kernels_that_can_be_used_may_be_asked_for() -> None:
+    asked = _experiment(Case(QWEN_MOE, {}, program={"kernels": Kernels.ON}))
+    assert asked.kernels == _experiment(Case(QWEN_MOE, {})).kernels
+
+
+def test_the_block_is_the_largest_that_divides_the_prompt() -> None:
+    prompts = (128, 256, 384, 512, 1024, 8192, 100, 130)
+    assert [splash_block(n) for n in prompts] == [128, 256, 128, 512, 512, 512, None, None]

@@ -1,0 +1,109 @@
+"""How layers are laid over the stages of a pipeline: nothing lost, nothing twice, room that is unused told."""
+
+from collections import Counter
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.arch.model import AttentionKind, Layer, MlpKind
+from meshscope.plan.stages import (
+    StageRun,
+    default_microbatches,
+    n_ticks,
+    stage_layers,
+    stage_runs,
+    stage_slots,
+    stored_layers,
+)
+
+DENSE, MOE = Layer(), Layer(mlp=MlpKind.MOE)
+SLIDING = Layer(attention=AttentionKind.SLIDING)
+DEEPSEEK_V3 = (DENSE,) * 3 + (MOE,) * 58
+
+MODELS = [
+    (DENSE,) * 7,
+    DEEPSEEK_V3,
+    (DENSE,) + (MOE,) * 26,
+    (SLIDING, DENSE) * 6,
+    read_model("openai/gpt-oss-120b").layers,
+]
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "sizes"),
+    [
+        (32, [8, 8, 8, 8]),
+        (22, [5, 6, 6, 5]),
+        (61, [15, 15, 16, 15]),  # this and the next: vLLM pull request 46217, "before"
+        (94, [23, 24, 24, 23]),
+        (5, [2, 2, 1]),
+        (3, [2, 1]),
+        (43, [4, 4, 4, 4, 4, 4, 5, 5, 5, 4]),
+        (7, [7]),
+    ],
+)
+def test_layers_are_split_as_vllm_splits_them(n_layers: int, sizes: list[int]) -> None:
+    assert [len(layers) for layers in stage_layers(n_layers, len(sizes))] == sizes
+
+
+@pytest.mark.parametrize("n_layers", range(1, 20))
+def test_every_layer_is_in_one_stage_and_the_last_is_never_larger(n_layers: int) -> None:
+    for n_stages in range(1, n_layers + 1):
+        stages = stage_layers(n_layers, n_stages)
+        assert [layer for stage in stages for layer in stage] == list(range(n_layers))
+        assert len(stages[-1]) == n_layers // n_stages
+        assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:
+    assert stage_runs(DEEPSEEK_V3, 2) == (
+        StageRun(stages=range(1), first_layer=0, kinds=DEEPSEEK_V3[:31]),
+        StageRun(stages=range(1, 2), first_layer=31, kinds=(MOE,) * 30),
+    )
+    assert stage_runs((DENSE,) * 64, 4) == (
+        StageRun(stages=range(4), first_layer=0, kinds=(DENSE,) * 16),
+    )
+    assert [(run.stages, len(run.kinds)) for run in stage_runs((DENSE,) * 22, 4)] == [
+        (range(1), 5),
+        (range(1, 3), 6),
+        (range(3, 4), 5),
+    ]
+
+
+@pytest.mark.parametrize("n_stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("layers", MODELS, ids=lambda layers: f"{len(layers)}")
+def test_each_layer_is_run_and_stored_once(layers: tuple[Layer, ...], n_stages: int) -> None:
+    of_stage = stage_layers(len(layers), n_stages)
+    run: list[Layer] = []
+    for shared in stage_runs(layers, n_stages):
+        assert shared.first_layer == of_stage[shared.stages[0]].start
+        run += shared.kinds * len(shared.stages)
+    assert tuple(run) == layers
+    for kind in set(layers):
+        slots = stage_slots(layers, kind, n_stages)
+        stored = [index for index in slots if index is not None]
+        assert stored == [index for index, layer in enumerate(layers) if layer == kind]
+        n_each = len(slots) // n_stages
+        for stage, indices in enumerate(of_stage):
+            held = slots[stage * n_each : (stage + 1) * n_each]
+            assert {index for index in held if index is not None} <= set(indices)
+
+
+def test_a_stage_has_room_for_the_most_layers_of_every_kind() -> None:
+    assert Counter(stored_layers(DEEPSEEK_V3, 2)) == {DENSE: 3, MOE: 30}
+    assert stage_slots(DEEPSEEK_V3, DENSE, 2) == (0, 1, 2, None, None, None)
+    assert Counter(stored_layers(DEEPSEEK_V3, 1)) == {DENSE: 3, MOE: 58}
+
+
+@pytest.mark.parametrize(
+    ("local_batch", "n_stages", "expected"),
+    [(8, 2, 2), (8, 4, 4), (8, 3, 2), (1, 4, 1), (6, 4, 3), (7, 4, 1), (5, 8, 5)],
+)
+def test_by_default_a_batch_is_cut_into_as_many_parts_as_stages_where_it_divides(
+    local_batch: int, n_stages: int, expected: int
+) -> None:
+    assert default_microbatches(local_batch, n_stages) == expected
+
+
+def test_a_pipeline_is_done_when_the_last_part_has_left_the_last_stage() -> None:
+    assert [n_ticks(n, 4) for n in (1, 4, 8)] == [4, 7, 11]

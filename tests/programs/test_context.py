@@ -1,0 +1,90 @@
+"""Attention over a split sequence is attention over the whole one, whoever holds what."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshscope.plan.context import ContextForm
+from meshscope.table.kinds import Phase
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+N_PROMPT, N_OUTPUT = 24, 11
+
+
+def _context(size: int, phase: Phase) -> Any:
+    from meshscope.programs.context import Context  # noqa: PLC0415  imports JAX
+
+    return Context(size=size, form=ContextForm.RING, phase=phase, n_prompt=N_PROMPT)
+
+
+def _on_each(function: Any, size: int) -> np.ndarray:
+    """What `function()` gives on each device of cp, [size, ...]."""
+    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
+
+    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+    each = jax.shard_map(
+        lambda: function()[None], mesh=mesh, in_specs=(), out_specs=P("cp"), check_vma=False
+    )
+    return np.asarray(jax.jit(each)())
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_position_is_written_once_and_where_it_is_read(size: int) -> None:
+    context = _context(size, Phase.DECODE)
+    n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
+    held = _on_each(lambda: context.cached_positions(n_slots), size)
+
+    assert sorted(held.flatten())[: N_PROMPT + N_OUTPUT] == list(range(N_PROMPT + N_OUTPUT))
+    for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
+        at = jax.numpy.array([position])
+        is_here = _on_each(lambda at=at: context.is_here(at), size)
+        assert is_here.sum() == 1
+        assert held[is_here.argmax(), int(context.slot(at))] == position
+
+
+def test_prefill_writes_each_block_to_the_first_slots() -> None:
+    context = _context(4, Phase.PREFILL)
+    positions = _on_each(lambda: context.positions(0, 6), 4)
+    held = _on_each(lambda: _context(4, Phase.DECODE).cached_positions(9), 4)
+
+    assert (positions == held[:, :6]).all()
+    assert (context.slot(positions[1]), context.is_here(positions[1])) == (0, None)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_parts_merge_to_the_whole_even_when_nothing_is_in_sight(*, has_sinks: bool) -> None:
+    """Three parts of 4 positions; the first query sees nothing of the last two."""
+    from meshscope.programs.context import partly_attended  # noqa: PLC0415  imports JAX
+    from meshscope.programs.numerics import attended, seen  # noqa: PLC0415
+
+    random = np.random.default_rng(0)
+    q, k, v = (
+        random.normal(size=(2, *shape)).astype(np.float32)
+        for shape in ((3, 4, 8), (12, 2, 8), (12, 2, 5))
+    )
+    sinks = random.normal(size=4).astype(np.float32) if has_sinks else None
+    is_seen = seen(np.array([2, 6, 11]), np.arange(12), 7)
+    parts = [
+        partly_attended(q, k[:, i : i + 4], v[:, i : i + 4], is_seen[:, i : i + 4], scale=0.3)
+        for i in (0, 4, 8)
+    ]
+
+    merged = parts[2].merged(parts[0]).merged(parts[1]).with_sinks(sinks).shared(np.float32)
+
+    whole = attended(q, k, v, is_seen, scale=0.3, sinks=sinks)
+    np.testing.assert_allclose(merged, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_best", [1, 5, 12, 40])
+def test_the_best_of_all_devices_are_the_best_of_the_whole(n_best: int) -> None:
+    context = _context(4, Phase.DECODE)
+    scores = np.random.default_rng(0).normal(size=(4, 2, 1, 9)).astype(np.float32)
+
+    found = _on_each(
+        lambda: context.best(jax.numpy.asarray(scores)[jax.lax.axis_index("cp")], n_best), 4
+    )
+
+    threshold = np.sort(scores.swapaxes(0, 1).reshape(2, -1))[:, -min(n_best, 36)]
+    assert (found == (scores >= threshold[None, :, None, None])).all()

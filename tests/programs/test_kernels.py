@@ -1,0 +1,178 @@
+"""Kernels, their text interpreted on a CPU, give what the plain path gives."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+import jax.numpy as jnp  # noqa: E402
+
+from meshscope.arch.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
+from meshscope.plan.plan import parse_plan  # noqa: E402
+from meshscope.plan.workload import Workload  # noqa: E402
+from meshscope.programs.experts import Experts  # noqa: E402
+from meshscope.programs.kernels import Band, PrefillKernel  # noqa: E402
+from meshscope.programs.layout import layout_of  # noqa: E402
+from meshscope.programs.numerics import attended, seen  # noqa: E402
+from meshscope.table.kinds import Phase  # noqa: E402
+
+# Outputs are means of values of order 1. In float32 the sums are only added in another order; in
+# bfloat16 (8 bits) the plain path rounds the shares, the kernel the scaled queries.
+TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2}
+
+
+class Case(NamedTuple):
+    name: str
+    heads: int
+    kv_heads: int
+    width: int = 64
+    value_width: int = 64
+    positions: int = 256
+    window: int | None = None
+    has_sinks: bool = False
+    dtype: str = "float32"
+
+
+CASES = [
+    Case("grouped", 8, 2),
+    Case("one-kv-head", 4, 1, 128, 128),
+    Case("several-blocks", 2, 2, positions=384),  # three blocks of 128
+    Case("window", 4, 2, window=100),
+    Case("window-of-a-block", 4, 2, window=128, positions=384),
+    Case("sinks", 4, 2, has_sinks=True),
+    Case("gpt-oss", 4, 1, window=128, has_sinks=True, positions=384),
+    Case("latent", 4, 4, 192, 128),
+    Case("bf16", 8, 2, 128, 128, dtype="bfloat16"),
+    Case("latent-bf16", 4, 4, 192, 128, dtype="bfloat16"),
+]
+
+
+def arrays(case: Case, batch: int = 2) -> list[Any]:
+    """Queries, keys, values and sinks, drawn with a fixed seed."""
+    key = jax.random.key(0)
+    shapes = [
+        (batch, case.positions, case.heads, case.width),
+        (batch, case.positions, case.kv_heads, case.width),
+        (batch, case.positions, case.kv_heads, case.value_width),
+        (case.heads,),
+    ]
+    return [
+        jax.random.normal(jax.random.fold_in(key, i), shape, case.dtype)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
+    positions = jnp.arange(case.positions)
+    return np.asarray(
+        attended(
+            q,
+            k,
+            v,
+            seen(positions, positions, case.window),
+            scale=case.width**-0.5,
+            sinks=sinks if case.has_sinks else None,
+        ),
+        np.float32,
+    )
+
+
+def by_kernel(kernel: PrefillKernel, case: Case, inputs: list[Any]) -> np.ndarray:
+    q, k, v, sinks = inputs
+    out = kernel(
+        q,
+        k,
+        v,
+        scale=case.width**-0.5,
+        window=case.window,
+        sinks=sinks if case.has_sinks else None,
+    )
+    return np.asarray(out, np.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_splash_attention_equals_plain_attention(case: Case) -> None:
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
+    kernel = PrefillKernel(layout=layout, is_interpreted=True)
+    inputs = arrays(case)
+
+    got = by_kernel(kernel, case, inputs)
+
+    tolerance = TOLERANCES[case.dtype]
+    np.testing.assert_allclose(got, plain(case, *inputs), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_under_the_auto_partitioner_each_device_attends_for_its_heads(*, has_sinks: bool) -> None:
+    case = Case("auto", 8, 4, positions=128, has_sinks=has_sinks)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("dp", "tp"))
+    layout = layout_of(parse_plan("dp=2,tp=4"), Workload(batch=2), Phase.PREFILL)
+    kernel = PrefillKernel(layout=layout, mesh=mesh, is_interpreted=True)
+    inputs = arrays(case)
+
+    got = jax.jit(lambda *a: kernel(*a[:3], scale=0.125, sinks=a[3] if has_sinks else None))(
+        *inputs
+    )
+
+    assert got.sharding.spec[:3] == ("dp", None, "tp")
+    np.testing.assert_allclose(got, plain(case, *inputs), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
+def test_the_blocks_of_a_band_are_those_of_the_whole_mask(window: int | None) -> None:
+    n, block = 512, 128
+    band = Band((n, n), (None if window is None else window - 1, 0), offset=0)
+    whole = np.asarray(seen(jnp.arange(n), jnp.arange(n), window))
+    for row in range(0, n, block):
+        for column in range(0, n, block):
+            at = (slice(row, row + block), slice(column, column + block))
+            np.testing.assert_array_equal(band[at], whole[at])
+
+
+def test_the_mask_of_a_long_prompt_compares_only_blocks_on_its_edges() -> None:
+    """131,072 positions are 65,536 blocks, of which 256 lie on the diagonal."""
+    n, block = 131072, 512
+    band = Band((n, n), (None, 0), offset=0)
+    made = [
+        band[slice(row, row + block), slice(column, column + block)]
+        for row in range(0, n, block * 16)
+        for column in range(0, n, block * 16)
+    ]
+    assert sum(0 not in chunk.strides for chunk in made) == 16
+
+
+class _Weights(dict[str, Any]):
+    """As LayerWeights, without a plan."""
+
+    def __call__(self, name: str) -> Any:
+        return self[name]
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])
+def test_rows_filled_up_to_a_tile_leave_the_outputs_of_experts_as_they_are(
+    counts: tuple[int, ...],
+) -> None:
+    key = jax.random.key(1)
+    shapes = {"gate": (4, 16, 8), "up": (4, 16, 8), "down": (4, 8, 16)}
+    weights = _Weights(
+        {f"experts_w_{n}": jax.random.normal(key, shape) for n, shape in shapes.items()}
+    )
+    moe = MixtureOfExperts(
+        n_experts=4,
+        n_active=2,
+        ffn=8,
+        shared_ffn=None,
+        scoring=Scoring.SOFTMAX,
+        is_normalized=True,
+        activation=Activation.SWIGLU,
+    )
+    experts = Experts(moe=moe, weights=weights)  # type: ignore[arg-type]
+    rows, sizes = jax.random.normal(key, (9, 16)), jnp.array(counts, jnp.int32)
+
+    got = replace(experts, row_tile=8)(rows, sizes)
+
+    assert got.shape == (9, 16)
+    np.testing.assert_allclose(got, experts(rows, sizes), rtol=1e-5, atol=1e-5)
