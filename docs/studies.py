@@ -42,7 +42,7 @@ def what_moves(n_devices: int) -> None:
     cases = [
         row
         for row in read("moe/cases.csv")
-        if row["study"] == "moe" and int(row["n_devices"]) == n_devices
+        if row["study"] == "moe" and int(row["n_devices"]) == n_devices and not row["refused"]
     ]
     lines: list[list[str]] = []
     for case in _by_model(cases):

@@ -22,6 +22,7 @@ from meshscope.errors import CompileError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
+from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
@@ -107,6 +108,7 @@ def _experiment(
             loop=Loop(way.get("loop", "auto")),
             dispatch=DispatchForm(way.get("dispatch", "auto")),
             capacity_factor=way.get("capacity_factor"),
+            kernels=Kernels(study["kernels"]),
         ),
         n_layers=way.get("n_layers"),
     )

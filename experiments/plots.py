@@ -12,6 +12,7 @@ from results import CASES, read_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 BYTES_OF_ELEMENT = 2  # bf16
+CHIPS = (8, 16, 32, 64)
 
 # Okabe and Ito's colours, which readers with any colour vision tell apart; markers differ, too.
 STYLES = {
@@ -58,7 +59,7 @@ def draw_panels(rows: Sequence[Row], column: str, label: str, name: str) -> None
 
 def _draw_bounds(panel: Any, rows: Sequence[Row], column: str) -> None:
     """What broadcasting and what exchanging cannot be below, dashed."""
-    sizes = sorted({int(row["n_devices"]) for row in rows})
+    sizes = CHIPS
     own = int(rows[0]["tokens_a_device"]) * int(rows[0]["hidden"]) * BYTES_OF_ELEMENT
     n_active = int(rows[0]["n_active"])
     if column == "temp_bytes":
@@ -81,7 +82,7 @@ def _label(panel: Any, title: str, label: str) -> None:
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xlim(7, 73)
-    panel.set_xticks([8, 16, 32, 64], ["8", "16", "32", "64"])
+    panel.set_xticks(CHIPS, list(map(str, CHIPS)))
     panel.set_xlabel("chips N (1,024 tokens each)")
     panel.set_ylabel(label)
     panel.yaxis.set_major_formatter(_bytes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-SLOW_FOLDERS = ("programs", "compile")
+SLOW_FOLDERS = ("programs", "compile", "run")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,6 +28,10 @@ class RunError(MeshscopeError):
     """A run folder that is missing, half-written, of another schema, or in the way."""
 
 
+class RunFailedError(MeshscopeError):
+    """Live devices could not run the program: the framework refused, crashed, or ran out of memory."""
+
+
 class MissingToolError(MeshscopeError):
     """A library or a platform that the command needs is not here; the message says what to install."""
 

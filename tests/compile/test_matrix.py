@@ -144,7 +144,7 @@ WHOLE_MATRIX += [
     for topology in ("v5p:4x4x4", "v6e:8x8")
 ]
 
-PIPELINES = ("pp=8", "pp=2,tp=4", "pp=4,tp=2,sp", "pp=2,fsdp=2,tp=2")
+PIPELINES = ("pp=8", "pp=2,tp=4", "pp=4,tp=2,sp", "pp=2,fsdp=2,tp=2", "pp=2,cp=2,tp=2")
 WHOLE_MATRIX += [
     Case(model, topology, plan)
     for model in (LLAMA_8B, LLAMA_3B, QWEN_32B)

@@ -105,6 +105,14 @@ def test_a_pipeline_that_cannot_be_is_refused(
         _experiment(plan, engine=engine, program=program)
 
 
+def test_a_ring_within_stages_is_refused_on_cpu_devices() -> None:
+    """A plan with both is fine on TPU, and on CPU devices with gathered keys."""
+    with pytest.raises(SpecError, match="Use --context allgather, or a plan without pp or cp"):
+        _experiment("pp=2,cp=2,tp=2", "cpu:8")
+    _experiment("pp=2,cp=2,tp=2")
+    _experiment("pp=2,cp=2,tp=2", "cpu:8", program=Program(context=ContextForm.ALLGATHER))
+
+
 def test_there_is_at_least_one_microbatch() -> None:
     with pytest.raises(SpecError, match="microbatches=0 must be at least 1"):
         Program(microbatches=0)
@@ -145,11 +153,6 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
     assert experiment.crosses_slices(groups("tp")) is tp
     if data is not None:
         assert experiment.crosses_slices(groups("dp")) is data
-
-
-def test_stages_do_not_have_cp() -> None:
-    with pytest.raises(PlanError, match=r"pp=2 with cp=2 is not part .* Use pp or cp alone"):
-        _experiment("pp=2,cp=2,tp=2")
 
 
 def test_the_auto_partitioner_does_not_have_cp() -> None:

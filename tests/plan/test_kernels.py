@@ -19,7 +19,7 @@ from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
-ONCE = "plain: the compiler's own fusion reads the cache once, a paged kernel no less of it"
+ONCE = "plain: the compiler's own fusion reads the cache once, at the rate of the HBM"
 LATENTS = "plain: JAX has no kernel for a cache of latents"
 LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
 DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"

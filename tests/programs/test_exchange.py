@@ -9,6 +9,7 @@ from meshscope.arch.model import MixtureOfExperts, Scoring
 from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import Dim, Weight
+from meshscope.table.kinds import Phase
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -96,7 +97,9 @@ def _by_exchanging(
     from meshscope.programs.state import LayerWeights  # noqa: PLC0415
 
     plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
-    points = ManualPoints(plan=plan, layout=Layout(plan=plan, token_split=TokenSplit.NONE))
+    points = ManualPoints(
+        plan=plan, layout=Layout(plan=plan, token_split=TokenSplit.NONE, phase=Phase.PREFILL)
+    )
     specs = {name: _whole(name, array) for name, array in weights.items()}
 
     def on_device(tokens, chosen, shares, arrays):

@@ -9,6 +9,12 @@ import pytest
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
 import jax.numpy as jnp  # noqa: E402
+from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
+    splash_attention_kernel as splash,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
+    splash_attention_mask as masks,
+)
 
 from meshscope.arch.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
 from meshscope.plan.plan import parse_plan  # noqa: E402
@@ -122,26 +128,14 @@ def test_under_the_auto_partitioner_each_device_attends_for_its_heads(*, has_sin
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
-def test_the_blocks_of_a_band_are_those_of_the_whole_mask(window: int | None) -> None:
-    n, block = 512, 128
-    band = Band((n, n), (None if window is None else window - 1, 0), offset=0)
-    whole = np.asarray(seen(jnp.arange(n), jnp.arange(n), window))
-    for row in range(0, n, block):
-        for column in range(0, n, block):
-            at = (slice(row, row + block), slice(column, column + block))
-            np.testing.assert_array_equal(band[at], whole[at])
-
-
-def test_the_mask_of_a_long_prompt_compares_only_blocks_on_its_edges() -> None:
-    """131,072 positions are 65,536 blocks, of which 256 lie on the diagonal."""
-    n, block = 131072, 512
-    band = Band((n, n), (None, 0), offset=0)
+def test_the_kernel_is_prepared_as_with_the_masks_of_jax(window: int | None) -> None:
+    shape, sizes = (512, 512), (None if window is None else window - 1, 0)
     made = [
-        band[slice(row, row + block), slice(column, column + block)]
-        for row in range(0, n, block * 16)
-        for column in range(0, n, block * 16)
+        splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * 2)).fwd_mask_info
+        for mask in (Band(shape, sizes, offset=0), masks.LocalMask(shape, sizes, offset=0))
     ]
-    assert sum(0 not in chunk.strides for chunk in made) == 16
+    for ours, theirs in zip(*made, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 class _Weights(dict[str, Any]):

@@ -127,6 +127,13 @@ PIPELINES = [
         ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
     )
 ]
+PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
+    Case(config, plan, loop=loop, context=ContextForm.ALLGATHER, microbatches=microbatches)
+    for config, plan, loop, microbatches in (
+        ("qwen3", "pp=2,cp=2,tp=2", Loop.SCAN, None),
+        ("deepseek_v3", "pp=2,cp=2,tp=2,sp", Loop.UNROLL, 4),
+    )
+]
 
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):

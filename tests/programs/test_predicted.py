@@ -28,15 +28,43 @@ KIND_OF_PRIMITIVE = {
     "all_to_all": "all_to_all",
 }
 MUTE = {"axis_index"}  # names an axis, moves nothing
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 101,
+    },
+    "deepseek_v4": {
+        "model_type": "deepseek_v4",
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "q_lora_rank": 24,
+        "o_groups": 8,
+        "o_lora_rank": 4,
+        "sliding_window": 6,
+        "compress_ratios": [0, 4, 128, 4],
+        "compress_rate_hca": 8,
+        "index_n_heads": 4,
+        "index_head_dim": 16,
+        "index_topk": 2,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "num_hash_layers": 2,
+        "hc_mult": 3,
+        "vocab_size": 101,
+    },
 }
+CONFIG = CONFIGS["qwen2"]
 MIXTURE = CONFIG | {
     "model_type": "mixtral",
     "num_local_experts": 8,
@@ -77,39 +105,9 @@ LATENT_CONFIG = {
     "index_head_dim": 8,
     "index_topk": 5,
 }
-COMPRESSED_CONFIG = {
-    "model_type": "deepseek_v4",
-    "hidden_size": 64,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "q_lora_rank": 24,
-    "o_groups": 8,
-    "o_lora_rank": 4,
-    "sliding_window": 6,
-    "compress_ratios": [0, 4, 128, 4],
-    "compress_rate_hca": 8,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "index_topk": 2,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 1,
-    "num_hash_layers": 2,
-    "hc_mult": 3,
-    "vocab_size": 101,
-}
-COMPRESSED_PLANS = (
-    *(plan for plan in PLANS if "cp" not in plan),
-    "tp=8,ep=8",
-    "dp=8,ep=8",
-    "dp=2,tp=4,ep=8",
-    "dp=2,tp=4,sp,ep=8",
-    "fsdp=2,tp=4,ep=2",
-)
+EXPERT_PLANS = ("tp=8,ep=8", "dp=8,ep=8", "dp=2,tp=4,ep=8", "dp=2,tp=4,sp,ep=8", "fsdp=2,tp=4,ep=2")
+CASES = [("qwen2", plan) for plan in PLANS]
+CASES += [("deepseek_v4", p) for p in (*PLANS, *EXPERT_PLANS) if "cp" not in p]
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -150,21 +148,12 @@ def is_collective(equation: Any) -> bool:
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("batch", [8, 16])
-@pytest.mark.parametrize("plan_text", PLANS)
+@pytest.mark.parametrize(("config", "plan_text"), CASES)
 def test_traced_program_asks_for_what_is_predicted(
-    plan_text: str, batch: int, phase: Phase
+    config: str, plan_text: str, batch: int, phase: Phase
 ) -> None:
-    assert_traced_is_predicted(CONFIG, plan_text, Program(loop=Loop.UNROLL), batch, phase)
-
-
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("plan_text", COMPRESSED_PLANS)
-def test_traced_program_of_compressed_attention_asks_for_what_is_predicted(
-    plan_text: str, phase: Phase
-) -> None:
-    """DeepSeek-V4: all kinds of attention and of experts; two streams more meet nowhere."""
     program = Program(loop=Loop.UNROLL)
-    assert_traced_is_predicted(COMPRESSED_CONFIG, plan_text, program, 8, phase)
+    assert_traced_is_predicted(CONFIGS[config], plan_text, program, batch, phase)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -211,6 +200,7 @@ PIPELINES = (
     (CONFIG, "pp=2,dp=2,tp=2,sp", 2),
     (CONFIG, "pp=2,fsdp=2,tp=2", None),
     (CONFIG, "pp=2,fsdp=2,tp=2,sp", 1),
+    (CONFIG, "pp=2,cp=2,tp=2,sp", None),
     (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
     (MIXTURE, "pp=3,fsdp=2,ep=2", None),
 )
@@ -245,7 +235,7 @@ def test_each_stage_asks_for_what_is_predicted(
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
         workload=Workload(batch=8, prompt=32, output=4),
-        program=Program(loop=loop, microbatches=microbatches),
+        program=Program(loop=loop, microbatches=microbatches, context=ContextForm.ALLGATHER),
     )
     program = build_program(experiment, phase, jax.devices()[: plan.n_devices])
     predicted: Counter[tuple[object, ...]] = Counter()

@@ -8,8 +8,7 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
-from meshscope.metrics.join import compare
-from meshscope.report.document import comparison_document
+from meshscope.report.document import compared, comparison_document, own_verdicts_document
 from meshscope.report.text import Side, comparison_text
 from meshscope.rundir.read import read_run
 from meshscope.rundir.run import Run
@@ -32,10 +31,11 @@ def command(
     """
     found = read_run(run)
     left, right = _own_sides(found) if other is None else _two_sides(found, read_run(other))
-    comparison = compare(left.run.rows_of(left.source), right.run.rows_of(right.source))
+    comparison = compared((left.run, left.source), (right.run, right.source))
     if as_json:
         document = comparison_document(comparison, left=_told(left), right=_told(right))
-        print_json(document)
+        own = {"verdicts": own_verdicts_document(found)} if other is None else {}
+        print_json({**document, **own})
         return
     console = new_console()
     print_all(console, comparison_text(comparison, left, right, console))

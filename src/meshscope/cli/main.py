@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "compile": Command(
         module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
     ),
+    "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),

@@ -113,11 +113,16 @@ class ExperimentOptions:
 
 def takes_experiment(command: Callable[[ExperimentOptions], None]) -> Callable[..., None]:
     """The command with the fields of ExperimentOptions as its arguments and options, for typer."""
+    return takes_options(command, ExperimentOptions)
+
+
+def takes_options(command: Callable[[Any], None], options: type[Any]) -> Callable[..., None]:
+    """The command with the fields of this dataclass as its arguments and options, for typer."""
 
     def with_options(**values: Any) -> None:
-        command(ExperimentOptions(**values))
+        command(options(**values))
 
-    hints = get_type_hints(ExperimentOptions, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
     with_options.__doc__ = command.__doc__
     with_options.__annotations__ = hints
     with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  typer reads it
@@ -128,7 +133,7 @@ def takes_experiment(command: Callable[[ExperimentOptions], None]) -> Callable[.
                 annotation=hints[field.name],
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
             )
-            for field in fields(ExperimentOptions)
+            for field in fields(options)
         ]
     )
     return with_options

@@ -59,6 +59,13 @@ SUPPORTED: dict[Engine, tuple[str, ...]] = {
 }
 
 
+# Chips of the largest slice for which the compiler takes a ragged all-to-all, where there is one: from
+# v5e:4x8 on it is refused for "limited ICI routing" (libtpu 0.0.42.1, compiled here).
+MAX_RAGGED_CHIPS = {"v5e": 16}
+DEFAULT_CAPACITY_FACTOR = (
+    2.0  # as in GShard (arXiv 2006.16668), where 2 N / E slots hold N tokens' rows
+)
+
 # The forms of dispatch that each partitioner's programs are written in.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
@@ -142,9 +149,24 @@ class Experiment:
 
     @property
     def _natural_form(self) -> DispatchForm:
-        """Ragged where XLA has it: on TPU and GPU."""
-        is_cpu = self.topology.chip.kind is ChipKind.CPU
-        return DispatchForm.CAPACITY if is_cpu else DispatchForm.RAGGED
+        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e."""
+        chip, n_chips = self.topology.chip, self.topology.n_chips
+        is_large = n_chips > MAX_RAGGED_CHIPS.get(chip.name, n_chips)
+        lacks_it = is_large or chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if lacks_it else DispatchForm.RAGGED
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Room over the mean; None for room for every routing.
+
+        Where a TPU slice has no ragged exchange, room for every routing would be most of its
+        memory, so that a fixed factor is taken.
+        """
+        if self.program.capacity_factor is not None:
+            return self.program.capacity_factor
+        is_forced = self.dispatch_form is DispatchForm.CAPACITY is not self.program.dispatch
+        is_tpu = self.topology.chip.kind is ChipKind.TPU
+        return DEFAULT_CAPACITY_FACTOR if is_forced and is_tpu else None
 
     def dispatch(self, phase: Phase) -> Dispatch | None:
         """The exchange of rows in a layer of experts; None without experts, or where no row travels.
@@ -160,7 +182,7 @@ class Experiment:
             self.plan,
             n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
             form=self.dispatch_form if is_manual else self._natural_form,
-            capacity_factor=self.program.capacity_factor if is_manual else None,
+            capacity_factor=self.capacity_factor if is_manual else None,
         )
 
     def n_microbatches(self, phase: Phase) -> int:
@@ -287,6 +309,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     _check_weights(plan, model)
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
+    _check_ring(plan, program, topology)
     experiment = Experiment(
         model=model,
         plan=plan,
@@ -328,12 +351,7 @@ def _check_weights(plan: Plan, model: Model) -> None:
 
 
 def _check_context(plan: Plan, program: Program) -> None:
-    """PlanError when cp meets what it is not written for: stages, or the auto partitioner."""
-    if plan.cp > 1 and plan.pp > 1:
-        raise PlanError(
-            f"plan '{plan}': pp={plan.pp} with cp={plan.cp} is not part of this version: a ring inside "
-            "a stage would run for one micro-batch at a time. Use pp or cp alone, each with tp, dp or fsdp."
-        )
+    """PlanError when cp meets what it is not written for: the auto partitioner."""
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
         raise PlanError(
             f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
@@ -361,6 +379,19 @@ def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: En
         raise PlanError(
             f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences of a "
             f"device. Use a divisor of {local_batch}, or leave it out."
+        )
+
+
+def _check_ring(plan: Plan, program: Program, topology: Topology) -> None:
+    """SpecError where XLA would mix up the permutes of stages that take different branches.
+
+    On CPU, a permute waits for all devices of the program, and takes any permute for its own.
+    """
+    is_ring = plan.cp > 1 and program.context is ContextForm.RING
+    if is_ring and plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
+        raise SpecError(
+            f"plan '{plan}': on CPU devices, XLA takes the permutes of a ring for the hand-over between "
+            f"stages. Use --context {ContextForm.ALLGATHER}, or a plan without pp or cp."
         )
 
 

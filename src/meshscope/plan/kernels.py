@@ -134,7 +134,7 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 def _decode_reason(model: Model) -> str:
     match model.attention:
         case GroupedAttention():
-            return "the compiler's own fusion reads the cache once, a paged kernel no less of it"
+            return "the compiler's own fusion reads the cache once, at the rate of the HBM"
         case LatentAttention():
             return "JAX has no kernel for a cache of latents"
         case CompressedAttention():

@@ -37,10 +37,10 @@ def _blocks(experiment: Experiment) -> Iterator[Meeting]:
     for shape in _held(experiment):
         match experiment.program.context:
             case ContextForm.RING:
-                local = (_local_batch(experiment), n_local, *shape)
+                local = (_local_batch(experiment, Phase.PREFILL), n_local, *shape)
                 yield _meeting(experiment, Kind.PERMUTE, local, count=plan.cp - 1)
             case ContextForm.ALLGATHER:
-                whole = (_local_batch(experiment), workload.prompt, *shape)
+                whole = (_local_batch(experiment, Phase.PREFILL), workload.prompt, *shape)
                 yield _meeting(experiment, Kind.ALL_GATHER, whole)
 
 
@@ -53,7 +53,7 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
         case LatentAttention():
             return ((attention.kv_rank + attention.rope_dim,),)
         case CompressedAttention():
-            raise AssertionError("check_model refuses cp")
+            raise AssertionError("an experiment refuses cp for compressed attention")
         case _:
             assert_never(attention)
 
@@ -62,7 +62,12 @@ def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
     """An indexer chooses among all positions at once: every device has the one key head of all."""
     attention, workload = experiment.model.attention, experiment.workload
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        shape = (_local_batch(experiment), workload.prompt, 1, attention.indexer.head_dim)
+        shape = (
+            _local_batch(experiment, Phase.PREFILL),
+            workload.prompt,
+            1,
+            attention.indexer.head_dim,
+        )
         yield _meeting(experiment, Kind.ALL_GATHER, shape)
 
 
@@ -72,7 +77,7 @@ def _index_candidates(experiment: Experiment) -> Iterator[Meeting]:
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         n_slots = cache_slots(plan, experiment.workload)
         n_proposed = plan.cp * index_candidates(attention.indexer, n_slots)
-        shape = (_local_batch(experiment), 1, n_proposed)
+        shape = (_local_batch(experiment, Phase.DECODE), 1, n_proposed)
         yield _meeting(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
@@ -85,17 +90,19 @@ def _merged(experiment: Experiment) -> Iterator[Meeting]:
         case LatentAttention():
             width = attention.value_dim
         case CompressedAttention():
-            raise AssertionError("check_model refuses cp")
+            raise AssertionError("an experiment refuses cp for compressed attention")
         case _:
             assert_never(attention)
     n_heads = attention.n_heads // plan.tp
     for size in (n_heads, n_heads * (width + 1)):
-        shape = (_local_batch(experiment), 1, size)
+        shape = (_local_batch(experiment, Phase.DECODE), 1, size)
         yield _meeting(experiment, Kind.ALL_REDUCE, shape, dtype="f32")
 
 
-def _local_batch(experiment: Experiment) -> int:
-    return experiment.workload.batch // experiment.plan.data_size
+def _local_batch(experiment: Experiment, phase: Phase) -> int:
+    """Sequences of one device, or in a pipeline of one of its micro-batches."""
+    local_batch = experiment.workload.batch // experiment.plan.data_size
+    return local_batch // experiment.n_microbatches(phase)
 
 
 def _meeting(

@@ -122,7 +122,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "layout": layout,
             "points": points,
             "form": experiment.dispatch_form,
-            "capacity_factor": experiment.program.capacity_factor,
+            "capacity_factor": experiment.capacity_factor,
             "row_tile": _row_tile(experiment),
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
@@ -135,13 +135,13 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         phase=phase,
         points=points,
         mixture=mixture,
-        streams=streams,
         context=Context(
             size=plan.cp,
             form=experiment.program.context,
             phase=phase,
             n_prompt=experiment.workload.prompt,
         ),
+        streams=streams,
         specs=_weight_specs(experiment),
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
@@ -264,12 +264,13 @@ class ArgumentSpecs:
             self.experiment.plan,
             self.experiment.workload,
         )
-        n_positions = plan.cp * cache_slots(plan, workload)
+        n_slots = cache_slots(plan, workload)
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
             arrays = layer_cache(model, plan, layer)
             return {
-                a.name: (*lead, workload.batch, a.n_slots(n_positions), *a.shape) for a in arrays
+                a.name: (*lead, workload.batch, plan.cp * a.n_slots(n_slots), *a.shape)
+                for a in arrays
             }
 
         return self._by_layer(of_layer)

@@ -23,7 +23,7 @@ from jax import lax
 from meshscope.arch.model import AttentionKind, CompressedAttention, Layer, Model, Rope
 from meshscope.programs.context import Context
 from meshscope.programs.kernels import PrefillKernel
-from meshscope.programs.latent import index_scores
+from meshscope.programs.latent import highest, index_scores
 from meshscope.programs.numerics import (
     MASKED,
     Array,
@@ -47,16 +47,17 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,
     context: Context,
-    kernel: PrefillKernel | None,  # noqa: ARG001  it has no mask that is computed from tokens
+    kernel: PrefillKernel | None = None,  # noqa: ARG001  none has masks that are computed
 ) -> tuple[Array, LayerCache]:
     """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache."""
     attention = model.attention
     assert isinstance(attention, CompressedAttention)
+    assert not context.is_split
     state = _Step(
         attention=attention,
         kind=layer.attention,
         positions=positions,
-        context=context,
+        phase=context.phase,
         eps=model.norm_eps,
     )
     q_latent = rms_norm(x @ w("wq_a"), w("q_a_norm"), model.norm_eps)
@@ -84,13 +85,8 @@ class _Step:
     attention: CompressedAttention
     kind: AttentionKind
     positions: Array
-    context: Context
+    phase: Phase
     eps: float
-
-    @property
-    def phase(self) -> Phase:
-        """Prefill or decode."""
-        return self.context.phase
 
     @property
     def rope(self) -> Rope:
@@ -139,8 +135,7 @@ class _Step:
             q = self.turned(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
             indexer = self.attention.indexer
             scores = index_scores(q, index_entries, x @ w("index_weights"), indexer)
-            scores = jnp.where(is_seen, scores, MASKED)
-            is_seen = self.context.best(scores, indexer.top_k) & is_seen
+            is_seen = highest(scores, is_seen, indexer.top_k)
         return entries, is_seen, cache
 
     def _compressed(

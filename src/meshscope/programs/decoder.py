@@ -50,8 +50,8 @@ class Decoder:
     phase: Phase
     points: Points
     mixture: Mixture | None
-    streams: Streams
     context: Context
+    streams: Streams
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any

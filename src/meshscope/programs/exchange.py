@@ -20,19 +20,32 @@ from meshscope.programs.points import scope
 from meshscope.table.kinds import Part
 
 
-def exchanged_mixture(  # noqa: PLR0913  tokens, their routing, the experts, and what else there is to do
+def exchanged_mixture(
+    x: Array,
+    chosen: Array,
+    shares: Array,
+    experts: Experts,
+    dispatch: Dispatch,
+) -> Array:
+    """[T, D]: each token's experts, wherever they are, summed; tokens without expert come out zero.
+
+    An expert beyond the last means none.
+    """
+    return exchanged_beside(x, chosen, shares, experts, dispatch, meanwhile=None)[0]
+
+
+def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and what else there is to do
     x: Array,
     chosen: Array,
     shares: Array,
     experts: Experts,
     dispatch: Dispatch,
     *,
-    meanwhile: Callable[[], Array] | None = None,
+    meanwhile: Callable[[], Array] | None,
 ) -> tuple[Array, Array | None]:
-    """[T, D]: each token's experts, wherever they are, summed; tokens without expert come out zero.
+    """As `exchanged_mixture`, and what `meanwhile` makes of what this device has already.
 
-    An expert beyond the last means none. What `meanwhile` makes comes out beside it: work that
-    needs no row of others, held to the time before the experts' so that it can hide the dispatch.
+    That work is held to the time before the experts', so that it can hide the dispatch.
     """
     with scope(Part.MOE_DISPATCH):
         flat = chosen.reshape(-1)

@@ -28,7 +28,7 @@ from meshscope.plan.dispatch import (
 )
 from meshscope.plan.plan import Plan
 from meshscope.plan.weights import Dim
-from meshscope.programs.exchange import exchanged_mixture
+from meshscope.programs.exchange import exchanged_beside, exchanged_mixture
 from meshscope.programs.experts import (
     Experts,
     counted,
@@ -102,10 +102,13 @@ class ManualMixture:
         dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
             # The dispatch can hide behind two products of the shared experts, the combine behind one.
-            has_shared = self.moe.shared_ffn is not None
-            shared = partial(inner_of_shared, x, w, self.moe) if has_shared else None
+            shared = (
+                partial(inner_of_shared, x, w, self.moe)
+                if self.moe.shared_ffn is not None
+                else None
+            )
             experts = self._experts(w)
-            out, inner = exchanged_mixture(
+            out, inner = exchanged_beside(
                 tokens, chosen, shares, experts, dispatch, meanwhile=shared
             )
         else:
@@ -135,7 +138,7 @@ class ManualMixture:
                 chosen = self._without_padding(chosen, tokens.shape[0])
         dispatch = self._dispatch(n_tokens)
         assert dispatch is not None
-        out, _ = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
+        out = exchanged_mixture(own, chosen, shares, self._experts(w), dispatch)
         if not is_split:
             with scope(Part.MOE_COMBINE):
                 out = lax.all_gather(out, "tp", axis=0, tiled=True)[: tokens.shape[0]]

@@ -92,10 +92,10 @@ class Pipeline:
                 is_busy & (stage == 0), lambda x: self._embedded(weights, parts[index], x), _same, x
             )
         first_row = index * parts.shape[1]
-        tokens = parts[index]
+        own = parts[index]
         branches = [
             _idle,
-            *(self._branch(run, weights, positions, tokens, first_row) for run in self.runs),
+            *(self._branch(run, weights, positions, own, first_row) for run in self.runs),
         ]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)

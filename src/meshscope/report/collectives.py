@@ -72,6 +72,26 @@ def lines_of_matches(matches: Iterable[Match]) -> list[Line]:
     )
 
 
+def with_middle(lines: Iterable[Line], middle: Iterable[Line]) -> list[Line]:
+    """Lines with counts (left, right) as (left, middle, right); `middle` are those of (left, middle).
+
+    What only the middle has stays, as a line of its own.
+    """
+    counts = {_identity(line): line for line in middle}
+    joined: list[Line] = []
+    for line in lines:
+        between = counts.pop(_identity(line), None)
+        left, right = line.counts
+        joined.append(replace(line, counts=(left, between.counts[1] if between else None, right)))
+    return [*joined, *(replace(line, counts=(*line.counts, None)) for line in counts.values())]
+
+
+def _identity(line: Line) -> tuple[object, ...]:
+    row = line.row
+    place = (row.phase, row.stage, row.part, line.layers)
+    return (*place, row.kind, row.axis, row.groups, row.dtype, row.shape)
+
+
 def _merged(lines: Iterable[Line]) -> list[Line]:
     """Lines that look the same, such as the gathers of two equal weights, as one with both counts."""
     members: dict[Line, list[Line]] = {}

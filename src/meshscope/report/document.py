@@ -2,8 +2,8 @@
 
 `totals` are those of one step of a phase on one device, and under `request` those of all its
 steps. `verdict` tells whether prediction and compiled program agree; null where only one is there.
-`time` is null in every field: no source
-of times is built in, and so its `basis` is null, too.
+`time` holds means over the timed requests of a run on live devices, and `latency` their spread;
+without such a run every field of `time` is null, `basis` too, and there is no `latency`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,12 @@ from dataclasses import asdict, fields
 from fractions import Fraction
 from typing import Any
 
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.grouping import Group, grouped
 from meshscope.metrics.join import Comparison, Match, Verdict, compare, left_rows, right_rows
+from meshscope.metrics.latency import Latency, latency_of
+from meshscope.metrics.promotion import promotion_of
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import unattributed
 from meshscope.plan.memory import Memory
@@ -38,9 +42,46 @@ def run_document(run: Run) -> dict[str, Any]:
         "collectives": [_group(group) for group in grouped(rows)],
         "totals": _totals_of_step_and_request(run, rows),
         "memory": _memory(run.memory.get(source)),
-        "time": dict.fromkeys(TIMES),
+        "time": _time(run),
         "unattributed": _unattributed(rows),
         "verdict": _own_verdict(run),
+        **_live(run),
+    }
+
+
+def _time(run: Run) -> dict[str, Any]:
+    """Mean seconds of the timed requests; null in every field where nothing was timed."""
+    latency = run_latency(run)
+    if latency is None:
+        return dict.fromkeys(TIMES)
+    return {
+        "prefill_s": latency.ttft.mean_s,
+        "decode_step_s": None if latency.itl is None else latency.itl.mean_s,
+        "ttft_s": latency.ttft.mean_s,
+        "tpot_s": None if latency.tpot is None else latency.tpot.mean_s,
+        "e2e_s": latency.e2e.mean_s,
+        "basis": Source.MEASURED.value,
+    }
+
+
+def run_latency(run: Run) -> Latency | None:
+    """The latency of the run's timed requests; None where nothing was timed."""
+    workload = run.manifest.experiment.get("workload")
+    if run.measured is None or workload is None:
+        return None
+    requests = run.measured.requests
+    return latency_of(requests, batch=workload["batch"], prompt=workload["prompt"])
+
+
+def _live(run: Run) -> dict[str, Any]:
+    """What only live devices tell."""
+    latency = run_latency(run)
+    if latency is None or run.measured is None:
+        return {}
+    return {
+        "latency": asdict(latency),
+        "measured": asdict(run.measured),
+        "n_promoted_to_f32": run_promotion(run),
     }
 
 
@@ -63,12 +104,39 @@ def metrics_document(run: Run) -> dict[str, Any]:
     }
 
 
-def own_comparison(run: Run) -> Comparison | None:
-    """Predicted against the run's strongest source; None when the run has only one of them."""
-    source = run.manifest.source
-    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+def own_comparison(run: Run, source: Source | None = None) -> Comparison | None:
+    """Predicted against `source`, by default the run's strongest; None when the run has only one."""
+    source = source or run.manifest.source
+    if source is Source.PREDICTED or not {Source.PREDICTED, source} <= set(run.sources):
         return None
-    return compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+    return compared((run, Source.PREDICTED), (run, source))
+
+
+def compared(left: tuple[Run, Source], right: tuple[Run, Source]) -> Comparison:
+    """Two sources of one run or of two; what a CPU carries out in float32 is compared so."""
+    asked, found = (run.rows_of(source) for run, source in (left, right))
+    if is_on_cpu(right[0]) and right[1] is not Source.PREDICTED:
+        asked = promotion_of(asked, found).rows
+    return compare(asked, found)
+
+
+def run_promotion(run: Run) -> int:
+    """How many collectives of a step the CPU backend carries out in float32, though 16-bit were asked."""
+    if not is_on_cpu(run):
+        return 0
+    return promotion_of(run.rows_of(Source.PREDICTED), run.rows_of(Source.COMPILED)).count
+
+
+def is_on_cpu(run: Run) -> bool:
+    """Whether the run's devices are virtual ones on a CPU."""
+    chip = run_chip(run)
+    return chip is not None and chip.kind is ChipKind.CPU
+
+
+def run_chip(run: Run) -> Chip | None:
+    """The chip that the run is for; None where its topology is not known."""
+    topology = run.manifest.experiment.get("topology")
+    return None if topology is None else parse_topology(str(topology)).chip
 
 
 def comparison_document(
@@ -89,6 +157,13 @@ def comparison_document(
             _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
         },
     }
+
+
+def own_verdicts_document(run: Run) -> dict[str, str]:
+    """The verdict on each pair of sources of one run, by `left = right`."""
+    sources = run.sources
+    pairs = [(a, b) for i, a in enumerate(sources) for b in sources[i + 1 :]]
+    return {f"{a} = {b}": _verdict_word(compared((run, a), (run, b))) for a, b in pairs}
 
 
 def _verdict_word(comparison: Comparison) -> str:

@@ -16,10 +16,12 @@ from meshscope.report.collectives import (
     collectives_table,
     lines_of_matches,
     lines_of_rows,
+    with_middle,
 )
 from meshscope.report.conditions import condition_lines, conditions
 from meshscope.report.dispatch import dispatch_lines
-from meshscope.report.document import own_comparison
+from meshscope.report.document import compared, own_comparison
+from meshscope.report.live import live_lines
 from meshscope.report.plain import plain
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
 from meshscope.report.tables import new_table
@@ -37,6 +39,7 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     comparison = own_comparison(run)
     yield conditions(run)
     yield Text("")
+    yield from live_lines(run)
     for phase in _phases(run):
         sides, lines = _phase_lines(run, phase, comparison)
         yield _heading(phase_words(phase), phase, run.rows)
@@ -58,8 +61,16 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
         yield memory_table(run.memory)
         yield Text("")
     yield from unattributed_lines(unattributed(run.rows_of(source)))
-    if comparison is not None:
-        yield _verdict(comparison, left=Source.PREDICTED.value, right=source.value)
+    yield from own_verdicts(run)
+
+
+def own_verdicts(run: Run) -> Iterator[Text]:
+    """Predicted against the strongest source; where that was measured, compiled against it, too."""
+    strongest = run.manifest.source
+    for left in (Source.PREDICTED, Source.COMPILED):
+        if left is not strongest and {left, strongest} <= set(run.sources):
+            found = compared((run, left), (run, strongest))
+            yield _verdict(found, left=left.value, right=strongest.value)
 
 
 def _phases(run: Run) -> list[Phase | None]:
@@ -75,7 +86,12 @@ def _phase_lines(
     if comparison is None:
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
     matches = (match for match in comparison.matches if match.shown.phase is phase)
-    return (Source.PREDICTED.value, source.value), lines_of_matches(matches)
+    lines = lines_of_matches(matches)
+    between = own_comparison(run, Source.COMPILED) if source is Source.MEASURED else None
+    if between is None:
+        return (Source.PREDICTED.value, source.value), lines
+    middle = lines_of_matches(match for match in between.matches if match.shown.phase is phase)
+    return tuple(source.value for source in Source), with_middle(lines, middle)
 
 
 def _heading(words: str, phase: Phase | None, rows: Iterable[Collective]) -> Text:
@@ -114,15 +130,36 @@ def comparison_text(
         yield _heading(phase_words(phase), phase, right.run.rows or left.run.rows)
         yield Text(f"  {count_words(n_equal)} equal in one step")
         if different:
-            sides = (left.name, right.name)
-            yield collectives_table(lines_of_matches(different), sides=sides, console=console)
+            sides, lines = _different_lines(left, right, different)
+            yield collectives_table(lines, sides=sides, console=console)
             yield Text("")
             yield Text(f"{right.name} minus {left.name}")
             yield _bytes_table(different)
         yield Text("")
     yield Text(LEGEND, style="dim")
     yield Text("")
+    if left.run is right.run:
+        yield from own_verdicts(right.run)
+        return
     yield _verdict(comparison, left=left.name, right=right.name)
+
+
+def _different_lines(
+    left: Side, right: Side, matches: Sequence[Match]
+) -> tuple[Sequence[str], list[Line]]:
+    """The lines of these matches; of a run that was measured, with what was compiled between."""
+    lines = lines_of_matches(matches)
+    is_own = left.run is right.run and right.source is Source.MEASURED
+    between = own_comparison(right.run, Source.COMPILED) if is_own else None
+    if between is None:
+        return (left.name, right.name), lines
+    shown = {match.shown.phase for match in matches}
+    middle = [match for match in between.matches if match.shown.phase in shown]
+    joined = with_middle(lines, lines_of_matches(middle))
+    names = [source.value for source in Source]
+    return names, [
+        line for line in joined if len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
+    ]
 
 
 def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:

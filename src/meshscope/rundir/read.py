@@ -16,6 +16,7 @@ from meshscope.rundir.run import Manifest, Run
 from meshscope.rundir.write import EVENTS, METRICS, sha256
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Kind, Part, Phase, Source
+from meshscope.table.measured import CollectiveTime, DeviceLoad, Measured, Request, StepCost
 from meshscope.table.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 
 
@@ -32,6 +33,7 @@ def read_run(path: Path) -> Run:
             memory={
                 Source(source): Memory(**figures) for source, figures in metrics["memory"].items()
             },
+            measured=_measured(metrics["measured"]) if "measured" in metrics else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document)}") from error
@@ -118,6 +120,30 @@ def _manifest(document: Mapping[str, Any]) -> Manifest:
         flags=_mapping(document, "flags"),
         seconds=_mapping(document, "seconds"),
     )
+
+
+def _measured(document: Mapping[str, Any]) -> Measured:
+    return Measured(
+        requests=tuple(
+            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
+            for r in document["requests"]
+        ),
+        n_profiled_steps={Phase(p): int(n) for p, n in document["n_profiled_steps"].items()},
+        loads=tuple(DeviceLoad(**_typed(load)) for load in document["loads"]),
+        times=tuple(CollectiveTime(**_typed(time)) for time in document["times"]),
+        findings=tuple(document["findings"]),
+        costs=tuple(StepCost(**_typed(cost)) for cost in document["costs"]),
+        texts=tuple(document["texts"]),
+    )
+
+
+def _typed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with phase, part and kind as such."""
+    enums = {"phase": Phase, "part": Part, "kind": Kind}
+    return {
+        name: enums[name](value) if name in enums and value is not None else value
+        for name, value in record.items()
+    }
 
 
 def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:

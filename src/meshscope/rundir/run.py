@@ -8,6 +8,7 @@ from typing import Any
 from meshscope.plan.memory import Memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
+from meshscope.table.measured import Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Run:
     manifest: Manifest
     rows: tuple[Collective, ...]
     memory: Mapping[Source, Memory]
+    measured: Measured | None = None
 
     @property
     def sources(self) -> tuple[Source, ...]:

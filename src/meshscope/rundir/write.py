@@ -20,7 +20,8 @@ def write_run(folder: Path, run: Run, *, metrics: Mapping[str, Any]) -> None:
     """Fills `folder`, which may hold `hlo/` already; `metrics` are figures derived from the rows."""
     table_of(run.rows).write_parquet(folder / EVENTS)
     memory = {source.value: asdict(figures) for source, figures in run.memory.items()}
-    _write_json(folder / METRICS, {"memory": memory, **metrics})
+    measured = {} if run.measured is None else {"measured": asdict(run.measured)}
+    _write_json(folder / METRICS, {"memory": memory, **measured, **metrics})
     _write_json(folder / MANIFEST, {**_manifest(run), "files": _hashes(folder)})
 
 

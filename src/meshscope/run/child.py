@@ -1,0 +1,179 @@
+"""The child process: runs an experiment on the devices that JAX sees, times it and profiles it.
+
+Started as `python -m meshscope.run.child REQUEST.json OUT_DIR`; writes the compiled HLO of each
+phase, a profile, and a report, or an error report. It is a process of its own because JAX reads its
+platform from the environment, and so that a crash is a message. It ends with its parent.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import MeshscopeError
+from meshscope.hardware.chips import ChipKind
+from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.run.checkpoint import Checkpoint
+from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+
+GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
+
+
+def set_environment(experiment: Experiment, *, n_processes: int) -> None:
+    """What JAX reads when it is imported; to be called before it is.
+
+    Virtual CPU devices are asked for by number; for others JAX's own choice of platform stands.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if experiment.topology.chip.kind is ChipKind.CPU:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        n_devices = experiment.topology.n_devices // n_processes
+        flag = f"--xla_force_host_platform_device_count={n_devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def told(words: str) -> None:
+    """Tells the parent what is being done, on a line of standard output."""
+    sys.stdout.write(f"{TOLD}{words}\n")
+    sys.stdout.flush()
+
+
+def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Builds, compiles, runs, times and profiles; returns the report."""
+    from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.run.processes import gather_profiles, join_processes  # noqa: PLC0415
+    from meshscope.run.session import Session  # noqa: PLC0415
+
+    join_processes(options)
+    devices = live_devices(experiment)
+    session = Session.started(
+        experiment,
+        devices,
+        make_weights=_weights_maker(experiment, options),
+        prompt=_prompt(experiment, options),
+        told=told,
+    )
+    for phase, text in session.hlo_texts().items():
+        path = out / HLO / hlo_name(phase)
+        with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
+            file.write(text)
+    requests, tokens, warm_up_s = _timed(session, options)
+    told("profiling")
+    profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
+    _flatten(out / TRACE)
+    if options["coordinator"] is not None:
+        gather_profiles(out / TRACE, process_id=options["process_id"])
+    return {
+        "requests": requests,
+        "tokens": tokens,
+        "profiled": profiled,
+        "seconds": {**session.seconds, "warm_up": warm_up_s},
+        "memory": session.memory(),
+        "costs": session.costs(),
+        "versions": versions(),
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "devices": [described(device) for device in devices],
+    }
+
+
+def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
+    """From a program to its weights: those of the checkpoint, or random ones."""
+    from meshscope.programs.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
+
+    if options["checkpoint"] is None:
+        return lambda program: random_weights(program, seed=options["seed"])
+    checkpoint = Checkpoint(Path(options["checkpoint"]))
+    return lambda program: placed_weights(experiment, program, checkpoint.read)
+
+
+def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
+    """Token ids [B, S]: those given, the same for every sequence, or random ones."""
+    import numpy as np  # noqa: PLC0415  slow to import
+
+    workload = experiment.workload
+    shape = (workload.batch, workload.prompt)
+    if options["prompt_tokens"] is not None:
+        return np.broadcast_to(np.array(options["prompt_tokens"], np.int32), shape)
+    random = np.random.default_rng(options["seed"])
+    return random.integers(0, experiment.model.vocab, shape, dtype=np.int32)
+
+
+def _timed(
+    session: Any, options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[list[int]], float]:
+    """The timed requests, the tokens of each sequence, and the seconds of the warm-up before."""
+    from meshscope.run.session import host_tokens  # noqa: PLC0415  imports JAX
+
+    before = time.perf_counter()
+    told("warming up")
+    for _ in range(options["warmup"]):
+        session.request()
+    warm_up_s = time.perf_counter() - before
+    requests: list[dict[str, Any]] = []
+    made: list[Any] = []
+    for index in range(options["repeats"]):
+        told(f"request {index + 1} of {options['repeats']}")
+        seconds, made = session.request()
+        requests.append(seconds)
+    return requests, host_tokens(made), warm_up_s
+
+
+def _flatten(trace: Path) -> None:
+    """Profiles lie directly in the folder, named by their hosts; what JAX writes beside them goes."""
+    for profile in trace.glob("plugins/profile/*/*.xplane.pb"):
+        profile.rename(trace / profile.name)
+    shutil.rmtree(trace / "plugins", ignore_errors=True)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what compiled and ran the programs."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    found: dict[str, str] = {}
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def end_with_parent() -> None:
+    """Ends this process when its parent, which holds the other end of standard input, is gone."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one request; every failure that Python sees becomes an error report."""
+    request_file, out_dir = arguments
+    directory = Path(out_dir)
+    end_with_parent()
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    experiment = experiment_from_dict(request["experiment"])
+    set_environment(experiment, n_processes=request["options"]["n_processes"])
+    try:
+        report = run_request(experiment, request["options"], directory)
+        (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
+        is_ours = isinstance(error, MeshscopeError)
+        said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
+        (directory / ERROR).write_text(json.dumps(said), encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

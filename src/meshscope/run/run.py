@@ -1,0 +1,284 @@
+"""Runs an experiment on live devices in a child process, and reads what it left: HLO and profile."""
+
+import importlib.util
+import json
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.hlo.collectives import collectives_of
+from meshscope.hlo.module import HloModule
+from meshscope.hlo.parse import read_hlo
+from meshscope.plan.caches import device_cache_bytes
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.memory import Memory
+from meshscope.plan.weights import device_weight_bytes
+from meshscope.run.measuring import measured_of
+from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Phase
+from meshscope.table.measured import Measured, Request, StepCost
+from meshscope.trace.chrome import write_chrome_trace
+from meshscope.trace.perfetto import write_perfetto_trace
+from meshscope.trace.session import read_profile
+
+Progress = Callable[[str, str], None]
+
+CHILD = ("-m", "meshscope.run.child")
+CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
+LIVE, PROFILE = "devices", "profile"  # what progress is told of
+
+MAX_TOLD_CHARACTERS = 2000  # of the child's own words in a message
+MAX_LAST_WORDS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How often, and on what: `warmup` requests before `repeats` timed ones, then one profiled.
+
+    `profiled_steps` is how many decode steps of it are recorded; `seed` makes weights and prompt.
+    """
+
+    repeats: int = 3
+    warmup: int = 1
+    profiled_steps: int = 4
+    seed: int = 0
+    prompt_tokens: tuple[int, ...] | None = None
+    checkpoint: str | None = None
+    coordinator: str | None = None  # HOST:PORT of process 0, where several processes run together
+    process_id: int = 0
+    n_processes: int = 1
+
+    def __post_init__(self) -> None:
+        """Several processes have a coordinator and a number each."""
+        if (self.coordinator is not None) != (self.n_processes > 1):
+            raise SpecError(
+                "--coordinator HOST:PORT and --n-processes N (2 or more) go together: give every process "
+                "the same two, and each its own --process-id."
+            )
+        if self.process_id >= self.n_processes:
+            raise SpecError(
+                f"--process-id {self.process_id}: of {self.n_processes} processes the last is "
+                f"{self.n_processes - 1}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What live devices gave.
+
+    `rows` are compiled and measured ones, `seconds` the time of each step of the way, `tokens` those
+    that each sequence got.
+    """
+
+    rows: list[Collective]
+    measured: Measured
+    memory: Memory
+    tokens: list[list[int]]
+    versions: Mapping[str, str]
+    flags: Mapping[str, str]
+    seconds: Mapping[str, float]
+
+
+def run_experiment(
+    experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
+) -> RunResult:
+    """Runs in a child, leaves `hlo/` and `trace/` in `folder`, and reads both."""
+    report = run_process(experiment, folder, options, progress=progress)
+    progress(PROFILE, "reading")
+    modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
+    compiled = [row for p, module in modules.items() for row in _rows(experiment, p, module)]
+    measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
+    progress(PROFILE, "done")
+    return RunResult(
+        rows=[*compiled, *measured_rows],
+        measured=measured,
+        tokens=report["tokens"],
+        memory=_memory(experiment, report["memory"].values()),
+        versions=report["versions"],
+        flags=report["flags"],
+        seconds=report["seconds"],
+    )
+
+
+def run_process(
+    experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
+) -> dict[str, Any]:
+    """Runs in a child, which leaves `hlo/` and `trace/` in `folder`; its report.
+
+    Of several processes, the profiles of all come to the first, and the others keep none.
+    """
+    check_can_run()
+    if experiment.topology.n_devices % options.n_processes:
+        raise SpecError(
+            f"{experiment.topology.n_devices} devices of '{experiment.topology.name}' are not divisible "
+            f"by --n-processes {options.n_processes}."
+        )
+    (folder / HLO).mkdir()
+    (folder / TRACE).mkdir()
+    report = _reported(experiment, folder, options, progress)
+    progress(LIVE, "done")
+    return report
+
+
+def check_can_run() -> None:
+    """Refuses where JAX is missing, before any process starts."""
+    if importlib.util.find_spec("jax") is None:
+        raise MissingToolError(
+            f"run needs jax, not installed here ({platform.system()} {platform.machine()}). "
+            'Install the extra: pip install "meshscope[tpu]", or JAX for your GPU (docs.jax.dev).'
+        )
+
+
+def _rows(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
+    """The collectives of one phase's program, as live devices were given it."""
+    return collectives_of(
+        module,
+        mesh=experiment.plan.mesh,
+        n_steps_of={Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps},
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+
+
+def _measured(
+    experiment: Experiment,
+    trace: Path,
+    modules: Mapping[Phase, HloModule],
+    compiled: list[Collective],
+    report: Mapping[str, Any],
+) -> tuple[list[Collective], Measured]:
+    """The measured rows and figures; traces for others are written beside the profile."""
+    profile = read_profile(trace)
+    write_chrome_trace(profile, trace / CHROME)
+    write_perfetto_trace(profile, trace / PERFETTO)
+    n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
+    found = measured_of(profile, modules, compiled, n_steps=n_steps)
+    found.ops.write_parquet(trace / OPS)
+    measured = Measured(
+        requests=tuple(
+            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
+            for r in report["requests"]
+        ),
+        n_profiled_steps={phase: n for phase, n in n_steps.items() if phase in modules},
+        loads=found.loads,
+        times=found.times,
+        findings=found.findings,
+        costs=_costs(experiment, report["costs"]),
+    )
+    return found.rows, measured
+
+
+def _costs(
+    experiment: Experiment, costs: Mapping[str, Mapping[str, float]]
+) -> tuple[StepCost, ...]:
+    """The compiler's account of a step; none where a loop's body would count once."""
+    if experiment.is_scanned:
+        return ()
+    return tuple(
+        StepCost(
+            phase=Phase(phase),
+            flops=cost.get("flops"),
+            accessed_bytes=cost.get("accessed_bytes"),
+        )
+        for phase, cost in costs.items()
+    )
+
+
+def _memory(experiment: Experiment, analyses: Any) -> Memory:
+    """Bytes that one device needs, by the compiler's account; the hungrier phase counts."""
+    workload, plan, model = experiment.workload, experiment.plan, experiment.model
+    every = list(analyses)
+    totals = [
+        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
+    ]
+    hbm_bytes = experiment.topology.chip.device_hbm_bytes
+    return Memory(
+        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
+        kv_cache_bytes=device_cache_bytes(model, plan, workload),
+        temp_bytes=max(a["temp_bytes"] for a in every),
+        total_bytes=max(totals),
+        hbm_bytes=hbm_bytes,
+        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
+    )
+
+
+def _reported(
+    experiment: Experiment, folder: Path, options: RunOptions, progress: Progress
+) -> dict[str, Any]:
+    """Runs the child to its end; its report, or its failure as one message."""
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        request = Path(scratch) / "request.json"
+        document = {"experiment": experiment.as_dict(), "options": asdict(options)}
+        request.write_text(json.dumps(document), encoding="utf-8")
+        log = Path(scratch) / "log"
+        with _child(request, folder, log) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                words = line.decode(errors="replace").strip()
+                if words.startswith(TOLD):
+                    progress(LIVE, words.removeprefix(TOLD))
+            returncode = child.wait()
+        if returncode:
+            raise _failure(experiment, returncode, folder, log.read_text(errors="replace"))
+    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    (folder / REPORT).unlink()
+    return report
+
+
+@contextmanager
+def _child(request: Path, folder: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
+    """The child while the block runs; it holds our pipe and ends when we do, however we end."""
+    command = [sys.executable, *CHILD, str(request), str(folder)]
+    with log.open("wb") as errors:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+        child.wait()
+
+
+def _failure(
+    experiment: Experiment, returncode: int, folder: Path, log: str
+) -> RunFailedError | SpecError:
+    what = (
+        f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
+        f"on {experiment.topology.name}"
+    )
+    error_file = folder / ERROR
+    if error_file.exists():
+        told = json.loads(error_file.read_text(encoding="utf-8"))
+        message = told["message"][:MAX_TOLD_CHARACTERS]
+        if told["is_ours"]:
+            return SpecError(message)
+        return RunFailedError(f"JAX could not run {what}: {told['type']}: {message}")
+    if returncode == -signal.SIGKILL:
+        return RunFailedError(
+            f"the process that ran {what} was killed; the machine probably ran out of memory. "
+            "Try fewer --layers, a smaller --batch, or a machine with more memory."
+        )
+    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
+    return RunFailedError(
+        f"the process that ran {what} crashed ({name}). Try other options, or another version of "
+        f"JAX. Its last words: {_last_words(log)}"
+    )
+
+
+def _last_words(log: str) -> str:
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    return (lines or ["none"])[-1][:MAX_LAST_WORDS]

@@ -1,0 +1,167 @@
+"""An experiment on live devices: its compiled programs, its weights, and requests that are timed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from meshscope.plan.experiment import Experiment
+from meshscope.programs.build import BuiltProgram, build_program
+from meshscope.table.kinds import Phase
+
+MakeWeights = Callable[[BuiltProgram], Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What stays on the devices between requests.
+
+    `positions` holds the position of each step's first token; `new_cache` makes an empty cache,
+    `as_input` what a step takes of the tokens that the step before returned.
+    """
+
+    experiment: Experiment
+    compiled: dict[Phase, Any]
+    weights: Any
+    prompt: Any
+    positions: list[Any]
+    new_cache: Any
+    as_input: Any
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def started(
+        cls,
+        experiment: Experiment,
+        devices: list[Any],
+        *,
+        make_weights: MakeWeights,
+        prompt: np.ndarray,
+        told: Callable[[str], None],
+    ) -> "Session":
+        """Compiles both phases, then puts weights and the prompt [B, S] on the devices."""
+        told("compiling")
+        programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
+        seconds: dict[str, float] = {}
+        compiled: dict[Phase, Any] = {}
+        for phase, program in programs.items():
+            before = time.perf_counter()
+            compiled[phase] = program.lower().compile()
+            seconds[f"{phase}.compile"] = time.perf_counter() - before
+        told("placing weights")
+        before = time.perf_counter()
+        prefill, last = programs[Phase.PREFILL], list(programs.values())[-1]
+        weights = jax.block_until_ready(make_weights(prefill))
+        seconds["weights"] = time.perf_counter() - before
+        _, tokens, cache, position = prefill.arguments
+        first = experiment.workload.prompt
+        starts = [0, *range(first, first + experiment.workload.n_decode_steps)]
+        return cls(
+            experiment=experiment,
+            compiled=compiled,
+            weights=weights,
+            prompt=on_devices(prompt, tokens.sharding),
+            positions=[on_devices(np.int32(at), position.sharding) for at in starts],
+            new_cache=_zeros_maker(cache),
+            as_input=jax.jit(_next_tokens, out_shardings=last.arguments[1].sharding),
+            seconds=seconds,
+        )
+
+    def hlo_texts(self) -> dict[Phase, str]:
+        """The optimised HLO of each phase."""
+        return {phase: compiled.as_text() for phase, compiled in self.compiled.items()}
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """The compiler's account of each phase's memory on one device, in bytes."""
+        found: dict[str, dict[str, int]] = {}
+        for phase, compiled in self.compiled.items():
+            analysis = compiled.memory_analysis()
+            found[phase.value] = {
+                "argument_bytes": analysis.argument_size_in_bytes,
+                "output_bytes": analysis.output_size_in_bytes,
+                "alias_bytes": analysis.alias_size_in_bytes,
+                "temp_bytes": analysis.temp_size_in_bytes,
+            }
+        return found
+
+    def costs(self) -> dict[str, dict[str, float]]:
+        """Flops and bytes that one step asks of one device; a loop's body counts once in them."""
+        found: dict[str, dict[str, float]] = {}
+        for phase, compiled in self.compiled.items():
+            analysis = compiled.cost_analysis() or {}
+            names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
+            found[phase.value] = {n: float(analysis[k]) for n, k in names.items() if k in analysis}
+        return found
+
+    def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
+        """One request with every step waited for: its seconds, and the tokens [B] of each step.
+
+        The first token is there when prefill is done; each decode step makes one more.
+        """
+        steps = self.positions[1:][:n_decode_steps]
+        cache = jax.block_until_ready(self.new_cache())
+        prefill_s, tokens, cache = self._step(
+            Phase.PREFILL, self.prompt, cache, self.positions[0], 0
+        )
+        made, decode_s = [tokens], list[float]()
+        for number, position in enumerate(steps, start=1):
+            step_s, tokens, cache = self._step(Phase.DECODE, tokens, cache, position, number)
+            decode_s.append(step_s)
+            made.append(tokens)
+        return {"prefill_s": prefill_s, "decode_s": decode_s}, made
+
+    def _step(
+        self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
+    ) -> tuple[float, Any, Any]:
+        """One step, marked in the trace and waited for; its seconds, next tokens and cache."""
+        before = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation(phase.value, step_num=number):
+            tokens = tokens if phase is Phase.PREFILL else self.as_input(tokens)
+            tokens, _, cache = self.compiled[phase](self.weights, tokens, cache, position)
+            jax.block_until_ready(tokens)
+        return time.perf_counter() - before, tokens, cache
+
+    def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
+        """One more request, with the profiler on; at most so many decode steps."""
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # calls of Python would be most of the events
+        jax.profiler.start_trace(str(directory), profiler_options=options)
+        try:
+            seconds, _ = self.request(n_decode_steps=n_decode_steps)
+        finally:
+            jax.profiler.stop_trace()
+        return seconds
+
+
+def on_devices(value: Any, sharding: Any) -> Any:
+    """The array on the devices of this process that the sharding gives a part of it."""
+    array = np.asarray(value)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def host_tokens(made: list[Any]) -> list[list[int]]:
+    """The tokens [B] of each step as lists, one for each sequence, on every process."""
+    gathered = [multihost_utils.process_allgather(tokens, tiled=True) for tokens in made]
+    return np.stack(gathered, axis=1).tolist()
+
+
+def _zeros_maker(abstract: Any) -> Any:
+    """A compiled function that makes zeros of these shapes on their devices."""
+    leaves, structure = jax.tree.flatten(abstract)
+
+    def new_cache() -> Any:
+        return jax.tree.unflatten(structure, [jnp.zeros(a.shape, a.dtype) for a in leaves])
+
+    shardings = jax.tree.unflatten(structure, [leaf.sharding for leaf in leaves])
+    return jax.jit(new_cache, out_shardings=shardings).lower().compile()
+
+
+def _next_tokens(tokens: Any) -> Any:
+    """[B] -> [B, 1]."""
+    return tokens[:, None]

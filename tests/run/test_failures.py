@@ -1,0 +1,106 @@
+"""A child that crashes, refuses or is interrupted is one message, and leaves no folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshscope.arch.config import read_model
+from meshscope.errors import RunFailedError, SpecError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Experiment, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.run import run as module
+from meshscope.run.run import RunOptions, run_experiment
+from meshscope.rundir.folder import new_folder
+
+WHAT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
+
+
+def experiment() -> Experiment:
+    return experiment_of(
+        model=read_model("Llama-3.2-3B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology("cpu:8"),
+        workload=Workload(),
+    )
+
+
+def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with a child that executes `program` in place of the experiment."""
+    monkeypatch.setattr(module, "CHILD", ("-c", program))
+    run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
+
+
+def failing(kind: str, message: str, *, is_ours: bool) -> str:
+    said = {"type": kind, "message": message, "is_ours": is_ours}
+    return (
+        "import json, pathlib, sys\n"
+        f"pathlib.Path(sys.argv[2], 'error.json').write_text(json.dumps({said!r}))\n"
+        "raise SystemExit(1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", rf"ran {WHAT} crashed \(SIGSEGV\)"),
+        ("import os; os.kill(os.getpid(), 9)", rf"ran {WHAT} was killed.*memory"),
+        ("import sys; sys.exit('the last words')", "Its last words: the last words"),
+        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED", is_ours=False), rf"run {WHAT}: Xla.*RES"),
+    ],
+)
+def test_failure_of_the_child_is_a_message(
+    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunFailedError, match=message):
+        run_with_child(program, tmp_path, monkeypatch)
+
+
+def test_a_fault_of_the_user_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=r"^Use fewer\.$"):
+        run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_folder_and_no_child(
+    number: int, config_file: Path, tmp_path: Path
+) -> None:
+    """After a kill, the next start removes what was left."""
+    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--output", "8", "--prompt", "8")
+    command = [sys.executable, "-m", "meshscope", "run", str(config_file), *plan, "--out", "runs/r"]
+    started = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert started.stderr is not None
+    assert "compiling" in started.stderr.readline()
+    child = int(subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True))
+    started.send_signal(number)
+    started.wait()
+    started.stderr.close()
+    assert started.returncode in {130, 143, -signal.SIGKILL}
+    left = list((tmp_path / "runs").iterdir())
+    assert [path.name for path in left if not path.name.startswith(".")] == []
+    assert bool(left) == (number == signal.SIGKILL)
+    _wait_for_end(child)
+    if left:
+        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "runs" / "r", force=False):
+            raise ZeroDivisionError
+        assert list((tmp_path / "runs").iterdir()) == []
+
+
+def _wait_for_end(child: int) -> None:
+    for _ in range(200):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the child outlives its parent")

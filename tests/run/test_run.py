@@ -1,0 +1,168 @@
+"""Live runs on virtual CPU devices: predicted, compiled and measured agree, times and traces are there."""
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from meshscope.metrics.join import compare
+from meshscope.rundir.read import read_run
+from meshscope.table.kinds import Phase, Source
+
+ASK = ("--batch", "4", "--prompt", "8", "--output", "4", "--profiled-steps", "2")
+
+
+def meshscope(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshscope", *arguments]
+    environment = {k: v for k, v in os.environ.items() if k not in {"XLA_FLAGS", "JAX_PLATFORMS"}}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def live(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A run in float32, and the document that it printed."""
+    folder = tmp_path_factory.mktemp("live")
+    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--loop", "scan")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "request 3 of 3" in done.stderr
+    return folder / "r", json.loads(done.stdout)
+
+
+def test_predicted_compiled_and_measured_agree(live) -> None:
+    run = read_run(live[0])
+    assert run.sources == tuple(Source)
+    for source in (Source.COMPILED, Source.MEASURED):
+        found = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+        assert found.is_exact
+        assert found.matches
+    assert live[1]["verdict"]["verdict"] == "equal"
+
+
+def test_times_are_measured(live) -> None:
+    run, document = read_run(live[0]), live[1]
+    assert document["time"]["basis"] == "measured"
+    assert all(document["time"][name] > 0 for name in ("prefill_s", "decode_step_s", "e2e_s"))
+    assert document["latency"]["itl"]["n"] == 9
+    assert run.measured is not None
+    assert run.measured.n_profiled_steps == {Phase.PREFILL: 1, Phase.DECODE: 2}
+    assert run.measured.findings == ()
+    assert {load.device for load in run.measured.loads} == {0, 1, 2, 3}
+    assert {"prefill.compile", "decode.compile", "weights", "warm_up"} <= set(run.manifest.seconds)
+
+
+def test_every_executed_op_has_its_phase_step_and_layer(live) -> None:
+    ops = pl.read_parquet(live[0] / "trace" / "ops.parquet")
+    assert ops["is_joined"].all()
+    assert ops["phase"].null_count() == 0
+    assert sorted(ops["step"].unique()) == [0, 1, 2]
+    in_mlp = ops.filter(pl.col("kind") == "all_reduce", pl.col("part") == "mlp")
+    counts = in_mlp.group_by("layer", "step", "device").len()["len"]
+    assert counts.to_list() == [1] * (2 * 3 * 4)
+
+
+def test_traces_for_others_are_kept(live) -> None:
+    trace = live[0] / "trace"
+    with gzip.open(trace / "chrome.trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    assert (trace / "perfetto.pftrace").stat().st_size > 1000
+    assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
+
+
+def test_text_puts_the_sources_side_by_side(live) -> None:
+    shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
+    assert "every collective of every device is in it" in shown
+    assert "TTFT" in shown
+    assert "virtual devices share the cores" in shown
+    assert shown.rstrip().endswith("predicted = measured, exactly\ncompiled = measured, exactly")
+    compared = json.loads(
+        meshscope("compare", str(live[0]), "--json", folder=live[0].parent).stdout
+    )
+    assert set(compared["verdicts"].values()) == {"equal"}
+    assert len(compared["verdicts"]) == 3
+
+
+def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Path) -> None:
+    plan = (
+        "--topology",
+        "cpu:2",
+        "--plan",
+        "tp=2",
+        "--layers",
+        "1",
+        "--repeats",
+        "1",
+        "--dtype",
+        "bf16",
+    )
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "carries 16-bit collectives out in float32" in done.stdout
+    assert "predicted = measured, exactly" in done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
+    """Groups of tp span both processes, and both profiles are in the run."""
+    shared = ("--coordinator", f"127.0.0.1:{free_port()}", "--n-processes", "2", "--repeats", "1")
+    plan = (
+        "--topology",
+        "cpu:8",
+        "--plan",
+        "tp=4,dp=2",
+        *ASK,
+        "--layers",
+        "1",
+        "--out",
+        "r",
+        *shared,
+    )
+    with ThreadPoolExecutor() as both:
+        first, second = both.map(
+            lambda i: meshscope(
+                "run", str(config_file), *plan, "--process-id", str(i), folder=tmp_path
+            ),
+            range(2),
+        )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (second.stdout, "process 0 writes the run" in second.stderr) == ("", True)
+    run = read_run(tmp_path / "r")
+    assert compare(run.rows_of(Source.PREDICTED), run.rows_of(Source.MEASURED)).is_exact
+    assert run.measured is not None
+    assert run.measured.findings == ()
+    assert {load.device for load in run.measured.loads} == set(range(8))
+    assert len(list((tmp_path / "r" / "trace").glob("*.xplane.pb"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--coordinator", "127.0.0.1:1"), "--coordinator HOST:PORT and --n-processes"),
+        (("--prompt-text", "a"), "Give --checkpoint DIR"),
+        (("--engine", "vllm"), "has no program to run"),
+        (("--topology", "v6e:2x2", "--plan", "tp=4"), "needs tpu devices"),
+    ],
+)
+def test_a_fault_of_the_user_is_one_message(
+    config_file: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--prompt", "8", "--output", "4")
+    done = meshscope("run", str(config_file), *plan, *options, "--out", "runs/r", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
