@@ -5,8 +5,9 @@ The figures behind the choices are in docs/kernels.md.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
-from meshscope.arch.model import GroupedAttention, LatentAttention, Model
+from meshscope.arch.model import CompressedAttention, GroupedAttention, LatentAttention, Model
 from meshscope.hardware.chips import ChipKind
 from meshscope.plan.dispatch import DispatchForm
 from meshscope.plan.plan import Plan
@@ -134,8 +135,12 @@ def _decode_reason(model: Model) -> str:
     match model.attention:
         case GroupedAttention():
             return "the compiler's own fusion reads the cache once, at the rate of the HBM"
-        case _:
+        case LatentAttention():
             return "JAX has no kernel for a cache of latents"
+        case CompressedAttention():
+            return "JAX has no kernel for a cache of compressed entries"
+        case _:
+            assert_never(model.attention)
 
 
 def _experts_reason(form: DispatchForm) -> str | None:
