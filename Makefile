@@ -53,8 +53,8 @@ readme: $(VENV)/.dev demo ## write the real output of the commands into the READ
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/moe.md docs/fsdp.md
 
 .PHONY: matrix
-matrix: $(VENV)/.dev ## predicted equals compiled for every model, plan and chip (20 minutes)
-	$(BIN)/python -m pytest -n 2 -m matrix tests/compile
+matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
+	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
 
 .PHONY: golden
 golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference
