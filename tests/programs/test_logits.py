@@ -136,13 +136,15 @@ PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
 ]
 
 
-# Families and plans that tell most; the others are part of the whole matrix.
-TELLING_CONFIGS = {"qwen3", "llama", "gpt_oss", "deepseek_v3"}
-TELLING_PLANS = {"tp=8,sp", "fsdp=2,tp=4", "dp=2,tp=4,ep=8", "fsdp=2,tp=4,ep=2", "cp=2,tp=4,sp"}
+# What tells most for its time; the others are part of the whole matrix.
+TELLING_CONFIGS = {"qwen3", "deepseek_v3"}
+TELLING_PLANS = {"tp=8,sp", "dp=2,tp=4,ep=8", "cp=2,tp=4,sp", "pp=2,tp=4"}
 
 
 def _marked(case: Case) -> Any:
-    is_telling = case.config in TELLING_CONFIGS or case.plan in TELLING_PLANS or "pp" in case.plan
+    is_manual = case.partitioner is Partitioner.MANUAL
+    is_first = case.config in TELLING_CONFIGS and (is_manual or case.loop is Loop.UNROLL)
+    is_telling = is_first or (is_manual and case.plan in TELLING_PLANS)
     marks = () if is_telling else (pytest.mark.matrix,)
     return pytest.param(case, marks=marks, id="-".join(map(str, case)))
 

@@ -147,7 +147,7 @@ def is_collective(equation: Any) -> bool:
 
 
 @pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("batch", [8, 16])
+@pytest.mark.parametrize("batch", [8, pytest.param(16, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("config", "plan_text"), CASES)
 def test_traced_program_asks_for_what_is_predicted(
     config: str, plan_text: str, batch: int, phase: Phase
