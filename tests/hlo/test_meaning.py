@@ -301,3 +301,19 @@ def test_devices_gathered_along_a_dim_of_their_own_before_a_reshape_of_the_progr
     )
 
     assert (row.kind, row.shape, row.hlo_shape) == (Kind.ALL_GATHER, (8, 8), "f32[4,2,8]")
+
+
+def test_a_copy_behind_a_gather_does_not_take_its_dims_of_one() -> None:
+    """Two rows of two devices: the first dim is as large as the group, and is the program's all the same."""
+    row = _row(
+        [
+            "%mine2 = f32[1,1,8] broadcast(%zero), dimensions={}",
+            (
+                "%g = f32[4,1,8] all-gather(%mine2), channel_id=1, replica_groups={{0,1,2,3}}, "
+                'dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
+            ),
+            "ROOT %kept = f32[4,1,8] copy(%g)",
+        ]
+    )
+
+    assert row.shape == (4, 1, 8)

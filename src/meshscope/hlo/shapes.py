@@ -86,7 +86,7 @@ def _before_flattening(
     for moved in flow.movers(computation, result):
         for shape in moved.arrays[:1]:
             dims = tuple(size for size in shape.dims if size != 1)
-            is_same = len(dims) > 1 and prod(dims) == prod(flat.dims)
+            is_same = len(dims) > 1 and prod(dims) == prod(flat.dims) and shape.dims != flat.dims
             if shape.dtype == flat.dtype and is_same and dims in (merged or [dims]):
                 return replace(shape, dims=dims)
     return flat
