@@ -78,6 +78,7 @@ def test_traces_for_others_are_kept(live) -> None:
     assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
 
 
+@pytest.mark.matrix  # failed once of two times beside other tests; alone it passes
 def test_text_puts_the_sources_side_by_side(live) -> None:
     shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
     assert "every collective of every device is in it" in shown
