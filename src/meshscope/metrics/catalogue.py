@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from meshscope.metrics import bandwidth as bandwidths
-from meshscope.metrics import devices, intervals, matrix, roofline, utilisation
+from meshscope.metrics import devices, intervals, matrix, roofline, routed, utilisation
 from meshscope.metrics import overlap as overlaps
 from meshscope.metrics import volume as volumes
 from meshscope.metrics.latency import Latency, latency_of
@@ -29,6 +29,7 @@ NO_PROFILE = Unknown(reason="nothing was measured: only a run on live devices ha
 NO_DEVICES = Unknown(reason="the run does not say how many devices it has")
 NO_CHIP = Unknown(reason="the run does not say which chips it is for")
 NO_MODEL = Unknown(reason="the run does not name its model and request")
+NO_LINKS = Unknown(reason="no traffic crosses the links of a torus: one chip, or no TPU")
 NO_PIPELINE = Unknown(reason="the plan has no pipeline")
 NO_MEMORY = Unknown(reason="the run has no figures of memory")
 
@@ -37,6 +38,21 @@ def _of_events(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Su
     def of(subject: Subject) -> Result:
         is_empty = volumes.collectives(subject.events).is_empty()
         return NO_COLLECTIVES if is_empty else function(subject.events)
+
+    return of
+
+
+def _of_executions(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Subject], Result]:
+    """By the timeline where a phase has one, by the rows of the table where not."""
+
+    def of(subject: Subject) -> Result:
+        if subject.timeline is None:
+            return _of_events(function)(subject)
+        single = volumes.collectives(overlaps.timed(subject.timeline))
+        others = subject.events.join(
+            single.select(volumes.WHERE).unique(), on=volumes.WHERE, how="anti", nulls_equal=True
+        )
+        return function(pl.concat([others, single]))
 
     return of
 
@@ -50,6 +66,15 @@ def _imbalance(subject: Subject) -> Result:
     if n_devices is None:
         return NO_DEVICES
     return _of_events(lambda events: matrix.traffic_imbalance(events, n_devices))(subject)
+
+
+def _link_traffic(subject: Subject) -> Result:
+    topology = subject.topology
+    if topology is None:
+        return NO_CHIP
+    found = _of_events(lambda events: routed.link_traffic(events, topology))(subject)
+    is_without = isinstance(found, pl.DataFrame) and found.is_empty()
+    return NO_LINKS if is_without else found
 
 
 def _bandwidth(subject: Subject) -> Result:
@@ -209,21 +234,25 @@ METRICS: tuple[Metric, ...] = (
         function=matrix.traffic_matrix, of=_of_events(matrix.traffic_matrix),
     ),
     Metric(
+        name="link_traffic", title="Traffic over torus links", unit="bytes in one step, s",
+        function=routed.link_traffic, of=_link_traffic,
+    ),
+    Metric(
         name="traffic_imbalance", title="Imbalance of traffic", unit="bytes; 1 is balanced",
         function=matrix.traffic_imbalance, of=_imbalance,
     ),
     Metric(
         name="traffic_intervals", title="Traffic intervals of an axis",
         unit="the column `unit` says: s, or operations of the schedule",
-        function=intervals.traffic_intervals, of=_of_events(intervals.traffic_intervals),
+        function=intervals.traffic_intervals, of=_of_executions(intervals.traffic_intervals),
     ),
     Metric(
         name="axis_windows", title="Windows between axes", unit="n in changes, s",
-        function=intervals.axis_windows, of=_of_events(intervals.axis_windows),
+        function=intervals.axis_windows, of=_of_executions(intervals.axis_windows),
     ),
     Metric(
         name="period", title="Period", unit="operations, bytes, s",
-        function=intervals.period, of=_of_events(intervals.period),
+        function=intervals.period, of=_of_executions(intervals.period),
     ),
     Metric(
         name="bandwidth", title="Bandwidth", unit="bytes a second; shares of 1",

@@ -29,11 +29,13 @@ _SPREAD = ("min", "mean", "max")
 def placed(events: pl.DataFrame) -> pl.DataFrame:
     """Every execution of a collective with `begin` and `end`, in the `unit` that its phase allows.
 
-    Rows that run several times in a step stand there as often. In operations, the i-th collective of the
+    Rows that run several times in a step stand there as often, in operations: a row has one start. In operations, the i-th collective of the
     step lies in [i, i+1). Rows of a loop over layers are taken layer by layer, as they run.
     """
     rows = collectives(events).with_row_index("position")
-    is_timed = pl.col("start_s").is_not_null() & pl.col("dur_s").is_not_null()
+    is_timed = (
+        pl.col("start_s").is_not_null() & pl.col("dur_s").is_not_null() & (pl.col("count") == 1)
+    )
     known = rows.with_columns(is_timed.all().over(PLACE).alias("is_timed"))
     once = known.filter("is_timed").with_columns(
         pl.col("start_s").alias("begin"),

@@ -10,6 +10,7 @@ from meshscope.arch.stored import model_from_dict
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.latency import Latency, latency_of
 from meshscope.metrics.subject import Step, Subject
+from meshscope.metrics.timeline import read_timeline
 from meshscope.plan.workload import Workload
 from meshscope.rundir.read import read_events
 from meshscope.rundir.run import Run
@@ -23,8 +24,10 @@ def subject_of(run: Run) -> Subject:
     topology = asked.get("topology")
     workload = _workload(asked.get("workload"))
     latency = _latency(run, workload)
+    events = events_of(run)
     return Subject(
-        events=events_of(run),
+        events=events,
+        timeline=None if run.path is None else read_timeline(run.path, events),
         topology=None if topology is None else parse_topology(str(topology)),
         n_devices=asked.get("n_devices"),
         n_stages=asked.get("mesh", {}).get("pp", 1),
