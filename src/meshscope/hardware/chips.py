@@ -37,6 +37,7 @@ class Chip:
     link_bytes_per_s: float | None  # one link, ONE direction
     wraps_from: int | None  # an axis wraps around when its size is a multiple of this
     source: str
+    clock_hz: float | None = None  # of the cores whose cycles the compiler counts
 
     @property
     def device_hbm_bytes(self) -> int | None:
@@ -59,6 +60,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=4,
             source=SCALING_BOOK,
+            clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 units of 128x128 give the peak
         ),
         Chip(
             name="v5e",
@@ -72,6 +74,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.5e9,  # with 4 matrix units of 128x128, two flops a cell and cycle, this is the published peak
         ),
         Chip(
             name="v5p",
@@ -85,6 +88,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=9e10,
             wraps_from=4,
             source=f"{SCALING_BOOK}; HBM 95 GiB: {TPU7X_PAGE}",
+            clock_hz=1.75e9,  # with 8 matrix units of 128x128 on two cores, this is the published peak
         ),
         Chip(
             name="v6e",
@@ -98,6 +102,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=9e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.75e9,  # with 4 x 256x256 cells, this is 918e12 flops/s, the peak that an XPlane of a v6e states
         ),
         Chip(
             name="tpu7x",
@@ -112,6 +117,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=TPU7X_PAGE,
+            clock_hz=2.2e9,  # with 4 x 256x256 cells on each of two cores, this is the published peak
         ),
         Chip(
             name="h100",
