@@ -98,6 +98,8 @@ def _with_share(seconds: float, time: StepTime) -> str:
 
 
 def _interval(seconds: Seconds) -> str:
+    if seconds.low_s is None:
+        return "not known"
     return f"{format_seconds(seconds.low_s)} - {format_seconds(seconds.high_s)}"
 
 
@@ -126,8 +128,8 @@ def _unestimated_words(time: StepTime) -> str:
         f"{u.count} x {plain(u.opcode)} {format_seconds(u.seconds.s)}{'' if u.is_known else ' (unknown operation)'}"
         for u in time.unestimated[:MAX_UNESTIMATED]
     ]
-    low = sum(u.seconds.low_s for u in time.unestimated) / time.step.s
-    high = sum(u.seconds.high_s for u in time.unestimated) / time.step.s
+    low = sum(u.seconds.low() for u in time.unestimated) / time.step.s
+    high = sum(u.seconds.high() for u in time.unestimated) / time.step.s
     return (
         f"{time.phase}: {time.unestimated_frac:.1%} of the {time.source} step ({low:.1%} to {high:.1%}) "
         f"without an estimate of the compiler, by roofline: {', '.join(named)}"

@@ -19,21 +19,35 @@ class TimeBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """A duration in seconds, and between which values it is taken to lie."""
+    """A duration in seconds, and between which values it is taken to lie; null where nothing tells."""
 
     s: float
-    low_s: float
-    high_s: float
+    low_s: float | None
+    high_s: float | None
 
     def __add__(self, other: "Seconds") -> "Seconds":
         """One after the other; both may err in the same direction."""
         return Seconds(
-            s=self.s + other.s, low_s=self.low_s + other.low_s, high_s=self.high_s + other.high_s
+            s=self.s + other.s,
+            low_s=None if None in (self.low_s, other.low_s) else self.low() + other.low(),
+            high_s=None if None in (self.high_s, other.high_s) else self.high() + other.high(),
         )
 
     def __mul__(self, factor: float) -> "Seconds":
         """That many times."""
-        return Seconds(s=self.s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
+        return Seconds(
+            s=self.s * factor,
+            low_s=None if self.low_s is None else self.low_s * factor,
+            high_s=None if self.high_s is None else self.high_s * factor,
+        )
+
+    def low(self) -> float:
+        """The lower end, or the duration itself where it is not known."""
+        return self.s if self.low_s is None else self.low_s
+
+    def high(self) -> float:
+        """The upper end, or the duration itself where it is not known."""
+        return self.s if self.high_s is None else self.high_s
 
 
 NO_TIME = Seconds(s=0.0, low_s=0.0, high_s=0.0)

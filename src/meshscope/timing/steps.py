@@ -47,13 +47,22 @@ def timed_step(
     """One step of a compiled module on one device; SpecError for a chip without published figures."""
     schedule = Schedule(module, found, rates_of(topology.chip), Wires(topology, constants))
     middle = schedule.walk(lambda seconds: seconds.s)
-    low = schedule.walk(lambda seconds: seconds.low_s).machine.now_s
-    high = schedule.walk(lambda seconds: seconds.high_s).machine.now_s
+    low_s, high_s = _interval(schedule)
     axes = {c.name: _axis(found, c.operations[0]) for c in schedule.collectives.values()}
-    step = Seconds(s=middle.machine.now_s, low_s=low, high_s=high)
+    step = Seconds(s=middle.machine.now_s, low_s=low_s, high_s=high_s)
     return TimedStep(
         time=_step_time(phase, step, middle, axes), walked=middle, found=found, axes=axes
     )
+
+
+def _interval(schedule: Schedule) -> tuple[float | None, float | None]:
+    """The step with all durations at their low and at their high ends; None where one has no ends."""
+    prices = [c.price for c in schedule.collectives.values() if c.price is not None]
+    if any(price.seconds.low_s is None for price in prices):
+        return None, None
+    ends = (schedule.walk(Seconds.low), schedule.walk(Seconds.high))
+    low_s, high_s = (walked.machine.now_s for walked in ends)
+    return low_s, high_s
 
 
 def _axis(found: FoundOperations, operation: Operation) -> str:
