@@ -20,6 +20,7 @@ from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
 from meshscope.rundir.write import HLO, write_run
 from meshscope.table.kinds import Source
+from meshscope.timing.timeline import write_timeline
 
 
 @takes_experiment
@@ -60,6 +61,8 @@ def _compiled_run(options: ExperimentOptions) -> Run:
             ),
             rows=(*predicted.rows, *result.rows),
             memory={**predicted.memory, Source.COMPILED: result.memory},
+            times=(*predicted.times, *(step.time for step in result.steps)),
         )
+        write_timeline(partial, result.steps)
         write_run(partial, run, metrics=metrics_document(run))
     return replace(run, path=path)

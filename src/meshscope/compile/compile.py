@@ -20,14 +20,16 @@ from typing import Any
 
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.hlo.collectives import collectives_of
+from meshscope.hlo.collectives import collectives_of, operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
+from meshscope.interconnect import LinkConstants
 from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
 from meshscope.plan.weights import device_weight_bytes
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
+from meshscope.timing.steps import TimedStep, timed_step
 
 Progress = Callable[[Phase, str], None]
 
@@ -54,12 +56,13 @@ class CompileResult:
     seconds: Mapping[str, float]
     devices: list[dict[str, Any]]
     flags: Mapping[str, str]
+    steps: tuple[TimedStep, ...] = ()
 
 
 def compile_experiment(
     experiment: Experiment, hlo_dir: Path, *, progress: Progress
 ) -> CompileResult:
-    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads the rows."""
+    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times."""
     check_can_compile(experiment)
     phases = experiment.phases
     _compile_phases(experiment, phases, hlo_dir, progress)
@@ -68,11 +71,14 @@ def compile_experiment(
         for phase in phases
     }
     rows: list[Collective] = []
+    steps: list[TimedStep] = []
     seconds: dict[str, float] = {}
     for phase, report in reports.items():
         progress(phase, "reading")
         started = time.perf_counter()
-        rows += read_rows(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        own, step = read_phase(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        rows += own
+        steps.append(step)
         seconds |= {f"{phase}.{step}": value for step, value in report["seconds"].items()}
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
@@ -84,16 +90,42 @@ def compile_experiment(
         seconds=seconds,
         devices=first["devices"],
         flags=first["flags"],
+        steps=tuple(steps),
     )
+
+
+def read_phase(
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    *,
+    constants: LinkConstants | None = None,
+) -> tuple[list[Collective], TimedStep]:
+    """The collectives of one phase's HLO text with their times, and the time of its step."""
+    module = read_hlo(path)
+    found = operations_in(
+        module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
+    )
+    rows = rows_of(
+        found,
+        n_steps_of=_n_steps(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+    step = timed_step(module, found, phase=phase, topology=experiment.topology, constants=constants)
+    return step.rows(rows), step
+
+
+def _n_steps(experiment: Experiment) -> dict[Phase, int]:
+    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
 
 
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:
     """The collectives of one phase's HLO text, attributed to the experiment's plan."""
-    n_steps = {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
     return collectives_of(
         read_hlo(path),
         mesh=experiment.plan.mesh,
-        n_steps_of=n_steps,
+        n_steps_of=_n_steps(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )

@@ -35,8 +35,10 @@ class Chip:
     hbm_bytes_per_s: float | None
     bf16_flops_per_s: float | None
     link_bytes_per_s: float | None  # one link, ONE direction
-    wraps_from: int | None  # an axis wraps around when its size is a multiple of this
+    wraps_from: int | None  # an axis wraps around when its size is a multiple of this; of a 3D
+    # torus only when all three are: optical switches join whole cubes (same page)
     source: str
+    clock_hz: float | None = None  # of the cores whose cycles the compiler counts
 
     @property
     def device_hbm_bytes(self) -> int | None:
@@ -59,6 +61,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=4,
             source=SCALING_BOOK,
+            clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 units of 128x128 give the peak
         ),
         Chip(
             name="v5e",
@@ -72,6 +75,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.5e9,  # with 4 matrix units of 128x128, two flops a cell and cycle, this is the published peak
         ),
         Chip(
             name="v5p",
@@ -82,9 +86,12 @@ CHIPS: dict[str, Chip] = {
             hbm_bytes=95 * GIB,
             hbm_bytes_per_s=2.8e12,
             bf16_flops_per_s=4.59e14,
-            link_bytes_per_s=9e10,
+            # 1200 GB/s a chip, both directions, over six links. The book has 9e10, which measured
+            # gathers exceed: 3/4 x 131,072,000 B over one link in 983.4 us are 1.0e11 B/s.
+            link_bytes_per_s=1e11,
             wraps_from=4,
-            source=f"{SCALING_BOOK}; HBM 95 GiB: {TPU7X_PAGE}",
+            source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}",
+            clock_hz=1.75e9,  # with 8 matrix units of 128x128 on two cores, this is the published peak
         ),
         Chip(
             name="v6e",
@@ -98,6 +105,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=9e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.75e9,  # with 4 x 256x256 cells, this is 918e12 flops/s, the peak that an XPlane of a v6e states
         ),
         Chip(
             name="tpu7x",
@@ -112,6 +120,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=TPU7X_PAGE,
+            clock_hz=2.2e9,  # with 4 x 256x256 cells on each of two cores, this is the published peak
         ),
         Chip(
             name="h100",

@@ -3,10 +3,11 @@
 Nothing here is a guess: a chip that nobody has published figures for has no constants, and is refused.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS, Chip, ChipKind
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.interconnect.gpu import Protocol, gpu_network_bytes_per_s
 from meshscope.table.kinds import Kind
 
 # Scaling book, part 3 ("typically around 1us"); part 2, question 5 uses the same. An older edition
@@ -18,32 +19,90 @@ DCN_BYTES_PER_S = 2.5e10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateConstants:
-    """What is fitted for a kind: seconds before the first byte, and the share of the spec reached."""
+    """What is fitted: seconds before the first byte, and the share of the published peak reached."""
 
     floor_s: float
     efficiency: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KindRates:
+    """Constants of one kind of collective, over groups of one size where `group_size` says so."""
+
+    kind: Kind
+    rates: RateConstants
+    group_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRange:
+    """What was measured of a kind: payloads from and to, and sizes of groups from and to."""
+
+    kind: Kind
+    min_payload_bytes: int
+    max_payload_bytes: int
+    min_group_size: int
+    max_group_size: int
+
+    def holds(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
+        """Whether such a collective lies between measured ones."""
+        return (
+            kind is self.kind
+            and self.min_payload_bytes <= payload_bytes <= self.max_payload_bytes
+            and self.min_group_size <= group_size <= self.max_group_size
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spreads:
+    """Factors within which 90 of 100 predictions lie of the truth, and how many errors tell each.
+
+    `short`: the floor or the hops take longer than the bytes; `long`: the bytes do; `unseen`: outside
+    of what was measured.
+    """
+
+    short: float
+    n_short: int
+    long: float
+    n_long: int
+    unseen: float
+    n_unseen: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
-    """The wires of one chip. Rates are one direction, at the published peak; None: it has no such wire."""
+    """The wires of one chip. Rates are one direction, at the published peak; None: it has no such wire.
+
+    `spreads` make the intervals of predictions that lie between measured ones (`measured`), and of
+    others; None where nothing judged the fit.
+    """
 
     chip: str
     link_bytes_per_s: float | None
     links_at_once: float | None  # that one chip drives; None: all of them
     die_bytes_per_s: float | None
-    host_bytes_per_s: float | None
-    memory_bytes_per_s: float | None
+    host_bytes_per_s: float | None  # of a TPU host; of one GPU
+    memory_bytes_per_s: float | None  # of virtual devices that share one
     hop_s: float
     rates: RateConstants
-    by_kind: tuple[tuple[Kind, RateConstants], ...] = ()
-    spread: float = 1.0  # predictions that are no extrapolation lie within a factor of this
-    spread_extrapolated: float = 1.0
+    by_kind: tuple[KindRates, ...] = ()
+    protocols: tuple[Protocol, ...] = ()  # of NCCL
+    measured: tuple[MeasuredRange, ...] = ()
+    spreads: Spreads | None = None
     source: str = ""
 
-    def rates_of(self, kind: Kind) -> RateConstants:
-        """The fitted constants of this kind of collective."""
-        return dict(self.by_kind).get(kind, self.rates)
+    def rates_of(self, kind: Kind, group_size: int) -> RateConstants:
+        """The constants of this kind, preferably those of groups of this size."""
+        of_kind = [own for own in self.by_kind if own.kind is kind]
+        for wanted in (group_size, None):
+            for own in of_kind:
+                if own.group_size == wanted:
+                    return own.rates
+        return of_kind[-1].rates if of_kind else self.rates
+
+    def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
+        """Whether the collective lies between measured ones of this chip."""
+        return any(own.holds(kind, payload_bytes, group_size) for own in self.measured)
 
 
 def spec_constants(chip: Chip) -> LinkConstants:
@@ -53,14 +112,15 @@ def spec_constants(chip: Chip) -> LinkConstants:
             f"nobody has published figures for the wires of '{chip.name}'. "
             "Measure them with 'meshscope calibrate' and give the file with --profile."
         )
+    is_tpu = chip.kind is ChipKind.TPU
     return LinkConstants(
         chip=chip.name,
         link_bytes_per_s=chip.link_bytes_per_s,
         links_at_once=None,
         die_bytes_per_s=_die_bytes_per_s(chip),
-        host_bytes_per_s=DCN_BYTES_PER_S if chip.kind is ChipKind.TPU else None,
+        host_bytes_per_s=DCN_BYTES_PER_S if is_tpu else gpu_network_bytes_per_s(chip.name),
         memory_bytes_per_s=None,
-        hop_s=HOP_S,
+        hop_s=HOP_S if is_tpu else 0.0,
         rates=RateConstants(floor_s=0.0, efficiency=1.0),
         source=chip.source,
     )
@@ -77,23 +137,3 @@ def _die_bytes_per_s(chip: Chip) -> float | None:
     if chip.name == "v4":
         return None if chip.hbm_bytes_per_s is None else chip.hbm_bytes_per_s / 2
     return 6 * chip.link_bytes_per_s
-
-
-# Between the first byte's issue and a collective's end there are some 7 to 9 us, however short it is:
-# v5p all-reduces of 4 B to 8 KiB take 6.6 to 8.4 us (xprof's golden hlo_stats), tpu7x all-gathers of
-# 256 B to 4 KiB 8.0 to 8.6 us (tpu-cake).
-FLOOR_S = 7.5e-6
-
-
-def constants_of(chip: Chip) -> LinkConstants:
-    """The constants of a chip; SpecError where nobody has published figures for its wires."""
-    spec = spec_constants(chip)
-    return replace(
-        spec,
-        rates=RateConstants(floor_s=FLOOR_S, efficiency=0.95),
-        spread=1.25,
-        spread_extrapolated=2.0,
-    )
-
-
-PUBLISHED_CHIPS = tuple(name for name, chip in CHIPS.items() if chip.link_bytes_per_s is not None)

@@ -37,7 +37,7 @@ class Loads:
     link: FloatArray  # [n_chips, 3 dims, 2 directions: up, down] leaving the chip
     injected: FloatArray  # [n_chips] sent off the chip by its own cores
     die: FloatArray  # [n_devices] sent to the other core of the chip
-    host: FloatArray  # [n_hosts] the larger of what leaves and what enters it over the network
+    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of what leaves and what enters
     memory: float  # all together
 
 
@@ -98,9 +98,11 @@ def loads_of(fabric: Fabric, flow: Flow) -> Loads:
     is_networked = place.slice_index[flow.source] != place.slice_index[flow.target]
     if fabric.topology.chip.kind is ChipKind.GPU:
         is_networked = place.host[flow.source] != place.host[flow.target]
+    if fabric.topology.chip.kind is ChipKind.CPU:
+        return _only_memory(flow)
     is_on_chip = (source_chip == target_chip) & (flow.source != flow.target)
     is_linked = ~is_networked & (source_chip != target_chip)
-    n_chips, n_hosts = fabric.topology.n_chips, int(place.host.max()) + 1
+    n_chips = fabric.topology.n_chips
     linked = flow.share[is_linked]
     link = np.zeros(n_chips * N_DIMS * N_DIRECTIONS)
     if fabric.is_torus:
@@ -110,8 +112,10 @@ def loads_of(fabric: Fabric, flow: Flow) -> Loads:
             ids = _link_id(chip[is_linked], 0, direction)
             link += _summed(ids, linked, len(link))
     networked = flow.share[is_networked]
+    # A TPU host has one network card, a GPU its own.
+    card = place.host if fabric.is_torus else np.arange(fabric.topology.n_devices)
     leaving, entering = (
-        _summed(place.host[ids[is_networked]], networked, n_hosts)
+        _summed(card[ids[is_networked]], networked, int(card.max()) + 1)
         for ids in (flow.source, flow.target)
     )
     n_devices = fabric.topology.n_devices
@@ -120,6 +124,17 @@ def loads_of(fabric: Fabric, flow: Flow) -> Loads:
         injected=_summed(source_chip[is_linked], linked, n_chips),
         die=_summed(flow.source[is_on_chip], flow.share[is_on_chip], n_devices),
         host=np.maximum(leaving, entering),
+        memory=float(flow.share.sum()),
+    )
+
+
+def _only_memory(flow: Flow) -> Loads:
+    nothing = np.zeros(1)
+    return Loads(
+        link=nothing.reshape(1, 1, 1),
+        injected=nothing,
+        die=nothing,
+        host=nothing,
         memory=float(flow.share.sum()),
     )
 

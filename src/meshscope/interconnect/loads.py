@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.constants import constants_of
+from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
 from meshscope.interconnect.seconds import NOTHING, collective_time
 from meshscope.interconnect.strategies import strategies_of
@@ -41,7 +41,7 @@ def link_loads(
             groups=groups,
             payload_bytes=payload_bytes,
             topology=topology,
-            constants=constants_of(topology.chip),
+            constants=spec_constants(topology.chip),
         ).strategy
     if strategy == NOTHING or not fabric.is_torus:
         return []
