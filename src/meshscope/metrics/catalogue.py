@@ -7,7 +7,15 @@ from typing import Any
 import polars as pl
 
 from meshscope.metrics import bandwidth as bandwidths
-from meshscope.metrics import devices, intervals, matrix, roofline, routed, utilisation
+from meshscope.metrics import (
+    devices,
+    intervals,
+    matrix,
+    roofline,
+    routed,
+    step_time,
+    utilisation,
+)
 from meshscope.metrics import overlap as overlaps
 from meshscope.metrics import volume as volumes
 from meshscope.metrics.latency import Latency, latency_of
@@ -16,6 +24,7 @@ from meshscope.metrics.subject import Step, Subject
 from meshscope.plan.memory import Memory
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
+from meshscope.table.timed import StepTime
 
 Result = pl.DataFrame | Unknown
 
@@ -25,6 +34,7 @@ NO_TIMELINE = Unknown(
     reason="the run has no timeline of single executions, so that nothing says what runs together"
 )
 NO_STEP = Unknown(reason="no step has a duration: nothing was timed and no time was modelled")
+NO_MODEL_OF_TIME = Unknown(reason="no time of a step was modelled for this run")
 NO_PROFILE = Unknown(reason="nothing was measured: only a run on live devices has a profile")
 NO_DEVICES = Unknown(reason="the run does not say how many devices it has")
 NO_CHIP = Unknown(reason="the run does not say which chips it is for")
@@ -102,6 +112,12 @@ def _of_timeline(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[
 
 def _of_profile(function: Callable[[Measured], pl.DataFrame]) -> Callable[[Subject], Result]:
     return lambda subject: NO_PROFILE if subject.measured is None else function(subject.measured)
+
+
+def _of_times(
+    function: Callable[[Iterable[StepTime]], pl.DataFrame],
+) -> Callable[[Subject], Result]:
+    return lambda subject: function(subject.times) if subject.times else NO_MODEL_OF_TIME
 
 
 def _bubble(subject: Subject) -> Result:
@@ -263,11 +279,23 @@ METRICS: tuple[Metric, ...] = (
         function=bandwidths.measured_bandwidth, of=_measured_bandwidth,
     ),
     Metric(
+        name="step_time", title="Time of a step, modelled", unit="s; shares of 1",
+        function=step_time.step_time, of=_of_times(step_time.step_time),
+    ),
+    Metric(
+        name="exposed_by_axis", title="Exposed time by axis, modelled", unit="s",
+        function=step_time.exposed_by_axis, of=_of_times(step_time.exposed_by_axis),
+    ),
+    Metric(
+        name="part_costs", title="Cost of each part, modelled", unit="s, FLOPs, bytes in one step",
+        function=step_time.part_costs, of=_of_times(step_time.part_costs),
+    ),
+    Metric(
         name="overlap", title="Overlap, exposed and idle time", unit="s; shares of 1",
         function=overlaps.overlap, of=_of_timeline(overlaps.overlap),
     ),
     Metric(
-        name="exposed_by", title="Exposed time by axis", unit="s",
+        name="exposed_by", title="Exposed time by axis, from the timeline", unit="s",
         function=overlaps.exposed_by, of=_of_timeline(overlaps.exposed_by),
     ),
     Metric(

@@ -9,6 +9,7 @@ from meshscope.arch.model import Model
 from meshscope.arch.stored import model_from_dict
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.latency import Latency, latency_of
+from meshscope.metrics.request_time import basis_of
 from meshscope.metrics.subject import Step, Subject
 from meshscope.metrics.timeline import read_timeline
 from meshscope.plan.workload import Workload
@@ -35,7 +36,8 @@ def subject_of(run: Run) -> Subject:
         model=_model(asked.get("model")),
         workload=workload,
         memory=run.memory,
-        steps=tuple(_measured_steps(latency)),
+        steps=(*_modelled_steps(run), *_measured_steps(latency)),
+        times=run.times,
         measured=run.measured,
         latency=latency,
     )
@@ -64,6 +66,18 @@ def _latency(run: Run, workload: Workload | None) -> Latency | None:
     if run.measured is None or workload is None or not run.measured.requests:
         return None
     return latency_of(run.measured.requests, batch=workload.batch, prompt=workload.prompt)
+
+
+def _modelled_steps(run: Run) -> list[Step]:
+    return [
+        Step(
+            source=time.source,
+            phase=time.phase,
+            step_s=time.step.s,
+            basis=basis_of([time]) or "not known",
+        )
+        for time in run.times
+    ]
 
 
 def _measured_steps(latency: Latency | None) -> list[Step]:

@@ -12,6 +12,7 @@ from meshscope.plan.memory import Memory
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
+from meshscope.table.timed import StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,5 +43,6 @@ class Subject:
     workload: Workload | None = None
     memory: Mapping[Source, Memory] = field(default_factory=dict[Source, Memory])
     steps: tuple[Step, ...] = ()
+    times: tuple[StepTime, ...] = ()
     measured: Measured | None = None
     latency: Latency | None = None
