@@ -51,7 +51,8 @@ def timeline_of(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
         (pl.col("layer").n_unique() == 1).alias("is_one_layer"),
     )
     joined = single.join(told, on=list(_KEYS), how="left", nulls_equal=True, maintain_order="left")
-    opcode = pl.when(pl.col("lane") == COPY).then(pl.lit(COPY)).otherwise(pl.col("opcode"))
+    is_copy = pl.col("lane") == COPY
+    opcode = pl.when(is_copy).then(pl.lit(COPY)).otherwise(pl.col("opcode")).alias("opcode")
     layer = pl.when(pl.col("is_one_layer")).then(pl.col("layer"))
     n_steps = events.group_by("source", "phase").agg(pl.col("n_steps").first().alias("phase_steps"))
     known = joined.join(

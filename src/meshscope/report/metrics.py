@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.metrics.catalogue import METRICS, Result, metrics_of
+from meshscope.metrics.intervals import SECONDS
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.registry import Unknown
 from meshscope.report.plain import plain
@@ -20,6 +21,7 @@ from meshscope.units import format_bytes, format_seconds
 
 MAX_ROWS = 24  # of one table on a screen; --json has them all
 MAX_WORDS = 40  # characters of a text in a cell
+_PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
 _BESIDES = ("request_", "min_", "max_", "p90_")  # columns that a narrow terminal goes without
 MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
 
@@ -74,8 +76,8 @@ def _tables(table: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
         return
     ordered = _by_phase(table)
     empty = [c for c in ordered.columns if _says_nothing(ordered[c])]
-    kept = ordered.drop(empty)
-    same = [c for c in kept.columns if kept[c].dtype == pl.String and kept[c].n_unique() == 1]
+    kept = _with_unit(ordered.drop(empty))
+    same = [c for c in kept.columns if _is_word(kept[c]) and kept[c].n_unique() == 1]
     if same and len(kept) > 1:
         yield Text("  " + ", ".join(f"{c} {_cell(c, kept[c][0])}" for c in same), style="dim")
         kept = kept.drop(same)
@@ -84,9 +86,21 @@ def _tables(table: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
         yield Text(f"  {len(kept) - MAX_ROWS:,} more rows with --json", style="dim")
 
 
+def _with_unit(table: pl.DataFrame) -> pl.DataFrame:
+    """Figures of a table whose `unit` is seconds throughout, named as seconds."""
+    if "unit" not in table.columns or not (table["unit"] == SECONDS).all():
+        return table
+    places = [c for c in table.columns if c in _PLACED or c.endswith(("_burst", "_gap"))]
+    return table.drop("unit").rename({c: f"{c}_s" for c in places})
+
+
 def _says_nothing(column: pl.Series) -> bool:
     """Null everywhere; or none of what is counted apart, because it is not known, is there."""
     return column.null_count() == len(column) or (column.name == "n_unsized" and not column.sum())
+
+
+def _is_word(column: pl.Series) -> bool:
+    return column.dtype == pl.String or column.dtype == pl.Boolean
 
 
 def _by_phase(table: pl.DataFrame) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from meshscope.report.collectives import (
 from meshscope.report.conditions import condition_lines, conditions
 from meshscope.report.dispatch import dispatch_lines
 from meshscope.report.document import compared, own_comparison
+from meshscope.report.explanation import phase_changes, sentences
 from meshscope.report.live import live_lines
 from meshscope.report.plain import plain
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
@@ -146,6 +147,16 @@ def comparison_text(
         yield from own_verdicts(right.run)
         return
     yield _verdict(comparison, left=left.name, right=right.name)
+    if not comparison.is_exact or left.run.times != right.run.times:
+        yield Text("")
+        yield from _why(left, right)
+
+
+def _why(left: Side, right: Side) -> Iterator[Text]:
+    """What makes the difference, in sentences."""
+    changes = phase_changes((left.run, left.source), (right.run, right.source))
+    yield Text("why", style="bold")
+    yield from (Text(f"- {text}") for text in sentences(changes, left=left.name, right=right.name))
 
 
 def _different_lines(
