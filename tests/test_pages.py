@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["docs/moe.md", "docs/fsdp.md", "docs/metrics.md"])
+@pytest.mark.parametrize("page", ["docs/moe.md", "docs/fsdp.md", "docs/metrics.md", "docs/sql.md"])
 def test_pages_show_what_they_are_made_of(page: str):
     command = [sys.executable, "-m", "cogapp", "-P", "--check", "--diff", page]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

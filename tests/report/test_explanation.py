@@ -46,7 +46,8 @@ def test_the_reason_is_told_with_its_axis_and_part(predicted_run: Run) -> None:
         "over tp -500 ms, most of it in mlp (-2 s) (by roofline+interconnect_model)."
     ) in text
     assert text[-1] == (
-        "B is faster than A: a request takes 7.5 s in B and 9.5 s in A; prefill makes -2 s of the -2 s."
+        "B is faster than A: a request takes 7.5 s in B and 9.5 s in A, -2 s (-21%), of which prefill -2 s, "
+        "decode 0 us."
     )
 
 

@@ -50,7 +50,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command(
         module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
     ),
-    "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
+    "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
 }
 
 

@@ -171,10 +171,10 @@ def _verdict(changes: Sequence[PhaseChange], left: str, right: str) -> str:
     if abs(theirs - ours) <= SAME_FRAC * ours:
         return f"Both take the same time for a request, within {SAME_FRAC:.1%}: {words}."
     faster, slower = (right, left) if theirs < ours else (left, right)
-    phase, seconds = _deciding(changes)
+    shares = ", ".join(f"{phase_words(p)} {_signed(s)}" for p, s in _request_changes(changes))
     return (
-        f"{faster} is faster than {slower}: a request takes {words}; "
-        f"{phase_words(phase)} makes {_signed(seconds)} of the {_signed(theirs - ours)}."
+        f"{faster} is faster than {slower}: a request takes {words}, "
+        f"{_signed(theirs - ours)}{_share(theirs, ours)}, of which {shares}."
     )
 
 
@@ -187,15 +187,15 @@ def _request_s(changes: Sequence[PhaseChange], side: int) -> float | None:
     return sum(cost.step_s * change.n_steps[side] for cost, change in steps if cost is not None)
 
 
-def _deciding(changes: Sequence[PhaseChange]) -> tuple[Phase | None, float]:
-    """The phase whose steps differ most over the request, and by how much."""
+def _request_changes(changes: Sequence[PhaseChange]) -> list[tuple[Phase | None, float]]:
+    """By how many seconds all steps of each phase differ."""
     found: list[tuple[Phase | None, float]] = []
     for change in changes:
         assert change.left_cost is not None
         assert change.right_cost is not None
         ours = change.left_cost.step_s * change.n_steps[0]
         found.append((change.phase, change.right_cost.step_s * change.n_steps[1] - ours))
-    return max(found, key=lambda pair: abs(pair[1]))
+    return found
 
 
 def explanation_document(

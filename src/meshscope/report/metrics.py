@@ -100,7 +100,7 @@ def _says_nothing(column: pl.Series) -> bool:
 
 
 def _is_word(column: pl.Series) -> bool:
-    return column.dtype == pl.String or column.dtype == pl.Boolean
+    return isinstance(column.dtype, pl.String | pl.Boolean)
 
 
 def _by_phase(table: pl.DataFrame) -> pl.DataFrame:
