@@ -82,12 +82,17 @@ def _before_flattening(
     merged = [
         (*flat.dims[:dim], flat.dims[dim] * flat.dims[dim + 1], *flat.dims[dim + 2 :])
         for dim in range(len(flat.dims) - 1)
+        if 1 not in flat.dims[dim : dim + 2]
     ]
     for moved in flow.movers(computation, result):
         for shape in moved.arrays[:1]:
             dims = _long_dims(shape)
             is_same = len(dims) > 1 and prod(dims) == prod(flat.dims) and shape.dims != flat.dims
-            if shape.dtype == flat.dtype and is_same and dims in (merged or [dims]):
+            if (
+                shape.dtype == flat.dtype
+                and is_same
+                and dims in (merged if len(flat.dims) > 1 else [dims])
+            ):
                 return replace(shape, dims=dims)
     return flat
 
