@@ -1,0 +1,47 @@
+"""Which strategy the compiler takes: by its own words in compiled text, else by what it is known to take.
+
+Known: what libtpu 0.0.42 wrote for 67 MB collectives over v4, v5e, v5p and v6e slices of 2 to 256
+chips, and what measured rates leave no doubt of. It gathers in one ring through all chips of v5e and
+v6e (emitters `1DAllGather*`, over 2x4, 4x4 and 16x16), axis after axis on v4 and v5p (`2DAllGather`,
+`3DAllGather`; v5p measured at one link's rate over 2x2x1). tpu7x measured at two links' rate over
+2x2x1 and 2x2x2 alike: one ring. All-reduces take whichever of one ring (2x4) and a colour for each
+axis (4x4, 8x8, 16x16, 2x2x2, 4x4x4) is faster.
+"""
+
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS, ONE_WAY, PHASES
+from meshscope.table.kinds import Kind
+
+_HALVES = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
+
+# The compiler's words -> ours, the first that is found. "Pincer" rings run both ways; `UniDirection`
+# ones one way each colour, with as many colours as ways. `StrategySubgroupND` of reduce-scatters
+# measured at one link's rate on v5p.
+_WORDS: tuple[tuple[str, str], ...] = (
+    ("1DAllGather", BOTH_WAYS),
+    ("2DAllGather", PHASES),
+    ("3DAllGather", PHASES),
+    ("StrategySubgroupND", PHASES),
+    ("UniDirectionNDRing", COLOURS),
+    ("StrategyND", COLOURS),
+    ("UniDirection1DRing", BOTH_WAYS),
+    ("StrategyRing", BOTH_WAYS),
+    ("SinglePhaseRingSum", ONE_WAY),
+)
+
+
+def told_strategy(algorithm: str) -> str | None:
+    """Our name of the strategy that the compiler's words, or our own, tell; None where they tell none."""
+    if algorithm in {BOTH_WAYS, ONE_WAY, COLOURS, PHASES}:
+        return algorithm
+    return next((ours for words, ours in _WORDS if words in algorithm), None)
+
+
+def usual_strategies(kind: Kind, chip: Chip) -> frozenset[str] | None:
+    """Those among which the compiler takes the fastest; None where it may take any."""
+    if chip.kind is not ChipKind.TPU:
+        return None
+    if kind in _HALVES:
+        is_axis_by_axis = chip.name in {"v4", "v5p"}
+        return frozenset({PHASES if is_axis_by_axis else BOTH_WAYS})
+    return frozenset({BOTH_WAYS, COLOURS})

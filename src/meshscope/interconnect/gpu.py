@@ -1,0 +1,81 @@
+"""Collectives among GPUs, as NCCL's own cost model tells them: three protocols, the fastest wins.
+
+Source: NVIDIA/nccl@01afd20a, src/graph/tuning.cc (`baseLat`, `hwLat`, `ncclTopoTuneModel`). Left out:
+trees, CollNet, and NVLink SHARP but for its published rate; so all-reduces of many nodes come out
+slower here than with trees.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.errors import SpecError
+from meshscope.table.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """Seconds to begin, seconds of each step over NVLink and over the network, share of the bandwidth."""
+
+    name: str
+    base_s: float
+    link_step_s: float
+    network_step_s: float
+    share: float
+    all_reduce_share: float
+
+
+PROTOCOLS: tuple[Protocol, ...] = (
+    Protocol(
+        name="LL",
+        base_s=3.6e-6,
+        link_step_s=0.47e-6,
+        network_step_s=2.7e-6,
+        share=1 / 3,
+        all_reduce_share=1 / 4,
+    ),
+    Protocol(
+        name="LL128",
+        base_s=10e-6,
+        link_step_s=1.9e-6,
+        network_step_s=4e-6,
+        share=0.92,
+        all_reduce_share=0.92,
+    ),
+    Protocol(
+        name="Simple",
+        base_s=8.4e-6,
+        link_step_s=3.4e-6,
+        network_step_s=9.6e-6,
+        share=1.0,
+        all_reduce_share=1.0,
+    ),
+)
+
+# Share of NVLink's line rate that NCCL reaches. Hopper: "450GB/s is the line rate. With the protocol
+# overhead (~20%) NCCL can get an effective NVLink bandwidth of 370GB/s" (an author of NCCL,
+# NVIDIA/nccl-tests issue 212). Ampere: tuning.cc caps the ring at 235 GB/s, of 300.
+EFFICIENCY: dict[str, float] = {"h100": 370 / 450, "h200": 370 / 450, "a100": 235 / 300}
+
+# All-reduces of eight GPUs by NVLink SHARP: "you should reach a peak busBw of ~480GB/s" (same issue).
+# The switch adds up, so that this is more than the wire carries.
+SHARP_EFFICIENCY = 480 / 450
+SHARP_CHIPS = frozenset({"h100", "h200"})
+SHARP_GROUP = 8
+
+# One network card a GPU, one direction: ConnectX-7 of 400 Gb/s in a DGX H100 (its user guide, "Network
+# Modules", a card for each GPU), ConnectX-6 of 200 Gb/s in a DGX A100.
+_NETWORK_BYTES_PER_S: dict[str, float] = {"h100": 5e10, "h200": 5e10, "a100": 2.5e10}
+
+
+def gpu_network_bytes_per_s(chip: str) -> float:
+    """What one GPU sends to other nodes, in bytes a second and one direction; SpecError if nobody says."""
+    if chip not in _NETWORK_BYTES_PER_S:
+        raise SpecError(
+            f"nobody has published a network for '{chip}'. "
+            "Measure it with 'meshscope calibrate' and give the file with --profile."
+        )
+    return _NETWORK_BYTES_PER_S[chip]
+
+
+def share_of(protocol: Protocol, kind: Kind) -> float:
+    """The share of the bandwidth that a protocol leaves to data."""
+    return protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share

@@ -1,0 +1,194 @@
+"""Collectives that others timed on real chips and published: what the constants are fitted on and held to.
+
+Times are seconds of one execution on the device. Where only a rate is published, the time follows
+from it by the rate's own definition, which is told. Every second point of a chip, in the order of
+kind and payload, is for fitting (`fit_half`); the others only judge.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.mesh import Groups
+from meshscope.plan.plan import parse_plan
+from meshscope.table.kinds import Kind
+
+XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"
+XPROF_V6E = "openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb"
+CCL_BENCH = "cornell-sysphotonics/ccl-bench@1d257f07, Llama-3.1-8B on v6e"
+IRONWOOD = "AI-Hypercomputer/accelerator-microbenchmarks@63b035b4, Ironwood/guides/collectives/all_gather.md"
+TPU_CAKE = "tpu-cake, contracts/tpu7x-collective-latency-v1.json"
+TRILLIUM = "AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives/README.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One collective as somebody timed it; `axis` of `plan` on `topology` gives its groups."""
+
+    topology: str
+    plan: str
+    axis: str
+    kind: Kind
+    payload_bytes: int
+    seconds: float
+    source: str
+    note: str = ""
+
+    @property
+    def chip(self) -> str:
+        """The name of its chip."""
+        return parse_topology(self.topology).chip.name
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of device ids that take part."""
+        return parse_plan(self.plan).mesh.groups(*self.axis.split("+"))
+
+
+def _v5p(kind: Kind, payload_bytes: int, microseconds: float, note: str = "") -> Point:
+    return Point(
+        topology="v5p:2x2x1",
+        plan="tp=4",
+        axis="tp",
+        kind=kind,
+        payload_bytes=payload_bytes,
+        seconds=microseconds * 1e-6,
+        source=XPROF_V5P,
+        note=note,
+    )
+
+
+def _ccl_bench(topology: str, tp: int, gib_per_s: float) -> Point:
+    """Its rate counts bytes read and written, in GiB, times 2(n-1)/n: undone here.
+
+    The message is that of an 8192-token step: bf16[8192,4096].
+    """
+    payload_bytes = 8192 * 4096 * 2
+    accessed_gib = 2 * payload_bytes / 2**30
+    return Point(
+        topology=topology,
+        plan=f"tp={tp}",
+        axis="tp",
+        kind=Kind.ALL_REDUCE,
+        payload_bytes=payload_bytes,
+        seconds=accessed_gib * 2 * (tp - 1) / tp / gib_per_s,
+        source=CCL_BENCH,
+        note="message size inferred from the model and a step of 8192 tokens",
+    )
+
+
+def _ironwood(topology: str, plan: str, rows: int, gb_per_s: float) -> Point:
+    """f32[rows,8,128] of each device, gathered by four; the rate counts three shards for both cores."""
+    shard_bytes = rows * 8 * 128 * 4
+    return Point(
+        topology=topology,
+        plan=plan,
+        axis="dp",
+        kind=Kind.ALL_GATHER,
+        payload_bytes=4 * shard_bytes,
+        seconds=6 * shard_bytes / (gb_per_s * 1e9),
+        source=IRONWOOD,
+        note="four chips of a plane, both cores at once: our reading of its 'transferred data'",
+    )
+
+
+def _tpu_cake(payload_bytes: int, microseconds: float) -> Point:
+    return Point(
+        topology="tpu7x:2x2x1",
+        plan="dp=4,tp=2",
+        axis="tp",
+        kind=Kind.ALL_GATHER,
+        payload_bytes=2 * payload_bytes,
+        seconds=microseconds * 1e-6,
+        source=TPU_CAKE,
+        note="groups of two of eight devices, taken to be the two cores of a chip",
+    )
+
+
+POINTS: tuple[Point, ...] = (
+    _ccl_bench("v6e:1x2", 2, 151.166),
+    _ccl_bench("v6e:2x2", 4, 311.035),
+    _ccl_bench("v6e:2x4", 8, 326.912),
+    Point(
+        topology="v6e:2x4",
+        plan="dp=2,tp=4",
+        axis="dp",
+        kind=Kind.ALL_REDUCE,
+        payload_bytes=5_368_709_120,
+        seconds=0.1217,
+        source=XPROF_V6E,
+        note="groups {0,4},{1,5},{2,6},{3,7}",
+    ),
+    Point(
+        topology="v6e:16x16",
+        plan="tp=256",
+        axis="tp",
+        kind=Kind.ALL_REDUCE,
+        payload_bytes=17408 * 17408 * 2,
+        # benchmark_collectives.py: matrix x 2(n-1)/n / time.
+        seconds=17408 * 17408 * 2 * 2 * 255 / 256 / 235.7595345022845e9,
+        source=TRILLIUM,
+    ),
+    Point(
+        topology="2xv6e:16x16",
+        plan="dp=2,tp=256",
+        axis="dp",
+        kind=Kind.ALL_REDUCE,
+        payload_bytes=17408 * 17408 * 2 // 2,
+        # benchmark_collectives.py: matrix x 2(m-1)/m / m / time, for m slices.
+        seconds=17408 * 17408 * 2 * 2 * (1 / 2) / 2 / 4.1130934137328214e9,
+        source=TRILLIUM,
+        note="two slices: the number is not stated",
+    ),
+    _v5p(Kind.ALL_GATHER, 131_072_000, 983.377),
+    _v5p(Kind.ALL_GATHER, 8_388_608, 69.500),
+    _v5p(Kind.ALL_GATHER, 8_388_608, 68.940, "backward pass"),
+    _v5p(Kind.ALL_GATHER, 32_768, 7.795),
+    _v5p(Kind.REDUCE_SCATTER, 29_360_128, 219.024, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 29_360_128, 226.421, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 29_360_128, 221.089, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 262_144_000, 1969.453, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 8_388_608, 67.243, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 8_388_608, 64.785, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 8_388_608, 64.657, "fused, some compute in it"),
+    _v5p(Kind.REDUCE_SCATTER, 8_388_608, 64.457, "fused, some compute in it"),
+    _v5p(Kind.ALL_TO_ALL, 8_388_608, 63.205),
+    _v5p(Kind.ALL_TO_ALL, 8_388_608, 63.595, "backward pass"),
+    _v5p(Kind.ALL_REDUCE, 8_192, 8.390, "two arrays"),
+    _v5p(Kind.ALL_REDUCE, 4_096, 6.612),
+    _v5p(Kind.ALL_REDUCE, 76, 8.972, "19 scalars"),
+    _v5p(Kind.ALL_REDUCE, 36, 6.720, "9 scalars"),
+    _v5p(Kind.ALL_REDUCE, 4, 6.951),
+    _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 64, 71.7703034),
+    _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 256, 129.1869148),
+    _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 1024, 161.9040742),
+    _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 4096, 174.765465),
+    _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 16384, 178.7714158),
+    _tpu_cake(256, 8.045),
+    _tpu_cake(2048, 8.385),
+    _tpu_cake(4096, 8.639),
+)
+
+
+def fit_half(points: tuple[Point, ...]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Points to fit on and points to judge by: every second one of each chip, in order of kind and payload.
+
+    The first goes to the judges, so that no more than half are fitted on. The two points that alone
+    tell of four links at once and of the network between slices are always fitted on: nothing
+    published judges them.
+    """
+    fitted = [point for point in points if _is_alone(point)]
+    judging: list[Point] = []
+    others = [point for point in points if not _is_alone(point)]
+    for chip in dict.fromkeys(point.chip for point in others):
+        of_chip = [point for point in others if point.chip == chip]
+        of_chip.sort(key=lambda point: (point.kind, point.payload_bytes, point.seconds))
+        n_fitted = sum(point.chip == chip for point in points) // 2
+        n_fitted -= sum(point.chip == chip for point in points if _is_alone(point))
+        chosen = of_chip[1::2][:n_fitted]
+        fitted += chosen
+        judging += [point for point in of_chip if point not in chosen]
+    return tuple(fitted), tuple(judging)
+
+
+def _is_alone(point: Point) -> bool:
+    return point.source == TRILLIUM
