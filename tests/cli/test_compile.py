@@ -40,6 +40,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             rows = rows_of(experiment)
             progress("prefill", "done")
             return SimpleNamespace(
+                steps=(),
                 rows=rows,
                 memory=MEMORY,
                 versions={"jax": "9.9"},

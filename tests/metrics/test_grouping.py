@@ -81,3 +81,18 @@ def test_groups_add_up_to_the_rows() -> None:
 )
 def test_layer_ranges(indices: tuple[int, ...], words: str) -> None:
     assert layer_ranges(indices) == words
+
+
+def test_times_of_a_group_are_means_over_executions_from_the_first_start():
+    rows = [
+        replace(ROW, layer=0, count=1, start_s=0.3, dur_s=1.0, exposed_s=1.0),
+        replace(ROW, layer=1, count=3, start_s=0.1, dur_s=2.0, exposed_s=0.0),
+    ]
+    (group,) = grouped(rows)
+    assert group.row.count == 4
+    assert (group.row.start_s, group.row.dur_s, group.row.exposed_s) == (0.1, 1.75, 0.25)
+
+
+def test_times_of_a_group_are_unknown_where_one_is():
+    (group,) = grouped([replace(ROW, layer=0, dur_s=1.0), replace(ROW, layer=1)])
+    assert group.row.dur_s is None

@@ -17,6 +17,7 @@ from meshscope.rundir.run import Manifest, Run
 from meshscope.rundir.write import EVENTS, METRICS, sha256, write_run
 from meshscope.table.collective import predicted_collective
 from meshscope.table.kinds import Kind, Part, Phase, Source
+from meshscope.table.timed import PartCost, Seconds, StepTime, Unestimated
 
 MANIFEST = "manifest.json"
 ROW = predicted_collective(
@@ -28,6 +29,26 @@ ROW = predicted_collective(
     groups=((0, 1, 2), (3, 4, 5)),
     dtype="bf16",
     shape=(5, 7),
+)
+TIME = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.DECODE,
+    step=Seconds(s=0.3, low_s=0.2, high_s=0.5),
+    compute_s=0.1,
+    exposed_s=0.15,
+    idle_s=0.05,
+    bubble_s=0.0,
+    collective_s=0.2,
+    exposed_by_axis_s={"tp": 0.15},
+    by_basis_s={"compiler_cycles": 0.1, "interconnect_model": 0.15},
+    parts=(PartCost(part=None, compute_s=0.1, collective_s=0.2, exposed_s=0.15, flops=7.0),),
+    unestimated=(
+        Unestimated(
+            opcode="sort", count=3, seconds=Seconds(s=0.1, low_s=0.0, high_s=1.0), is_known=False
+        ),
+    ),
+    is_extrapolated=True,
+    notes=("a note",),
 )
 RUN = Run(
     path=None,
@@ -41,7 +62,9 @@ RUN = Run(
         flags={"XLA_FLAGS": "--x"},
         seconds={"prefill.compile": 1.5},
     ),
+    times=(TIME,),
     rows=(
+        replace(ROW, start_s=0.5, dur_s=0.25, exposed_s=0.0, time_basis="interconnect_model"),
         ROW,
         replace(ROW, source=Source.COMPILED, opcode="all-reduce", is_async=True, algorithm="Ring"),
         replace(

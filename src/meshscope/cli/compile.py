@@ -20,6 +20,7 @@ from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
 from meshscope.rundir.write import HLO
+from meshscope.timing.timeline import write_timeline
 
 
 @takes_experiment
@@ -48,6 +49,7 @@ def _compiled_run(options: ExperimentOptions) -> Run:
         (partial / HLO).mkdir()
         with Progress() as progress:
             result = compile_experiment(experiment, partial / HLO, progress=progress)
-        run = run_of(experiment, predicted, result)
+        run = run_of(experiment, predicted, result, times=[step.time for step in result.steps])
+        write_timeline(partial, result.steps)
         keep(run, partial)
     return replace(run, path=path)

@@ -16,6 +16,7 @@ from meshscope.rundir.run import Manifest, Run
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
+from meshscope.table.timed import StepTime
 
 # Environment variables that change what the compiler makes of a program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
@@ -51,9 +52,14 @@ class Outcome(Protocol):
 
 
 def run_of(
-    experiment: Experiment, predicted: Run, outcome: Outcome, measured: Measured | None = None
+    experiment: Experiment,
+    predicted: Run,
+    outcome: Outcome,
+    *,
+    measured: Measured | None = None,
+    times: Iterable[StepTime] = (),
 ) -> Run:
-    """The prediction and what came of it as a run in memory."""
+    """The prediction and what came of it as a run in memory; `times` are of the compiled steps."""
     return Run(
         path=None,
         manifest=new_manifest(
@@ -67,6 +73,7 @@ def run_of(
         rows=(*predicted.rows, *outcome.rows),
         memory={**predicted.memory, Source.COMPILED: outcome.memory},
         measured=measured,
+        times=(*predicted.times, *times),
     )
 
 

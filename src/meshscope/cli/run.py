@@ -159,6 +159,6 @@ def _live_run(options: LiveOptions) -> Run | None:
         with Progress() as progress:
             result = run_experiment(experiment, partial, live, progress=progress)
         measured = replace(result.measured, texts=_texts(texts, result.tokens))
-        run = run_of(experiment, predicted, result, measured)
+        run = run_of(experiment, predicted, result, measured=measured)
         keep(run, partial)
     return replace(run, path=path)

@@ -19,12 +19,15 @@ from typing import Any
 from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
+from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
-from meshscope.hlo.phases import phase_collectives
+from meshscope.hlo.phases import n_steps_of, phase_collectives
+from meshscope.interconnect import LinkConstants
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
+from meshscope.timing.steps import TimedStep, timed_step
 
 Progress = Callable[[Phase, str], None]
 
@@ -47,12 +50,13 @@ class CompileResult:
     seconds: Mapping[str, float]
     devices: list[dict[str, Any]]
     flags: Mapping[str, str]
+    steps: tuple[TimedStep, ...] = ()
 
 
 def compile_experiment(
     experiment: Experiment, hlo_dir: Path, *, progress: Progress
 ) -> CompileResult:
-    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads the rows."""
+    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times."""
     check_can_compile(experiment)
     phases = experiment.phases
     _compile_phases(experiment, phases, hlo_dir, progress)
@@ -61,11 +65,14 @@ def compile_experiment(
         for phase in phases
     }
     rows: list[Collective] = []
+    steps: list[TimedStep] = []
     seconds: dict[str, float] = {}
     for phase, report in reports.items():
         progress(phase, "reading")
         started = time.perf_counter()
-        rows += read_rows(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        own, step = read_phase(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        rows += own
+        steps.append(step)
         seconds |= {f"{phase}.{step}": value for step, value in report["seconds"].items()}
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
@@ -77,7 +84,30 @@ def compile_experiment(
         seconds=seconds,
         devices=first["devices"],
         flags=first["flags"],
+        steps=tuple(steps),
     )
+
+
+def read_phase(
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    *,
+    constants: LinkConstants | None = None,
+) -> tuple[list[Collective], TimedStep]:
+    """The collectives of one phase's HLO text with their times, and the time of its step."""
+    module = read_hlo(path)
+    found = operations_in(
+        module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
+    )
+    rows = rows_of(
+        found,
+        n_steps_of=n_steps_of(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+    step = timed_step(module, found, phase=phase, topology=experiment.topology, constants=constants)
+    return step.rows(rows), step
 
 
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:

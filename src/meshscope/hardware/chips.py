@@ -38,6 +38,7 @@ class Chip:
     wraps_from: int | None  # an axis wraps around when its size is a multiple of this; of a 3D
     # torus only when all three are: optical switches join whole cubes (same page)
     source: str
+    clock_hz: float | None = None  # of the cores whose cycles the compiler counts
 
     @property
     def device_hbm_bytes(self) -> int | None:
@@ -60,6 +61,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=4,
             source=SCALING_BOOK,
+            clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 units of 128x128 give the peak
         ),
         Chip(
             name="v5e",
@@ -73,6 +75,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.5e9,  # with 4 matrix units of 128x128, two flops a cell and cycle, this is the published peak
         ),
         Chip(
             name="v5p",
@@ -88,6 +91,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}",
+            clock_hz=1.75e9,  # with 8 matrix units of 128x128 on two cores, this is the published peak
         ),
         Chip(
             name="v6e",
@@ -101,6 +105,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=9e10,
             wraps_from=16,
             source=SCALING_BOOK,
+            clock_hz=1.75e9,  # with 4 x 256x256 cells, this is 918e12 flops/s, the peak that an XPlane of a v6e states
         ),
         Chip(
             name="tpu7x",
@@ -115,6 +120,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=TPU7X_PAGE,
+            clock_hz=2.2e9,  # with 4 x 256x256 cells on each of two cores, this is the published peak
         ),
         Chip(
             name="h100",

@@ -1,7 +1,7 @@
 """The collectives of a compiled module as rows of the event table: each operation once, told for what it means."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.hlo.attribution import Scope, plain_name
@@ -13,7 +13,7 @@ from meshscope.hlo.hierarchies import with_hierarchies
 from meshscope.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import HloModule, Instruction
-from meshscope.hlo.operations import Operation, operations_of
+from meshscope.hlo.operations import Operation, carriers_of, operations_of
 from meshscope.hlo.stages import of_stages, with_hand_over, without_own_branch
 from meshscope.hlo.transfers import is_transfer, transfer_of
 from meshscope.hlo.windowed import with_windowed_einsums
@@ -35,19 +35,55 @@ def collectives_of(
     `default_phase` is the phase of a module whose scopes name none. What could not be told is
     said in `axis_reason` of the row; no operation is left out.
     """
-    devices = devices_of(module, mesh, crosses_slices)
-    flow = Dataflow(module)
-    found = without_later_legs(sites(module, _is_collective))
-    operations = [o for site in found for o in _operations(flow, site, devices)]
+    return rows_of(
+        operations_in(module, mesh=mesh, crosses_slices=crosses_slices),
+        n_steps_of=n_steps_of,
+        crosses_slices=crosses_slices,
+        default_phase=default_phase,
+    )
+
+
+def rows_of(
+    found: "FoundOperations",
+    *,
+    n_steps_of: Mapping[Phase, int],
+    crosses_slices: CrossesSlices,
+    default_phase: Phase | None = None,
+) -> list[Collective]:
+    """The rows of what was found in a module; see `collectives_of`."""
     return [
         replace(
             row,
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for operation in _pooled(_told(flow, operations, devices))
-        for row in _rows(operation, devices, default_phase)
+        for operation in found.told
+        for row in _rows(operation, found.devices, default_phase)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundOperations:
+    """The collectives of a module: `scheduled` as they stand in the text, `told` for what they mean."""
+
+    flow: Dataflow
+    devices: Devices
+    scheduled: tuple[Operation, ...]
+    told: tuple[Operation, ...]
+
+
+def operations_in(
+    module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
+) -> FoundOperations:
+    """The collectives of a module, in schedule order."""
+    devices = devices_of(module, mesh, crosses_slices)
+    flow = Dataflow(module)
+    found = without_later_legs(sites(module, _is_collective))
+    operations = [o for site in found for o in _operations(flow, site, devices)]
+    told = _pooled(_told(flow, operations, devices))
+    return FoundOperations(
+        flow=flow, devices=devices, scheduled=tuple(operations), told=tuple(told)
+    )
 
 
 def _is_collective(instruction: Instruction) -> bool:
@@ -86,7 +122,8 @@ def _pooled(operations: list[Operation]) -> list[Operation]:
     for same in parts.values():
         count = sum(o.count for o in same)
         if count % same[0].scope.n_times == 0:
-            pooled |= {id(o): None for o in same} | {id(same[0]): replace(same[0], count=count)}
+            first = replace(same[0], count=count, carriers=carriers_of(same))
+            pooled |= {id(o): None for o in same} | {id(same[0]): first}
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
 

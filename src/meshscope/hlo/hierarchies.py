@@ -14,7 +14,7 @@ from meshscope.hlo.executions import Place
 from meshscope.hlo.groups import ring_of_pairs
 from meshscope.hlo.meaning import operand_of
 from meshscope.hlo.module import ArrayShape, Instruction
-from meshscope.hlo.operations import Operation
+from meshscope.hlo.operations import Operation, carriers_of
 from meshscope.hlo.shapes import as_program_sees
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
@@ -160,4 +160,5 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
         is_async=any(level.is_async for level in levels),
         algorithm=ALGORITHM,
         doubts=tuple(dict.fromkeys(doubt for level in levels for doubt in level.doubts)),
+        carriers=carriers_of(levels),
     )

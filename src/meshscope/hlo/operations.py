@@ -1,7 +1,7 @@
 """From a collective in the text to what it means: kind, payload, wire bytes, groups, scope."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -39,6 +39,8 @@ class Operation:
     """A collective as it stands in the text, for all the layers and iterations that it serves.
 
     `count` is how often it executes in one run of the module; `doubts` say what is not known.
+    `carriers` are the names of the scheduled instructions that carry it out together, where they
+    are several.
     """
 
     site: Site
@@ -60,6 +62,13 @@ class Operation:
     inserted_by: str | None
     count: int
     doubts: tuple[str, ...]
+    carriers: tuple[str, ...] = ()
+
+
+def carriers_of(operations: Iterable[Operation]) -> tuple[str, ...]:
+    """The names of the scheduled instructions that carry these operations out, each once."""
+    names = (o.carriers or (o.anchor.instruction.name,) for o in operations)
+    return tuple(dict.fromkeys(name for own in names for name in own))
 
 
 def operations_of(flow: Dataflow, site: Site, devices: Devices) -> Iterator[Operation]:

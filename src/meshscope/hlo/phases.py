@@ -12,7 +12,12 @@ def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -
     return collectives_of(
         module,
         mesh=experiment.plan.mesh,
-        n_steps_of={Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps},
+        n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )
+
+
+def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
+    """How many steps of each phase a request has."""
+    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}

@@ -15,7 +15,7 @@ from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.executions import Place, Site
 from meshscope.hlo.groups import ring_of_pairs
 from meshscope.hlo.module import Computation, Instruction
-from meshscope.hlo.operations import Operation
+from meshscope.hlo.operations import Operation, carriers_of
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
 from meshscope.units import format_shape
@@ -181,6 +181,7 @@ def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | 
         inserted_by="partitioner",
         count=times,
         doubts=loop.doubts if loop else first.doubts,
+        carriers=carriers_of(members),
     )
 
 

@@ -12,6 +12,8 @@ class Group:
 
     In `row`, `count` is the times in one step of the phase over all `layers` together, and `layer`
     and `hlo_name` are null where the members differ in them. `layers` is empty outside layers.
+    `dur_s` and `exposed_s` are means over all executions, null where one of them is not known;
+    `start_s` is that of the first.
     """
 
     row: Collective
@@ -27,8 +29,9 @@ def grouped(rows: Iterable[Collective]) -> list[Group]:
 
 
 def without_place(row: Collective) -> Collective:
-    """The row without layer, instruction name and count: what the members of a group share."""
-    return replace(row, layer=None, hlo_name=None, count=1)
+    """The row without layer, instruction name, count and times: what the members of a group share."""
+    untimed = replace(row, start_s=None, dur_s=None, exposed_s=None, time_basis=None)
+    return replace(untimed, layer=None, hlo_name=None, count=1)
 
 
 def _group(shared: Collective, members: Sequence[Collective]) -> Group:
@@ -39,8 +42,27 @@ def _group(shared: Collective, members: Sequence[Collective]) -> Group:
         layer=members[0].layer if len(layers) == 1 else None,
         hlo_name=members[0].hlo_name if len(names) == 1 else None,
         count=sum(member.count for member in members),
+        time_basis=members[0].time_basis
+        if len({member.time_basis for member in members}) == 1
+        else None,
+        start_s=_first(members),
+        dur_s=_mean(members, [member.dur_s for member in members]),
+        exposed_s=_mean(members, [member.exposed_s for member in members]),
     )
     return Group(row=row, layers=tuple(sorted(layer for layer in layers if layer is not None)))
+
+
+def _first(members: Sequence[Collective]) -> float | None:
+    return min((m.start_s for m in members if m.start_s is not None), default=None)
+
+
+def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> float | None:
+    """The mean over executions; None where a member's is not known."""
+    known = [s for s in seconds if s is not None]
+    n = sum(member.count for member in members)
+    if len(known) < len(members) or not n:
+        return None
+    return sum(m.count * s for m, s in zip(members, known, strict=True)) / n
 
 
 def layer_ranges(layers: Sequence[int]) -> str:

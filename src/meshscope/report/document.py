@@ -3,7 +3,8 @@
 `totals` are those of one step of a phase on one device, and under `request` those of all its
 steps. `verdict` tells whether prediction and compiled program agree; null where only one is there.
 `time` holds means over the timed requests of a run on live devices, and `latency` their spread;
-without such a run every field of `time` is null, `basis` too, and there is no `latency`.
+without such a run it is what the model of time says, with its basis, and there is no `latency`.
+Where there is no model (an imported text, a chip without published peaks), every field is null.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,13 +21,14 @@ from meshscope.metrics.promotion import promotion_of
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import unattributed
 from meshscope.plan.memory import Memory
+from meshscope.report.times import time_document
 from meshscope.report.words import one_total, verdict_words
 from meshscope.rundir.run import Run
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 
-# Columns of the event table that no collective has while nothing measures or models times.
-UNTIMED_COLUMNS = ("start_s", "dur_s", "exposed_s", "time_basis", "device")
+# Columns of the event table that a row of all devices does not have.
+UNKNOWN_COLUMNS = ("device",)
 TIMES = ("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
 UNKNOWN_PHASE = "unknown"
 
@@ -50,10 +52,10 @@ def run_document(run: Run) -> dict[str, Any]:
 
 
 def _time(run: Run) -> dict[str, Any]:
-    """Mean seconds of the timed requests; null in every field where nothing was timed."""
+    """Mean seconds of the timed requests, else what was modelled; null in every field without either."""
     latency = run_latency(run)
     if latency is None:
-        return dict.fromkeys(TIMES)
+        return time_document(run, run.manifest.source) or dict.fromkeys(TIMES)
     return {
         "prefill_s": latency.ttft.mean_s,
         "decode_step_s": None if latency.itl is None else latency.itl.mean_s,
@@ -227,7 +229,7 @@ def _row(row: Collective) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in Collective.__slots__}
     values["n_groups"] = row.n_groups
     values["wire_bytes"] = None if row.wire_bytes is None else _number(row.wire_bytes)
-    return {**values, **dict.fromkeys(UNTIMED_COLUMNS)}
+    return {**values, **dict.fromkeys(UNKNOWN_COLUMNS)}
 
 
 def _number(value: Fraction) -> float:

@@ -25,6 +25,7 @@ from meshscope.report.live import live_lines
 from meshscope.report.plain import plain
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
 from meshscope.report.tables import new_table
+from meshscope.report.times import time_lines
 from meshscope.report.words import count_words, one_total, phase_words, signed_bytes, verdict_words
 from meshscope.rundir.run import Run
 from meshscope.table.collective import Collective
@@ -53,6 +54,9 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     yield Text("")
     yield totals_table(run)
     yield Text("")
+    yield from time_lines(run)
+    if run.times:
+        yield Text("")
     dispatch = run.manifest.experiment.get("dispatch")
     if dispatch:
         yield from dispatch_lines(dispatch)

@@ -13,6 +13,7 @@ from meshscope.errors import RunError
 from meshscope.plan.memory import Memory
 from meshscope.rundir.folder import MANIFEST, TOOL, partial_name
 from meshscope.rundir.run import Manifest, Run
+from meshscope.rundir.stored_times import time_from_dict
 from meshscope.rundir.write import EVENTS, METRICS, sha256
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Kind, Part, Phase, Source
@@ -34,6 +35,7 @@ def read_run(path: Path) -> Run:
                 Source(source): Memory(**figures) for source, figures in metrics["memory"].items()
             },
             measured=_measured(metrics["measured"]) if "measured" in metrics else None,
+            times=tuple(map(time_from_dict, metrics.get("times", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document)}") from error

@@ -9,6 +9,7 @@ from meshscope.plan.memory import Memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
+from meshscope.table.timed import StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class Run:
     rows: tuple[Collective, ...]
     memory: Mapping[Source, Memory]
     measured: Measured | None = None
+    times: tuple[StepTime, ...] = ()  # modelled, of predicted and compiled steps
+
+    def times_of(self, source: Source) -> tuple[StepTime, ...]:
+        """The modelled step times of one source, in the order of the phases."""
+        return tuple(time for time in self.times if time.source is source)
 
     @property
     def sources(self) -> tuple[Source, ...]:

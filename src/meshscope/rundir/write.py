@@ -9,6 +9,7 @@ from typing import Any
 
 from meshscope.rundir.folder import MANIFEST, TOOL
 from meshscope.rundir.run import Run
+from meshscope.rundir.stored_times import time_as_dict
 from meshscope.table.schema import SCHEMA_VERSION, table_of
 
 EVENTS = "events.parquet"
@@ -21,7 +22,8 @@ def write_run(folder: Path, run: Run, *, metrics: Mapping[str, Any]) -> None:
     table_of(run.rows).write_parquet(folder / EVENTS)
     memory = {source.value: asdict(figures) for source, figures in run.memory.items()}
     measured = {} if run.measured is None else {"measured": asdict(run.measured)}
-    _write_json(folder / METRICS, {"memory": memory, **measured, **metrics})
+    times = {"times": [time_as_dict(time) for time in run.times]} if run.times else {}
+    _write_json(folder / METRICS, {"memory": memory, **measured, **times, **metrics})
     _write_json(folder / MANIFEST, {**_manifest(run), "files": _hashes(folder)})
 
 

@@ -14,8 +14,9 @@ class Collective:
     """A collective operation as one device sees it in one step of its phase.
 
     Optional fields are unknown when None. `groups` holds the device ids that talk to each other;
-    for a point-to-point operation each (source, target) pair is a group. Column meanings and units
-    are in `meshscope.table.schema`.
+    for a point-to-point operation each (source, target) pair is a group. `dur_s` and `exposed_s` are
+    those of one execution, a mean over the `count` of the row; `start_s` is that of the first.
+    Column meanings and units are in `meshscope.table.schema`.
     """
 
     source: Source
@@ -42,6 +43,10 @@ class Collective:
     hlo_name: str | None = None
     hlo_shape: str | None = None
     source_line: str | None = None
+    start_s: float | None = None
+    dur_s: float | None = None
+    exposed_s: float | None = None
+    time_basis: str | None = None
 
     @property
     def n_groups(self) -> int:

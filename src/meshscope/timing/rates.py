@@ -1,0 +1,107 @@
+"""What a device of a chip reaches: its published peaks, and the shares of them that work gets.
+
+Shares and intervals are measurements of others, each with its source; nothing here was measured by
+us on a TPU.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.errors import SpecError
+from meshscope.hardware.chips import Chip
+from meshscope.table.timed import Seconds, TimeBasis
+
+# Measured over estimated time of bf16 products of n x n matrices, where the estimate is that of
+# libtpu 0.0.42.1 at the clock of the chip: tpu7x 1024 0.96, 2048 1.22, 4096 1.07, 16384 1.03, 32768
+# 1.06; v6e 8192 0.78 and 0.86 (benchmarks/matmul_cycles.py, which names the sources). The interval
+# is that of these seven; single products below a microsecond (tpu7x 128 to 512) come out at 0.6 to 0.8.
+CYCLES_INTERVAL = (0.78, 1.22)
+
+# Of the HBM's published rate. tpu7x reaches 87 % (Ironwood HBM microbenchmark from 512 MiB on, 6,400
+# of 7,380 GB/s) and v6e 83 % (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); 75 % is what Ironwood has at 16 MiB.
+HBM_FRAC = 0.85
+HBM_INTERVAL = (0.75, 1.0)
+
+# Of the published bf16 peak, in large products: 83 % and 97 % for tpu7x (16384) and v6e (8192^3: 754 and
+# 827 of 918 TFLOP/s are 82 and 90 %).
+MATMUL_FRAC = 0.86
+MATMUL_INTERVAL = (0.7, 1.0)
+
+# Of the peak, in attention kernels: ragged paged attention reaches 73 % in prefill on tpu7x, 63 % where
+# masked blocks count as work (arXiv 2604.15464); older kernels about half.
+KERNEL_FRAC = 0.55
+KERNEL_INTERVAL = (0.4, 0.75)
+
+# VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
+VMEM_OVER_HBM = 14.0
+
+# What nobody prices: from nothing to ten times what reading and writing its arrays takes.
+UNKNOWN_FACTORS = (0.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What an operation takes, and where the figure comes from."""
+
+    seconds: Seconds
+    basis: TimeBasis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Peaks of one device, in units per second."""
+
+    flops_per_s: float
+    hbm_bytes_per_s: float
+    clock_hz: float | None
+
+    def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> Price:
+        """The compiler's cycles as time."""
+        assert self.clock_hz is not None
+        low, high = CYCLES_INTERVAL
+        s = n / self.clock_hz
+        return Price(seconds=Seconds(s=s, low_s=s * low, high_s=s * high), basis=basis)
+
+    def roofline(
+        self,
+        *,
+        flops: float = 0.0,
+        hbm_bytes: float = 0.0,
+        vmem_bytes: float = 0.0,
+        flops_frac: float = MATMUL_FRAC,
+        flops_interval: tuple[float, float] = MATMUL_INTERVAL,
+    ) -> Price:
+        """The longer of computing and moving bytes."""
+
+        def at(flops_share: float, hbm_share: float) -> float:
+            of_bytes = (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s / hbm_share
+            return max(flops / self.flops_per_s / flops_share, of_bytes)
+
+        return Price(
+            seconds=Seconds(
+                s=at(flops_frac, HBM_FRAC),
+                low_s=at(flops_interval[1], HBM_INTERVAL[1]),
+                high_s=at(flops_interval[0], HBM_INTERVAL[0]),
+            ),
+            basis=TimeBasis.ROOFLINE,
+        )
+
+    def unknown(self, *, n_bytes: float) -> Price:
+        """An operation that nobody prices: something between nothing and ten times its bytes."""
+        s = n_bytes / self.hbm_bytes_per_s / HBM_FRAC
+        low, high = UNKNOWN_FACTORS
+        return Price(seconds=Seconds(s=s, low_s=s * low, high_s=s * high), basis=TimeBasis.ROOFLINE)
+
+
+def rates_of(chip: Chip) -> Rates:
+    """The rates of one device; SpecError for a chip without published peaks."""
+    if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
+        raise SpecError(
+            f"'{chip.name}' has no published peaks, so that no time can be told for it. "
+            "Use a TPU or GPU topology, or run on live devices."
+        )
+    n = chip.devices_per_chip
+    return Rates(
+        flops_per_s=chip.bf16_flops_per_s / n,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
+        clock_hz=chip.clock_hz,
+    )
