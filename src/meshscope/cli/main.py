@@ -47,6 +47,9 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
+    "export": Command(
+        module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
+    ),
     "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
 }
 
