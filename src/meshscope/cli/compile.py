@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from meshscope.cli.making import new_manifest, predicted_run
+from meshscope.cli.keeping import keep
+from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
@@ -14,12 +15,11 @@ from meshscope.cli.progress import Progress
 from meshscope.compile.compile import compile_experiment
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Engine
-from meshscope.report.document import metrics_document, run_document
+from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO, write_run
-from meshscope.table.kinds import Source
+from meshscope.rundir.write import HLO
 from meshscope.timing.timeline import write_timeline
 
 
@@ -49,20 +49,7 @@ def _compiled_run(options: ExperimentOptions) -> Run:
         (partial / HLO).mkdir()
         with Progress() as progress:
             result = compile_experiment(experiment, partial / HLO, progress=progress)
-        run = Run(
-            path=None,
-            manifest=new_manifest(
-                Source.COMPILED,
-                experiment.as_dict(),
-                phases=experiment.phases,
-                versions=result.versions,
-                seconds=result.seconds,
-                flags=result.flags,
-            ),
-            rows=(*predicted.rows, *result.rows),
-            memory={**predicted.memory, Source.COMPILED: result.memory},
-            times=(*predicted.times, *(step.time for step in result.steps)),
-        )
+        run = run_of(experiment, predicted, result, times=[step.time for step in result.steps])
         write_timeline(partial, result.steps)
-        write_run(partial, run, metrics=metrics_document(run))
+        keep(run, partial)
     return replace(run, path=path)

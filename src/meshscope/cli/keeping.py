@@ -12,5 +12,10 @@ from meshscope.rundir.write import write_run
 def kept(run: Run, path: Path, *, force: bool) -> Run:
     """The run as it stands in the folder `path`, whole."""
     with new_folder(path, force=force) as partial:
-        write_run(partial, run, metrics=metrics_document(run))
+        keep(run, partial)
     return replace(run, path=path)
+
+
+def keep(run: Run, partial: Path) -> None:
+    """Writes the run into a folder that may hold its HLO and its traces already."""
+    write_run(partial, run, metrics=metrics_document(run))

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from meshscope.arch.config import read_model
-from meshscope.cli.making import new_manifest, predicted_run
+from meshscope.cli.keeping import keep
+from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
@@ -21,14 +22,12 @@ from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.experiment import Engine, Experiment
-from meshscope.report.document import metrics_document, run_document
+from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.run.checkpoint import Checkpoint, Texts
 from meshscope.run.run import RunOptions, run_experiment, run_process
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
-from meshscope.rundir.write import write_run
-from meshscope.table.kinds import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +158,7 @@ def _live_run(options: LiveOptions) -> Run | None:
     with new_folder(path, force=options.force) as partial:
         with Progress() as progress:
             result = run_experiment(experiment, partial, live, progress=progress)
-        run = Run(
-            path=None,
-            manifest=new_manifest(
-                Source.MEASURED,
-                experiment.as_dict(),
-                phases=experiment.phases,
-                versions=result.versions,
-                seconds=result.seconds,
-                flags=result.flags,
-            ),
-            rows=(*predicted.rows, *result.rows),
-            memory={**predicted.memory, Source.COMPILED: result.memory},
-            measured=replace(result.measured, texts=_texts(texts, result.tokens)),
-        )
-        write_run(partial, run, metrics=metrics_document(run))
+        measured = replace(result.measured, texts=_texts(texts, result.tokens))
+        run = run_of(experiment, predicted, result, measured=measured)
+        keep(run, partial)
     return replace(run, path=path)

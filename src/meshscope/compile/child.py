@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
 
 # The compiler reports the memory that a program needs even where the chip has less, so that the
@@ -77,19 +78,9 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
             "compile": compiled_at - lowered_at,
             "write": written_at - compiled_at,
         },
-        "memory": _memory(compiled),
+        "memory": memory_analysis(compiled),
         "versions": _versions(),
         "devices": [_device(device) for device in devices],
-    }
-
-
-def _memory(compiled: Any) -> dict[str, int]:
-    analysis = compiled.memory_analysis()
-    return {
-        "argument_bytes": analysis.argument_size_in_bytes,
-        "output_bytes": analysis.output_size_in_bytes,
-        "alias_bytes": analysis.alias_size_in_bytes,
-        "temp_bytes": analysis.temp_size_in_bytes,
     }
 
 

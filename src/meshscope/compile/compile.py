@@ -7,8 +7,6 @@ HLO that they wrote.
 import importlib.util
 import json
 import platform
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.hlo.collectives import collectives_of, operations_in, rows_of
+from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
+from meshscope.hlo.phases import n_steps_of, phase_collectives
 from meshscope.interconnect import LinkConstants
-from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_weight_bytes
+from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step
@@ -36,10 +34,6 @@ Progress = Callable[[Phase, str], None]
 POLL_S = 0.05
 
 CHILD = ("-m", "meshscope.compile.child")
-
-MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
-MAX_LAST_WORDS = 300
-_TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +79,7 @@ def compile_experiment(
     first = reports[phases[0]]
     return CompileResult(
         rows=rows,
-        memory=compiled_memory(experiment, [report["memory"] for report in reports.values()]),
+        memory=compiled_memory(experiment, (report["memory"] for report in reports.values())),
         versions=first["versions"],
         seconds=seconds,
         devices=first["devices"],
@@ -108,7 +102,7 @@ def read_phase(
     )
     rows = rows_of(
         found,
-        n_steps_of=_n_steps(experiment),
+        n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )
@@ -116,37 +110,9 @@ def read_phase(
     return step.rows(rows), step
 
 
-def _n_steps(experiment: Experiment) -> dict[Phase, int]:
-    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
-
-
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:
     """The collectives of one phase's HLO text, attributed to the experiment's plan."""
-    return collectives_of(
-        read_hlo(path),
-        mesh=experiment.plan.mesh,
-        n_steps_of=_n_steps(experiment),
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
-    )
-
-
-def compiled_memory(experiment: Experiment, analyses: list[dict[str, int]]) -> Memory:
-    """Bytes that one device needs, by the compiler's own account; the hungrier phase counts."""
-    workload, plan, model = experiment.workload, experiment.plan, experiment.model
-    totals = [
-        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"]
-        for a in analyses
-    ]
-    hbm_bytes = experiment.topology.chip.device_hbm_bytes
-    return Memory(
-        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
-        kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max(a["temp_bytes"] for a in analyses),
-        total_bytes=max(totals),
-        hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
-    )
+    return phase_collectives(experiment, phase, read_hlo(path))
 
 
 def check_can_compile(experiment: Experiment) -> None:
@@ -216,21 +182,13 @@ def _failure(
         return CompileError(
             f"the TPU compiler refused {what}: {told['type']}: {told['message'][:MAX_TOLD_CHARACTERS]}"
         )
-    if returncode == -signal.SIGKILL:
+    if was_killed(returncode):
         return CompileError(
             f"the compiler was killed while compiling {what}; the machine probably ran out of memory. "
             "Try --loop scan, fewer --layers, or a machine with more memory."
         )
-    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
     return CompileError(
-        f"the TPU compiler crashed ({name}) while compiling {what}. "
+        f"the TPU compiler crashed ({ending(returncode)}) while compiling {what}. "
         "Try another --prompt or --loop, another topology, or another version of libtpu. "
-        f"Its last words: {_last_words(log)}"
+        f"Its last words: {last_words(log)}"
     )
-
-
-def _last_words(log: str) -> str:
-    """The line of a child's log that says why it ended, as far as one does."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or ["none"])[0 if telling else -1][:MAX_LAST_WORDS]

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,14 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
-from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
-from meshscope.plan.caches import device_cache_bytes
+from meshscope.hlo.phases import phase_collectives
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_weight_bytes
+from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
 from meshscope.table.collective import Collective
@@ -35,9 +33,6 @@ Progress = Callable[[str, str], None]
 CHILD = ("-m", "meshscope.run.child")
 CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
 LIVE, PROFILE = "devices", "profile"  # what progress is told of
-
-MAX_TOLD_CHARACTERS = 2000  # of the child's own words in a message
-MAX_LAST_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +90,16 @@ def run_experiment(
     report = run_process(experiment, folder, options, progress=progress)
     progress(PROFILE, "reading")
     modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
-    compiled = [row for p, module in modules.items() for row in _rows(experiment, p, module)]
+    compiled = [
+        row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
+    ]
     measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
     progress(PROFILE, "done")
     return RunResult(
         rows=[*compiled, *measured_rows],
         measured=measured,
         tokens=report["tokens"],
-        memory=_memory(experiment, report["memory"].values()),
+        memory=compiled_memory(experiment, report["memory"].values()),
         versions=report["versions"],
         flags=report["flags"],
         seconds=report["seconds"],
@@ -136,17 +133,6 @@ def check_can_run() -> None:
             f"run needs jax, not installed here ({platform.system()} {platform.machine()}). "
             'Install the extra: pip install "meshscope[tpu]", or JAX for your GPU (docs.jax.dev).'
         )
-
-
-def _rows(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
-    """The collectives of one phase's program, as live devices were given it."""
-    return collectives_of(
-        module,
-        mesh=experiment.plan.mesh,
-        n_steps_of={Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps},
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
-    )
 
 
 def _measured(
@@ -190,24 +176,6 @@ def _costs(
             accessed_bytes=cost.get("accessed_bytes"),
         )
         for phase, cost in costs.items()
-    )
-
-
-def _memory(experiment: Experiment, analyses: Any) -> Memory:
-    """Bytes that one device needs, by the compiler's account; the hungrier phase counts."""
-    workload, plan, model = experiment.workload, experiment.plan, experiment.model
-    every = list(analyses)
-    totals = [
-        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
-    ]
-    hbm_bytes = experiment.topology.chip.device_hbm_bytes
-    return Memory(
-        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
-        kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max(a["temp_bytes"] for a in every),
-        total_bytes=max(totals),
-        hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
     )
 
 
@@ -267,18 +235,12 @@ def _failure(
         if told["is_ours"]:
             return SpecError(message)
         return RunFailedError(f"JAX could not run {what}: {told['type']}: {message}")
-    if returncode == -signal.SIGKILL:
+    if was_killed(returncode):
         return RunFailedError(
             f"the process that ran {what} was killed; the machine probably ran out of memory. "
             "Try fewer --layers, a smaller --batch, or a machine with more memory."
         )
-    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
     return RunFailedError(
-        f"the process that ran {what} crashed ({name}). Try other options, or another version of "
-        f"JAX. Its last words: {_last_words(log)}"
+        f"the process that ran {what} crashed ({ending(returncode)}). Try other options, or another version of "
+        f"JAX. Its last words: {last_words(log)}"
     )
-
-
-def _last_words(log: str) -> str:
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    return (lines or ["none"])[-1][:MAX_LAST_WORDS]

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshscope.plan.experiment import Experiment
+from meshscope.programs.analysis import memory_analysis
 from meshscope.programs.build import BuiltProgram, build_program
 from meshscope.table.kinds import Phase
 
@@ -79,16 +80,7 @@ class Session:
 
     def memory(self) -> dict[str, dict[str, int]]:
         """The compiler's account of each phase's memory on one device, in bytes."""
-        found: dict[str, dict[str, int]] = {}
-        for phase, compiled in self.compiled.items():
-            analysis = compiled.memory_analysis()
-            found[phase.value] = {
-                "argument_bytes": analysis.argument_size_in_bytes,
-                "output_bytes": analysis.output_size_in_bytes,
-                "alias_bytes": analysis.alias_size_in_bytes,
-                "temp_bytes": analysis.temp_size_in_bytes,
-            }
-        return found
+        return {p.value: memory_analysis(compiled) for p, compiled in self.compiled.items()}
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Flops and bytes that one step asks of one device; a loop's body counts once in them."""
