@@ -36,6 +36,7 @@ from meshscope.timing.terms import (
     TERMS,
     VECTOR,
     WEIGHTS,
+    WIDE,
     FloatArray,
     PlanTerms,
     plan_terms,
@@ -117,13 +118,14 @@ class _Stacked:
     """The forms of a batch of plans as arrays over [plan]; lines and strategies are padded."""
 
     coefficients: FloatArray  # [plan, part, quantity, term]
-    matmul_s: FloatArray  # [plan] seconds a flop, and so on
-    kernel_s: FloatArray
+    matmul_s: FloatArray  # [plan, part] seconds a flop
     vector_s: FloatArray
-    weight_s: FloatArray
+    kernel_s: FloatArray  # [plan, 1]
+    weight_s: FloatArray  # [plan, part] seconds a byte
     matvec_s: FloatArray
     cache_s: FloatArray
     act_s: FloatArray
+    wide_s: FloatArray
     run_s: FloatArray  # [plan, part]
     is_once: FloatArray  # [part]
     payload: FloatArray  # [plan, line, term]
@@ -161,17 +163,25 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
     def of(values: Sequence[float]) -> FloatArray:
         return np.array(values, dtype=float)
 
-    run_s = [_run_s(form) for form in forms]
+    shares = [[form.efficiency.of(part) for part in PARTS] for form in forms]
+    flop_s = 1 / of([form.rates.flops_per_s for form in forms])[:, None]
+    byte_s = 1 / of([form.rates.hbm_bytes_per_s for form in forms])[:, None]
+    clock_hz = of([form.rates.clock_hz or np.inf for form in forms])[:, None]
+
+    def share(name: str) -> FloatArray:
+        return np.array([[getattr(one, name) for one in row] for row in shares])
+
     return _Stacked(
         coefficients=np.array([form.terms.coefficients for form in forms]),
-        matmul_s=of([1 / f.rates.flops_per_s / f.efficiency.matmul_frac for f in forms]),
-        kernel_s=of([1 / f.rates.flops_per_s / KERNEL_FRAC for f in forms]),
-        vector_s=of([1 / f.rates.flops_per_s / f.efficiency.vector_frac for f in forms]),
-        weight_s=of([1 / f.rates.hbm_bytes_per_s / f.efficiency.weight_frac for f in forms]),
-        matvec_s=of([1 / f.rates.hbm_bytes_per_s / f.efficiency.matvec_frac for f in forms]),
-        cache_s=of([1 / f.rates.hbm_bytes_per_s / f.efficiency.cache_frac for f in forms]),
-        act_s=of([1 / f.rates.hbm_bytes_per_s / f.efficiency.act_frac for f in forms]),
-        run_s=np.array(run_s),
+        matmul_s=flop_s / share("matmul"),
+        vector_s=flop_s / share("vector"),
+        kernel_s=flop_s / KERNEL_FRAC,
+        weight_s=byte_s / share("weight"),
+        matvec_s=byte_s / share("matvec"),
+        cache_s=byte_s / share("cache"),
+        act_s=byte_s / share("act"),
+        wide_s=byte_s / share("wide"),
+        run_s=share("run_cycles") / clock_hz,
         is_once=forms[0].terms.is_once if forms else np.zeros(len(PARTS)),
         payload=payload,
         base_s=base_s,
@@ -186,13 +196,6 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
         has_kernel=of([f.has_kernel for f in forms]),
         is_decode=of([f.phase is Phase.DECODE for f in forms]),
     )
-
-
-def _run_s(form: PlanForm) -> list[float]:
-    """Seconds that each part takes however small it is; none where no clock is known."""
-    cycles = dict(form.efficiency.run_cycles)
-    clock_hz = form.rates.clock_hz
-    return [cycles.get(part, 0.0) / clock_hz if clock_hz else 0.0 for part in PARTS]
 
 
 def closed_steps(
@@ -265,11 +268,11 @@ def _parts_s(
     """[n, part] seconds each time that the part runs."""
 
     def of(quantity: int, per: FloatArray) -> FloatArray:
-        return quantities[..., quantity] * per[at][:, None]
+        return quantities[..., quantity] * per[at]
 
     weights_s = np.where(is_single, of(WEIGHTS, forms.matvec_s), of(WEIGHTS, forms.weight_s))
     products_s = np.maximum(of(MATMUL, forms.matmul_s), weights_s)
-    moved_s = of(CACHE, forms.cache_s) + of(ACTS, forms.act_s)
+    moved_s = of(CACHE, forms.cache_s) + of(ACTS, forms.act_s) + of(WIDE, forms.wide_s)
     computed_s = products_s + of(KERNEL, forms.kernel_s) + of(VECTOR, forms.vector_s)
     return computed_s + moved_s + quantities[..., RUNS] * forms.run_s[at]
 

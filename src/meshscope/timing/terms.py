@@ -46,12 +46,13 @@ FloatArray = NDArray[np.float64]
 TERMS = ("one", "b", "bs", "causal", "scores", "bc", "b_all")
 ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(len(TERMS))
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
-# (attention of one token); bytes of weights, of the cache, of activations; how often a part runs.
+# (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
+# as wide as heads or experts; how often a part runs.
 QUANTITIES = (
     *("matmul_flops", "kernel_flops", "vector_flops"),
-    *("weight_bytes", "cache_bytes", "act_bytes", "n_runs"),
+    *("weight_bytes", "cache_bytes", "act_bytes", "wide_bytes", "n_runs"),
 )
-MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, RUNS = range(len(QUANTITIES))
+MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS = range(len(QUANTITIES))
 PARTS = (
     Part.EMBED,
     Part.ATTN,
@@ -61,6 +62,12 @@ PARTS = (
     Part.MOE_SHARED,
     Part.LM_HEAD,
 )
+LANES = 128
+# What sp splits of the passes over the residual stream: norms and sums; products read it whole.
+SPLIT_FRAC = 0.6
+# Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
+# v5e and v6e, 263 MB do not, and on v4 none does).
+PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,7 @@ class PlanTerms:
 class _Device:
     """One device of a plan in one phase, with the widths of what it computes on."""
 
+    chip: str
     model: Model
     plan: Plan
     phase: Phase
@@ -96,6 +104,7 @@ def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
     """The coefficients of one phase, for the fullest stage of a pipeline."""
     workload = experiment.workload
     device = _Device(
+        chip=experiment.topology.chip.name,
         model=experiment.model,
         plan=experiment.plan,
         phase=phase,
@@ -131,10 +140,10 @@ def _stage_kinds(model: Model, plan: Plan) -> dict[Layer, int]:
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:
-    """Rows of the table; where fsdp gathers it, it is laid out anew, as libtpu 0.0.42.1 does."""
+    """Rows of the table; where fsdp cuts it to no whole lanes, what is gathered is laid out anew."""
     hidden = device.model.hidden
     yield Part.EMBED, ACTS, BS, 2 * hidden * device.act_bytes
-    if device.plan.fsdp > 1:
+    if hidden // device.plan.fsdp % LANES:
         table = outer_weights(device.model, device.plan)[0]
         yield Part.EMBED, ACTS, ONE, 2 * device.read(table)
     yield Part.EMBED, RUNS, ONE, 1
@@ -144,9 +153,11 @@ def _head(device: _Device) -> Iterator[_Entry]:
     """The last token of every sequence against the vocabulary."""
     table = outer_weights(device.model, device.plan)[0]
     yield Part.LM_HEAD, MATMUL, B_ALL, 2 * device.elements(table)
-    yield Part.LM_HEAD, WEIGHTS, ONE, device.read(table)
+    read = device.read(table)
+    if read > PREFETCHED_BYTES.get(device.chip, 0):
+        yield Part.LM_HEAD, WEIGHTS, ONE, read
     logits = table.gathered_shape(device.plan)[0] * device.plan.tp
-    yield Part.LM_HEAD, ACTS, B_ALL, 4 * logits * device.act_bytes
+    yield Part.LM_HEAD, ACTS, B_ALL, logits * device.act_bytes
     yield Part.LM_HEAD, RUNS, ONE, 1
 
 
@@ -167,7 +178,9 @@ def _block(
     matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
     yield part, MATMUL, term, 2 * sum(map(device.elements, matrices))
     yield part, WEIGHTS, ONE, sum(map(device.read, weights))
-    yield part, ACTS, BS, (3 * device.model.hidden + 2 * width) * device.act_bytes
+    whole, split = (1 - SPLIT_FRAC), SPLIT_FRAC / (device.plan.tp if device.plan.sp else 1)
+    yield part, ACTS, BS, (whole + split) * device.model.hidden * device.act_bytes
+    yield part, WIDE, BS, width * device.act_bytes
     yield part, RUNS, ONE, 1
 
 
@@ -175,14 +188,17 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model, plan = device.model, device.plan
     weights = attention_weights(model, plan, layer)
     width = sum(device.elements(w) for w in weights if w.name.startswith(("wq", "wk", "wv")))
-    yield from _block(device, Part.ATTN, weights, BS, width / model.hidden)
+    # Norms of queries and keys are computed in float32, in passes of their own.
+    has_norm = isinstance(model.attention, GroupedAttention) and model.attention.has_qk_norm
+    passes = 2 if has_norm else 1
+    yield from _block(device, Part.ATTN, weights, BS, passes * width / model.hidden)
     scores, term = _scores(device, layer)
     if device.phase is Phase.PREFILL:
         yield Part.ATTN, KERNEL, term, 2 * scores
         yield Part.ATTN, MATMUL, SCORES, 2 * scores
         # Plain attention writes scores and reads them, in float32 and as activations.
         heads = scores / _width(device)
-        yield Part.ATTN, ACTS, SCORES, heads * (8 + 2 * device.act_bytes)
+        yield Part.ATTN, WIDE, SCORES, heads * (4 + device.act_bytes)
         return
     yield Part.ATTN, VECTOR, BC, 2 * scores
     positions = sum(
@@ -233,7 +249,7 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
     yield Part.MOE_ROUTER, MATMUL, BS, 2 * model.hidden * moe.n_experts
     yield Part.MOE_ROUTER, WEIGHTS, ONE, sum(map(device.read, router))
-    yield Part.MOE_ROUTER, ACTS, BS, 8 * moe.n_experts * 4
+    yield Part.MOE_ROUTER, WIDE, BS, moe.n_experts * 4
     yield Part.MOE_ROUTER, RUNS, ONE, 1
     experts = expert_weights(model)
     in_experts = sum(device.elements(w) for w in experts if len(w.shape) > 2)
@@ -241,7 +257,8 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     n_local = moe.n_experts / plan.ep
     yield Part.MOE_EXPERTS, MATMUL, BS, 2 * rows * in_experts / n_local
     yield Part.MOE_EXPERTS, WEIGHTS, ONE, sum(map(device.read, experts))
-    yield Part.MOE_EXPERTS, ACTS, BS, rows * (6 * model.hidden + 4 * moe.ffn) * device.act_bytes
+    yield Part.MOE_EXPERTS, ACTS, BS, rows * model.hidden * device.act_bytes
+    yield Part.MOE_EXPERTS, WIDE, BS, rows * moe.ffn * device.act_bytes
     yield Part.MOE_EXPERTS, RUNS, ONE, 1
     if moe.shared_ffn is not None:
         width = moe.shared_ffn / plan.tp
