@@ -40,6 +40,10 @@ COMMANDS: dict[str, Command] = {
         module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
+    "sweep": Command(
+        module="sweep",
+        summary="Make the runs of many experiments, and go on after any interruption.",
+    ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
@@ -47,7 +51,7 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
-    "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
+    "sql": Command(module="sql", summary="Query the event table of a run or a sweep with SQL."),
 }
 
 
@@ -113,7 +117,8 @@ def main() -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwinds the stack, so that children end and nothing half-written stays."""
+    """Unwinds the stack, so that children end and nothing half-written stays; once is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
 

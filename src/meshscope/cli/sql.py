@@ -21,6 +21,7 @@ from meshscope.report.plain import plain
 from meshscope.report.tables import add_column, new_table
 from meshscope.rundir.read import read_manifest
 from meshscope.rundir.write import EVENTS
+from meshscope.sweep.folder import MARK, SUMMARY, runs_in
 
 # What a query may be; nothing here changes a table or the settings.
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -35,16 +36,16 @@ _LOCKDOWN = (
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or a sweep.")],
     query: Annotated[str, typer.Argument(metavar="QUERY", help='e.g. "select * from collectives"')],
     *,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
-    """Query the event table of a run with SQL.
+    """Query the event table of a run or a sweep with SQL.
 
     Views: `events` has every row, `collectives` those with a kind. Their columns are in
-    `describe events`.
+    `describe events`. Of a sweep, both have a column `run`, and `runs` has a row for each.
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")
@@ -59,10 +60,16 @@ def command(
 
 def _query(run: Path, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of the answer."""
-    read_manifest(run)
+    is_sweep = (run / MARK).is_file()
+    runs = runs_in(run) if is_sweep else [run]
+    for one in runs:
+        read_manifest(one)
     try:
         with duckdb.connect(":memory:") as connection:
-            connection.read_parquet(str(run / EVENTS)).create("events")
+            if is_sweep:
+                _create_sweep(connection, run, runs)
+            else:
+                connection.read_parquet(str(run / EVENTS)).create("events")
             connection.execute(
                 "create view collectives as select * from events where kind is not null"
             )
@@ -71,6 +78,22 @@ def _query(run: Path, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
             return _answer(connection, query)
     except duckdb.Error as error:
         raise SpecError(f"SQL: {error}") from error
+
+
+def _create_sweep(connection: duckdb.DuckDBPyConnection, sweep: Path, runs: Sequence[Path]) -> None:
+    """`runs`, and the events of all runs with the name of their run."""
+    connection.read_parquet(str(sweep / SUMMARY)).create("runs")
+    for number, run in enumerate(runs):
+        events = connection.read_parquet(str(run / EVENTS))
+        named = events.project(f"{_quoted(run.name)} as run, *")
+        if number:
+            named.insert_into("events")
+        else:
+            named.create("events")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _answer(
