@@ -16,6 +16,7 @@ from meshscope.rundir.read import read_run
 from meshscope.sweep import work
 from meshscope.table.kinds import Source
 
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = {"topology": "v6e-8", "batch": 2, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": ["Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B"], "plan": ["tp=8", "dp=2,tp=4"]}
 
@@ -273,3 +274,20 @@ def test_runs_end_with_a_sweep_that_was_killed_alone(tmp_path: Path, meshscope) 
     assert meshscope("sweep", "s.yaml").status == 0
     assert len(runs()) == 2
     assert list(Path("runs/s").glob(".*")) == []
+
+
+@pytest.mark.parametrize("name", ["seed-plan", "seed-plan-compile"])
+def test_the_sweeps_of_the_project_can_be_started(meshscope, name: str) -> None:
+    done = meshscope("sweep", str(EXPERIMENTS / f"{name}.yaml"), "--dry-run", "--json")
+    assert done.status == 0, done.err
+    experiments = json.loads(done.out)["experiments"]
+    found = {e["options"]["model"] for e in experiments}
+    assert found == {
+        "Qwen/Qwen3-32B",
+        "deepseek-ai/DeepSeek-V2-Lite",
+        "deepseek-ai/DeepSeek-V3.1-Base",
+        "deepseek-ai/DeepSeek-V4-Flash-Base",
+    }
+    plans = ",".join(e["options"]["plan"] for e in experiments)
+    assert all(axis in plans for axis in ("tp=8", "sp", "dp=2", "pp=2", "fsdp=8", "ep=8"))
+    assert "more than once" not in done.err

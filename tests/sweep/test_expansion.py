@@ -36,8 +36,9 @@ def test_defaults_fill_what_an_experiment_leaves_out() -> None:
 
 def test_options_that_go_together_are_one_choice() -> None:
     """They stand under a name of their own, and go before the defaults."""
-    ways = [{"plan": "tp=8", "batch": 1}, {"plan": "dp=8", "batch": 8}]
-    found = values({"defaults": {"plan": "tp=1"}, "grid": {"model": ["m", "n"], "way": ways}})
+    ways = [{"plan": "tp=8", "topology": "a"}, {"plan": "dp=8", "topology": "b"}]
+    written = [{"plan": "tp=8", "slice": "a"}, {"plan": "dp=8", "slice": "b"}]
+    found = values({"defaults": {"plan": "tp=1"}, "grid": {"model": ["m", "n"], "way": written}})
     assert found == [{"model": model, **way} for model in "mn" for way in ways]
 
 

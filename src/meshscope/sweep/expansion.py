@@ -79,14 +79,19 @@ def _named(entry: Any, where: str, names: Sequence[str]) -> dict[str, Any]:
         raise SpecError(f"sweep file, {where}: must hold names with values, not '{entry}'.")
     found: dict[str, Any] = {}
     for written, value in entry.items():
-        name = str(written).replace("-", "_")
-        name = ALIASES.get(name, name)
+        name = _option(str(written))
         if name in found:
             raise SpecError(f"sweep file, {where}: '{written}' is given twice, as '{name}', too.")
         if name not in names and not _is_bundle(value):
             raise SpecError(f"sweep file, {where}: no option '{written}'. {nearest(name, names)}")
         found[name] = value
     return found
+
+
+def _option(written: str) -> str:
+    """The option that is meant: `weight-dtype` is `weight_dtype`, `slice` is `topology`."""
+    name = written.replace("-", "_")
+    return ALIASES.get(name, name)
 
 
 def _is_bundle(value: Any) -> bool:
@@ -121,7 +126,8 @@ def _combinations(where: str, entry: Mapping[str, Any]) -> Iterator[dict[str, Sc
     for chosen in product(*map(_choices, entry.values())):
         values: dict[str, Scalar] = {}
         for name, value in zip(entry, chosen, strict=True):
-            more = _named(value, where, tuple(value)) if isinstance(value, dict) else {name: value}
+            together = value if isinstance(value, dict) else {name: value}
+            more = {_option(str(own)): scalar for own, scalar in together.items()}
             twice = next((n for n in more if n in values), None)
             if twice is not None:
                 raise SpecError(
