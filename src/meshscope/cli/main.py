@@ -40,6 +40,10 @@ COMMANDS: dict[str, Command] = {
         module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
+    "sweep": Command(
+        module="sweep",
+        summary="Make the runs of many experiments, and go on after any interruption.",
+    ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
@@ -116,7 +120,8 @@ def main() -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwinds the stack, so that children end and nothing half-written stays."""
+    """Unwinds the stack, so that children end and nothing half-written stays; once is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
 
