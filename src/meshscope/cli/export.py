@@ -63,9 +63,10 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Export a run: timelines (perfetto, chrome), tables (csv, parquet), chakra, a workload card, ccl-bench.
+    """Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench.
 
-    Timelines show a step of each phase on every device, at its times where it has some, and otherwise in
+    Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench's workload card:
+    card, with a trace that its tools take and both definitions of its metrics: ccl-bench. Timelines show a step of each phase on every device, at its times where it has some, and otherwise in
     the order of the schedule, which they say.
     """  # fmt: skip
     found = read_run(run)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from meshscope.export.card import CARD, card_text
 from meshscope.report.document import metrics_document
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
@@ -17,5 +18,6 @@ def kept(run: Run, path: Path, *, force: bool) -> Run:
 
 
 def keep(run: Run, partial: Path) -> None:
-    """Writes the run into a folder that may hold its HLO and its traces already."""
+    """Writes the run, with its workload card, into a folder that may hold HLO and traces already."""
+    (partial / CARD).write_text(card_text(run), encoding="utf-8")
     write_run(partial, run, metrics=metrics_document(run))

@@ -47,7 +47,7 @@ COMMANDS: dict[str, Command] = {
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
-    "show": Command(module="show", summary="Show a run."),
+    "show": Command(module="show", summary="Show a run: its collectives, or its metrics."),
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),

@@ -24,7 +24,7 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run: its collectives, totals and memory, or its metrics.
+    """Show a run: its collectives, or its metrics.
 
     With --json, --metrics adds the key `metrics` to the document.
     """

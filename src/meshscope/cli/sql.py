@@ -28,7 +28,7 @@ def command(
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
-    """Query the tables of a run, or of several together, with SQL.
+    """Query the tables of one run or several with SQL.
 
     Views: `events` has every row, `collectives` those with a kind, `timeline` single executions where
     time was modelled, `runs` a row for each run; the column `run` joins them. Columns: `describe events`,

@@ -146,10 +146,10 @@ def comparison_text(
     if left.run is right.run:
         yield from own_verdicts(right.run)
         return
-    yield _verdict(comparison, left=left.name, right=right.name)
     if not comparison.is_exact or left.run.times != right.run.times:
-        yield Text("")
         yield from _why(left, right)
+        yield Text("")
+    yield _verdict(comparison, left=left.name, right=right.name)
 
 
 def _why(left: Side, right: Side) -> Iterator[Text]:
