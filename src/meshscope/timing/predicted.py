@@ -16,9 +16,19 @@ from meshscope.timing.closed_form import ClosedSteps, PlanForm, closed_steps, pl
 from meshscope.timing.efficiency import Efficiency
 from meshscope.timing.meetings import strategy_of
 from meshscope.timing.rates import CYCLES_INTERVAL, HBM_INTERVAL, MATMUL_INTERVAL
-from meshscope.timing.terms import ACTS, CACHE, KERNEL, MATMUL, PARTS, VECTOR, WEIGHTS, WIDE
+from meshscope.timing.terms import (
+    ACTS,
+    CACHE,
+    KERNEL,
+    MATMUL,
+    PARTS,
+    PREFETCHED,
+    VECTOR,
+    WEIGHTS,
+    WIDE,
+)
 
-FLOPS, BYTES = (MATMUL, KERNEL, VECTOR), (WEIGHTS, CACHE, ACTS, WIDE)
+FLOPS, BYTES = (MATMUL, KERNEL, VECTOR), (WEIGHTS, CACHE, ACTS, WIDE, PREFETCHED)
 
 
 def has_figures(chip: Chip) -> bool:

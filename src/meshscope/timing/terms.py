@@ -47,12 +47,12 @@ TERMS = ("one", "b", "bs", "causal", "scores", "bc", "b_all")
 ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(len(TERMS))
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
 # (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
-# as wide as heads or experts; how often a part runs.
+# as wide as heads or experts; how often a part runs; bytes of weights that come while others compute.
 QUANTITIES = (
     *("matmul_flops", "kernel_flops", "vector_flops"),
-    *("weight_bytes", "cache_bytes", "act_bytes", "wide_bytes", "n_runs"),
+    *("weight_bytes", "cache_bytes", "act_bytes", "wide_bytes", "n_runs", "prefetched_bytes"),
 )
-MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS = range(len(QUANTITIES))
+MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS, PREFETCHED = range(len(QUANTITIES))
 PARTS = (
     Part.EMBED,
     Part.ATTN,
@@ -154,8 +154,8 @@ def _head(device: _Device) -> Iterator[_Entry]:
     table = outer_weights(device.model, device.plan)[0]
     yield Part.LM_HEAD, MATMUL, B_ALL, 2 * device.elements(table)
     read = device.read(table)
-    if read > PREFETCHED_BYTES.get(device.chip, 0):
-        yield Part.LM_HEAD, WEIGHTS, ONE, read
+    is_ahead = read <= PREFETCHED_BYTES.get(device.chip, 0)
+    yield Part.LM_HEAD, PREFETCHED if is_ahead else WEIGHTS, ONE, read
     logits = table.gathered_shape(device.plan)[0] * device.plan.tp
     yield Part.LM_HEAD, ACTS, B_ALL, logits * device.act_bytes
     yield Part.LM_HEAD, RUNS, ONE, 1
