@@ -31,7 +31,8 @@ _PARTITIONS = 1  # the type of a channel between devices of one program (xla_dat
 class Traced:
     """A program as torch_xla traced it.
 
-    `parameters` are the names of its arguments by number; those without one are tokens. `shardings`
+    `parameters` are the names of its arguments by number, None for those without; `token` is the name of
+    those with which torch_xla orders collectives. `shardings`
     has XLA's text for each named argument and for each result by position, `aliases` the argument
     whose memory a result takes.
     """
@@ -41,6 +42,7 @@ class Traced:
     shardings: Mapping[str, str] = field(default_factory=dict)
     result_shardings: tuple[str | None, ...] = ()
     aliases: Mapping[int, str] = field(default_factory=dict)
+    token: str = "token"
 
 
 def parameters_of(proto: bytes, prefix: str, *, origin: str = "the traced program") -> tuple[str | None, ...]:
@@ -184,18 +186,23 @@ def _with_layouts(main: Any, traced: Traced) -> None:
 
 
 def _without_tokens(main: Any, traced: Traced) -> None:
-    """Arguments without a name are tokens: the constant zero in their place."""
+    """The constant zero in the place of the tokens; ParseError for another argument without a name."""
     block = main.regions[0].blocks[0]
     for number, name in enumerate(traced.parameters):
-        if name is not None:
-            continue
         argument = block.arguments[number]
+        if name is None:
+            raise ParseError(
+                f"argument {number} of the traced program ({argument.type}) has no name: it is data that "
+                "torch_xla put on a device while tracing. Give it as an argument."
+            )
+        if name != traced.token:
+            continue
         kind = ir.RankedTensorType(argument.type)
-        if kind.rank:
-            raise ParseError(f"argument {number} of the traced program ({kind}) has no name.")
-        with ir.InsertionPoint.at_block_begin(block):
-            value = ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, 0.0))
-            constant = ir.Operation.create("stablehlo.constant", results=[kind], attributes={"value": value})
+        zero = ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, 0.0))
+        place = ir.InsertionPoint.at_block_begin(block)
+        constant = ir.Operation.create(
+            "stablehlo.constant", results=[kind], attributes={"value": zero}, ip=place
+        )
         argument.replace_all_uses_with(constant.results[0])
 
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 import transformers
 
+from meshscope.arch.model import Family
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment, Partitioner
 from meshscope.torchxla.configs import transformers_config
@@ -61,7 +63,17 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
                 values[full] = buffer.detach().float().numpy()
             replicated = ((),) * buffer.dim()
             module._buffers[name] = tensors.argument(full, buffer.shape, buffer.dtype, replicated)  # noqa: SLF001
+    if experiment.model.family is Family.DEEPSEEK_V2:
+        values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values
+
+
+def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
+    """A number that scales complex ones: torch_xla makes a constant of any other, and data of this."""
+    name = "model.rotary_emb.attention_scaling"
+    value = np.float32(rotary.attention_scaling)
+    rotary.attention_scaling = tensors.argument(name, (), torch.float32, ())
+    return {name: value}
 
 
 def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:

@@ -19,6 +19,7 @@ from meshscope.torchxla.experts import register_experts
 from meshscope.torchxla.layouts import Layouts, Spec, layouts_of
 from meshscope.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.torchxla.models import meta_model, with_arguments
+from meshscope.torchxla.operators import add_operators
 from meshscope.torchxla.scopes import add_layouts, add_scopes
 from meshscope.torchxla.streams import streams_of
 from meshscope.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
@@ -50,6 +51,7 @@ class TracedProgram:
 def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> TracedProgram:
     """Traces one phase for as many devices as the plan has, without weights."""
     xr.use_spmd()
+    add_operators()
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: FBT003, SLF001  numbers as constants
     tensors = Tensors(layouts_of(experiment.model, experiment.plan))
     is_manual = experiment.program.partitioner is Partitioner.MANUAL

@@ -35,6 +35,7 @@ _XLA_TYPES = {
     torch.int32: xb.Type.S32,
     torch.int64: xb.Type.S64,
 }
+TOKEN = "token"  # the number zero, with which torch_xla orders collectives
 ARGUMENT = "argument."  # before the name of an argument, as the scope in which it comes to be
 
 
@@ -114,16 +115,17 @@ def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
 
 def _token() -> Any:
     """A new token each time: one token for all would order the collectives one behind the other."""
-    device = torch_xla.device()
-    _XLAC._set_all_reduce_token(str(device), None)  # noqa: SLF001
-    return _XLAC._get_all_reduce_token(str(device))  # noqa: SLF001
+    device = str(torch_xla.device())
+    with scope(f"{ARGUMENT}{TOKEN}"):
+        _XLAC._set_all_reduce_token(device, None)  # noqa: SLF001
+        return _XLAC._get_all_reduce_token(device)  # noqa: SLF001
 
 
 def all_gather(x: Any, dim: int, groups: Groups) -> Any:
     """The shares of a group behind each other along `dim`; in a manual region."""
-    import torch_xla.core.xla_model as xm
-
-    return xm.all_gather(x, dim=dim, groups=_lists(groups), pin_layout=False, channel_id=1, use_global_device_ids=True)
+    n_parts = len(groups[0])
+    gather = _XLAC._xla_all_gather  # noqa: SLF001
+    return gather(x, dim, n_parts, _lists(groups), False, 1, True)  # noqa: FBT003
 
 
 def all_to_all(x: Any, groups: Groups) -> Any:
