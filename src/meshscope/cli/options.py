@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from meshscope.arch.config import read_model
-from meshscope.errors import MissingToolError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
@@ -180,11 +179,6 @@ def takes_options(command: Callable[[Any], None], options: type[Any]) -> Callabl
 
 def asked_experiment(options: ExperimentOptions) -> Experiment:
     """The checked experiment; every complaint is a MeshscopeError."""
-    if options.frontend is Frontend.TORCHXLA:
-        raise MissingToolError(
-            "--frontend torchxla needs the extra torchxla, not part of this version. "
-            "Use --frontend jax."
-        )
     return experiment_of(
         model=read_model(options.model),
         plan=parse_plan(options.plan),
@@ -222,6 +216,7 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         experiment.model.name.rsplit("/", 1)[-1],
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
+        "torchxla" if program.frontend is Frontend.TORCHXLA else "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.context is ContextForm.RING else program.context,
