@@ -42,12 +42,12 @@ COMMANDS: dict[str, Command] = {
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
     "sweep": Command(
         module="sweep",
-        summary="Make the runs of many experiments, and go on after any interruption.",
+        summary="Make the runs of many experiments, resuming after interruptions.",
     ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
-    "show": Command(module="show", summary="Show a run: its collectives, or its metrics."),
+    "show": Command(module="show", summary="Show a run."),
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),

@@ -68,7 +68,7 @@ def command(  # noqa: PLR0913  the options of the command
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the runs of many experiments, and go on after any interruption.
+    """Make the runs of many experiments, resuming after interruptions.
 
     All are checked before the first starts. A run that is whole is never made again; what fails is
     told at the end and stops nothing.
