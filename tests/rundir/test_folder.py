@@ -1,6 +1,7 @@
 """A folder appears whole or not at all, and nothing that is not a run is ever replaced."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -217,3 +218,20 @@ def test_a_command_that_is_told_twice_to_end_leaves_nothing(
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert (done.returncode, names(tmp_path)) == (143, [])
+
+
+@pytest.mark.parametrize("n_bytes", [0, 40, 2000, 8000])
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: int) -> None:
+    """Wherever the writing ends: at the mark, in the table, in the manifest."""
+    words = ("Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--out", "runs/one")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshscope", "predict", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
+    )
+    told = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    assert names(tmp_path / "runs") == []

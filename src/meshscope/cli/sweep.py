@@ -20,6 +20,7 @@ from meshscope.report.sweep import Row, summary_frame, summary_row, summary_tabl
 from meshscope.report.tables import new_table
 from meshscope.rundir.names import RUNS, safe_name
 from meshscope.rundir.read import read_run
+from meshscope.rundir.write import write_table
 from meshscope.sweep.document import read_document
 from meshscope.sweep.expansion import Asked, experiments_of
 from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
@@ -179,7 +180,7 @@ def _rows(folder: SweepFolder, planned: Sequence[Planned]) -> dict[str, Row]:
 
 def _write_summary(folder: SweepFolder, rows: Iterable[Row]) -> None:
     partial = folder.path / f".{SUMMARY}.partial"
-    summary_frame(list(rows)).write_parquet(partial)
+    write_table(summary_frame(list(rows)), partial)
     partial.replace(folder.path / SUMMARY)
 
 

@@ -21,6 +21,7 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.rundir.write import write_table
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.table.measured import Measured, Request, StepCost
@@ -148,7 +149,7 @@ def _measured(
     write_perfetto_trace(profile, trace / PERFETTO)
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
     found = measured_of(profile, modules, compiled, n_steps=n_steps)
-    found.ops.write_parquet(trace / OPS)
+    write_table(found.ops, trace / OPS)
     measured = Measured(
         requests=tuple(
             Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))

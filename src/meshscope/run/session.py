@@ -16,6 +16,10 @@ from meshscope.programs.analysis import memory_analysis
 from meshscope.programs.build import BuiltProgram, build_program
 from meshscope.table.kinds import Phase
 
+# An event is recorded when it ends. A thread that has handed its result on may still be inside one,
+# where the machine is busy, and a profiler that stops at once would lose it.
+DRAIN_S = 0.25
+
 MakeWeights = Callable[[BuiltProgram], Any]
 
 
@@ -126,6 +130,7 @@ class Session:
         jax.profiler.start_trace(str(directory), profiler_options=options)
         try:
             seconds, _ = self.request(n_decode_steps=n_decode_steps)
+            time.sleep(DRAIN_S)
         finally:
             jax.profiler.stop_trace()
         return seconds
