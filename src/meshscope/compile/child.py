@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from meshscope.errors import MeshscopeError
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
@@ -46,9 +47,7 @@ TORCH_XLA_FLAGS = (
     "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
 )
-TORCH_XLA_V5_FLAGS = (
-    "--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true"
-)
+TORCH_XLA_V5_FLAGS = "--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true"
 
 
 def set_torchxla_environment(experiment: Experiment) -> None:
@@ -148,7 +147,8 @@ def main(arguments: list[str]) -> int:
     try:
         report = compile_phase(experiment, phase, directory)
     except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        told = {"type": type(error).__name__, "message": str(error)}
+        is_ours = isinstance(error, MeshscopeError)
+        told = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
         (directory / f"{phase}.error.json").write_text(json.dumps(told), encoding="utf-8")
         return 1
     (directory / f"{phase}.json").write_text(json.dumps(report), encoding="utf-8")

@@ -28,6 +28,7 @@ from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step
+from meshscope.torchxla.configs import transformers_config
 from meshscope.torchxla.interpreter import (
     check_torchxla,
     torchxla_environment,
@@ -130,6 +131,7 @@ def check_can_compile(experiment: Experiment) -> None:
         )
     if experiment.program.frontend is Frontend.TORCHXLA:
         check_torchxla()
+        transformers_config(experiment.model)
         return
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
@@ -184,7 +186,7 @@ def _start(
 
 def _failure(
     experiment: Experiment, phase: Phase, returncode: int, out_dir: Path, log: str
-) -> CompileError:
+) -> CompileError | SpecError:
     what = (
         f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
@@ -193,6 +195,8 @@ def _failure(
     if error_file.exists():
         told = json.loads(error_file.read_text(encoding="utf-8"))
         error_file.unlink()
+        if told.get("is_ours"):
+            return SpecError(told["message"])
         return CompileError(
             f"the TPU compiler refused {what}: {told['type']}: {told['message'][:MAX_TOLD_CHARACTERS]}"
         )

@@ -313,7 +313,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     program = program or Program()
     _check_supported(plan, engine)
     if program.frontend is Frontend.TORCHXLA:
-        _check_torchxla(program)
+        _check_torchxla(program, plan)
     _check_context(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -333,8 +333,13 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     return experiment
 
 
-def _check_torchxla(program: Program) -> None:
+def _check_torchxla(program: Program, plan: Plan) -> None:
     """SpecError when the program is asked for what a trace of transformers' modules does not have."""
+    if plan.pp > 1 or plan.cp > 1:
+        raise PlanError(
+            f"plan '{plan}': --frontend torchxla has neither pp nor cp yet. Use tp, sp, dp, fsdp or ep, or "
+            "--frontend jax."
+        )
     lacking = {
         "--loop scan": program.loop is Loop.SCAN,
         "--kernels on": program.kernels is Kernels.ON,

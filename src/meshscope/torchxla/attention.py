@@ -7,6 +7,7 @@ That is what `--partitioner auto` shows.
 Shapes: B batch, N query heads, K key and value heads, G = N/K, S queries, T slots, H width of a head.
 """
 
+# pyright: reportMissingImports=false
 from typing import Any
 
 import torch

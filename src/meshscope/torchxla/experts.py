@@ -10,6 +10,7 @@ Shapes: T tokens, D residual width, K experts a token, E experts, e of one devic
 expert, n devices of the exchange, F width of an expert.
 """
 
+# pyright: reportMissingImports=false
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import torch_xla
 import transformers.integrations.moe as registry
 
-from meshscope.plan.dispatch import exchange_axes, routed_tokens
+from meshscope.plan.dispatch import exchange_axes
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.weights import Dim
 from meshscope.table.kinds import Part, Phase
@@ -33,7 +34,9 @@ def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> 
     moe = experiment.model.moe
     assert moe is not None
     is_exchanged = bool(exchange_axes(experiment.plan))
-    dispatch = _Exchange(experiment=experiment, phase=phase, tensors=tensors) if is_exchanged else None
+    dispatch = (
+        _Exchange(experiment=experiment, phase=phase, tensors=tensors) if is_exchanged else None
+    )
 
     def of_tokens(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         if dispatch is None:
@@ -164,6 +167,3 @@ def _padded(x: Any, n_more: int, value: float = 0) -> Any:
         return x
     more = torch.full((n_more, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
     return torch.cat([x, more])
-
-
-__all__ = ["NAME", "register_experts", "routed_tokens"]

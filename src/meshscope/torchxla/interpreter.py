@@ -76,7 +76,7 @@ def _check_fit(python: str, versions: Mapping[str, str]) -> None:
 
 
 def _release(version: str) -> tuple[int, int]:
-    major, minor = version.split("+")[0].split(".")[:2]
+    major, minor = version.split("+", maxsplit=1)[0].split(".")[:2]
     return int(major), int(minor)
 
 

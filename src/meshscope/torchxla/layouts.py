@@ -81,6 +81,8 @@ def layouts_of(model: Model, plan: Plan) -> Layouts:
     axes = tuple(
         part
         for name, size in plan.mesh.axes
-        for part in ([(n, sizes[n]) for n in KV_AXES if sizes[n] > 1] if name == "tp" else [(name, size)])
+        for part in (
+            [(n, sizes[n]) for n in KV_AXES if sizes[n] > 1] if name == "tp" else [(name, size)]
+        )
     )
     return Layouts(plan=plan, mesh=Mesh(axes=axes), has_kv_axis=True)

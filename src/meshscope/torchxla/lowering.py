@@ -6,6 +6,7 @@ told to mean partitions (torch_xla writes them for replicas, of which an SPMD pr
 the token with which torch_xla orders collectives is a constant.
 """
 
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,17 +23,19 @@ from meshscope.torchxla.regions import mark_regions
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+ORDER = "order"  # the argument, a zero, with which torch_xla orders collectives
 _OF_GROUPS = ("all_reduce", "all_gather", "reduce_scatter")
 _OF_DEVICES = ("all_to_all", "collective_permute")
-_PARTITIONS = 1  # the type of a channel between devices of one program (xla_data.proto, ChannelType)
+_PARTITIONS = (
+    1  # the type of a channel between devices of one program (xla_data.proto, ChannelType)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """A program as torch_xla traced it.
 
-    `parameters` are the names of its arguments by number, None for those without; `token` is the name of
-    those with which torch_xla orders collectives. `shardings`
+    `parameters` are the names of its arguments by number, None for those without. `shardings`
     has XLA's text for each named argument and for each result by position, `aliases` the argument
     whose memory a result takes.
     """
@@ -42,10 +45,11 @@ class Traced:
     shardings: Mapping[str, str] = field(default_factory=dict)
     result_shardings: tuple[str | None, ...] = ()
     aliases: Mapping[int, str] = field(default_factory=dict)
-    token: str = "token"
 
 
-def parameters_of(proto: bytes, prefix: str, *, origin: str = "the traced program") -> tuple[str | None, ...]:
+def parameters_of(
+    proto: bytes, prefix: str, *, origin: str = "the traced program"
+) -> tuple[str | None, ...]:
     """Names of the parameters by number, from the scopes in which they came to be."""
     text = hlo_text(proto, origin)
     names: dict[int, str | None] = {}
@@ -168,7 +172,7 @@ def _with_channels(module: Any) -> int:
 def _with_layouts(main: Any, traced: Traced) -> None:
     """Arguments and results laid out by the plan, and the memory that they share."""
     number_of = {name: number for number, name in enumerate(traced.parameters) if name is not None}
-    arguments = [{} for _ in traced.parameters]
+    arguments: list[dict[str, Any]] = [{} for _ in traced.parameters]
     for name, text in traced.shardings.items():
         if name in number_of:  # one that nothing uses is not there
             arguments[number_of[name]]["mhlo.sharding"] = ir.StringAttr.get(text)
@@ -177,7 +181,7 @@ def _with_layouts(main: Any, traced: Traced) -> None:
             index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
             arguments[number_of[name]]["tf.aliasing_output"] = index
     main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
-    results = [
+    results: list[dict[str, Any]] = [
         {} if text is None else {"mhlo.sharding": ir.StringAttr.get(text)}
         for text in traced.result_shardings
     ]
@@ -195,7 +199,7 @@ def _without_tokens(main: Any, traced: Traced) -> None:
                 f"argument {number} of the traced program ({argument.type}) has no name: it is data that "
                 "torch_xla put on a device while tracing. Give it as an argument."
             )
-        if name != traced.token:
+        if name != ORDER:
             continue
         kind = ir.RankedTensorType(argument.type)
         zero = ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, 0.0))

@@ -1,11 +1,12 @@
 """A transformers model without memory: every parameter is an argument of the program, laid out by rule."""
 
+# pyright: reportMissingImports=false
 from typing import Any
 
 import numpy as np
 import torch
-from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 import transformers
+from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.arch.model import Family
 from meshscope.errors import SpecError
@@ -32,7 +33,9 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
         # torch_xla's own remedy: a product that does not lay all tokens in one dimension.
         apply_xla_patch_to_nn_linear(model)
         model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # float32, as loaded models
+    model.model.rotary_emb = type(model.model.rotary_emb)(
+        config=config
+    )  # float32, as loaded models
     return model.eval()
 
 
@@ -90,7 +93,8 @@ def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> N
         return
     largest = sorted(missing, key=lambda name: -missing[name].numel())[:MAX_NAMED]
     shown = ", ".join(
-        f"{name} {list(missing[name].shape)} ({format_bytes(missing[name].nbytes)})" for name in largest
+        f"{name} {list(missing[name].shape)} ({format_bytes(missing[name].nbytes)})"
+        for name in largest
     )
     more = f" and {len(missing) - len(largest)} more" if len(missing) > len(largest) else ""
     total = format_bytes(sum(p.nbytes for p in missing.values()))

@@ -3,6 +3,7 @@
 Without them torch_xla would compute on the host, and a tensor without memory has nothing to compute.
 """
 
+# pyright: reportMissingImports=false
 from functools import cache
 from typing import Any
 

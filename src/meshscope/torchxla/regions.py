@@ -5,6 +5,7 @@ would carry the mark of one to the other when XLA spreads shardings, and the par
 whole tensor for a share. So everything inside is marked, with constants of its own.
 """
 
+# pyright: reportPrivateImportUsage=false
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ def _copied(value: Any, copies: dict[Any, Any]) -> Any:
 def _entered(value: Any, place: Any) -> Any:
     """A tensor that is the same on every device, inside the region."""
     for target, sharding in (("Sharding", "{replicated}"), (BEGINS, "{manual}")):
-        attributes = {
+        attributes: dict[str, Any] = {
             "call_target_name": ir.StringAttr.get(target),
             SHARDING: ir.StringAttr.get(sharding),
         }

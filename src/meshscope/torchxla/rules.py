@@ -98,5 +98,5 @@ def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
 
 
 def _module_name(name: str, family: Family) -> str:
-    """transformers keeps Mixtral's blocks under another name than published checkpoints do."""
+    """Transformers keeps Mixtral's blocks under another name than published checkpoints do."""
     return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name

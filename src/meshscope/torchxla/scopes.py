@@ -5,14 +5,13 @@ order in which they are registered, so that what is laid out carries the scope o
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from meshscope.arch.model import MlpKind
 from meshscope.plan.experiment import Experiment
 from meshscope.table.kinds import Part, Phase
 from meshscope.torchxla.layouts import Spec
-from meshscope.torchxla.streams import Streams, streams_of
+from meshscope.torchxla.streams import streams_of
 from meshscope.torchxla.tensors import Tensors, scope
 
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
@@ -93,7 +92,3 @@ def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
         return output
 
     module.register_forward_hook(behind)
-
-
-Hook = Callable[..., Any]
-__all__ = ["Streams", "add_layouts", "add_scopes", "scope_of_module"]

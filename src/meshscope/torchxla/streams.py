@@ -22,7 +22,7 @@ class Streams:
 
 
 def streams_of(experiment: Experiment, phase: Phase, layouts: Layouts) -> Streams:
-    """sp splits the prompt in prefill; in decode the batch, where tp divides it."""
+    """Sp splits the prompt in prefill; in decode the batch, where tp divides it."""
     plan, workload = experiment.plan, experiment.workload
     data, tp = layouts.data, layouts.axes("tp")
     context = layouts.axes("cp") if phase is Phase.PREFILL else ()

@@ -4,6 +4,7 @@ In a manual region a tensor is one device's share and every exchange is written 
 traced as torch_xla writes them, for replicas; `lowering.py` makes them mean partitions.
 """
 
+# pyright: reportMissingImports=false
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
 from meshscope.plan.mesh import Groups
 from meshscope.torchxla.layouts import Layouts, Spec
+from meshscope.torchxla.lowering import ORDER
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
 
@@ -35,7 +37,6 @@ _XLA_TYPES = {
     torch.int32: xb.Type.S32,
     torch.int64: xb.Type.S64,
 }
-TOKEN = "token"  # the number zero, with which torch_xla orders collectives
 ARGUMENT = "argument."  # before the name of an argument, as the scope in which it comes to be
 
 
@@ -116,7 +117,7 @@ def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
 def _token() -> Any:
     """A new token each time: one token for all would order the collectives one behind the other."""
     device = str(torch_xla.device())
-    with scope(f"{ARGUMENT}{TOKEN}"):
+    with scope(f"{ARGUMENT}{ORDER}"):
         _XLAC._set_all_reduce_token(device, None)  # noqa: SLF001
         return _XLAC._get_all_reduce_token(device)  # noqa: SLF001
 
@@ -125,13 +126,13 @@ def all_gather(x: Any, dim: int, groups: Groups) -> Any:
     """The shares of a group behind each other along `dim`; in a manual region."""
     n_parts = len(groups[0])
     gather = _XLAC._xla_all_gather  # noqa: SLF001
-    return gather(x, dim, n_parts, _lists(groups), False, 1, True)  # noqa: FBT003
+    return gather(x, dim, n_parts, _lists(groups), False, 1, True)
 
 
 def all_to_all(x: Any, groups: Groups) -> Any:
     """[n, ...], a part for each device of the group -> [n, ...], a part from each; in a manual region."""
     n_parts = len(groups[0])
-    return _XLAC._xla_all_to_all(x, _token(), 0, 0, n_parts, _lists(groups), False)[0]  # noqa: FBT003, SLF001
+    return _XLAC._xla_all_to_all(x, _token(), 0, 0, n_parts, _lists(groups), False)[0]  # noqa: SLF001
 
 
 def permuted(x: Any, pairs: Groups) -> Any:
