@@ -93,6 +93,14 @@ golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); r
 full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some
 	$(BIN)/python benchmarks/full_size.py $(NAMES)
 
+.PHONY: accuracy
+accuracy: $(VENV)/.dev ## published times beside ours, into docs/accuracy.md
+	$(BIN)/cog -P -r docs/accuracy.md
+
+.PHONY: cpu-loop
+cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure them (minutes)
+	$(BIN)/python benchmarks/cpu_loop.py
+
 .PHONY: bench
 bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
 	$(BIN)/python benchmarks/start_up.py

@@ -55,6 +55,9 @@ COMMANDS: dict[str, Command] = {
         module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
     ),
     "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
+    "calibrate": Command(
+        module="calibrate", summary="Measure what the chip here does, into a profile."
+    ),
 }
 
 

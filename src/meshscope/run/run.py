@@ -3,11 +3,8 @@
 import importlib.util
 import json
 import platform
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory, compiled_memory
+from meshscope.run.holding import held_child
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
 from meshscope.rundir.write import write_table
@@ -189,7 +187,7 @@ def _reported(
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
         log = Path(scratch) / "log"
-        with _child(request, folder, log) as child:
+        with held_child((*CHILD, str(request), str(folder)), log) as child:
             assert child.stdout is not None
             for line in child.stdout:
                 words = line.decode(errors="replace").strip()
@@ -201,25 +199,6 @@ def _reported(
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
-
-
-@contextmanager
-def _child(request: Path, folder: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
-    """The child while the block runs; it holds our pipe and ends when we do, however we end."""
-    command = [sys.executable, *CHILD, str(request), str(folder)]
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-        )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
-        child.wait()
 
 
 def _failure(
