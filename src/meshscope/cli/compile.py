@@ -1,17 +1,21 @@
 """`meshscope compile`: the TPU compiler, no TPU."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
 
 from meshscope.cli.making import new_manifest, predicted_run
 from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
     run_folder,
-    takes_experiment,
+    takes_options,
 )
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.progress import Progress
 from meshscope.compile.compile import compile_experiment
+from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Engine
 from meshscope.report.document import metrics_document, run_document
@@ -23,8 +27,19 @@ from meshscope.table.kinds import Source
 from meshscope.timing.timeline import write_timeline
 
 
-@takes_experiment
-def command(options: ExperimentOptions) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions(ExperimentOptions):
+    """What the user asks for, as typed."""
+
+    cycles: Annotated[
+        Cycles,
+        typer.Option(
+            help="Time by the compiler's estimates, or by its slow profile of its own bundles."
+        ),
+    ] = Cycles.ESTIMATED
+
+
+def _command(options: CompileOptions) -> None:
     """Compile with the TPU compiler, without a TPU, into a run.
 
     Prefill and decode compile side by side; the table puts predicted beside compiled.
@@ -37,7 +52,10 @@ def command(options: ExperimentOptions) -> None:
     print_all(console, run_text(run, console))
 
 
-def _compiled_run(options: ExperimentOptions) -> Run:
+command = takes_options(_command, CompileOptions)
+
+
+def _compiled_run(options: CompileOptions) -> Run:
     if options.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {options.engine} has no program to compile. Use predict --engine {options.engine}."
@@ -48,7 +66,9 @@ def _compiled_run(options: ExperimentOptions) -> Run:
     with new_folder(path, force=options.force) as partial:
         (partial / HLO).mkdir()
         with Progress() as progress:
-            result = compile_experiment(experiment, partial / HLO, progress=progress)
+            result = compile_experiment(
+                experiment, partial / HLO, progress=progress, cycles=options.cycles
+            )
         run = Run(
             path=None,
             manifest=new_manifest(
