@@ -48,6 +48,9 @@ COMMANDS: dict[str, Command] = {
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
     "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
+    "calibrate": Command(
+        module="calibrate", summary="Measure what the chip here does, into a profile."
+    ),
 }
 
 

@@ -13,6 +13,8 @@ GIB = 2**30
 SCALING_BOOK = "How to Scale Your Model, part 2 (jax-ml/scaling-book@0819a7d, tpus.md)"
 TPU7X_PAGE = "cloud.google.com/tpu/docs/tpu7x, quoted 2026-02 by yangwhale/gpu-tpu-pedia tpu_v7_benchmark_report.md"
 
+HOPPER_SOURCE = "NVLink 450 GB/s one direction: an author of NCCL in NVIDIA/nccl-tests issue 212"
+
 
 class ChipKind(StrEnum):
     """What sort of device a chip is; decides what can be done for it."""
@@ -133,7 +135,8 @@ CHIPS: dict[str, Chip] = {
             bf16_flops_per_s=9.89e14,
             link_bytes_per_s=4.5e11,
             wraps_from=None,
-            source="NVIDIA H100 Tensor Core GPU datasheet, SXM column: NVLink 900 GB/s both directions",
+            source=f"{HOPPER_SOURCE}; HBM 3.35e12 B/s and half of 1.979e15 flops with sparsity: scaling "
+            "book, part 1 (roofline.md)",
         ),
         Chip(
             name="h200",
@@ -146,7 +149,23 @@ CHIPS: dict[str, Chip] = {
             bf16_flops_per_s=9.89e14,
             link_bytes_per_s=4.5e11,
             wraps_from=None,
-            source="NVIDIA H200 Tensor Core GPU datasheet, SXM column: NVLink 900 GB/s both directions",
+            source=f"{HOPPER_SOURCE}; 141 GB of HBM3e: mlcommons/inference_results_v4.1, NVIDIA's system "
+            "H200-SXM-141GBx8; 4.8 TB/s and compute as an H100's: aiwiki.ai/wiki/nvidia_h200, quoting "
+            "NVIDIA's announcement of 2023-11-13",
+        ),
+        Chip(
+            name="a100",
+            kind=ChipKind.GPU,
+            devices_per_chip=1,
+            n_grid_dims=1,
+            chips_per_host=8,
+            hbm_bytes=80 * 10**9,
+            hbm_bytes_per_s=2.039e12,
+            bf16_flops_per_s=3.12e14,
+            link_bytes_per_s=3e11,
+            wraps_from=None,
+            source="A100 80G SXM4: glennklockwood.com/garden/processors/A100, quoting NVIDIA's datasheet "
+            "1758950 r4: NVLink 300+300 GB/s",
         ),
         Chip(
             name="cpu",

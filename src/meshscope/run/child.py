@@ -52,7 +52,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     from meshscope.run.session import Session  # noqa: PLC0415
 
     join_processes(options)
-    devices = live_devices(experiment)
+    devices = live_devices(experiment.topology)
     session = Session.started(
         experiment,
         devices,

@@ -6,14 +6,13 @@ import jax
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.plan.experiment import Experiment
+from meshscope.hardware.topology import Topology
 
 PLATFORM = {ChipKind.TPU: "tpu", ChipKind.GPU: "gpu", ChipKind.CPU: "cpu"}
 
 
-def live_devices(experiment: Experiment) -> list[Any]:
+def live_devices(topology: Topology) -> list[Any]:
     """As many devices as the slice has; SpecError when JAX sees fewer, or others."""
-    topology = experiment.topology
     wanted, seen = PLATFORM[topology.chip.kind], jax.default_backend()
     if seen != wanted:
         raise SpecError(

@@ -4,11 +4,8 @@ import importlib.util
 import json
 import platform
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from meshscope.plan.caches import device_cache_bytes
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
 from meshscope.plan.weights import device_weight_bytes
+from meshscope.run.holding import held_child
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
 from meshscope.table.collective import Collective
@@ -220,7 +218,7 @@ def _reported(
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
         log = Path(scratch) / "log"
-        with _child(request, folder, log) as child:
+        with held_child((*CHILD, str(request), str(folder)), log) as child:
             assert child.stdout is not None
             for line in child.stdout:
                 words = line.decode(errors="replace").strip()
@@ -232,25 +230,6 @@ def _reported(
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
-
-
-@contextmanager
-def _child(request: Path, folder: Path, log: Path) -> Generator[subprocess.Popen[bytes]]:
-    """The child while the block runs; it holds our pipe and ends when we do, however we end."""
-    command = [sys.executable, *CHILD, str(request), str(folder)]
-    with log.open("wb") as errors:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-        )
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            child.kill()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
-        child.wait()
 
 
 def _failure(

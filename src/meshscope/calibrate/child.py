@@ -1,0 +1,136 @@
+"""The child process: measures on the devices that JAX sees.
+
+Started as `python -m meshscope.calibrate.child REQUEST.json OUT_DIR`; writes a report, or an error
+report. It is a process of its own because JAX reads its platform from the environment, and so that
+a crash is a message. It ends with its parent.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from meshscope.calibrate.request import ERROR, REPORT, CalibrationRequest, request_from_dict
+from meshscope.errors import MeshscopeError
+from meshscope.hardware.chips import ChipKind
+from meshscope.interconnect.points import KINDS
+from meshscope.run.child import end_with_parent, told, versions
+
+MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsewhere too
+LARGE_MATRIX_SIZES = (2048, 4096, 8192)
+MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
+CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
+
+
+def set_environment(request: CalibrationRequest) -> None:
+    """What JAX reads when it is imported; to be called before it is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if request.topology.chip.kind is ChipKind.CPU:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        flag = f"--xla_force_host_platform_device_count={request.topology.n_devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def measure(request: CalibrationRequest) -> dict[str, Any]:
+    """Measures everything that the budget allows; the report for the parent."""
+    import jax  # noqa: PLC0415  after set_environment
+    import numpy as np  # noqa: PLC0415
+
+    from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
+
+    began = time.monotonic()
+    devices = live_devices(request.topology)
+    mesh_axes = request.plan.mesh
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
+
+    def is_time_left(*, share: float) -> bool:
+        return time.monotonic() - began < request.budget_s * share
+
+    matrices, memory = _of_one_device(request, mesh)
+    points: list[dict[str, Any]] = []
+    n_left_out = 0
+    for kind, axis, asked_bytes in _plan_of_work(request):
+        if not is_time_left(share=1.0):
+            n_left_out += 1
+            continue
+        points.append(_point(request, mesh, kind, axis, asked_bytes))
+    return {
+        "points": points,
+        "n_left_out": n_left_out,
+        "matrices": matrices,
+        "memory": memory,
+        "seconds": time.monotonic() - began,
+        "versions": versions(),
+        "n_cpus": os.cpu_count(),
+        "devices": [described(device) for device in devices],
+    }
+
+
+def _plan_of_work(request: CalibrationRequest) -> Iterator[tuple[Any, str, int]]:
+    """Small sizes of all kinds and axes first, so that a short budget still tells of every kind."""
+    for size in request.sizes:
+        for axis in request.plan.mesh.names:
+            for kind in KINDS:
+                yield kind, axis, size
+
+
+def _point(
+    request: CalibrationRequest, mesh: Any, kind: Any, axis: str, asked_bytes: int
+) -> dict[str, Any]:
+    from meshscope.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
+
+    payload_bytes = payload_of(kind, asked_bytes, mesh.shape[axis])
+    told(f"{kind} over {axis}, {payload_bytes} B")
+    repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
+    return {
+        "kind": kind,
+        "axis": axis,
+        "payload_bytes": payload_bytes,
+        "seconds": median(repeats_s),
+        "repeats_s": repeats_s,
+    }
+
+
+def _of_one_device(
+    request: CalibrationRequest, mesh: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from meshscope.calibrate.measure import timed_matrices, timed_memory  # noqa: PLC0415
+
+    is_cpu = request.topology.chip.kind is ChipKind.CPU
+    dtype = "float32" if is_cpu else "bfloat16"
+    matrices: list[dict[str, Any]] = []
+    for n in MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES):
+        told(f"matrices of {n} x {n}")
+        seconds = timed_matrices(mesh, n, dtype, repeats=request.repeats)
+        matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
+    memory: list[dict[str, Any]] = []
+    for array_bytes in CPU_MEMORY_BYTES if is_cpu else MEMORY_BYTES:
+        told(f"memory, arrays of {array_bytes} B")
+        seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
+        memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
+    return matrices, memory
+
+
+def main(arguments: list[str]) -> int:
+    """Measures; every failure that Python sees becomes an error report."""
+    request_file, out_dir = arguments
+    directory = Path(out_dir)
+    end_with_parent()
+    request = request_from_dict(json.loads(Path(request_file).read_text(encoding="utf-8")))
+    set_environment(request)
+    try:
+        (directory / REPORT).write_text(json.dumps(measure(request)), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
+        is_ours = isinstance(error, MeshscopeError)
+        said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
+        (directory / ERROR).write_text(json.dumps(said), encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

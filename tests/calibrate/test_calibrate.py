@@ -1,0 +1,71 @@
+"""The command on virtual CPU devices; what it times is not judged, the machine may be busy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshscope.interconnect.profile import load_profile
+
+
+def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshscope", "calibrate", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two devices, six sizes: enough to fit each kind by itself."""
+    path = tmp_path_factory.mktemp("calibrated") / "cpu.json"
+    sizes = ("--max-bytes", "131072", "--repeats", "1")
+    done = meshscope("--topology", "cpu:2", *sizes, "--out", str(path), "--json")
+    if (
+        done.returncode
+    ):  # a busy machine may time a line that falls; then it says so and keeps points
+        assert "What was measured is in" in done.stderr, done.stderr
+        assert path.with_suffix(".points.csv").exists()
+        pytest.skip(f"this machine is too busy to time: {done.stderr.splitlines()[-1]}")
+    document = json.loads(done.stdout)
+    assert document["profile"] == str(path)
+    return path
+
+
+def test_every_kind_is_measured_up_to_the_largest(measured: Path) -> None:
+    profile = load_profile(measured)
+    by_kind: dict[str, list[int]] = {}
+    for point in profile.points:
+        by_kind.setdefault(point["kind"], []).append(point["payload_bytes"])
+        assert point["seconds"] > 0
+    assert sorted(by_kind) == [
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "permute",
+        "reduce_scatter",
+    ]
+    assert all((len(sizes), max(sizes)) == (6, 131072) for sizes in by_kind.values())
+    assert min(by_kind["all_reduce"]) == 4
+
+
+def test_matrices_and_memory_are_measured(measured: Path) -> None:
+    profile = load_profile(measured)
+    assert profile.flops_per_s is not None
+    assert profile.memory_bytes_per_s is not None
+    assert profile.conditions["versions"]["jax"]
+    assert len(profile.conditions["devices"]) == 2
+
+
+def test_a_profile_is_not_replaced_unasked(measured: Path) -> None:
+    before = measured.read_bytes()
+    done = meshscope("--topology", "cpu:2", "--out", str(measured))
+    assert (done.returncode, "--force" in done.stderr) == (1, True)
+    assert measured.read_bytes() == before
+
+
+def test_a_missing_platform_is_one_message(tmp_path: Path) -> None:
+    done = meshscope("--topology", "h100:2", "--out", str(tmp_path / "x.json"), "--budget", "1")
+    assert done.returncode == 1
+    assert "needs gpu devices" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "x.json").exists()
