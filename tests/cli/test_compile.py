@@ -34,7 +34,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Puts a function from the experiment to its rows in the place of the compiler."""
 
     def install(rows_of: Callable[[Experiment], list[Collective]]) -> None:
-        def compile_experiment(experiment: Experiment, hlo_dir: Path, *, progress: Any) -> Any:
+        def compile_experiment(
+            experiment: Experiment, hlo_dir: Path, *, progress: Any, **_: Any
+        ) -> Any:
             progress("prefill", "compiling")
             (hlo_dir / "prefill.hlo.txt.gz").write_bytes(b"text")
             rows = rows_of(experiment)

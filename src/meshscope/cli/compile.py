@@ -1,6 +1,9 @@
 """`meshscope compile`: the TPU compiler, no TPU."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
 
 from meshscope.cli.keeping import keep
 from meshscope.cli.making import predicted_run, run_of
@@ -8,11 +11,12 @@ from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
     run_folder,
-    takes_experiment,
+    takes_options,
 )
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.progress import Progress
 from meshscope.compile.compile import check_can_compile, compile_experiment
+from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.report.document import run_document
@@ -23,8 +27,19 @@ from meshscope.rundir.write import HLO
 from meshscope.timing.timeline import write_timeline
 
 
-@takes_experiment
-def command(options: ExperimentOptions) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions(ExperimentOptions):
+    """What the user asks for, as typed."""
+
+    cycles: Annotated[
+        Cycles,
+        typer.Option(
+            help="Time by the compiler's estimates, or by its slow profile of its own bundles."
+        ),
+    ] = Cycles.ESTIMATED
+
+
+def _command(options: CompileOptions) -> None:
     """Compile with the TPU compiler, without a TPU, into a run.
 
     Prefill and decode compile side by side; the table puts predicted beside compiled.
@@ -35,6 +50,9 @@ def command(options: ExperimentOptions) -> None:
         return
     console = new_console()
     print_all(console, run_text(run, console))
+
+
+command = takes_options(_command, CompileOptions)
 
 
 def checked(options: ExperimentOptions) -> Experiment:
@@ -48,14 +66,16 @@ def checked(options: ExperimentOptions) -> Experiment:
     return experiment
 
 
-def _compiled_run(options: ExperimentOptions) -> Run:
+def _compiled_run(options: CompileOptions) -> Run:
     experiment = checked(options)
     path = run_folder(experiment, options.out)
     predicted = predicted_run(experiment)
     with new_folder(path, force=options.force) as partial:
         (partial / HLO).mkdir()
         with Progress() as progress:
-            result = compile_experiment(experiment, partial / HLO, progress=progress)
+            result = compile_experiment(
+                experiment, partial / HLO, progress=progress, cycles=options.cycles
+            )
         run = run_of(experiment, predicted, result, times=[step.time for step in result.steps])
         write_timeline(partial, result.steps)
         keep(run, partial)

@@ -6,6 +6,7 @@ HLO that they wrote.
 
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -16,6 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshscope.compile.cycles import (
+    FLAG,
+    Cycles,
+    keep_profile,
+    profiling_environment,
+    read_profile,
+)
 from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
@@ -39,6 +47,8 @@ Progress = Callable[[Phase, str], None]
 
 POLL_S = 0.05
 
+PROFILE_SUFFIX = ".cycles.json"
+
 CHILD = ("-m", "meshscope.compile.child")
 
 
@@ -60,12 +70,20 @@ class CompileResult:
 
 
 def compile_experiment(
-    experiment: Experiment, hlo_dir: Path, *, progress: Progress
+    experiment: Experiment,
+    hlo_dir: Path,
+    *,
+    progress: Progress,
+    cycles: Cycles = Cycles.ESTIMATED,
+    constants: LinkConstants | None = None,
 ) -> CompileResult:
-    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times."""
+    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times.
+
+    `constants` are those of a measured chip profile.
+    """
     check_can_compile(experiment)
     phases = experiment.phases
-    _compile_phases(experiment, phases, hlo_dir, progress)
+    notes = _compile_phases(experiment, phases, hlo_dir, progress, cycles)
     reports = {
         phase: json.loads((hlo_dir / f"{phase}.json").read_text(encoding="utf-8"))
         for phase in phases
@@ -76,7 +94,9 @@ def compile_experiment(
     for phase, report in reports.items():
         progress(phase, "reading")
         started = time.perf_counter()
-        own, step = read_phase(experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz")
+        own, step = read_phase(
+            experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz", constants=constants, notes=notes
+        )
         rows += own
         steps.append(step)
         seconds |= {f"{phase}.{step}": value for step, value in report["seconds"].items()}
@@ -100,8 +120,12 @@ def read_phase(
     path: Path,
     *,
     constants: LinkConstants | None = None,
+    notes: tuple[str, ...] = (),
 ) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one phase's HLO text with their times, and the time of its step."""
+    """The collectives of one phase's HLO text with their times, and the time of its step.
+
+    A cycle profile that lies beside the text counts in place of the estimates in it.
+    """
     module = read_hlo(path)
     found = operations_in(
         module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
@@ -112,7 +136,16 @@ def read_phase(
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )
-    step = timed_step(module, found, phase=phase, topology=experiment.topology, constants=constants)
+    profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
+    step = timed_step(
+        module,
+        found,
+        phase=phase,
+        topology=experiment.topology,
+        constants=constants,
+        profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
+        notes=notes,
+    )
     return step.rows(rows), step
 
 
@@ -143,7 +176,39 @@ def check_can_compile(experiment: Experiment) -> None:
 
 
 def _compile_phases(
-    experiment: Experiment, phases: tuple[Phase, ...], hlo_dir: Path, progress: Progress
+    experiment: Experiment,
+    phases: tuple[Phase, ...],
+    hlo_dir: Path,
+    progress: Progress,
+    cycles: Cycles,
+) -> tuple[str, ...]:
+    """Compiles the phases; with the compiler's cycle profile where it is asked for and to be had.
+
+    Says why, where it is not: an internal flag may go with any libtpu.
+    """
+    if cycles is Cycles.ESTIMATED:
+        _run_children(experiment, phases, hlo_dir, progress)
+        return ()
+    with tempfile.TemporaryDirectory(prefix="meshscope-cycles-") as folder:
+        try:
+            _run_children(experiment, phases, hlo_dir, progress, Path(folder))
+        except CompileError as error:
+            _run_children(experiment, phases, hlo_dir, progress)
+            return (f"no cycle profile, for with {FLAG} compiling failed: {str(error)[:200]}",)
+        profiles = {phase: read_profile(Path(folder) / phase.value) for phase in phases}
+    for phase, profile in profiles.items():
+        keep_profile(hlo_dir / f"{phase}{PROFILE_SUFFIX}", profile)
+    if not all(profiles.values()):
+        return (f"no cycle profile, for this libtpu writes none with {FLAG}",)
+    return ()
+
+
+def _run_children(
+    experiment: Experiment,
+    phases: tuple[Phase, ...],
+    hlo_dir: Path,
+    progress: Progress,
+    cycles_dir: Path | None = None,
 ) -> None:
     """Runs one child a phase, side by side; the first failure stops the others."""
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
@@ -152,7 +217,8 @@ def _compile_phases(
         children: dict[Phase, subprocess.Popen[bytes]] = {}
         try:
             for phase in phases:
-                children[phase] = _start(experiment, experiment_file, hlo_dir, phase)
+                own_dir = None if cycles_dir is None else cycles_dir / phase.value
+                children[phase] = _start(experiment, experiment_file, hlo_dir, phase, own_dir)
                 progress(phase, "compiling")
             waiting = dict(children)
             while waiting:
@@ -171,12 +237,19 @@ def _compile_phases(
 
 
 def _start(
-    experiment: Experiment, experiment_file: Path, out_dir: Path, phase: Phase
+    experiment: Experiment,
+    experiment_file: Path,
+    out_dir: Path,
+    phase: Phase,
+    cycles_dir: Path | None,
 ) -> subprocess.Popen[bytes]:
     """The child of a phase, in the Python that has its front end; its log is beside the experiment."""
     is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
     python = torchxla_python() if is_torchxla else sys.executable
-    environment = torchxla_environment() if is_torchxla else None
+    environment = torchxla_environment() if is_torchxla else dict(os.environ)
+    if cycles_dir is not None:
+        cycles_dir.mkdir()
+        environment = profiling_environment(environment, cycles_dir)
     command = [python, *CHILD, str(experiment_file), str(out_dir), phase.value]
     with (experiment_file.parent / f"{phase}.log").open("wb") as log:
         return subprocess.Popen(

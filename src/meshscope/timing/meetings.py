@@ -144,12 +144,24 @@ def _meetings(experiment: Experiment, phase: Phase) -> list[tuple[Meeting, float
         outside = [(m, 0.0, float(m.count)) for m in (*stage.before, *stage.after)]
         return [*outside, *_of_layers(stage, 1)]
     n_microbatches = experiment.n_microbatches(phase)
-    ticks = n_ticks(n_microbatches, experiment.plan.pp)
     fullest = max(stages, key=lambda stage: len(stage.layers))
-    handed = [(m, m.count / ticks, 0.0) for m in fullest.after if m.part is Part.STAGE]
+    # Behind our stages comes what they do together.
     last = [m for stage in stages[-2:] for m in stage.after if m.part is not Part.STAGE]
     outside = [(m, 0.0, float(m.count)) for m in last]
+    handed = _handed_on(experiment, phase, stages)
     return [*handed, *outside, *_of_layers(fullest, n_microbatches)]
+
+
+def _handed_on(
+    experiment: Experiment, phase: Phase, stages: tuple[Stage, ...]
+) -> list[tuple[Meeting, float, float]]:
+    """What goes from stage to stage in each tick: ours in all of them, vLLM's over each boundary once."""
+    pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
+    if experiment.engine is Engine.MESHSCOPE:
+        return [(m, m.count / ticks, 0.0) for m in stages[0].after if m.part is Part.STAGE]
+    met = [m for m in (*stages[0].after, *stages[1].before) if m.part is Part.STAGE]
+    sent = [m for m in met if m.kind is not Kind.RECV]
+    return [(m, m.count * (pp - 1) / pp, 0.0) for m in sent]
 
 
 def _of_layers(stage: Stage, n_microbatches: int) -> list[tuple[Meeting, float, float]]:

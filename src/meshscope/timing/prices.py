@@ -1,5 +1,6 @@
 """What each instruction of a schedule takes on the core, and from where that is known."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
@@ -7,6 +8,7 @@ from meshscope.hlo.attribution import scope_of
 from meshscope.hlo.dataflow import Dataflow
 from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import Computation, Instruction
+from meshscope.table.timed import TimeBasis
 from meshscope.timing.arrays import flops, held, traffic
 from meshscope.timing.kernels import known_flops, stated_cost
 from meshscope.timing.rates import KERNEL_FRAC, KERNEL_INTERVAL, Price, Rates
@@ -119,8 +121,11 @@ class Work:
 class Prices:
     """The work of instructions, each looked at once."""
 
-    def __init__(self, flow: Dataflow, rates: Rates) -> None:
+    def __init__(
+        self, flow: Dataflow, rates: Rates, profile: Mapping[str, int] | None = None
+    ) -> None:
         self._flow = flow
+        self._profile = profile or {}
         self._rates = rates
         self._works: dict[int, Work | None] = {}
 
@@ -144,8 +149,12 @@ class Prices:
             return None
         moved = traffic(self._flow, computation, instruction)
         n_flops = flops(self._flow, computation, instruction)
-        if (cycles := instruction.estimated_cycles) is not None:
-            price = self._rates.cycles(cycles)
+        profiled = self._profile.get(instruction.name) if opcode != "custom-call" else None
+        cycles = instruction.estimated_cycles if profiled is None else profiled
+        if cycles is not None:
+            is_profiled = profiled is not None
+            basis = TimeBasis.CYCLE_PROFILE if is_profiled else TimeBasis.COMPILER_CYCLES
+            price = self._rates.cycles(cycles, basis)
             return Work(
                 price=price,
                 flops=n_flops,

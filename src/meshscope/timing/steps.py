@@ -14,6 +14,7 @@ from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis, Unestimated
 from meshscope.timing.machine import ON_COPIES, Key, Span
+from meshscope.timing.prices import Prices
 from meshscope.timing.rates import rates_of
 from meshscope.timing.walk import BUBBLE, Schedule, Walked
 from meshscope.timing.wires import Wires
@@ -36,23 +37,30 @@ class TimedStep:
         return _timed_rows(list(rows), self.found, self.walked)
 
 
-def timed_step(
+def timed_step(  # noqa: PLR0913  a module, where it runs, and what is known of it
     module: HloModule,
     found: FoundOperations,
     *,
     phase: Phase,
     topology: Topology,
     constants: LinkConstants | None = None,
+    profile: Mapping[str, int] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> TimedStep:
-    """One step of a compiled module on one device; SpecError for a chip without published figures."""
-    schedule = Schedule(module, found, rates_of(topology.chip), Wires(topology, constants))
+    """One step of a compiled module on one device; SpecError for a chip without published figures.
+
+    `profile` are cycles by instruction that count in place of the compiler's estimates, kernels left
+    out; `notes` are told with the time.
+    """
+    prices = Prices(found.flow, rates_of(topology.chip), profile)
+    schedule = Schedule(module, found, prices, Wires(topology, constants))
     middle = schedule.walk(lambda seconds: seconds.s)
     low_s, high_s = _interval(schedule)
     axes = {c.name: _axis(found, c.operations[0]) for c in schedule.collectives.values()}
     step = Seconds(s=middle.machine.now_s, low_s=low_s, high_s=high_s)
-    return TimedStep(
-        time=_step_time(phase, step, middle, axes), walked=middle, found=found, axes=axes
-    )
+    time = _step_time(phase, step, middle, axes)
+    time = replace(time, notes=(*notes, *time.notes))
+    return TimedStep(time=time, walked=middle, found=found, axes=axes)
 
 
 def _interval(schedule: Schedule) -> tuple[float | None, float | None]:

@@ -30,7 +30,7 @@ from meshscope.timing.machine import (
     Task,
 )
 from meshscope.timing.prices import Prices, Work, copied_bytes, part_of
-from meshscope.timing.rates import Price, Rates
+from meshscope.timing.rates import Price
 from meshscope.timing.wires import WirePrice, Wires
 
 Pick = Callable[[Seconds], float]
@@ -73,10 +73,10 @@ class Schedule:
     """A module's schedule with every price found once; `walk` plays it."""
 
     def __init__(
-        self, module: HloModule, found: FoundOperations, rates: Rates, wires: Wires
+        self, module: HloModule, found: FoundOperations, prices: Prices, wires: Wires
     ) -> None:
         self.module = module
-        self.prices = Prices(found.flow, rates)
+        self.prices = prices
         self.flow = found.flow
         self.collectives: dict[str, ScheduledCollective] = {}
         self.issued: dict[int, list[ScheduledCollective]] = {}  # by id of the anchor
