@@ -22,7 +22,22 @@ from meshscope.units import format_bytes, format_seconds
 MAX_ROWS = 24  # of one table on a screen; --json has them all
 MAX_WORDS = 40  # characters of a text in a cell
 _PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
-_BESIDES = ("request_", "min_", "max_", "p90_")  # columns that a narrow terminal goes without
+_BESIDES = (
+    "request_",
+    "min_",
+    "max_",
+    "p90_",
+    "n_steps_seen",
+    "hidden_",
+    "collective_compute",
+    "low_",
+    "high_",
+    "bubble_",
+    "unestimated_",
+    "measured_dur",
+    "dur_busbw",
+    "algbw_",
+)  # columns that a narrow terminal goes without
 MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
 
 
