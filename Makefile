@@ -60,6 +60,7 @@ matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', f
 golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference
 	$(BIN)/python tests/golden/hlo/make_golden.py
 	$(BIN)/python tests/golden/make_golden_logits.py
+	$(BIN)/python tests/golden/make_placements.py
 
 .PHONY: full-size
 full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some

@@ -98,7 +98,9 @@ def _experiment(
 def compile_grid(cache: Path, limit: int) -> None:
     """Compiles what is missing in a child process; a crash costs the experiment that it happened in."""
     while any(not (cache / name / "done").exists() for name, _ in experiments()[:limit]):
-        child = subprocess.run([sys.executable, __file__, str(cache), str(limit), "--child"], check=False)
+        child = subprocess.run(
+            [sys.executable, __file__, str(cache), str(limit), "--child"], check=False
+        )
         if child.returncode == 0:
             return
         for name, _ in experiments()[:limit]:
@@ -126,6 +128,7 @@ def _compile_here(cache: Path, limit: int) -> None:
 
 
 def main() -> None:
+    """Compiles what is missing; with --child in this process."""
     cache = Path(sys.argv[1])
     limit = int(sys.argv[2]) if len(sys.argv) > 2 else N_EXPERIMENTS
     if "--child" in sys.argv:

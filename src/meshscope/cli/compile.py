@@ -12,9 +12,9 @@ from meshscope.cli.options import (
 )
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.progress import Progress
-from meshscope.compile.compile import compile_experiment
+from meshscope.compile.compile import check_can_compile, compile_experiment
 from meshscope.errors import SpecError
-from meshscope.plan.experiment import Engine
+from meshscope.plan.experiment import Engine, Experiment
 from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
@@ -37,12 +37,19 @@ def command(options: ExperimentOptions) -> None:
     print_all(console, run_text(run, console))
 
 
-def _compiled_run(options: ExperimentOptions) -> Run:
+def checked(options: ExperimentOptions) -> Experiment:
+    """The experiment, where the compiler can take it."""
     if options.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {options.engine} has no program to compile. Use predict --engine {options.engine}."
         )
     experiment = asked_experiment(options)
+    check_can_compile(experiment)
+    return experiment
+
+
+def _compiled_run(options: ExperimentOptions) -> Run:
+    experiment = checked(options)
     path = run_folder(experiment, options.out)
     predicted = predicted_run(experiment)
     with new_folder(path, force=options.force) as partial:

@@ -40,10 +40,14 @@ COMMANDS: dict[str, Command] = {
         module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
+    "sweep": Command(
+        module="sweep",
+        summary="Make the runs of many experiments, resuming after interruptions.",
+    ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
-    "show": Command(module="show", summary="Show a run: its collectives, or its metrics."),
+    "show": Command(module="show", summary="Show a run."),
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
@@ -116,7 +120,8 @@ def main() -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwinds the stack, so that children end and nothing half-written stays."""
+    """Unwinds the stack, so that children end and nothing half-written stays; once is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
 

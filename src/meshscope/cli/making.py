@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from meshscope import __version__
+from meshscope.interconnect import LinkConstants
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
 from meshscope.predict import predict
@@ -17,18 +18,20 @@ from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
 from meshscope.table.timed import StepTime
+from meshscope.timing.predicted import predicted_times, timed_predictions
 
 # Environment variables that change what the compiler makes of a program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-def predicted_run(experiment: Experiment) -> Run:
-    """The prediction as a run in memory."""
+def predicted_run(experiment: Experiment, constants: LinkConstants | None = None) -> Run:
+    """The prediction as a run in memory; `constants` are those of a measured chip profile."""
     return Run(
         path=None,
         manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=experiment.phases),
-        rows=tuple(predict(experiment)),
+        rows=tuple(timed_predictions(predict(experiment), experiment, constants)),
         memory={Source.PREDICTED: predicted_memory(experiment)},
+        times=predicted_times(experiment, constants),
     )
 
 

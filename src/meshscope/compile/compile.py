@@ -23,11 +23,16 @@ from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import n_steps_of, phase_collectives
 from meshscope.interconnect import LinkConstants
-from meshscope.plan.experiment import Experiment
+from meshscope.plan.experiment import Experiment, Frontend
 from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step
+from meshscope.torchxla.interpreter import (
+    check_torchxla,
+    torchxla_environment,
+    torchxla_python,
+)
 
 Progress = Callable[[Phase, str], None]
 
@@ -123,6 +128,9 @@ def check_can_compile(experiment: Experiment) -> None:
             f"'{experiment.topology.name}' is no TPU; the TPU compiler needs a TPU slice, e.g. v6e-8. "
             "For other devices use predict."
         )
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        check_torchxla()
+        return
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
@@ -142,7 +150,7 @@ def _compile_phases(
         children: dict[Phase, subprocess.Popen[bytes]] = {}
         try:
             for phase in phases:
-                children[phase] = _start(experiment_file, hlo_dir, phase, Path(scratch))
+                children[phase] = _start(experiment, experiment_file, hlo_dir, phase)
                 progress(phase, "compiling")
             waiting = dict(children)
             while waiting:
@@ -161,11 +169,17 @@ def _compile_phases(
 
 
 def _start(
-    experiment_file: Path, out_dir: Path, phase: Phase, scratch: Path
+    experiment: Experiment, experiment_file: Path, out_dir: Path, phase: Phase
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, *CHILD, str(experiment_file), str(out_dir), phase.value]
-    with (scratch / f"{phase}.log").open("wb") as log:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    """The child of a phase, in the Python that has its front end; its log is beside the experiment."""
+    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    python = torchxla_python() if is_torchxla else sys.executable
+    environment = torchxla_environment() if is_torchxla else None
+    command = [python, *CHILD, str(experiment_file), str(out_dir), phase.value]
+    with (experiment_file.parent / f"{phase}.log").open("wb") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        )
 
 
 def _failure(

@@ -5,7 +5,6 @@ For each chip one floor and one share of the peak are fitted on its half of the 
 has the median of the others. The other half of the points judges: its errors are the intervals.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import median
@@ -36,7 +35,7 @@ from meshscope.interconnect.published import POINTS, Point, fit_half
 from meshscope.table.kinds import Kind
 
 SMALL_BYTES = 1 << 16  # below, a time tells of the floor
-Points = Sequence[Point]
+Points = tuple[Point, ...]
 
 
 @cache
@@ -48,7 +47,7 @@ def constants_of(chip: Chip) -> LinkConstants:
     fitted, _ = fit_half(POINTS)
     return replace(
         _fit(chip, fitted),
-        measured=_ranges([point for point in POINTS if point.chip == chip.name]),
+        measured=_ranges(tuple(point for point in POINTS if point.chip == chip.name)),
         spreads=_spreads(),
     )
 
@@ -92,7 +91,7 @@ def left_out_errors() -> tuple[float, ...]:
     """The same for every point, by constants fitted without any point of its chip: what a new chip may meet."""
     chips = dict.fromkeys(point.chip for point in POINTS)
     return tuple(
-        log_error(point, _fit(chip_of(chip), [own for own in POINTS if own.chip != chip]))
+        log_error(point, _fit(chip_of(chip), tuple(own for own in POINTS if own.chip != chip)))
         for chip in chips
         for point in POINTS
         if point.chip == chip
@@ -111,10 +110,11 @@ def log_error(point: Point, constants: LinkConstants) -> float:
     return float(np.log(modelled_s(point, constants) / point.seconds))
 
 
+@cache
 def _fit(chip: Chip, points: Points) -> LinkConstants:
     """The constants of a chip as these points tell; pooled where they do not tell of this chip."""
     spec = spec_constants(chip)
-    own = [point for point in points if point.chip == chip.name]
+    own = tuple(point for point in points if point.chip == chip.name)
     pooled_floor_s, pooled_share, pooled_exchange = _pooled(points)
     rates = _rates(spec, own, pooled_floor_s)
     rates = rates or RateConstants(floor_s=pooled_floor_s, efficiency=pooled_share)
@@ -132,10 +132,11 @@ def _fit(chip: Chip, points: Points) -> LinkConstants:
     return _with_limits(fitted, own)
 
 
+@cache
 def _pooled(points: Points) -> tuple[float, float, float]:
     """Median floor, share of the peak and share in all-to-all of the chips that tell of them."""
     chips = list(dict.fromkeys(point.chip for point in points))
-    by_chip = {chip: [point for point in points if point.chip == chip] for chip in chips}
+    by_chip = {chip: tuple(p for p in points if p.chip == chip) for chip in chips}
     specs = {chip: spec_constants(chip_of(chip)) for chip in chips}
     whole = [_rates(specs[chip], own, None) for chip, own in by_chip.items()]
     floor_s = median(rates.floor_s for rates in whole if rates is not None)
@@ -171,6 +172,7 @@ def _rates(spec: LinkConstants, own: Points, floor_s: float | None) -> RateConst
     )  # no wire beats its peak
 
 
+@cache
 def _wire_s(point: Point, spec: LinkConstants) -> float:
     """Seconds of the bytes alone, at the published peak."""
     geometry = geometry_of(parse_topology(point.topology), point.groups)

@@ -6,8 +6,10 @@ kind and payload, is for fitting (`fit_half`); the others only judge.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
-from meshscope.hardware.topology import parse_topology
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.interconnect.placement import placement_of
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import parse_plan
 from meshscope.table.kinds import Kind
@@ -20,13 +22,23 @@ TPU_CAKE = "tpu-cake, contracts/tpu7x-collective-latency-v1.json"
 TRILLIUM = "AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives/README.md"
 
 
+SCALING_BOOK = (
+    "jax-ml/scaling-book@0819a7d, sharding.md, pop quiz 2: an actual profile, read off its text"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One collective as somebody timed it; `axis` of `plan` on `topology` gives its groups."""
+    """One collective as somebody timed it.
+
+    Its groups are an `axis` of `plan` on `topology`, or, with `along`, the chips of each row in that
+    dimension of the grid, where somebody laid the mesh over the grid himself.
+    """
 
     topology: str
-    plan: str
-    axis: str
+    plan: str = ""
+    axis: str = ""
+    along: str = ""
     kind: Kind
     payload_bytes: int
     seconds: float
@@ -41,7 +53,22 @@ class Point:
     @property
     def groups(self) -> Groups:
         """The groups of device ids that take part."""
+        if self.along:
+            return groups_along(parse_topology(self.topology), self.along)
         return parse_plan(self.plan).mesh.groups(*self.axis.split("+"))
+
+
+def groups_along(topology: Topology, dim: str, core: int = 0) -> Groups:
+    """The device ids of each row of chips along x, y or z; of chips with two cores, of one of them."""
+    placement = placement_of(topology)
+    at = placement.coordinates
+    others = [other for other in range(3) if other != "xyz".index(dim)]
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for device in range(topology.n_devices):
+        if placement.core[device] == core:
+            key = (int(placement.slice_index[device]), *(int(at[device, o]) for o in others))
+            rows.setdefault(key, []).append(device)
+    return tuple(map(tuple, rows.values()))
 
 
 def _v5p(kind: Kind, payload_bytes: int, microseconds: float, note: str = "") -> Point:
@@ -163,12 +190,30 @@ POINTS: tuple[Point, ...] = (
     _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 1024, 161.9040742),
     _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 4096, 174.765465),
     _ironwood("tpu7x:2x2x1", "dp=4,tp=2", 16384, 178.7714158),
+    Point(
+        topology="v5e:8x4",
+        along="y",
+        kind=Kind.ALL_GATHER,
+        payload_bytes=2048 * 8192 * 2,
+        seconds=680e-6,
+        source=SCALING_BOOK,
+    ),
+    Point(
+        topology="v5e:8x4",
+        along="y",
+        kind=Kind.ALL_GATHER,
+        payload_bytes=256 * 256 * 2,
+        seconds=8e-6,
+        source=SCALING_BOOK,
+        note="'closer to 8us'",
+    ),
     _tpu_cake(256, 8.045),
     _tpu_cake(2048, 8.385),
     _tpu_cake(4096, 8.639),
 )
 
 
+@cache
 def fit_half(points: tuple[Point, ...]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """Points to fit on and points to judge by: every second one of each chip, in order of kind and payload.
 

@@ -21,6 +21,7 @@ from meshscope.metrics.promotion import promotion_of
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import unattributed
 from meshscope.plan.memory import Memory
+from meshscope.report.roofs import roofline_document
 from meshscope.report.times import time_document
 from meshscope.report.words import one_total, verdict_words
 from meshscope.rundir.run import Run
@@ -47,6 +48,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "time": _time(run),
         "unattributed": _unattributed(rows),
         "verdict": _own_verdict(run),
+        **roofline_document(run, source, run_chip(run)),
         **_live(run),
     }
 

@@ -44,7 +44,10 @@ def _manifest(run: Run) -> dict[str, Any]:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    """In one step: a manifest that was cut short would no longer say whose folder it is in."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
 
 
 def sha256(path: Path) -> str:

@@ -133,10 +133,7 @@ class Prices:
 
     def copied(self, start: Instruction) -> Price:
         """A copy between memories that runs beside the core: what it writes, at the HBM's rate."""
-        own = start.shape_text
-        arrays = start.arrays
-        n_bytes = held(own).n_bytes // (2 if len(arrays) >= 2 else 1)
-        return self._rates.roofline(hbm_bytes=n_bytes)
+        return self._rates.roofline(hbm_bytes=copied_bytes(start))
 
     def _work(self, computation: Computation, instruction: Instruction) -> Work | None:
         opcode = instruction.opcode
@@ -206,6 +203,11 @@ class Prices:
         dims = instruction.arrays[0].dims
         n_steps = log2(max(2, dims[along])) if dims else 1
         return round(held(instruction.shape_text).n_bytes * n_steps * (n_steps + 1))
+
+
+def copied_bytes(start: Instruction) -> int:
+    """Bytes that a copy moves: its start holds the source and the target."""
+    return held(start.shape_text).n_bytes // (2 if len(start.arrays) > 1 else 1)
 
 
 def part_of(instruction: Instruction) -> str | None:

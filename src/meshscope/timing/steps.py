@@ -13,7 +13,7 @@ from meshscope.interconnect import LinkConstants
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis, Unestimated
-from meshscope.timing.machine import Key, Span
+from meshscope.timing.machine import ON_COPIES, Key, Span
 from meshscope.timing.rates import rates_of
 from meshscope.timing.walk import BUBBLE, Schedule, Walked
 from meshscope.timing.wires import Wires
@@ -135,6 +135,9 @@ def _parts(walked: Walked, exposed: Mapping[str, float]) -> tuple[PartCost, ...]
         costs[key[2]]["compute_s"] += seconds
         costs[key[2]]["flops"] += n * work.flops
         costs[key[2]]["hbm_bytes"] += n * work.hbm_bytes
+    for key in _of(tally, "dur"):
+        if key[0] == ON_COPIES:  # what is copied ahead, the core does not read from HBM
+            costs[key[2]]["hbm_bytes"] += times[key] * walked.copied_bytes[str(key[1])]
     for name, seconds in _durations(tally).items():
         first = walked.collectives[name].operations[0]
         part = None if first.scope.part is None else first.scope.part.value

@@ -29,7 +29,7 @@ from meshscope.timing.machine import (
     Span,
     Task,
 )
-from meshscope.timing.prices import Prices, Work, part_of
+from meshscope.timing.prices import Prices, Work, copied_bytes, part_of
 from meshscope.timing.rates import Price, Rates
 from meshscope.timing.wires import WirePrice, Wires
 
@@ -59,6 +59,7 @@ class Walked:
     machine: Machine
     collectives: Mapping[str, ScheduledCollective]
     works: Mapping[str, Work]
+    copied_bytes: Mapping[str, int]
     unpriced: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -102,6 +103,7 @@ class Schedule:
             machine=player.machine,
             collectives=self.collectives,
             works=player.works,
+            copied_bytes=player.copied_bytes,
             unpriced=tuple(unpriced),
             notes=tuple(dict.fromkeys(player.notes)),
         )
@@ -124,6 +126,7 @@ class _Player:
         self.pick = pick
         self.machine = Machine()
         self.works: dict[str, Work] = {}
+        self.copied_bytes: dict[str, int] = {}
         self.notes: list[str] = []
         self._under_way: dict[str, Flight] = {}
         self._opcodes: dict[str, str] = {}
@@ -197,6 +200,7 @@ class _Player:
 
     def _start_copy(self, start: Instruction) -> None:
         price = self.schedule.prices.copied(start)
+        self.copied_bytes[start.name] = copied_bytes(start)
         task = _task(start, ON_COPIES, self.pick(price.seconds), price)
         self._under_way[start.name] = self.machine.issue(task, _COPY_ENGINE)
 

@@ -1,0 +1,60 @@
+"""Which share of its peaks the closed form grants each part of a model: constants fitted to compiled programs."""
+
+from dataclasses import dataclass
+
+from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.table.kinds import Part
+from meshscope.timing.fitted import FITTED, N_FITTED, SPREAD
+from meshscope.timing.rates import HBM_FRAC, MATMUL_FRAC
+from meshscope.timing.shares import Shares
+
+ALL_CHIPS = ""  # the key of constants fitted to the programs of all chips together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """The shares of each part; `usual` for parts without their own.
+
+    `spread` is the factor within which 90 of 100 compiled steps that were not fitted lie; None where
+    none was compiled.
+    """
+
+    usual: Shares
+    parts: tuple[tuple[Part, Shares], ...] = ()
+    spread: float | None = None
+    source: str = ""
+
+    def of(self, part: Part) -> Shares:
+        """The shares of a part."""
+        return dict(self.parts).get(part, self.usual)
+
+
+def _even(*, flops: float, n_bytes: float) -> Shares:
+    return Shares(
+        matmul=flops,
+        vector=flops,
+        weight=n_bytes,
+        matvec=n_bytes,
+        cache=n_bytes,
+        act=n_bytes,
+        wide=n_bytes,
+    )
+
+
+PEAKS = Efficiency(usual=_even(flops=1.0, n_bytes=1.0), source="published peaks, reached in full")
+USUAL = Efficiency(
+    usual=_even(flops=MATMUL_FRAC, n_bytes=HBM_FRAC),
+    source=f"{MATMUL_FRAC:.0%} of the peak in products, {HBM_FRAC:.0%} of the HBM's rate",
+)
+
+
+def efficiency_of(chip: Chip) -> Efficiency:
+    """The constants of a chip: fitted ones where there are, else what large operations usually reach."""
+    if chip.kind is not ChipKind.TPU or not FITTED:
+        return USUAL
+    return Efficiency(
+        usual=USUAL.usual,
+        parts=FITTED.get(chip.name, FITTED[ALL_CHIPS]),
+        spread=SPREAD,
+        source=f"shares of the peaks fitted to {N_FITTED} compiled steps (timing/fitted.py)",
+    )

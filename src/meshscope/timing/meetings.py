@@ -1,0 +1,197 @@
+"""The collectives of a plan as lines: seconds of each by the size of the workload.
+
+Payloads are linear in the terms of `meshscope.timing.terms`: two or three small workloads tell the
+coefficients, by the same engine that predicts the rows of the table.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshscope.hardware.topology import Topology
+from meshscope.interconnect import (
+    LinkConstants,
+    collective_lines,
+    constants_of,
+    geometry_of,
+)
+from meshscope.interconnect.strategies import PHASES
+from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.stages import n_ticks
+from meshscope.predict.meeting import Meeting, Stage, Step
+from meshscope.predict.meshscope_engine import meshscope_stages
+from meshscope.predict.vllm_engine import vllm_stages
+from meshscope.table.kinds import Kind, Part, Phase, wire_factor
+from meshscope.timing.terms import BS, ONE, TERMS, B, FloatArray
+from meshscope.units import array_bytes
+
+LANE = 128  # tokens of the reference prompts are multiples of this and of what splits a prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingLine:
+    """One collective of a plan's step: payload by terms, and the lines of its strategies.
+
+    It runs `n_ticks` times in the layers of the fullest stage (in every micro-batch), and `n_once`
+    times outside of them. `ranges` are the payloads between which such collectives were measured.
+    """
+
+    part: Part
+    kind: Kind
+    axis: str
+    payload: FloatArray  # [term]
+    base_s: FloatArray  # [strategy]
+    s_per_byte: FloatArray  # [strategy]
+    n_tick: float
+    n_once: float
+    wire_factor: float
+    ranges: tuple[tuple[int, int], ...]
+
+
+def strategy_of(kind: Kind, topology: Topology) -> str | None:
+    """The strategy that libtpu takes where it is not the usual one of the chip.
+
+    On a slice of 2x2 chips, v5e and v6e gather and scatter axis by axis, as the larger slices do not
+    (emitter `2DAllGatherOnMajorDim`, strategy `StrategySubgroupND`, libtpu 0.0.42.1).
+    """
+    is_small = topology.chip.name in {"v5e", "v6e"} and topology.grid == (2, 2)
+    is_half = kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}
+    return PHASES if is_small and is_half else None
+
+
+def meeting_lines(
+    experiment: Experiment, phase: Phase, constants: LinkConstants | None = None
+) -> tuple[MeetingLine, ...]:
+    """The collectives of one phase of a plan; SpecError for a chip without published figures."""
+    counted = _counted(experiment, phase)
+    if not counted:
+        return ()
+    constants = constants or constants_of(experiment.topology.chip)
+    return tuple(_line(experiment, constants, entry) for entry in counted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reference:
+    """A small workload: `b` sequences on a device in each micro-batch, prompts of `s` on a device of cp."""
+
+    b: int
+    s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """A meeting with its payload by terms, how often it is met in a tick, and how often outside."""
+
+    meeting: Meeting
+    payload: FloatArray
+    n_tick: float
+    n_once: float
+
+
+def _counted(experiment: Experiment, phase: Phase) -> list[_Counted]:
+    """Each meeting with its payload by terms, how often it is met in a tick, and how often outside."""
+    references = _references(experiment, phase)
+    seen = [_meetings(_with(experiment, phase, reference), phase) for reference in references]
+    terms = [ONE, B] if phase is Phase.DECODE else [ONE, B, BS]
+    rows = [[1.0, r.b, r.b * r.s][: len(terms)] for r in references]
+    inverse = np.linalg.inv(np.array(rows))
+    found: list[_Counted] = []
+    for at, (meeting, n_tick, n_once) in enumerate(seen[0]):
+        sizes = [_payload_bytes(same[at][0]) for same in seen]
+        payload = np.zeros(len(TERMS))
+        payload[terms] = inverse @ np.array(sizes, dtype=float)
+        found.append(_Counted(meeting=meeting, payload=payload, n_tick=n_tick, n_once=n_once))
+    return found
+
+
+def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
+    """Workloads of the same sort as the experiment's: whether sp splits the batch of decode stays as it is."""
+    plan = experiment.plan
+    n_local = experiment.workload.batch // plan.data_size // experiment.n_microbatches(phase)
+    step = plan.tp if plan.sp and n_local % plan.tp == 0 else 1
+    first = step if n_local % max(2, step) == 0 or step > 1 else 1
+    second = first + (plan.tp if plan.sp else 1)
+    s = LANE * plan.tp
+    if phase is Phase.DECODE:
+        return [_Reference(b=first, s=s), _Reference(b=second, s=s)]
+    return [
+        _Reference(b=first, s=s),
+        _Reference(b=second, s=s),
+        _Reference(b=first, s=2 * s),
+    ]
+
+
+def _with(experiment: Experiment, phase: Phase, reference: _Reference) -> Experiment:
+    plan, n_microbatches = experiment.plan, experiment.n_microbatches(phase)
+    workload = replace(
+        experiment.workload,
+        batch=reference.b * plan.data_size * n_microbatches,
+        prompt=reference.s * plan.cp,
+    )
+    is_piped = plan.pp > 1 and phase is Phase.PREFILL
+    program = replace(experiment.program, microbatches=n_microbatches if is_piped else None)
+    return replace(experiment, workload=workload, program=program)
+
+
+def _meetings(experiment: Experiment, phase: Phase) -> list[tuple[Meeting, float, float]]:
+    """What a device of the fullest stage meets, equal layers once with their number."""
+    workload = experiment.workload
+    step = Step(phase=phase, n_tokens=workload.prompt if phase is Phase.PREFILL else 1, n_steps=1)
+    engine = meshscope_stages if experiment.engine is Engine.MESHSCOPE else vllm_stages
+    stages = engine(experiment, step)
+    if experiment.plan.pp == 1:
+        (stage,) = stages
+        outside = [(m, 0.0, float(m.count)) for m in (*stage.before, *stage.after)]
+        return [*outside, *_of_layers(stage, 1)]
+    n_microbatches = experiment.n_microbatches(phase)
+    ticks = n_ticks(n_microbatches, experiment.plan.pp)
+    fullest = max(stages, key=lambda stage: len(stage.layers))
+    handed = [(m, m.count / ticks, 0.0) for m in fullest.after if m.part is Part.STAGE]
+    last = [m for stage in stages[-2:] for m in stage.after if m.part is not Part.STAGE]
+    outside = [(m, 0.0, float(m.count)) for m in last]
+    return [*handed, *outside, *_of_layers(fullest, n_microbatches)]
+
+
+def _of_layers(stage: Stage, n_microbatches: int) -> list[tuple[Meeting, float, float]]:
+    """The meetings of a stage's layers; layers that meet alike are taken together."""
+    kinds: dict[tuple[Meeting, ...], int] = {}
+    by_id: dict[int, tuple[Meeting, ...]] = {}
+    for _, meetings in stage.layers:
+        known = by_id.setdefault(id(meetings), meetings)
+        kinds[known] = kinds.get(known, 0) + 1
+    return [
+        (meeting, n * meeting.count / n_microbatches, 0.0)
+        for meetings, n in kinds.items()
+        for meeting in meetings
+    ]
+
+
+def _payload_bytes(meeting: Meeting) -> int:
+    return array_bytes(meeting.dtype, meeting.shape)
+
+
+def _line(
+    experiment: Experiment,
+    constants: LinkConstants,
+    counted: _Counted,
+) -> MeetingLine:
+    meeting = counted.meeting
+    geometry = geometry_of(experiment.topology, meeting.groups)
+    told = strategy_of(meeting.kind, experiment.topology)
+    lines = collective_lines(meeting.kind, geometry, constants, told)
+    return MeetingLine(
+        part=meeting.part,
+        kind=meeting.kind,
+        axis=meeting.axis,
+        payload=counted.payload,
+        base_s=np.array([line.base_s for line in lines] or [0.0]),
+        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
+        n_tick=counted.n_tick,
+        n_once=counted.n_once,
+        wire_factor=float(wire_factor(meeting.kind, geometry.group_size)),
+        ranges=tuple(
+            (known.min_payload_bytes, known.max_payload_bytes)
+            for known in constants.measured
+            if known.holds(meeting.kind, known.min_payload_bytes, geometry.group_size)
+        ),
+    )

@@ -1,0 +1,274 @@
+"""What one step of a plan asks of a device, as sums over a few sizes of the workload.
+
+Every quantity of a part of the model is linear in the terms of TERMS. The coefficients depend on the
+model and the plan alone, so that they are found once for a plan and hold for every workload.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshscope.arch.model import (
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+    Model,
+)
+from meshscope.plan.caches import layer_cache
+from meshscope.plan.dispatch import exchange_axes
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.plan import Plan
+from meshscope.plan.stages import stage_layers
+from meshscope.plan.weights import (
+    Weight,
+    attention_weights,
+    dense_weights,
+    expert_weights,
+    outer_weights,
+    router_weights,
+    shared_weights,
+)
+from meshscope.table.kinds import Part, Phase
+from meshscope.units import DTYPE_BITS
+
+FloatArray = NDArray[np.float64]
+
+# 1; sequences b of one device (of one micro-batch); tokens b s of a step on one device; scores that
+# the blocks of a causal mask leave, or all of them where attention is plain; cached positions b c;
+# sequences of all micro-batches.
+TERMS = ("one", "b", "bs", "causal", "scores", "bc", "b_all")
+ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(len(TERMS))
+# Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
+# (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
+# as wide as heads or experts; how often a part runs; bytes of weights that come while others compute.
+QUANTITIES = (
+    *("matmul_flops", "kernel_flops", "vector_flops"),
+    *("weight_bytes", "cache_bytes", "act_bytes", "wide_bytes", "n_runs", "prefetched_bytes"),
+)
+MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS, PREFETCHED = range(len(QUANTITIES))
+PARTS = (
+    Part.EMBED,
+    Part.ATTN,
+    Part.MLP,
+    Part.MOE_ROUTER,
+    Part.MOE_EXPERTS,
+    Part.MOE_SHARED,
+    Part.LM_HEAD,
+)
+LANES = 128
+# What sp splits of the passes over the residual stream: norms and sums; products read it whole.
+SPLIT_FRAC = 0.6
+# Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
+# v5e and v6e, 263 MB do not, and on v4 none does).
+PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTerms:
+    """Coefficients [part, quantity, term] of one phase; `is_once`: the part runs after all micro-batches."""
+
+    coefficients: FloatArray
+    is_once: FloatArray = field(
+        default_factory=lambda: np.array([part is Part.LM_HEAD for part in PARTS], dtype=float)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """One device of a plan in one phase, with the widths of what it computes on."""
+
+    chip: str
+    model: Model
+    plan: Plan
+    phase: Phase
+    weight_dtype: str
+    act_bytes: float
+    cache_bytes: float
+
+    def read(self, weight: Weight) -> float:
+        """Bytes of a weight as the device uses it: its share over tp, gathered over fsdp."""
+        return self.elements(weight) * DTYPE_BITS[weight.dtype or self.weight_dtype] / 8
+
+    def elements(self, weight: Weight) -> float:
+        return float(prod(weight.gathered_shape(self.plan)))
+
+
+def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
+    """The coefficients of one phase, for the fullest stage of a pipeline."""
+    workload = experiment.workload
+    device = _Device(
+        chip=experiment.topology.chip.name,
+        model=experiment.model,
+        plan=experiment.plan,
+        phase=phase,
+        weight_dtype=workload.weight_dtype,
+        act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
+        cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
+    )
+    found = np.zeros((len(PARTS), len(QUANTITIES), len(TERMS)))
+    for part, quantity, term, value in _all(device):
+        found[PARTS.index(part), quantity, term] += value
+    return PlanTerms(coefficients=found)
+
+
+_Entry = tuple[Part, int, int, float]
+
+
+def _all(device: _Device) -> Iterator[_Entry]:
+    yield from _embedding(device)
+    yield from _head(device)
+    for layer, n in _stage_kinds(device.model, device.plan).items():
+        for part, quantity, term, value in _layer(device, layer):
+            yield part, quantity, term, n * value
+
+
+def _stage_kinds(model: Model, plan: Plan) -> dict[Layer, int]:
+    """How many layers of each kind the fullest stage has."""
+    stages = stage_layers(model.n_layers, plan.pp)
+    fullest = max(stages, key=len)
+    kinds: dict[Layer, int] = {}
+    for layer in model.layers[fullest.start : fullest.stop]:
+        kinds[layer] = kinds.get(layer, 0) + 1
+    return kinds
+
+
+def _embedding(device: _Device) -> Iterator[_Entry]:
+    """Rows of the table; where fsdp cuts it to no whole lanes, what is gathered is laid out anew."""
+    hidden = device.model.hidden
+    yield Part.EMBED, ACTS, BS, 2 * hidden * device.act_bytes
+    if hidden // device.plan.fsdp % LANES:
+        table = outer_weights(device.model, device.plan)[0]
+        yield Part.EMBED, ACTS, ONE, 2 * device.read(table)
+    yield Part.EMBED, RUNS, ONE, 1
+
+
+def _head(device: _Device) -> Iterator[_Entry]:
+    """The last token of every sequence against the vocabulary."""
+    table = outer_weights(device.model, device.plan)[0]
+    yield Part.LM_HEAD, MATMUL, B_ALL, 2 * device.elements(table)
+    read = device.read(table)
+    is_ahead = read <= PREFETCHED_BYTES.get(device.chip, 0)
+    yield Part.LM_HEAD, PREFETCHED if is_ahead else WEIGHTS, ONE, read
+    logits = table.gathered_shape(device.plan)[0] * device.plan.tp
+    yield Part.LM_HEAD, ACTS, B_ALL, logits * device.act_bytes
+    yield Part.LM_HEAD, RUNS, ONE, 1
+
+
+def _layer(device: _Device, layer: Layer) -> Iterator[_Entry]:
+    yield from _attention(device, layer)
+    if layer.mlp is MlpKind.DENSE:
+        assert device.model.ffn is not None
+        width = device.model.ffn / device.plan.tp
+        yield from _block(device, Part.MLP, dense_weights(device.model), BS, 3 * width)
+    else:
+        yield from _mixture(device, layer)
+
+
+def _block(
+    device: _Device, part: Part, weights: tuple[Weight, ...], term: int, width: float
+) -> Iterator[_Entry]:
+    """Products of tokens with weights; between them `width` numbers a token, around them the residual."""
+    matrices = [weight for weight in weights if len(weight.shape) > 1 and weight.is_transposed]
+    yield part, MATMUL, term, 2 * sum(map(device.elements, matrices))
+    yield part, WEIGHTS, ONE, sum(map(device.read, weights))
+    whole, split = (1 - SPLIT_FRAC), SPLIT_FRAC / (device.plan.tp if device.plan.sp else 1)
+    yield part, ACTS, BS, (whole + split) * device.model.hidden * device.act_bytes
+    yield part, WIDE, BS, width * device.act_bytes
+    yield part, RUNS, ONE, 1
+
+
+def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
+    model, plan = device.model, device.plan
+    weights = attention_weights(model, plan, layer)
+    width = sum(device.elements(w) for w in weights if w.name.startswith(("wq", "wk", "wv")))
+    # Norms of queries and keys are computed in float32, in passes of their own.
+    has_norm = isinstance(model.attention, GroupedAttention) and model.attention.has_qk_norm
+    passes = 2 if has_norm else 1
+    yield from _block(device, Part.ATTN, weights, BS, passes * width / model.hidden)
+    scores, term = _scores(device, layer)
+    if device.phase is Phase.PREFILL:
+        yield Part.ATTN, KERNEL, term, 2 * scores
+        yield Part.ATTN, MATMUL, SCORES, 2 * scores
+        # Plain attention writes scores and reads them, in float32 and as activations.
+        heads = scores / _width(device)
+        yield Part.ATTN, WIDE, SCORES, heads * (4 + device.act_bytes)
+        return
+    yield Part.ATTN, VECTOR, BC, 2 * scores
+    positions = sum(
+        prod(array.local_shape(plan)) / array.rate for array in layer_cache(model, plan, layer)
+    )
+    yield Part.ATTN, CACHE, BC, positions * device.cache_bytes
+
+
+def _scores(device: _Device, layer: Layer) -> tuple[float, int]:
+    """Multiplications for one query and one key on one device, and the term that counts such pairs.
+
+    Windows and indexers are left out: a layer with either counts as one that sees everything.
+    """
+    attention, tp = device.model.attention, device.plan.tp
+    match attention:
+        case GroupedAttention():
+            return attention.n_heads / tp * 2 * attention.head_dim, CAUSAL
+        case LatentAttention():
+            is_decode = device.phase is Phase.DECODE
+            absorbed = 2 * attention.kv_rank + attention.rope_dim
+            plain = attention.qk_dim + attention.value_dim
+            return attention.n_heads / tp * (absorbed if is_decode else plain), CAUSAL
+        case CompressedAttention():
+            every = attention.sparse_rate
+            if layer.attention is AttentionKind.HEAVILY_COMPRESSED:
+                every = attention.heavy_rate
+            return attention.n_heads / tp * 2 * attention.head_dim / every, CAUSAL
+        case _:
+            assert_never(attention)
+
+
+def _width(device: _Device) -> float:
+    """Multiplications of one head for one pair."""
+    attention = device.model.attention
+    if isinstance(attention, LatentAttention):
+        return attention.qk_dim + attention.value_dim
+    return 2 * attention.head_dim
+
+
+def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
+    """Router and shared experts for every token; of the routed experts' rows a device has its share.
+
+    Balanced routing: each device of the experts' axes has as many rows as any other.
+    """
+    model, plan = device.model, device.plan
+    moe = model.moe
+    assert moe is not None
+    router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+    yield Part.MOE_ROUTER, MATMUL, BS, 2 * model.hidden * moe.n_experts
+    yield Part.MOE_ROUTER, WEIGHTS, ONE, sum(map(device.read, router))
+    yield Part.MOE_ROUTER, WIDE, BS, moe.n_experts * 4
+    yield Part.MOE_ROUTER, RUNS, ONE, 1
+    experts = expert_weights(model)
+    in_experts = sum(device.elements(w) for w in experts if len(w.shape) > 2)
+    rows = rows_of_token(model, plan)
+    n_local = moe.n_experts / plan.ep
+    yield Part.MOE_EXPERTS, MATMUL, BS, 2 * rows * in_experts / n_local
+    yield Part.MOE_EXPERTS, WEIGHTS, ONE, sum(map(device.read, experts))
+    yield Part.MOE_EXPERTS, ACTS, BS, rows * model.hidden * device.act_bytes
+    yield Part.MOE_EXPERTS, WIDE, BS, rows * moe.ffn * device.act_bytes
+    yield Part.MOE_EXPERTS, RUNS, ONE, 1
+    if moe.shared_ffn is not None:
+        width = moe.shared_ffn / plan.tp
+        yield from _block(device, Part.MOE_SHARED, shared_weights(model), BS, 3 * width)
+
+
+def rows_of_token(model: Model, plan: Plan) -> float:
+    """Rows of experts that a device computes for each token that its tp group holds, routing balanced."""
+    assert model.moe is not None
+    if "tp" in exchange_axes(plan):  # each device of tp routes its share
+        return model.moe.n_active / plan.tp
+    over_tp = plan.ep if plan.expert_axes == ("tp",) else 1
+    return model.moe.n_active / over_tp

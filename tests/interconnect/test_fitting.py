@@ -1,0 +1,52 @@
+"""Fits against lines that are known, and what is refused."""
+
+import numpy as np
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.interconnect.fitting import fit_line, spread_of
+
+WORK = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
+
+
+def test_a_line_is_found_exactly() -> None:
+    fit = fit_line(WORK, [8e-6 + 1.25 * w for w in WORK], name="x")
+    assert (fit.floor_s, fit.slowness) == pytest.approx((8e-6, 1.25))
+    assert fit.log_errors == pytest.approx([0.0] * 6, abs=1e-9)
+
+
+def test_an_outlier_moves_it_little() -> None:
+    seconds = [8e-6 + 1.25 * w for w in WORK]
+    seconds[4] *= 5
+    fit = fit_line(WORK, seconds, name="x")
+    assert (fit.floor_s, fit.slowness) == pytest.approx((8e-6, 1.25), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "words"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], "2 points of 2 sizes are too few"),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "3 points of 1 sizes are too few"),
+        ([1.0, 2.0, 3.0], [1.0, 2.5, 4.0], r"floor of -0\.5 s.*may be negative"),
+        ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], r"-1 s per unit.*may be negative"),
+        ([1.0, 2.0, 3.0], [1.0, 0.0, 1.0], "time of 0 s is not positive"),
+    ],
+)
+def test_what_no_wire_has_is_refused(work: list[float], seconds: list[float], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        fit_line(work, seconds, name="all_reduce")
+
+
+def test_spreads_hold_nine_of_ten_new_errors() -> None:
+    """Split conformal prediction, by trial: coverage over many draws, any distribution."""
+    rng = np.random.default_rng(0)
+    held = [
+        np.exp(abs(new)) <= spread_of(errors.tolist())
+        for errors, new in ((rng.standard_t(2, 19), rng.standard_t(2)) for _ in range(4000))
+    ]
+    assert 0.88 <= np.mean(held) <= 0.93
+
+
+def test_without_held_out_points_there_is_no_interval() -> None:
+    with pytest.raises(SpecError, match="no held-out points"):
+        spread_of([])

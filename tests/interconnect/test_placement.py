@@ -1,0 +1,48 @@
+"""Device ids and coordinates, against libtpu's own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshscope.hardware.topology import parse_topology
+from meshscope.interconnect.fabric import wraps_around
+from meshscope.interconnect.placement import placement_of
+
+GOLDEN = json.loads(
+    (Path(__file__).parent.parent / "golden" / "placements.json").read_text(encoding="utf-8")
+)["slices"]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_devices_sit_where_libtpu_says(name: str) -> None:
+    placement = placement_of(parse_topology(name))
+    ours = np.column_stack(
+        [placement.slice_index, placement.coordinates, placement.core, placement.host]
+    )
+    assert ours.tolist() == GOLDEN[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "wraps"),
+    [
+        # Scaling book, part 2 (tpus.md), its own examples.
+        ("v5e:8x16", (False, True, False)),
+        ("v5e:16x16", (True, True, False)),
+        ("v6e:8x8", (False, False, False)),
+        ("v5p:2x2x4", (False, False, False)),
+        ("v5p:4x4x4", (True, True, True)),
+        ("v4:4x4x8", (True, True, True)),
+        ("tpu7x:2x2x2", (False, False, False)),
+        ("h100:8", (False, False, False)),
+    ],
+)
+def test_only_full_axes_wrap_around(name: str, wraps: tuple[bool, bool, bool]) -> None:
+    assert wraps_around(parse_topology(name)) == wraps
+
+
+def test_gpus_are_counted_node_by_node() -> None:
+    assert placement_of(parse_topology("2xh100:16")).host.tolist() == [
+        node for node in range(4) for _ in range(8)
+    ]
