@@ -13,7 +13,7 @@ from meshscope.metrics.explanation import (
     measured_cost,
 )
 from meshscope.report.document import run_latency
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.report.words import phase_words, signed_bytes
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
@@ -48,7 +48,7 @@ def _costs(run: Run, source: Source) -> dict[Phase, StepCost]:
 
 def sentences(changes: Sequence[PhaseChange], *, left: str, right: str) -> list[str]:
     """Each phase's bytes and time in a sentence or two, then which side is faster and why."""
-    left, right = plain(left), plain(right)
+    left, right = short(left), short(right)
     found = [text for change in changes for text in _phase_sentences(change, left, right)]
     return [*found, _verdict(changes, left, right)]
 
@@ -84,7 +84,7 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
 
 
 def _place_words(place: Place) -> str:
-    return f"{plain(place.part)} over {plain(place.axis)}"
+    return f"{short(place.part)} over {short(place.axis)}"
 
 
 def _kinds_sentence(places: Sequence[Place], left: str, right: str) -> str:
@@ -92,9 +92,9 @@ def _kinds_sentence(places: Sequence[Place], left: str, right: str) -> str:
     changes: dict[tuple[str, str, str], list[str]] = {}
     for place in sorted(places, key=lambda place: -place.right.count):
         told = (place.axis, _kinds_words(place.left), _kinds_words(place.right))
-        changes.setdefault(told, []).append(plain(place.part))
+        changes.setdefault(told, []).append(short(place.part))
     found = [
-        f"for {_listed(parts)} over {plain(axis)} {right} has {theirs} where {left} has {ours}"
+        f"for {_listed(parts)} over {short(axis)} {right} has {theirs} where {left} has {ours}"
         for (axis, ours, theirs), parts in changes.items()
     ]
     return f"{'; '.join(found[:MAX_PLACES])}."
@@ -132,7 +132,7 @@ def _time_parts(ours: StepCost, theirs: StepCost) -> list[str]:
     for axis in dict.fromkeys((*ours.exposed_by_axis_s, *theirs.exposed_by_axis_s)):
         before, after = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (ours, theirs))
         if before != after:
-            found.append(f"exposed communication over {plain(axis)} {_signed(after - before)}")
+            found.append(f"exposed communication over {short(axis)} {_signed(after - before)}")
     if ours.idle_s is not None and theirs.idle_s is not None and ours.idle_s != theirs.idle_s:
         found.append(f"idle {_signed(theirs.idle_s - ours.idle_s)}")
     moved = _largest_part(ours, theirs)
@@ -149,7 +149,7 @@ def _largest_part(ours: StepCost, theirs: StepCost) -> str | None:
     if not changes or not any(changes.values()):
         return None
     name = max(changes, key=lambda n: abs(changes[n]))
-    return f"{plain(name)} ({_signed(changes[name])})"
+    return f"{short(name)} ({_signed(changes[name])})"
 
 
 def _signed(seconds: float) -> str:
