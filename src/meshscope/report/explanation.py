@@ -115,7 +115,7 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
         return None
     basis = (
         f"by {ours.basis}"
-        if ours.basis == theirs.basis
+        if set(ours.basis.split("+")) == set(theirs.basis.split("+"))
         else f"{left} by {ours.basis}, {right} by {theirs.basis}"
     )
     head = f"a step takes {format_seconds(theirs.step_s)} in {right} and {format_seconds(ours.step_s)} in {left}"
@@ -175,7 +175,35 @@ def _verdict(changes: Sequence[PhaseChange], left: str, right: str) -> str:
     return (
         f"{faster} is faster than {slower}: a request takes {words}, "
         f"{_signed(theirs - ours)}{_share(theirs, ours)}, of which {shares}."
+        f"{_doubt(changes, left, right)}"
     )
+
+
+def _doubt(changes: Sequence[PhaseChange], left: str, right: str) -> str:
+    """That the intervals of the requests overlap, where they do."""
+    ours, theirs = (_request_bounds(changes, side) for side in (0, 1))
+    if ours is None or theirs is None or not (ours[0] < theirs[1] and theirs[0] < ours[1]):
+        return ""
+    words = [
+        f"{format_seconds(low)} to {format_seconds(high)} in {name}"
+        for (low, high), name in zip((ours, theirs), (left, right), strict=True)
+    ]
+    return (
+        f" Their intervals overlap ({', '.join(words)}): an error that both share cancels, "
+        "another could turn it round."
+    )
+
+
+def _request_bounds(changes: Sequence[PhaseChange], side: int) -> tuple[float, float] | None:
+    """Between what all steps of one side are taken to lie; null where a step says nothing."""
+    low, high = 0.0, 0.0
+    for change in changes:
+        cost = (change.left_cost, change.right_cost)[side]
+        if cost is None or cost.low_s is None or cost.high_s is None:
+            return None
+        low += cost.low_s * change.n_steps[side]
+        high += cost.high_s * change.n_steps[side]
+    return low, high
 
 
 def _request_s(changes: Sequence[PhaseChange], side: int) -> float | None:
@@ -251,6 +279,8 @@ def _cost_document(cost: StepCost) -> dict[str, Any]:
     parts: Mapping[str, tuple[float, float]] = cost.by_part_s
     return {
         "step_s": cost.step_s,
+        "low_s": cost.low_s,
+        "high_s": cost.high_s,
         "compute_s": cost.compute_s,
         "exposed_s": cost.exposed_s,
         "idle_s": cost.idle_s,
