@@ -1,10 +1,19 @@
 """A folded timeline and its executions, with what the event table tells of each."""
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 
-from meshscope.metrics.overlap import overlap
-from meshscope.metrics.timeline import timeline_of, unfolded
+from meshscope.metrics.overlap import exposed_by, overlap
+from meshscope.metrics.timeline import (
+    OPS,
+    TIMELINE_SCHEMA,
+    last_step,
+    read_timeline,
+    timeline_of,
+    unfolded,
+)
 from meshscope.table.collective import predicted_collective
 from meshscope.table.kinds import Kind, Part, Phase
 from meshscope.table.schema import POLARS_SCHEMA, table_of
@@ -50,8 +59,8 @@ def test_each_execution_knows_what_its_instruction_sends() -> None:
     table = timeline_of(
         folded(("collective", "all_reduce", 0.0, 2.0, [3], [5.0], "psum.1")), events()
     )
-    assert table.columns == list(POLARS_SCHEMA)
-    assert table.schema == pl.Schema(POLARS_SCHEMA)
+    assert table.columns == [*POLARS_SCHEMA, "step"]
+    assert table.schema == pl.Schema(TIMELINE_SCHEMA)
     assert table["payload_bytes"].to_list() == [20, 20, 20]
     assert table["start_s"].to_list() == [0, 5, 10]
     assert table["layer"].to_list() == [None] * 3
@@ -68,3 +77,38 @@ def test_copies_are_no_compute() -> None:
     assert (row["compute_s"], row["exposed_s"], row["hidden_s"]) == (4, 3, 0)
     assert row["step_s"] == pytest.approx(8)
     assert row["idle_s"] == pytest.approx(1)
+
+
+def test_measured_steps_are_numbered_and_averaged(tmp_path: Path) -> None:
+    """Two decode steps of one device, 10 and 20 s long; what no step holds is left out."""
+    rows = [
+        (7, 0.0, 4.0, None),
+        (7, 4.0, 6.0, "all_reduce"),
+        (9, 50.0, 20.0, None),
+        (None, 30.0, 5.0, None),
+    ]
+    measured = pl.DataFrame(
+        [
+            {
+                **dict.fromkeys(POLARS_SCHEMA), "source": "measured", "phase": "decode", "device": 3,
+                "opcode": "all-reduce" if kind else "fusion", "kind": kind, "axis": "tp" if kind else None,
+                "start_s": start, "dur_s": dur, "step": step, "host": 0,
+            }
+            for step, start, dur, kind in rows
+        ],
+        schema={**POLARS_SCHEMA, "step": pl.Int64, "host": pl.UInt16},
+    )  # fmt: skip
+    (tmp_path / "trace").mkdir()
+    measured.write_parquet(tmp_path / OPS)
+    table = read_timeline(tmp_path, events())
+    assert table is not None
+    assert table["step"].to_list() == [0, 0, 1]
+    (row,) = overlap(table).iter_rows(named=True)
+    assert (row["device"], row["n_steps_seen"]) == (3, 2)
+    assert (row["step_s"], row["compute_s"], row["exposed_s"]) == (15, 12, 3)
+    assert exposed_by(table)["exposed_s"].to_list() == [3]
+    assert last_step(table)["start_s"].to_list() == [50]
+
+
+def test_a_run_without_timeline_has_none(tmp_path: Path) -> None:
+    assert read_timeline(tmp_path, events()) is None

@@ -51,6 +51,19 @@ def test_the_reason_is_told_with_its_axis_and_part(predicted_run: Run) -> None:
     )
 
 
+def test_intervals_that_overlap_leave_a_doubt(predicted_run: Run) -> None:
+    def wide(run_s: float) -> StepTime:
+        made = step(run_s)
+        return replace(made, step=Seconds(s=run_s, low_s=run_s - 1, high_s=run_s + 1))
+
+    def timed(run_s: float) -> Run:
+        return with_times(predicted_run, wide(run_s), step(0.5, Phase.DECODE, exposed_s=0.1))
+
+    near, far = told(timed(5.0), timed(4.0)), told(timed(9.0), timed(4.0))
+    assert "Their intervals overlap (8.5 s to 10.5 s in A, 7.5 s to 9.5 s in B)" in near[-1]
+    assert "overlap" not in far[-1]
+
+
 def test_times_on_one_side_decide_nothing(predicted_run: Run) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
     assert told(timed, predicted_run)[-1] == (

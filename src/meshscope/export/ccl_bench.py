@@ -94,7 +94,7 @@ def _of_execution(
     }
     name = f"{arguments['hlo_category'].replace(' ', '_')}.{occurrence}"
     for device in layout.devices:
-        if execution.groups and not execution.groups_of(device):
+        if not execution.is_on(device):
             continue
         yield {
             "ph": "X", "pid": device + 1, "tid": OPS_TID, "name": name,

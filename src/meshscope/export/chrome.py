@@ -47,9 +47,7 @@ def _device(layout: Layout, device: int) -> Iterator[dict[str, Any]]:
     yield _thread(pid, 1, "steps")
     for step in layout.steps:
         yield _slice((pid, 1), step.name, step.start_ns, step.dur_ns, {})
-    for index, execution in enumerate(layout.executions):
-        if execution.groups and not execution.groups_of(device):
-            continue
+    for execution in layout.of_device(device):
         if execution.lane not in lanes:
             lanes[execution.lane] = len(lanes) + 1
             yield _thread(pid, lanes[execution.lane], execution.lane)
@@ -58,7 +56,7 @@ def _device(layout: Layout, device: int) -> Iterator[dict[str, Any]]:
         yield _slice(
             (pid, tid), execution.name, start_ns, execution.dur_ns, dict(execution.arguments)
         )
-        for flow in flows_of(execution, index, device):
+        for flow in flows_of(execution, device):
             yield _flow(
                 layout, execution.groups[(flow - 1) % 65_536], device, flow, (pid, tid, start_ns)
             )

@@ -15,6 +15,7 @@ from meshscope.interconnect.loads import LinkLoad, link_loads
 from meshscope.metrics.intervals import SECONDS, placed
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.overlap import timed
+from meshscope.metrics.timeline import last_step
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Kind
 from meshscope.trace.timeline import safe
@@ -61,12 +62,20 @@ class Execution:
     dur_ns: int
     groups: tuple[tuple[int, ...], ...]
     arguments: Mapping[str, Any]
+    meeting: int  # the same for all devices that meet in it
+    device: int | None = None  # where it was seen; None for what runs alike on all devices
 
     @property
     def kind(self) -> Kind | None:
         """What a collective means; None for compute and copies."""
         kind = self.arguments.get("kind")
         return None if kind is None else Kind(kind)
+
+    def is_on(self, device: int) -> bool:
+        """Whether the device takes part in it."""
+        if self.device is not None:
+            return self.device == device
+        return not self.groups or bool(self.groups_of(device))
 
     def groups_of(self, device: int) -> list[int]:
         """Which of the groups the device is in, by index."""
@@ -102,7 +111,7 @@ class Layout:
 
     def of_device(self, device: int) -> Iterator[Execution]:
         """The executions that the device takes part in."""
-        return (e for e in self.executions if not e.groups or e.groups_of(device))
+        return (e for e in self.executions if e.is_on(device))
 
 
 def layout_of(run: Run) -> Layout:
@@ -110,14 +119,18 @@ def layout_of(run: Run) -> Layout:
     subject = subject_of(run)
     source = run.manifest.source.value
     events = subject.events.filter(pl.col("source") == source)
-    own = None if subject.timeline is None else timed(subject.timeline).filter(source=source)
+    own = None
+    if subject.timeline is not None:
+        own = last_step(timed(subject.timeline).filter(source=source))
     rows = {p: _rows(p, events, own) for p in _phases(run, events)}
     is_time = bool(rows) and all(is_timed for _, is_timed in rows.values())
     steps: list[Step] = []
     executions: list[Execution] = []
     at_ns = 0
     for phase, (frame, is_timed) in rows.items():
-        found, dur_ns = _executions(phase, frame, at_ns, is_timed=is_timed)
+        found, dur_ns = _executions(
+            phase, frame, at_ns, is_timed=is_timed, first_meeting=len(executions) + 1
+        )
         executions += found
         steps.append(
             Step(phase=phase, name=_step_name(phase, frame), start_ns=at_ns, dur_ns=dur_ns)
@@ -172,12 +185,13 @@ def _step_name(phase: str, rows: pl.DataFrame) -> str:
 
 
 def _executions(
-    phase: str, rows: pl.DataFrame, at_ns: int, *, is_timed: bool
+    phase: str, rows: pl.DataFrame, at_ns: int, *, is_timed: bool, first_meeting: int
 ) -> tuple[list[Execution], int]:
     if rows.is_empty():
         return [], 0
     unit_ns = NS_PER_S if is_timed else NS_PER_OPERATION
     first = float(rows["begin"].min())  # type: ignore[arg-type]
+    meetings = _meetings(rows)
     found = [
         Execution(
             phase=phase,
@@ -187,10 +201,22 @@ def _executions(
             dur_ns=max(1, round((row["end"] - row["begin"]) * unit_ns)),
             groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
             arguments=_arguments(row),
+            meeting=first_meeting + meeting,
+            device=row["device"],
         )
-        for row in rows.iter_rows(named=True)
+        for row, meeting in zip(rows.iter_rows(named=True), meetings, strict=True)
     ]
     return found, max(e.start_ns + e.dur_ns for e in found) - at_ns
+
+
+def _meetings(rows: pl.DataFrame) -> list[int]:
+    """A number for each execution; that of an instruction is the same on all devices, time by time."""
+    if rows["device"].null_count():
+        return list(range(len(rows)))
+    occurrence = pl.int_range(pl.len()).over("hlo_name", "device")
+    told = rows.with_columns(occurrence.alias("occurrence"))
+    numbered = told.select(pl.struct("hlo_name", "occurrence").rank("dense").alias("meeting"))
+    return numbered["meeting"].to_list()
 
 
 def _lane(row: Mapping[str, Any]) -> str:
@@ -212,10 +238,10 @@ def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
     """Executions of a lane that overlap go on further lanes of its name."""
-    ends: dict[str, list[int]] = {}
+    ends: dict[tuple[int | None, str], list[int]] = {}
     found: list[Execution] = []
     for execution in sorted(executions, key=lambda e: e.start_ns):
-        own = ends.setdefault(execution.lane, [])
+        own = ends.setdefault((execution.device, execution.lane), [])
         at = next((i for i, end in enumerate(own) if end <= execution.start_ns), len(own))
         own[at : at + 1] = [execution.start_ns + execution.dur_ns]
         name = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
@@ -223,9 +249,9 @@ def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
     return tuple(found)
 
 
-def flows_of(execution: Execution, index: int, device: int) -> list[int]:
+def flows_of(execution: Execution, device: int) -> list[int]:
     """Ids of the flows that connect this device's slice with those of its group; 0 is none's."""
-    first = 1 + index * 65_536
+    first = 1 + execution.meeting * 65_536
     return [first + at for at in execution.groups_of(device) if len(execution.groups[at]) > 1]
 
 
@@ -245,10 +271,12 @@ def link_counts(layout: Layout) -> list[LinkCount]:
         return []
     known: dict[Any, list[tuple[str, float]]] = {}
     changes: dict[str, dict[int, float]] = {}
+    seen: set[int] = set()
     for execution in layout.executions:
         payload_bytes = execution.arguments.get("payload_bytes")
-        if execution.kind is None or not payload_bytes:
+        if execution.kind is None or not payload_bytes or execution.meeting in seen:
             continue
+        seen.add(execution.meeting)
         key = (execution.kind, execution.groups, payload_bytes)
         if key not in known:
             loads = link_loads(

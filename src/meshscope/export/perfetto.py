@@ -56,13 +56,11 @@ class _Writer:
         for step in layout.steps:
             yield from self._slice(steps, step.name, step.start_ns, step.dur_ns, b"")
         lanes: dict[str, int] = {}
-        for index, execution in enumerate(layout.executions):
-            if execution.groups and not execution.groups_of(device):
-                continue
+        for execution in layout.of_device(device):
             if execution.lane not in lanes:
                 lanes[execution.lane], descriptor = self._track(execution.lane, parent)
                 yield descriptor
-            extra = b"".join(fixed64(47, flow) for flow in flows_of(execution, index, device))
+            extra = b"".join(fixed64(47, flow) for flow in flows_of(execution, device))
             extra += b"".join(_annotation(*pair) for pair in execution.arguments.items())
             yield from self._slice(
                 lanes[execution.lane], execution.name, execution.start_ns, execution.dur_ns, extra

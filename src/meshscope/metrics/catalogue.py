@@ -21,6 +21,7 @@ from meshscope.metrics import volume as volumes
 from meshscope.metrics.latency import Latency, latency_of
 from meshscope.metrics.registry import Metric, Unknown
 from meshscope.metrics.subject import Step, Subject
+from meshscope.metrics.timeline import last_step
 from meshscope.plan.memory import Memory
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
@@ -53,12 +54,13 @@ def _of_events(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Su
 
 
 def _of_executions(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Subject], Result]:
-    """By the timeline where a phase has one, by the rows of the table where not."""
+    """By the timeline (its last step) where a phase has one, by the rows of the table where not."""
 
     def of(subject: Subject) -> Result:
         if subject.timeline is None:
             return _of_events(function)(subject)
-        single = volumes.collectives(overlaps.timed(subject.timeline))
+        timed = last_step(overlaps.timed(subject.timeline)).drop("step")
+        single = volumes.collectives(timed)
         others = subject.events.join(
             single.select(volumes.WHERE).unique(), on=volumes.WHERE, how="anti", nulls_equal=True
         )

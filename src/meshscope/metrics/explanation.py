@@ -52,9 +52,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Seconds of one step, by what takes them; null where only the whole is known."""
+    """Seconds of one step, by what takes them; null where only the whole is known.
+
+    The step is taken to lie between `low_s` and `high_s`, where the model of time says so.
+    """
 
     step_s: float
+    low_s: float | None
+    high_s: float | None
     compute_s: float | None
     exposed_s: float | None
     idle_s: float | None
@@ -100,6 +105,8 @@ def cost_of(time: StepTime) -> StepCost:
     parts = {part.part or UNKNOWN: (part.compute_s, part.exposed_s) for part in time.parts}
     return StepCost(
         step_s=time.step.s,
+        low_s=time.step.low_s,
+        high_s=time.step.high_s,
         compute_s=time.compute_s,
         exposed_s=time.exposed_s,
         idle_s=time.idle_s,
@@ -112,7 +119,7 @@ def cost_of(time: StepTime) -> StepCost:
 def measured_cost(step_s: float) -> StepCost:
     """The cost of a step of which only the whole was measured."""
     return StepCost(
-        step_s=step_s, compute_s=None, exposed_s=None, idle_s=None, exposed_by_axis_s={},
+        step_s=step_s, low_s=None, high_s=None, compute_s=None, exposed_s=None, idle_s=None, exposed_by_axis_s={},
         by_part_s={}, basis="measured",
     )  # fmt: skip
 

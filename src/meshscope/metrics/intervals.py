@@ -105,7 +105,8 @@ def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataF
     A burst is a time of traffic without a pause longer than `max_gap`, a gap the pause between two
     bursts. `up` is all bursts together, `down` the rest of the time from the first to the last
     collective of any axis in the step, `up_frac` the share of the former. Figures are in `unit`: seconds,
-    or operations of the schedule where rows have no times. Gaps are null with a single burst.
+    or operations of the schedule where rows have no times. Gaps are null with a single burst. Of several
+    recorded steps the last is taken.
 
     Source: traffic interval within one parallelism, as Cornell's course project on CCL-Bench names it;
     up and down phases as Rajasekaran et al., "CASSINI" (NSDI 2024).

@@ -41,7 +41,8 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
     start and the last end of any device's row in the phase. `overlap_frac` is hidden over collective
     time, `collective_compute_ratio` collective over compute time; null where the divisor is 0.
     Everything is a union over the rows of one device: two collectives at once count once.
-    exposed + hidden = collective; hidden + exposed + compute alone + idle = step.
+    exposed + hidden = collective; hidden + exposed + compute alone + idle = step. Of several recorded steps
+    (`step` of the timeline) the figures are means.
 
     Source: exposed communication by union of intervals as TraceLens and nsys-jax define it; summing
     durations instead overstates it (marin-community/marin issue 8053: 3.17 s became 1.02 s).
@@ -49,8 +50,13 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
     rows = [_overlap_row(own, step) for own, step in _by_device(timeline)]
     names = (*PLACE, "time_basis")
     types = {name: timeline.schema[name] for name in names} | dict.fromkeys(_TIMES, pl.Float64)
-    table = pl.DataFrame(rows, schema=types, orient="row")
-    return table.with_columns(
+    steps = pl.DataFrame(rows, schema=types, orient="row")
+    table = steps.group_by(PLACE, maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("n_steps_seen"),
+        pl.col("time_basis").first(),
+        *(pl.col(name).mean() for name in _TIMES),
+    )
+    return table.sort("device", maintain_order=True).with_columns(
         _ratio("hidden_s", "collective_s").alias("overlap_frac"),
         _ratio("collective_s", "compute_s").alias("collective_compute_ratio"),
         _ratio("idle_s", "step_s").alias("idle_frac"),
@@ -58,8 +64,9 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_device(timeline: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, tuple[int, int]]]:
-    """Rows of each device in a phase, with the step's bounds over all devices, in picoseconds."""
-    for of_phase in timed(timeline).partition_by(*WHERE, maintain_order=True):
+    """Rows of each device in a step, with the step's bounds over all devices, in picoseconds."""
+    steps = [*WHERE, *(["step"] if "step" in timeline.columns else [])]
+    for of_phase in timed(timeline).partition_by(steps, maintain_order=True):
         every = spans_of(of_phase)
         if not len(every):
             continue
@@ -107,7 +114,13 @@ def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
         for value, exposed_ps in _shared_ps(list(parts.values()), compute, list(parts)):
             found.append((*(named[key] for key in PLACE), value, seconds(exposed_ps)))
     types = {name: timeline.schema[name] for name in (*PLACE, column)}
-    return pl.DataFrame(found, schema={**types, "exposed_s": pl.Float64}, orient="row")
+    table = pl.DataFrame(found, schema={**types, "exposed_s": pl.Float64}, orient="row")
+    n_steps = pl.col("step").n_unique() if "step" in timeline.columns else pl.lit(1)
+    counts = timed(timeline).group_by(PLACE).agg(n_steps.alias("n_steps_seen"))
+    sums = table.group_by([*PLACE, column], maintain_order=True).agg(pl.col("exposed_s").sum())
+    joined = sums.join(counts, on=PLACE, how="left", nulls_equal=True, maintain_order="left")
+    mean = (pl.col("exposed_s") / pl.col("n_steps_seen")).alias("exposed_s")
+    return joined.select(*PLACE, column, mean)
 
 
 def _shared_ps(

@@ -1,19 +1,23 @@
 """The timeline of a run as rows of the event table: one row for each execution, compute and copies too.
 
-A run folder keeps it folded: where a loop repeats a span, `repeats` and `periods_s` say how often and
+A run on live devices keeps what every device did in each profiled step. Of a compiled run a folder keeps
+one device's modelled step, folded: where a loop repeats a span, `repeats` and `periods_s` say how often and
 how far apart, the outermost loop first, and `lane` says whether it is compute (`core`), a collective or
 a copy.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from meshscope.table.schema import POLARS_SCHEMA
 
 TIMELINE = "timeline.parquet"
+OPS = Path("trace") / "ops.parquet"
 COPY = "copy"
+TIMELINE_SCHEMA: dict[str, Any] = {**POLARS_SCHEMA, "step": pl.Int64}
 
 _OF_EVENT = (
     "layer",
@@ -30,9 +34,30 @@ _KEYS = ("source", "phase", "hlo_name")
 
 
 def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
-    """The timeline of the run in this folder; None where it has none."""
-    path = folder / TIMELINE
-    return timeline_of(pl.read_parquet(path), events) if path.is_file() else None
+    """The timelines of the run in this folder, modelled and measured; None where it has none.
+
+    Columns: those of the event table, and `step`, the index of the step in its phase.
+    """
+    found: list[pl.DataFrame] = []
+    if (folder / TIMELINE).is_file():
+        found.append(timeline_of(pl.read_parquet(folder / TIMELINE), events))
+    if (folder / OPS).is_file():
+        found.append(_measured(pl.read_parquet(folder / OPS)))
+    return pl.concat(found) if found else None
+
+
+def _measured(ops: pl.DataFrame) -> pl.DataFrame:
+    """What devices did, steps numbered from 0 in each phase; what runs beside steps is left out."""
+    known = ops.filter(pl.col("step").is_not_null(), pl.col("phase").is_not_null())
+    numbered = known.with_columns(
+        (pl.col("step").rank("dense").over("phase") - 1).alias("step"), pl.lit(1).alias("count")
+    )
+    return numbered.select(_column(name, numbered.columns) for name in TIMELINE_SCHEMA)
+
+
+def last_step(timeline: pl.DataFrame) -> pl.DataFrame:
+    """Of several recorded steps of a phase the last, which is the warmest."""
+    return timeline.filter(pl.col("step") == pl.col("step").max().over("source", "phase"))
 
 
 def timeline_of(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -59,13 +84,17 @@ def timeline_of(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
         n_steps, on=["source", "phase"], how="left", nulls_equal=True, maintain_order="left"
     )
     full = known.with_columns(
-        opcode, layer, pl.lit(1).alias("count"), pl.col("n_steps").fill_null(pl.col("phase_steps"))
+        opcode,
+        layer,
+        pl.lit(1).alias("count"),
+        pl.lit(0).alias("step"),
+        pl.col("n_steps").fill_null(pl.col("phase_steps")),
     )
-    return full.select(_column(name, full.columns) for name in POLARS_SCHEMA)
+    return full.select(_column(name, full.columns) for name in TIMELINE_SCHEMA)
 
 
 def _column(name: str, known: Sequence[str]) -> pl.Expr:
-    dtype = POLARS_SCHEMA[name]
+    dtype = TIMELINE_SCHEMA[name]
     found = pl.col(name) if name in known else pl.lit(None)
     return found.cast(dtype).alias(name)
 

@@ -17,10 +17,9 @@ import polars as pl
 
 from meshscope.errors import RunError, SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.metrics.timeline import TIMELINE, read_timeline
+from meshscope.metrics.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.rundir.folder import is_run
 from meshscope.rundir.read import read_events, read_manifest
-from meshscope.table.schema import POLARS_SCHEMA
 
 MAX_RUNS = 10_000  # of one query; their tables are read into memory
 
@@ -62,7 +61,7 @@ VIEWS: tuple[View, ...] = (
     View(
         name="timeline",
         meaning="a row for each execution of a step, compute and copies among them, with the columns of "
-        "`events`, of runs whose time was modelled from a schedule",
+        "`events` and `step`, of runs whose time was modelled from a schedule or measured",
     ),
 )
 
@@ -158,12 +157,11 @@ def events_table(folders: Sequence[Path]) -> pl.DataFrame:
 
 def timeline_table(folders: Sequence[Path]) -> pl.DataFrame:
     """The timelines of the runs that have one."""
-    empty = _with_run(pl.DataFrame(schema=POLARS_SCHEMA), "")
+    empty = _with_run(pl.DataFrame(schema=TIMELINE_SCHEMA), "")
     tables = [
         _with_run(timeline, name)
         for name, folder in named(folders)
-        if (folder / TIMELINE).is_file()
-        and (timeline := read_timeline(folder, read_events(folder))) is not None
+        if (timeline := read_timeline(folder, read_events(folder))) is not None
     ]
     return pl.concat([empty, *tables])
 

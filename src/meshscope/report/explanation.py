@@ -13,7 +13,7 @@ from meshscope.metrics.explanation import (
     measured_cost,
 )
 from meshscope.report.document import run_latency
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.report.words import phase_words, signed_bytes
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
@@ -48,7 +48,7 @@ def _costs(run: Run, source: Source) -> dict[Phase, StepCost]:
 
 def sentences(changes: Sequence[PhaseChange], *, left: str, right: str) -> list[str]:
     """Each phase's bytes and time in a sentence or two, then which side is faster and why."""
-    left, right = plain(left), plain(right)
+    left, right = short(left), short(right)
     found = [text for change in changes for text in _phase_sentences(change, left, right)]
     return [*found, _verdict(changes, left, right)]
 
@@ -84,7 +84,7 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
 
 
 def _place_words(place: Place) -> str:
-    return f"{plain(place.part)} over {plain(place.axis)}"
+    return f"{short(place.part)} over {short(place.axis)}"
 
 
 def _kinds_sentence(places: Sequence[Place], left: str, right: str) -> str:
@@ -92,9 +92,9 @@ def _kinds_sentence(places: Sequence[Place], left: str, right: str) -> str:
     changes: dict[tuple[str, str, str], list[str]] = {}
     for place in sorted(places, key=lambda place: -place.right.count):
         told = (place.axis, _kinds_words(place.left), _kinds_words(place.right))
-        changes.setdefault(told, []).append(plain(place.part))
+        changes.setdefault(told, []).append(short(place.part))
     found = [
-        f"for {_listed(parts)} over {plain(axis)} {right} has {theirs} where {left} has {ours}"
+        f"for {_listed(parts)} over {short(axis)} {right} has {theirs} where {left} has {ours}"
         for (axis, ours, theirs), parts in changes.items()
     ]
     return f"{'; '.join(found[:MAX_PLACES])}."
@@ -115,7 +115,7 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
         return None
     basis = (
         f"by {ours.basis}"
-        if ours.basis == theirs.basis
+        if set(ours.basis.split("+")) == set(theirs.basis.split("+"))
         else f"{left} by {ours.basis}, {right} by {theirs.basis}"
     )
     head = f"a step takes {format_seconds(theirs.step_s)} in {right} and {format_seconds(ours.step_s)} in {left}"
@@ -132,7 +132,7 @@ def _time_parts(ours: StepCost, theirs: StepCost) -> list[str]:
     for axis in dict.fromkeys((*ours.exposed_by_axis_s, *theirs.exposed_by_axis_s)):
         before, after = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (ours, theirs))
         if before != after:
-            found.append(f"exposed communication over {plain(axis)} {_signed(after - before)}")
+            found.append(f"exposed communication over {short(axis)} {_signed(after - before)}")
     if ours.idle_s is not None and theirs.idle_s is not None and ours.idle_s != theirs.idle_s:
         found.append(f"idle {_signed(theirs.idle_s - ours.idle_s)}")
     moved = _largest_part(ours, theirs)
@@ -149,7 +149,7 @@ def _largest_part(ours: StepCost, theirs: StepCost) -> str | None:
     if not changes or not any(changes.values()):
         return None
     name = max(changes, key=lambda n: abs(changes[n]))
-    return f"{plain(name)} ({_signed(changes[name])})"
+    return f"{short(name)} ({_signed(changes[name])})"
 
 
 def _signed(seconds: float) -> str:
@@ -175,7 +175,35 @@ def _verdict(changes: Sequence[PhaseChange], left: str, right: str) -> str:
     return (
         f"{faster} is faster than {slower}: a request takes {words}, "
         f"{_signed(theirs - ours)}{_share(theirs, ours)}, of which {shares}."
+        f"{_doubt(changes, left, right)}"
     )
+
+
+def _doubt(changes: Sequence[PhaseChange], left: str, right: str) -> str:
+    """That the intervals of the requests overlap, where they do."""
+    ours, theirs = (_request_bounds(changes, side) for side in (0, 1))
+    if ours is None or theirs is None or not (ours[0] < theirs[1] and theirs[0] < ours[1]):
+        return ""
+    words = [
+        f"{format_seconds(low)} to {format_seconds(high)} in {name}"
+        for (low, high), name in zip((ours, theirs), (left, right), strict=True)
+    ]
+    return (
+        f" Their intervals overlap ({', '.join(words)}): an error that both share cancels, "
+        "another could turn it round."
+    )
+
+
+def _request_bounds(changes: Sequence[PhaseChange], side: int) -> tuple[float, float] | None:
+    """Between what all steps of one side are taken to lie; null where a step says nothing."""
+    low, high = 0.0, 0.0
+    for change in changes:
+        cost = (change.left_cost, change.right_cost)[side]
+        if cost is None or cost.low_s is None or cost.high_s is None:
+            return None
+        low += cost.low_s * change.n_steps[side]
+        high += cost.high_s * change.n_steps[side]
+    return low, high
 
 
 def _request_s(changes: Sequence[PhaseChange], side: int) -> float | None:
@@ -251,6 +279,8 @@ def _cost_document(cost: StepCost) -> dict[str, Any]:
     parts: Mapping[str, tuple[float, float]] = cost.by_part_s
     return {
         "step_s": cost.step_s,
+        "low_s": cost.low_s,
+        "high_s": cost.high_s,
         "compute_s": cost.compute_s,
         "exposed_s": cost.exposed_s,
         "idle_s": cost.idle_s,

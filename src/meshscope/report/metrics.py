@@ -13,7 +13,7 @@ from meshscope.metrics.catalogue import METRICS, Result, metrics_of
 from meshscope.metrics.intervals import SECONDS
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.registry import Unknown
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.report.tables import add_column, new_table
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase
@@ -22,7 +22,22 @@ from meshscope.units import format_bytes, format_seconds
 MAX_ROWS = 24  # of one table on a screen; --json has them all
 MAX_WORDS = 40  # characters of a text in a cell
 _PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
-_BESIDES = ("request_", "min_", "max_", "p90_")  # columns that a narrow terminal goes without
+_BESIDES = (
+    "request_",
+    "min_",
+    "max_",
+    "p90_",
+    "n_steps_seen",
+    "hidden_",
+    "collective_compute",
+    "low_",
+    "high_",
+    "bubble_",
+    "unestimated_",
+    "measured_dur",
+    "dur_busbw",
+    "algbw_",
+)  # columns that a narrow terminal goes without
 MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
 
 
@@ -59,7 +74,7 @@ def metrics_text(run: Run, console: Console) -> Iterator[RenderableType]:
         yield from _tables(_of_strongest(result, run), console)
         yield Text("")
     for reason, titles in unknown.items():
-        yield Text.assemble("not known: ", ", ".join(titles), (f"\n  {plain(reason)}", "dim"))
+        yield Text.assemble("not known: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
 
 
 def _of_strongest(table: pl.DataFrame, run: Run) -> pl.DataFrame:
@@ -164,7 +179,7 @@ def _name(column: str) -> str:
     """A column's name in words, without the unit that its cells carry."""
     suffix = next((s for s in _SUFFIXES if column.endswith(s)), "")
     kept = column.removesuffix(suffix) or column
-    return kept.replace("_", " ")
+    return f"{kept} %".replace("_", " ") if suffix == "_frac" else kept.replace("_", " ")
 
 
 def _cell(column: str, value: Any) -> str:
@@ -174,8 +189,7 @@ def _cell(column: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _figure(column, value)
-    words = plain(value)
-    return words if len(words) <= MAX_WORDS else f"{words[: MAX_WORDS - 3]}..."
+    return short(value, MAX_WORDS)
 
 
 def _figure(column: str, value: float) -> str:

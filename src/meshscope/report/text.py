@@ -18,12 +18,12 @@ from meshscope.report.collectives import (
     lines_of_rows,
     with_middle,
 )
-from meshscope.report.conditions import condition_lines, conditions
+from meshscope.report.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.report.dispatch import dispatch_lines
 from meshscope.report.document import compared, own_comparison
 from meshscope.report.explanation import phase_changes, sentences
 from meshscope.report.live import live_lines
-from meshscope.report.plain import plain
+from meshscope.report.plain import plain, short
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
 from meshscope.report.tables import new_table
 from meshscope.report.times import time_lines
@@ -189,7 +189,7 @@ def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
     for name in names:
         same = ours.get(name) == theirs.get(name)
         cells = ours.get(name, "-"), "(same)" if same else theirs.get(name, "-")
-        table.add_row(Text(name, style="dim"), *(Text(plain(cell)) for cell in cells))
+        table.add_row(Text(name, style="dim"), *(Text(short(cell, MAX_VALUE)) for cell in cells))
     yield table
     yield Text("")
 
