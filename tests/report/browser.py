@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -53,7 +53,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
         self._buffer, self._number, self._session = b"", 0, None
 
-    def __enter__(self) -> "Browser":
+    def __enter__(self) -> Self:
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(t["targetId"] for t in targets if t["type"] == "page")
         attached = self.call("Target.attachToTarget", targetId=page, flatten=True)

@@ -13,7 +13,7 @@ from meshscope.table.timed import PartCost, Seconds, StepTime
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
 
-READY = "document.documentElement.dataset.ready !== undefined"
+READY = "document.documentElement?.dataset.ready !== undefined"  # no element yet while it loads
 FOCUSABLE = "a[href], button, select, svg[tabindex], .scroll[tabindex]"
 HERE = (
     f"(() => {{ const all = [...document.querySelectorAll('{FOCUSABLE}')];"
