@@ -16,4 +16,6 @@ ROOT = Path(__file__).parents[1]
 def test_pages_show_what_they_are_made_of(page: str):
     command = [sys.executable, "-m", "cogapp", "-P", "--check", "--diff", page]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"run 'make readme' (or 'make accuracy') and read the difference:\n{done.stdout}"
+    assert done.returncode == 0, (
+        f"run 'make readme' (or 'make accuracy') and read the difference:\n{done.stdout}"
+    )

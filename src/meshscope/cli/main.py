@@ -51,6 +51,9 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
+    "report": Command(
+        module="report", summary="Write a report for the browser: one HTML file of runs."
+    ),
     "export": Command(
         module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
     ),

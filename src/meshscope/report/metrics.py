@@ -13,11 +13,11 @@ from meshscope.metrics.catalogue import METRICS, Result, metrics_of
 from meshscope.metrics.intervals import SECONDS
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.registry import Unknown
+from meshscope.report.cells import column_words, figure_words
 from meshscope.report.plain import short
 from meshscope.report.tables import add_column, new_table
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase
-from meshscope.units import format_bytes, format_seconds
 
 MAX_ROWS = 24  # of one table on a screen; --json has them all
 MAX_WORDS = 40  # characters of a text in a cell
@@ -138,11 +138,11 @@ def _fitting(table: pl.DataFrame, console: Console) -> Table:
 
 
 def _flat(table: pl.DataFrame) -> Table:
-    return _drawn(table, [_name(c) for c in table.columns])
+    return _drawn(table, [column_words(c) for c in table.columns])
 
 
 def _tall(table: pl.DataFrame) -> Table:
-    return _drawn(table, [_name(c).replace(" ", "\n") for c in table.columns])
+    return _drawn(table, [column_words(c).replace(" ", "\n") for c in table.columns])
 
 
 def _brief(table: pl.DataFrame) -> Table:
@@ -168,18 +168,8 @@ def _long(table: pl.DataFrame) -> Table:
         )
         for name in table.columns:
             if name not in words and row[name] is not None:
-                drawn.add_row(f"  {_name(name)}", _cell(name, row[name]))
+                drawn.add_row(f"  {column_words(name)}", _cell(name, row[name]))
     return drawn
-
-
-_SUFFIXES = ("_bytes_per_s", "_bytes", "_frac", "_s")
-
-
-def _name(column: str) -> str:
-    """A column's name in words, without the unit that its cells carry."""
-    suffix = next((s for s in _SUFFIXES if column.endswith(s)), "")
-    kept = column.removesuffix(suffix) or column
-    return f"{kept} %".replace("_", " ") if suffix == "_frac" else kept.replace("_", " ")
 
 
 def _cell(column: str, value: Any) -> str:
@@ -188,17 +178,5 @@ def _cell(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return _figure(column, value)
+        return figure_words(column, value)
     return short(value, MAX_WORDS)
-
-
-def _figure(column: str, value: float) -> str:
-    if column.endswith("_bytes_per_s"):
-        return f"{format_bytes(value)}/s"
-    if column.endswith("_bytes"):
-        return format_bytes(value)
-    if column.endswith("_frac"):
-        return f"{value:.1%}"
-    if column.endswith("_s"):
-        return format_seconds(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

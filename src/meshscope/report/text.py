@@ -42,8 +42,8 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)
-    for phase in _phases(run):
-        sides, lines = _phase_lines(run, phase, comparison)
+    for phase in phases_of(run):
+        sides, lines = phase_lines(run, phase, comparison)
         yield _heading(phase_words(phase), phase, run.rows)
         yield (
             collectives_table(lines, sides=sides, console=console)
@@ -78,15 +78,16 @@ def own_verdicts(run: Run) -> Iterator[Text]:
             yield _verdict(found, left=left.value, right=strongest.value)
 
 
-def _phases(run: Run) -> list[Phase | None]:
+def phases_of(run: Run) -> list[Phase | None]:
     """The phases of the request, and then what has no phase."""
     found: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
     return sorted(dict.fromkeys(found), key=lambda phase: phase is None)
 
 
-def _phase_lines(
+def phase_lines(
     run: Run, phase: Phase | None, comparison: Comparison | None
 ) -> tuple[Sequence[str], list[Line]]:
+    """The names of the counts, and the lines of one phase; `comparison` is the run's own, if it has one."""
     source = run.manifest.source
     if comparison is None:
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
