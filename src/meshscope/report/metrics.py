@@ -20,7 +20,7 @@ from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase
 
 MAX_ROWS = 24  # of one table on a screen; --json has them all
-MAX_WORDS = 40  # characters of a text in a cell
+MAX_WORDS = 60  # characters of a text in a cell
 _PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
 _BESIDES = (
     "request_",
