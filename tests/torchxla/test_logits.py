@@ -72,7 +72,23 @@ CASES = [
     for partitioner in Partitioner
 ]
 CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CASES += [
+    Case(config, plan, context=form)
+    for config in ("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3")
+    for plan, form in (
+        ("cp=8", RING),
+        ("cp=8", ALLGATHER),
+        ("cp=2,tp=4,sp", RING),
+        ("fsdp=2,cp=4", RING),
+        ("dp=2,cp=2,tp=2", ALLGATHER),
+        ("dp=2,cp=2,tp=2,ep=4", RING),
+    )
+    if "ep" not in plan or config not in DENSE
+]
 TELLING = {
+    Case("qwen3", "cp=8"),
+    Case("deepseek_v3", "cp=2,tp=4,sp"),
     Case("qwen3", "tp=8,sp"),
     Case("qwen3", "fsdp=2,tp=4"),
     Case("llama", "dp=2,tp=4", Partitioner.AUTO),

@@ -335,9 +335,9 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
 
 def _check_torchxla(program: Program, plan: Plan) -> None:
     """SpecError when the program is asked for what a trace of transformers' modules does not have."""
-    if plan.pp > 1 or plan.cp > 1:
+    if plan.pp > 1:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla has neither pp nor cp yet. Use tp, sp, dp, fsdp or ep, or "
+            f"plan '{plan}': --frontend torchxla has no pp yet. Use tp, sp, dp, fsdp, cp or ep, or "
             "--frontend jax."
         )
     lacking = {

@@ -52,7 +52,8 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  numbers as constants
     tensors = Tensors(layouts_of(experiment.model, experiment.plan))
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    model = meta_model(experiment, attention=register_attention(tensors) if is_manual else "eager")
+    attention = register_attention(experiment, phase, tensors) if is_manual else "eager"
+    model = meta_model(experiment, attention=attention)
     if experiment.model.moe is not None:
         model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
     constants = with_arguments(model, experiment, tensors)
@@ -106,6 +107,7 @@ class _Step:
             TOKENS, (workload.batch, n_tokens), torch.int64, self.streams.tokens
         )
         position = self.tensors.argument(POSITION, (), torch.int64, ())
+        self.tensors.position = position
         positions = position + torch.arange(n_tokens, device=torch_xla.device())
         cache = Caches(self.experiment, self.phase, self.tensors).arguments(model, position)
         logits = model(

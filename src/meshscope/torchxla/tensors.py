@@ -62,6 +62,7 @@ class Tensors:
         mesh = layouts.mesh
         self._mesh = xs.Mesh(np.arange(mesh.n_devices), mesh.sizes, mesh.names)
         self.arguments: dict[str, Argument] = {}
+        self.position: Any = None  # of the step's first token, once it is an argument
 
     def argument(self, name: str, shape: Sequence[int], dtype: torch.dtype, spec: Spec) -> Any:
         """A tensor of this shape that holds nothing; the compiler knows it by its name."""
