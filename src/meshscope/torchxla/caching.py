@@ -17,6 +17,7 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.weights import Dim
 from meshscope.table.kinds import Phase
 from meshscope.torchxla.layouts import Spec
+from meshscope.torchxla.stages import StageLayer, layers_of_stage
 from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors
 
 ARRAYS = ("keys", "values")
@@ -66,13 +67,19 @@ class Caches:
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
         if self.experiment.plan.cp > 1:
             cache.layers = [ContextLayer(self, n_slots) for _ in cache.layers]
+        n_stages = self.experiment.plan.pp
+        if n_stages > 1:
+            n_layers = layers_of_stage(self.experiment)
+            cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
         what = kept(self.experiment, self.tensors)
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
             for name, width in zip(ARRAYS, what.widths, strict=True):
                 shape = (workload.batch, what.n_heads, n_slots, width)
-                array = self.tensors.argument(argument_name(index, name), shape, dtype, what.spec)
+                array = self.tensors.argument(
+                    argument_name(index, name), shape, dtype, what.spec, n_stages=n_stages
+                )
                 setattr(layer, name, array)
             layer.dtype, layer.device = dtype, position.device
             layer.batch_size, layer.num_heads = workload.batch, what.n_heads
