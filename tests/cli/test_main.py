@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 import meshscope.cli.compile as command
-def compile_experiment(experiment, hlo_dir, *, progress):
+def compile_experiment(experiment, hlo_dir, *, progress, **_):
     progress("prefill", "compiling")
     time.sleep(60)
 command.compile_experiment = compile_experiment
@@ -148,7 +148,7 @@ from meshscope.cli.main import main
 try:
     main()
 finally:
-    heavy = {"polars", "duckdb", "jax", "jaxlib", "torch", "numpy"}
+    heavy = {"polars", "duckdb", "jax", "jaxlib", "torch"}
     print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
 """
     command = [sys.executable, "-c", program, *PREDICT, "--json"]

@@ -13,6 +13,7 @@ from meshscope.cli.options import (
     takes_options,
 )
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
 from meshscope.compile.compile import compile_experiment
 from meshscope.compile.cycles import Cycles
@@ -62,12 +63,17 @@ def _compiled_run(options: CompileOptions) -> Run:
         )
     experiment = asked_experiment(options)
     path = run_folder(experiment, options.out)
-    predicted = predicted_run(experiment)
+    profile = asked_profile(options.profile, experiment.topology.chip)
+    predicted = predicted_run(experiment, profile)
     with new_folder(path, force=options.force) as partial:
         (partial / HLO).mkdir()
         with Progress() as progress:
             result = compile_experiment(
-                experiment, partial / HLO, progress=progress, cycles=options.cycles
+                experiment,
+                partial / HLO,
+                progress=progress,
+                cycles=options.cycles,
+                chip_profile=profile,
             )
         run = Run(
             path=None,

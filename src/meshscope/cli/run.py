@@ -16,6 +16,7 @@ from meshscope.cli.options import (
     takes_options,
 )
 from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
@@ -140,7 +141,8 @@ def _live_run(options: LiveOptions) -> Run | None:
     if options.checkpoint is not None:
         _check_checkpoint(experiment, options.checkpoint)
     path = run_folder(experiment, options.out)
-    predicted = predicted_run(experiment)
+    profile = asked_profile(options.profile, experiment.topology.chip)
+    predicted = predicted_run(experiment, profile)
     live = RunOptions(
         repeats=options.repeats,
         warmup=options.warmup,
@@ -172,6 +174,7 @@ def _live_run(options: LiveOptions) -> Run | None:
             rows=(*predicted.rows, *result.rows),
             memory={**predicted.memory, Source.COMPILED: result.memory},
             measured=replace(result.measured, texts=_texts(texts, result.tokens)),
+            times=predicted.times,
         )
         write_run(partial, run, metrics=metrics_document(run))
     return replace(run, path=path)

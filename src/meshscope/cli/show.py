@@ -1,5 +1,6 @@
 """`meshscope show`: a run as text or JSON."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.profiles import ProfileOption
 from meshscope.report.document import run_chip, run_document
 from meshscope.report.roofs import roofline_lines
 from meshscope.report.text import run_text
@@ -24,10 +26,16 @@ RooflineOption = Annotated[
 
 
 def command(
-    run: RunArgument, *, roofline: RooflineOption = False, as_json: JsonOption = False
+    run: RunArgument,
+    *,
+    roofline: RooflineOption = False,
+    profile: ProfileOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a run."""
     found = read_run(run)
+    if profile is not None:
+        found = import_module("meshscope.cli.retiming").retimed(found, profile)
     if as_json:
         print_json(run_document(found))
         return

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, constants_of
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.kernels import SPLASH_BLOCKS, Kernel
 from meshscope.table.kinds import Kind, Part, Phase
@@ -71,11 +72,12 @@ def plan_form(
     experiment: Experiment,
     phase: Phase,
     *,
-    constants: LinkConstants | None = None,
+    profile: ChipProfile | None = None,
     efficiency: Efficiency | None = None,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures."""
+    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
     chip = experiment.topology.chip
+    constants = None if profile is None else profile.constants
     lines = meeting_lines(experiment, phase, constants)
     if lines and constants is None:
         constants = constants_of(chip)
@@ -84,7 +86,7 @@ def plan_form(
         topology=experiment.topology,
         terms=plan_terms(experiment, phase),
         lines=lines,
-        rates=rates_of(chip),
+        rates=rates_of(chip, profile),
         efficiency=efficiency or efficiency_of(chip),
         constants=constants,
         data_size=experiment.plan.data_size,
