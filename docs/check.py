@@ -10,7 +10,14 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-PAGES = ["README.md", "docs/table.md", "docs/moe.md", "docs/fsdp.md"]
+PAGES = [
+    "README.md",
+    "docs/table.md",
+    "docs/metrics.md",
+    "docs/sql.md",
+    "docs/moe.md",
+    "docs/fsdp.md",
+]
 
 
 def versions_in(page: Path) -> dict[str, str]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from cases import Case, compile_case
 
-from meshscope.compile.compile import compiled_memory, read_rows
+from meshscope.compile.compile import read_rows
 from meshscope.hlo.attribution import scope_of
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.schedule import schedule_of
+from meshscope.plan.memory import compiled_memory
 from meshscope.predict import predict
 from meshscope.table.collective import Collective
 from meshscope.units import format_shape

@@ -66,3 +66,19 @@ def test_a_run_that_is_missing_is_named(meshscope) -> None:
         1,
         "meshscope: no run at 'none'. Give the folder of a run, as compile prints it.\n",
     )
+
+
+def test_why_one_differs_is_told_in_sentences_and_as_json(meshscope) -> None:
+    """Sequence parallelism sends as many bytes for a layer of prefill, in twice the collectives."""
+    keep(meshscope, "a", "--plan", "tp=8")
+    keep(meshscope, "b", "--plan", "tp=8,sp")
+    out = " ".join(meshscope("compare", "a", "b").out.split())
+    assert "decode: B sends as many bytes as A in a step" in out
+    assert "B has 3 all-gathers and 3 reduce-scatters where A has 3 all-reduces" in out
+    document = json.loads(meshscope("compare", "a", "b", "--json").out)
+    places = {
+        (p["axis"], p["part"]): p for p in document["explanation"]["phases"]["prefill"]["places"]
+    }
+    assert places["tp", "mlp"]["right"]["kinds"] == {"all_gather": 3, "reduce_scatter": 3}
+    assert places["tp", "mlp"]["wire_bytes_change"] == 0
+    assert document["explanation"]["sentences"]

@@ -142,6 +142,7 @@ def test_it_starts_at_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
 
 
 def test_predict_loads_no_table_library_and_no_framework(tmp_path: Path) -> None:
+    """Times in closed form are arrays, so that NumPy is the one that it needs."""
     program = """
 import sys
 from meshscope.cli.main import main

@@ -84,7 +84,7 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--frontend", "torchxla"), "needs the extra torchxla, not part of this version"),
+        (("--frontend", "torchxla", "--loop", "scan"), "torchxla has no --loop scan"),
         (("--layers", "0"), "has 64 layers. Use 1 to 64."),
         (("--dtype", "bf61"), "Did you mean 'bf16'"),
         (("--output", "0"), "output=0 must be at least 1."),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.cli.sql import _json_value, _unique
+from meshscope.cli.sql import _json_value
+from meshscope.query.database import unique
 from meshscope.table.schema import POLARS_SCHEMA
 
 COUNTS = "select part, sum(count) as n from collectives where phase = 'prefill' group by part order by part"
@@ -43,7 +44,7 @@ def test_json_and_csv_have_the_same_rows(sql) -> None:
 def test_the_views_have_the_columns_of_the_table(sql) -> None:
     for view in ("events", "collectives"):
         rows = json.loads(sql(f"describe {view}", "--json").out)
-        assert [row["column_name"] for row in rows] == list(POLARS_SCHEMA)
+        assert [row["column_name"] for row in rows] == [*POLARS_SCHEMA, "run"]
 
 
 def test_lists_stay_lists(sql) -> None:
@@ -124,7 +125,7 @@ def test_one_output_form_at_a_time(sql) -> None:
 
 
 def test_unique_names() -> None:
-    assert _unique(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]
+    assert unique(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]
 
 
 def test_json_values() -> None:

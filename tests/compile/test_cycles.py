@@ -39,9 +39,10 @@ def test_cycles_are_read_by_the_name_of_the_operation(tmp_path: Path):
     assert read_profile(tmp_path) == {"fusion.7": 10_790}
 
 
-def test_flag_is_added_to_what_the_user_gives(monkeypatch):
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--mine=1")
-    assert profiling_environment(Path("/x"))["LIBTPU_INIT_ARGS"] == f"--mine=1 {FLAG}=/x"
+def test_flag_is_added_to_what_the_user_gives():
+    given = {"LIBTPU_INIT_ARGS": "--mine=1", "PATH": "/bin"}
+    flags = f"--mine=1 {FLAG}=/x"
+    assert profiling_environment(given, Path("/x")) == {**given, "LIBTPU_INIT_ARGS": flags}
 
 
 def _compile(monkeypatch, tmp_path: Path, run_children) -> tuple[str, ...]:

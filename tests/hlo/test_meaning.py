@@ -8,7 +8,7 @@ from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.parse import parse_hlo
 from meshscope.plan.mesh import Mesh
 from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind
+from meshscope.table.kinds import Kind, Part
 
 TEXT = """\
 HloModule m, is_scheduled=true, num_partitions=4
@@ -145,6 +145,30 @@ def test_a_slice_behind_a_conversion_in_a_fusion_is_a_scatter() -> None:
     )
 
     assert row.kind is Kind.REDUCE_SCATTER
+
+
+def test_a_nameless_sum_belongs_to_what_makes_its_operand_not_to_the_fusion_around_it() -> None:
+    """A fusion has the name of its dearest part; the compiler drops that of a sum which it rewrites."""
+    scopes = "jit(f)/decode/layer1"
+    fused = f"""
+%fused (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {{
+  %p = f32[8,8] parameter(0)
+  %q = f32[8,8] parameter(1)
+  %d = f32[8,8] multiply(%p, %q), metadata={{op_name="{scopes}/moe.shared/dot_general"}}
+  %a = f32[8,8] add(%p, %d), metadata={{op_name="{scopes}/moe.combine/add"}}
+  ROOT %b = f32[8,8] bitcast(%a)
+}}
+"""
+    named = f'metadata={{op_name="{scopes}/moe.shared/dot_general"}}'
+    row = _row(
+        [
+            f"%f = f32[8,8] fusion(%whole, %ones), kind=kOutput, calls=%fused, {named}",
+            f"ROOT %sum = f32[8,8] {REDUCE.format('%f').partition(', metadata')[0]}",
+        ],
+        fused,
+    )
+
+    assert (row.layer, row.part) == (1, Part.MOE_COMBINE)
 
 
 def test_a_sum_that_is_also_used_whole_is_no_scatter() -> None:
@@ -303,7 +327,8 @@ def test_devices_gathered_along_a_dim_of_their_own_before_a_reshape_of_the_progr
     assert (row.kind, row.shape, row.hlo_shape) == (Kind.ALL_GATHER, (8, 8), "f32[4,2,8]")
 
 
-def test_a_copy_behind_a_gather_does_not_take_its_dims_of_one() -> None:
+@pytest.mark.parametrize(("move", "kept"), [("copy", "4,1,8"), ("bitcast", "4,8")])
+def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: str) -> None:
     """Two rows of two devices: the first dim is as large as the group, and is the program's all the same."""
     row = _row(
         [
@@ -312,7 +337,7 @@ def test_a_copy_behind_a_gather_does_not_take_its_dims_of_one() -> None:
                 "%g = f32[4,1,8] all-gather(%mine2), channel_id=1, replica_groups={{0,1,2,3}}, "
                 'dimensions={0}, metadata={op_name="jit(f)/prefill/layer0/attn/all_gather"}'
             ),
-            "ROOT %kept = f32[4,1,8] copy(%g)",
+            f"ROOT %kept = f32[{kept}] {move}(%g)",
         ]
     )
 

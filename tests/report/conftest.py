@@ -1,7 +1,9 @@
 """A small run for reports: predicted, and compiled with one finding of each sort."""
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from meshscope.plan.memory import Memory
 from meshscope.rundir.run import Manifest, Run
 from meshscope.table.collective import Collective, predicted_collective
 from meshscope.table.kinds import Kind, Part, Phase, Source
+
+sys.path.insert(0, str(Path(__file__).parent))  # page_parser and browser, which several tests share
 
 MEMORY = Memory(
     weights_bytes=2**30,

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from meshscope.report.plain import plain
+from meshscope.report.plain import plain, short
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,8 @@ def test_no_control_or_format_character_is_left() -> None:
         "Zl",
         "Zp",
     } == set()
+
+
+def test_a_long_name_is_cut_with_its_length() -> None:
+    assert short("x" * 300) == "x" * 300
+    assert short("\x1b" + "x" * 999_999, 5) == "\\x1bxxxx... [1,000,000 characters]"

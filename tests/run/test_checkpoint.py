@@ -1,6 +1,7 @@
 """Real weights: the greedy text of SmolLM2-135M is that of transformers, under every plan."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,60 @@ def test_a_misshapen_tensor_is_told_with_both_shapes(config_file: Path, tmp_path
     norm = next(w for w in outer_weights(asked.model, asked.plan) if w.name == "final_norm")
     with pytest.raises(SpecError, match=r"'model\.norm\.weight' has shape \[31\].*\[32\]"):
         stored_weight(norm, Checkpoint(folder).read("model.norm.weight"))
+
+
+LAYER = "model.layers.0."
+SHAPES = {  # of the small model's first layer, as Hugging Face stores them
+    "model.embed_tokens.weight": (64, 32),
+    "model.norm.weight": (32,),
+    f"{LAYER}input_layernorm.weight": (32,),
+    f"{LAYER}post_attention_layernorm.weight": (32,),
+    f"{LAYER}self_attn.q_proj.weight": (32, 32),
+    f"{LAYER}self_attn.k_proj.weight": (16, 32),
+    f"{LAYER}self_attn.v_proj.weight": (16, 32),
+    f"{LAYER}self_attn.o_proj.weight": (32, 32),
+    f"{LAYER}self_attn.q_norm.weight": (8,),
+    f"{LAYER}self_attn.k_norm.weight": (8,),
+    f"{LAYER}mlp.gate_proj.weight": (64, 32),
+    f"{LAYER}mlp.up_proj.weight": (64, 32),
+    f"{LAYER}mlp.down_proj.weight": (32, 64),
+}
+
+
+def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) -> None:
+    Checkpoint(small_checkpoint(config_file, tmp_path, **SHAPES)).check(small(config_file))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.norm.weight", (31,)),
+        ("model.embed_tokens.weight", (65, 32)),
+        ("model.embed_tokens.weight", (64, 31)),
+        ("model.embed_tokens.weight", (64 * 32,)),
+        (f"{LAYER}self_attn.k_proj.weight", (12, 32)),
+        (f"{LAYER}self_attn.k_proj.weight", (32, 16)),
+        (f"{LAYER}mlp.down_proj.weight", (64, 32)),
+        (f"{LAYER}mlp.gate_proj.weight", (0, 32)),
+    ],
+)
+def test_a_misshapen_tensor_is_refused_before_anything_starts(
+    config_file: Path, tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    """Also one that has as many elements, but not their order."""
+    folder = small_checkpoint(config_file, tmp_path, **SHAPES | {name: shape})
+    told = (
+        rf"tensor '{re.escape(name)}' has shape {re.escape(str(list(shape)))}, which does not make"
+    )
+    with pytest.raises(SpecError, match=told) as caught:
+        Checkpoint(folder).check(small(config_file))
+    assert str(caught.value).count("has shape") == 1
+
+
+def test_many_misshapen_tensors_are_counted(config_file: Path, tmp_path: Path) -> None:
+    folder = small_checkpoint(config_file, tmp_path, **dict.fromkeys(SHAPES, (3,)))
+    with pytest.raises(SpecError, match=r"model\.norm\.weight.* and 10 more$"):
+        Checkpoint(folder).check(small(config_file))
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:

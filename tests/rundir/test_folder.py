@@ -1,6 +1,8 @@
 """A folder appears whole or not at all, and nothing that is not a run is ever replaced."""
 
 import json
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from meshscope.errors import RunError
 from meshscope.rundir.folder import MANIFEST, TOOL, new_folder
+from meshscope.rundir.folder import MARK as MARK_OF_PARTIAL
 
 MARK = json.dumps({"tool": TOOL, "schema": 1})
 
@@ -125,6 +128,16 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["one"]
 
 
+@pytest.mark.parametrize("n_characters", [0, 1, len(MARK_OF_PARTIAL)])
+def test_a_leftover_that_was_barely_begun_is_removed(tmp_path: Path, n_characters: int) -> None:
+    """A kill between making the file of the mark and filling it."""
+    leftover = tmp_path / ".two.partial-999999"
+    leftover.mkdir()
+    (leftover / MANIFEST).write_text(MARK_OF_PARTIAL[:n_characters])
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one"]
+
+
 def test_a_run_whose_replacement_was_interrupted_returns(tmp_path: Path) -> None:
     make_run(tmp_path / ".two.replaced-999999", "old")
     make_run(tmp_path / ".three.replaced-999999", "old")
@@ -181,3 +194,44 @@ def test_one_process_writes_a_name_once_at_a_time(tmp_path: Path) -> None:
         write(path)
     assert names(tmp_path) == ["one"]
     assert names(path) == [MANIFEST]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_told_twice_to_end_leaves_nothing(
+    tmp_path: Path, first: signal.Signals
+) -> None:
+    """The second signal comes while the half-written folder is being removed."""
+    program = (
+        "import os, shutil, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from meshscope.rundir import folder\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "remove = shutil.rmtree\n"
+        "def slow(path, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.01)\n"
+        "    remove(path, **options)\n"
+        "folder.shutil.rmtree = slow\n"
+        f"with folder.new_folder(Path({str(tmp_path / 'one')!r}), force=False):\n"
+        f"    os.kill(os.getpid(), {int(first)})\n"
+        "    time.sleep(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert (done.returncode, names(tmp_path)) == (143, [])
+
+
+@pytest.mark.parametrize("n_bytes", [0, 40, 2000, 8000])
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: int) -> None:
+    """Wherever the writing ends: at the mark, in the table, in the manifest."""
+    words = ("Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--out", "runs/one")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshscope", "predict", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
+    )
+    told = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    assert names(tmp_path / "runs") == []

@@ -148,40 +148,33 @@ def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     """The experts of a config; each family has its own names and its own routing."""
     match family:
-        case Family.MIXTRAL:
-            return MixtureOfExperts(
-                n_experts=reader.integer("num_local_experts"),
-                n_active=reader.integer("num_experts_per_tok"),
-                ffn=reader.integer("intermediate_size"),
-                shared_ffn=None,
-                scoring=Scoring.SOFTMAX,
-                is_normalized=True,
-            )
-        case Family.QWEN3_MOE:
-            return MixtureOfExperts(
-                n_experts=reader.integer("num_experts"),
-                n_active=reader.integer("num_experts_per_tok"),
-                ffn=reader.integer("moe_intermediate_size"),
-                shared_ffn=None,
-                scoring=Scoring.SOFTMAX,
-                is_normalized=reader.boolean("norm_topk_prob", default=False),
-            )
-        case Family.GPT_OSS:
-            return MixtureOfExperts(
-                n_experts=reader.integer("num_local_experts"),
-                n_active=reader.integer("num_experts_per_tok"),
-                ffn=reader.integer("intermediate_size"),
-                shared_ffn=None,
-                scoring=Scoring.SOFTMAX,
-                is_normalized=True,
-                has_bias=True,
-                activation=Activation.CLAMPED_SWIGLU,
-                activation_limit=reader.number("swiglu_limit", 7.0),
-            )
         case Family.DEEPSEEK_V4:
             return compressed_moe(reader)
+        case Family.MIXTRAL | Family.QWEN3_MOE | Family.GPT_OSS:
+            return _softmax_moe(reader, family)
         case _:
             return _deepseek_moe(reader, family)
+
+
+def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
+    """Routed experts alone, weighted by softmax."""
+    is_qwen3 = family is Family.QWEN3_MOE
+    moe = MixtureOfExperts(
+        n_experts=reader.integer("num_experts" if is_qwen3 else "num_local_experts"),
+        n_active=reader.integer("num_experts_per_tok"),
+        ffn=reader.integer("moe_intermediate_size" if is_qwen3 else "intermediate_size"),
+        shared_ffn=None,
+        scoring=Scoring.SOFTMAX,
+        is_normalized=not is_qwen3 or reader.boolean("norm_topk_prob", default=False),
+    )
+    if family is not Family.GPT_OSS:
+        return moe
+    return replace(
+        moe,
+        has_bias=True,
+        activation=Activation.CLAMPED_SWIGLU,
+        activation_limit=reader.number("swiglu_limit", 7.0),
+    )
 
 
 def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import jax
@@ -36,10 +35,12 @@ def timed_collective(
     """Seconds of one collective over an axis of the mesh, measured `repeats` times."""
     n = mesh.shape[axis]
     held_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
-    return _timed(mesh, _body(kind, axis, n), held_bytes // ELEMENT_BYTES, repeats=repeats)
+    return _timed(
+        mesh, collective_body(kind, axis, n), held_bytes // ELEMENT_BYTES, repeats=repeats
+    )
 
 
-def _body(kind: Kind, axis: str, n: int) -> Body:
+def collective_body(kind: Kind, axis: str, n: int) -> Body:
     """Once through the collective; gives back an array like the one it took, that depends on it."""
 
     def kept(taken: Any, made: Any) -> Any:
@@ -77,6 +78,15 @@ def _timed(mesh: Mesh, body: Body, n_elements: int, *, repeats: int) -> tuple[fl
     )
     start = jax.device_put(np.zeros(n_elements * mesh.size, np.float32), NamedSharding(mesh, every))
 
+    return repeated_s(program, start, repeats=repeats)
+
+
+def repeated_s(program: Any, start: Any, *, repeats: int) -> tuple[float, ...]:
+    """Seconds of one repetition of `program(start, count)`, measured `repeats` times.
+
+    What many take beyond one, over their number: the start of a program is in both.
+    """
+
     def wall_s(count: int) -> float:
         begun = time.perf_counter()
         jax.block_until_ready(program(start, jnp.int32(count)))
@@ -85,7 +95,7 @@ def _timed(mesh: Mesh, body: Body, n_elements: int, *, repeats: int) -> tuple[fl
     wall_s(1)  # compiles
     many = 4
     while True:
-        started_s = median(wall_s(1) for _ in range(repeats))
+        started_s = min(wall_s(1) for _ in range(repeats))
         walls_s = [wall_s(many) for _ in range(repeats)]
         # Long enough beside what starting a program takes, and what else the machine does.
         is_long = min(walls_s) >= max(LEAST_S, TIMES_LONGER * started_s)
@@ -101,7 +111,7 @@ def timed_matrices(mesh: Mesh, n: int, dtype: str, *, repeats: int) -> float:
         square = taken.reshape(n, n).astype(dtype)
         return lax.optimization_barrier(square @ square).astype(jnp.float32).ravel()
 
-    return median(_timed(mesh, body, n * n, repeats=repeats))
+    return min(_timed(mesh, body, n * n, repeats=repeats))
 
 
 def timed_memory(mesh: Mesh, array_bytes: int, *, repeats: int) -> float:
@@ -110,4 +120,4 @@ def timed_memory(mesh: Mesh, array_bytes: int, *, repeats: int) -> float:
     def body(taken: Any) -> Any:
         return lax.optimization_barrier(taken + jnp.float32(1))
 
-    return median(_timed(mesh, body, array_bytes // ELEMENT_BYTES, repeats=repeats))
+    return min(_timed(mesh, body, array_bytes // ELEMENT_BYTES, repeats=repeats))

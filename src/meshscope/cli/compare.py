@@ -1,7 +1,7 @@
 """`meshscope compare`: predicted with compiled in one run, or two runs with each other."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
 from meshscope.report.document import compared, comparison_document, own_verdicts_document
+from meshscope.report.explanation import explanation_document, phase_changes
 from meshscope.report.text import Side, comparison_text
 from meshscope.rundir.read import read_run
 from meshscope.rundir.run import Run
@@ -27,18 +28,23 @@ def command(
     """Compare predicted with compiled, or two runs with each other.
 
     Tells what the second one does that the first did not ask for: extra, missing and changed
-    collectives, their bytes, layers and source lines.
+    collectives, their bytes, layers and source lines; of two runs also why, in bytes and time.
     """
     found = read_run(run)
     left, right = _own_sides(found) if other is None else _two_sides(found, read_run(other))
     comparison = compared((left.run, left.source), (right.run, right.source))
     if as_json:
         document = comparison_document(comparison, left=_told(left), right=_told(right))
-        own = {"verdicts": own_verdicts_document(found)} if other is None else {}
+        own = {"verdicts": own_verdicts_document(found)} if other is None else _why(left, right)
         print_json({**document, **own})
         return
     console = new_console()
     print_all(console, comparison_text(comparison, left, right, console))
+
+
+def _why(left: Side, right: Side) -> dict[str, Any]:
+    changes = phase_changes((left.run, left.source), (right.run, right.source))
+    return {"explanation": explanation_document(changes, left=left.name, right=right.name)}
 
 
 def _own_sides(run: Run) -> tuple[Side, Side]:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from meshscope.cli.making import new_manifest, predicted_run
+from meshscope.cli.keeping import keep
+from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
     ExperimentOptions,
     asked_experiment,
@@ -15,16 +16,15 @@ from meshscope.cli.options import (
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
-from meshscope.compile.compile import compile_experiment
+from meshscope.compile.compile import check_can_compile, compile_experiment
 from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
-from meshscope.plan.experiment import Engine
-from meshscope.report.document import metrics_document, run_document
+from meshscope.plan.experiment import Engine, Experiment
+from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO, write_run
-from meshscope.table.kinds import Source
+from meshscope.rundir.write import HLO
 from meshscope.timing.timeline import write_timeline
 
 
@@ -56,12 +56,19 @@ def _command(options: CompileOptions) -> None:
 command = takes_options(_command, CompileOptions)
 
 
-def _compiled_run(options: CompileOptions) -> Run:
+def checked(options: ExperimentOptions) -> Experiment:
+    """The experiment, where the compiler can take it."""
     if options.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {options.engine} has no program to compile. Use predict --engine {options.engine}."
         )
     experiment = asked_experiment(options)
+    check_can_compile(experiment)
+    return experiment
+
+
+def _compiled_run(options: CompileOptions) -> Run:
+    experiment = checked(options)
     path = run_folder(experiment, options.out)
     profile = asked_profile(options.profile, experiment.topology.chip)
     predicted = predicted_run(experiment, profile)
@@ -75,20 +82,7 @@ def _compiled_run(options: CompileOptions) -> Run:
                 cycles=options.cycles,
                 chip_profile=profile,
             )
-        run = Run(
-            path=None,
-            manifest=new_manifest(
-                Source.COMPILED,
-                experiment.as_dict(),
-                phases=experiment.phases,
-                versions=result.versions,
-                seconds=result.seconds,
-                flags=result.flags,
-            ),
-            rows=(*predicted.rows, *result.rows),
-            memory={**predicted.memory, Source.COMPILED: result.memory},
-            times=(*predicted.times, *(step.time for step in result.steps)),
-        )
+        run = run_of(experiment, predicted, result, times=[step.time for step in result.steps])
         write_timeline(partial, result.steps)
-        write_run(partial, run, metrics=metrics_document(run))
+        keep(run, partial)
     return replace(run, path=path)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshscope.cli.keeping import keep
 from meshscope.cli.making import new_manifest
 from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
@@ -17,12 +18,12 @@ from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.plan.plan import Plan, parse_plan
-from meshscope.report.document import metrics_document, run_document
+from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.names import default_folder, safe_name
 from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO, write_run
+from meshscope.rundir.write import HLO
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 
@@ -93,7 +94,7 @@ def _imported_run(  # noqa: PLR0913  the options of the command
         (partial / HLO).mkdir()
         for dump, name in zip(dumps, names, strict=True):
             shutil.copyfile(dump, partial / HLO / name)
-        write_run(partial, run, metrics=metrics_document(run))
+        keep(run, partial)
     return replace(run, path=path)
 
 

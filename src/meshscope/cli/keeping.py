@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from meshscope.export.card import CARD, card_text
 from meshscope.report.document import metrics_document
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
@@ -12,5 +13,11 @@ from meshscope.rundir.write import write_run
 def kept(run: Run, path: Path, *, force: bool) -> Run:
     """The run as it stands in the folder `path`, whole."""
     with new_folder(path, force=force) as partial:
-        write_run(partial, run, metrics=metrics_document(run))
+        keep(run, partial)
     return replace(run, path=path)
+
+
+def keep(run: Run, partial: Path) -> None:
+    """Writes the run, with its workload card, into a folder that may hold HLO and traces already."""
+    (partial / CARD).write_text(card_text(run), encoding="utf-8")
+    write_run(partial, run, metrics=metrics_document(run))

@@ -40,6 +40,10 @@ COMMANDS: dict[str, Command] = {
         module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
+    "sweep": Command(
+        module="sweep",
+        summary="Make the runs of many experiments, resuming after interruptions.",
+    ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
@@ -47,7 +51,13 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
-    "sql": Command(module="sql", summary="Query the event table of a run with SQL."),
+    "report": Command(
+        module="report", summary="Write a report for the browser: one HTML file of runs."
+    ),
+    "export": Command(
+        module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
+    ),
+    "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
     "calibrate": Command(
         module="calibrate", summary="Measure what the chip here does, into a profile."
     ),
@@ -116,7 +126,8 @@ def main() -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwinds the stack, so that children end and nothing half-written stays."""
+    """Unwinds the stack, so that children end and nothing half-written stays; once is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
 

@@ -3,17 +3,21 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from meshscope import __version__
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment
+from meshscope.plan.memory import Memory
 from meshscope.predict import predict
 from meshscope.predict.memory import predicted_memory
 from meshscope.rundir.run import Manifest, Run
+from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
+from meshscope.table.measured import Measured
+from meshscope.table.timed import StepTime
 from meshscope.timing.predicted import predicted_times, timed_predictions
 
 # Environment variables that change what the compiler makes of a program.
@@ -28,6 +32,51 @@ def predicted_run(experiment: Experiment, profile: ChipProfile | None = None) ->
         rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
         memory={Source.PREDICTED: predicted_memory(experiment)},
         times=predicted_times(experiment, profile),
+    )
+
+
+class Outcome(Protocol):
+    """What the compiler gave, or live devices: `rows` are compiled ones, and perhaps measured ones."""
+
+    @property
+    def rows(self) -> Sequence[Collective]: ...  # noqa: D102
+
+    @property
+    def memory(self) -> Memory: ...  # noqa: D102  by the compiler's account
+
+    @property
+    def versions(self) -> Mapping[str, str]: ...  # noqa: D102
+
+    @property
+    def seconds(self) -> Mapping[str, float]: ...  # noqa: D102
+
+    @property
+    def flags(self) -> Mapping[str, str]: ...  # noqa: D102
+
+
+def run_of(
+    experiment: Experiment,
+    predicted: Run,
+    outcome: Outcome,
+    *,
+    measured: Measured | None = None,
+    times: Iterable[StepTime] = (),
+) -> Run:
+    """The prediction and what came of it as a run in memory; `times` are of the compiled steps."""
+    return Run(
+        path=None,
+        manifest=new_manifest(
+            Source.COMPILED if measured is None else Source.MEASURED,
+            experiment.as_dict(),
+            phases=experiment.phases,
+            versions=outcome.versions,
+            seconds=outcome.seconds,
+            flags=outcome.flags,
+        ),
+        rows=(*predicted.rows, *outcome.rows),
+        memory={**predicted.memory, Source.COMPILED: outcome.memory},
+        measured=measured,
+        times=(*predicted.times, *times),
     )
 
 

@@ -10,7 +10,6 @@ import typer
 
 from meshscope.arch.config import read_model
 from meshscope.cli.profiles import ProfileOption
-from meshscope.errors import MissingToolError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
@@ -113,6 +112,45 @@ class ExperimentOptions:
     as_json: JsonOption = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOptions(ExperimentOptions):
+    """What the user asks of live devices, as typed."""
+
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of weights, activations and cache.",
+            show_default="f32 on CPU, bf16 elsewhere",
+        ),
+    ] = ""
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are timed.")] = 3
+    warmup: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Requests before them that are not.")
+    ] = 1
+    profiled_steps: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Decode steps that are profiled, after those timed."),
+    ] = 4
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Weights and tokenizer, as Hugging Face writes them."),
+    ] = None
+    prompt_text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The prompt of every sequence, for the checkpoint."),
+    ] = None
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Process 0, where several processes run together."),
+    ] = None
+    process_id: Annotated[
+        int, typer.Option(metavar="I", min=0, help="Which of them this is; 0 writes the run.")
+    ] = 0
+    n_processes: Annotated[int, typer.Option(metavar="N", min=1, help="How many they are.")] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights and prompts.")] = 0
+
+
 def takes_experiment(command: Callable[[ExperimentOptions], None]) -> Callable[..., None]:
     """The command with the fields of ExperimentOptions as its arguments and options, for typer."""
     return takes_options(command, ExperimentOptions)
@@ -143,11 +181,6 @@ def takes_options(command: Callable[[Any], None], options: type[Any]) -> Callabl
 
 def asked_experiment(options: ExperimentOptions) -> Experiment:
     """The checked experiment; every complaint is a MeshscopeError."""
-    if options.frontend is Frontend.TORCHXLA:
-        raise MissingToolError(
-            "--frontend torchxla needs the extra torchxla, not part of this version. "
-            "Use --frontend jax."
-        )
     return experiment_of(
         model=read_model(options.model),
         plan=parse_plan(options.plan),
@@ -185,6 +218,7 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         experiment.model.name.rsplit("/", 1)[-1],
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
+        "torchxla" if program.frontend is Frontend.TORCHXLA else "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.context is ContextForm.RING else program.context,

@@ -3,14 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
-
-import typer
 
 from meshscope.arch.config import read_model
-from meshscope.cli.making import new_manifest, predicted_run
+from meshscope.cli.keeping import keep
+from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
-    ExperimentOptions,
+    LiveOptions,
     asked_experiment,
     run_folder,
     takes_options,
@@ -22,53 +20,12 @@ from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.experiment import Engine, Experiment
-from meshscope.report.document import metrics_document, run_document
+from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.run.checkpoint import Checkpoint, Texts
-from meshscope.run.run import RunOptions, run_experiment, run_process
+from meshscope.run.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.run import Run
-from meshscope.rundir.write import write_run
-from meshscope.table.kinds import Source
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveOptions(ExperimentOptions):
-    """What the user asks for, as typed."""
-
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="DTYPE",
-            help="Of weights, activations and cache.",
-            show_default="f32 on CPU, bf16 elsewhere",
-        ),
-    ] = ""
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that are timed.")] = 3
-    warmup: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Requests before them that are not.")
-    ] = 1
-    profiled_steps: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Decode steps that are profiled, after those timed."),
-    ] = 4
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Weights and tokenizer, as Hugging Face writes them."),
-    ] = None
-    prompt_text: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The prompt of every sequence, for the checkpoint."),
-    ] = None
-    coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Process 0, where several processes run together."),
-    ] = None
-    process_id: Annotated[
-        int, typer.Option(metavar="I", min=0, help="Which of them this is; 0 writes the run.")
-    ] = 0
-    n_processes: Annotated[int, typer.Option(metavar="N", min=1, help="How many they are.")] = 1
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights and prompts.")] = 0
 
 
 def _command(options: LiveOptions) -> None:
@@ -127,8 +84,17 @@ def _texts(texts: Texts | None, tokens: list[list[int]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts.decoded(own) for own in tokens))
 
 
-def _live_run(options: LiveOptions) -> Run | None:
-    """The run; None in a process that only takes part in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What was asked for, checked: the experiment, how it is run, and the checkpoint's tokenizer."""
+
+    experiment: Experiment
+    live: RunOptions
+    texts: Texts | None
+
+
+def prepared(options: LiveOptions) -> Prepared:
+    """What the options ask for, as far as it can be checked without devices."""
     if options.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {options.engine} has no program to run. Use predict --engine {options.engine}."
@@ -140,9 +106,6 @@ def _live_run(options: LiveOptions) -> Run | None:
     experiment = asked_experiment(options)
     if options.checkpoint is not None:
         _check_checkpoint(experiment, options.checkpoint)
-    path = run_folder(experiment, options.out)
-    profile = asked_profile(options.profile, experiment.topology.chip)
-    predicted = predicted_run(experiment, profile)
     live = RunOptions(
         repeats=options.repeats,
         warmup=options.warmup,
@@ -154,6 +117,17 @@ def _live_run(options: LiveOptions) -> Run | None:
         n_processes=options.n_processes,
         checkpoint=None if options.checkpoint is None else str(options.checkpoint.resolve()),
     )
+    check_can_run()
+    return Prepared(experiment=experiment, live=live, texts=texts)
+
+
+def _live_run(options: LiveOptions) -> Run | None:
+    """The run; None in a process that only takes part in it."""
+    asked = prepared(options)
+    experiment, live = asked.experiment, asked.live
+    path = run_folder(experiment, options.out)
+    profile = asked_profile(options.profile, experiment.topology.chip)
+    predicted = predicted_run(experiment, profile)
     if live.process_id:
         with TemporaryDirectory(prefix="meshscope-") as scratch, Progress() as progress:
             run_process(experiment, Path(scratch), live, progress=progress)
@@ -161,20 +135,7 @@ def _live_run(options: LiveOptions) -> Run | None:
     with new_folder(path, force=options.force) as partial:
         with Progress() as progress:
             result = run_experiment(experiment, partial, live, progress=progress)
-        run = Run(
-            path=None,
-            manifest=new_manifest(
-                Source.MEASURED,
-                experiment.as_dict(),
-                phases=experiment.phases,
-                versions=result.versions,
-                seconds=result.seconds,
-                flags=result.flags,
-            ),
-            rows=(*predicted.rows, *result.rows),
-            memory={**predicted.memory, Source.COMPILED: result.memory},
-            measured=replace(result.measured, texts=_texts(texts, result.tokens)),
-            times=predicted.times,
-        )
-        write_run(partial, run, metrics=metrics_document(run))
+        measured = replace(result.measured, texts=_texts(asked.texts, result.tokens))
+        run = run_of(experiment, predicted, result, measured=measured)
+        keep(run, partial)
     return replace(run, path=path)

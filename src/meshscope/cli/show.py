@@ -10,13 +10,16 @@ from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import ProfileOption
 from meshscope.report.document import run_chip, run_document
+from meshscope.report.metrics import metrics_document, metrics_text
 from meshscope.report.roofs import roofline_lines
 from meshscope.report.text import run_text
 from meshscope.rundir.read import read_run
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
-
+MetricsOption = Annotated[
+    bool, typer.Option("--metrics", help="Every metric of docs/metrics.md, in place of the rows.")
+]
 RooflineOption = Annotated[
     bool,
     typer.Option(
@@ -28,19 +31,28 @@ RooflineOption = Annotated[
 def command(
     run: RunArgument,
     *,
+    metrics: MetricsOption = False,
     roofline: RooflineOption = False,
     profile: ProfileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run."""
+    """Show a run.
+
+    Its collectives, totals, times and memory; its metrics; or its roofline. With --json, --metrics
+    adds the key `metrics` to the document.
+    """
+    if metrics and roofline:
+        raise typer.BadParameter("give one of --metrics and --roofline")
     found = read_run(run)
     if profile is not None:
         found = import_module("meshscope.cli.retiming").retimed(found, profile)
     if as_json:
-        print_json(run_document(found))
+        extra = {"metrics": metrics_document(found)} if metrics else {}
+        print_json({**run_document(found), **extra})
         return
     console = new_console()
     if roofline:
         print_all(console, roofline_lines(found, run_chip(found)))
         return
-    print_all(console, run_text(found, console))
+    text = metrics_text if metrics else run_text
+    print_all(console, text(found, console))

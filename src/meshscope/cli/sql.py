@@ -1,4 +1,4 @@
-"""`meshscope sql`: DuckDB over the event table of a run, with no way out of it."""
+"""`meshscope sql`: DuckDB over the tables of runs, with no way out of them."""
 
 import csv
 import json
@@ -6,45 +6,33 @@ import math
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any
 
-import duckdb
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
-from meshscope.errors import SpecError
+from meshscope.query.database import answer, database, run_folders
 from meshscope.report.plain import plain
 from meshscope.report.tables import add_column, new_table
-from meshscope.rundir.read import read_manifest
-from meshscope.rundir.write import EVENTS
-
-# What a query may be; nothing here changes a table or the settings.
-_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-
-_LOCKDOWN = (
-    "SET python_enable_replacements = false",  # else SQL sees the variables of this program
-    "SET autoinstall_known_extensions = false",
-    "SET autoload_known_extensions = false",
-    "SET enable_external_access = false",
-    "SET lock_configuration = true",
-)
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run, a folder of runs, or a pattern: 'runs/*'.")
+    ],
     query: Annotated[str, typer.Argument(metavar="QUERY", help='e.g. "select * from collectives"')],
     *,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
-    """Query the event table of a run with SQL.
+    """Query the tables of one run or several with SQL.
 
-    Views: `events` has every row, `collectives` those with a kind. Their columns are in
-    `describe events`.
+    Views: `events` has every row, `collectives` those with a kind, `timeline` single executions where
+    time was modelled, `runs` a row for each run; the column `run` joins them. Columns: `describe events`,
+    questions with answers: docs/sql.md.
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")
@@ -57,39 +45,10 @@ def command(
         print_all(new_console(), [_table(names, rows)])
 
 
-def _query(run: Path, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _query(runs: str, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of the answer."""
-    read_manifest(run)
-    try:
-        with duckdb.connect(":memory:") as connection:
-            connection.read_parquet(str(run / EVENTS)).create("events")
-            connection.execute(
-                "create view collectives as select * from events where kind is not null"
-            )
-            for setting in _LOCKDOWN:
-                connection.execute(setting)
-            return _answer(connection, query)
-    except duckdb.Error as error:
-        raise SpecError(f"SQL: {error}") from error
-
-
-def _answer(
-    connection: duckdb.DuckDBPyConnection, query: str
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    statements = connection.extract_statements(query)
-    if len(statements) != 1 or statements[0].type not in _READING:
-        raise SpecError("SQL: give one query that reads, such as a select.")
-    result = connection.execute(statements[0])
-    names = _unique([str(column[0]) for column in result.description or []])
-    return names, result.fetchall()
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """The names, a repeated one with its number: a, a_2."""
-    return [
-        name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}"
-        for i, name in enumerate(names)
-    ]
+    with database(run_folders(runs)) as connection:
+        return answer(connection, query)
 
 
 def _json_value(value: Any) -> Any:

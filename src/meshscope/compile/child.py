@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.errors import MeshscopeError
+from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
+from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
 
 # The compiler reports the memory that a program needs even where the chip has less, so that the
@@ -39,6 +41,34 @@ def set_environment() -> None:
     os.environ["LIBTPU_INIT_ARGS"] = f"{LIBTPU_FLAGS} {flags}".strip()
 
 
+# What torch_xla adds where it finds a TPU (torch_xla 2.9 __init__.py, _setup_libtpu_flags), so that the
+# program is compiled as it would be there.
+TORCH_XLA_FLAGS = (
+    "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
+    "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
+)
+TORCH_XLA_V5_FLAGS = "--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true"
+
+
+def set_torchxla_environment(experiment: Experiment) -> None:
+    """What torch_xla reads when it is imported, besides what libtpu does.
+
+    It traces for CPU devices: as many as the slice has, and none computes anything.
+    """
+    chip = experiment.topology.chip.name
+    flags = [os.environ["LIBTPU_INIT_ARGS"], TORCH_XLA_FLAGS]
+    flags += [TORCH_XLA_V5_FLAGS] if chip.startswith("v5") else []
+    os.environ.update(
+        {
+            "LIBTPU_INIT_ARGS": " ".join(flags),
+            "PJRT_DEVICE": "CPU",
+            "CPU_NUM_DEVICES": str(experiment.topology.n_devices),
+            "XLA_HLO_DEBUG": "1",  # scopes become op_names
+            "USE_TORCH_XLA": "0",  # transformers' own use of it is for trainers
+        }
+    )
+
+
 def topology_devices(experiment: Experiment) -> list[Any]:
     """The devices of the slice as the compiler describes them, in its order."""
     from jax.experimental import topologies  # noqa: PLC0415  after set_environment
@@ -57,7 +87,10 @@ def topology_devices(experiment: Experiment) -> list[Any]:
 def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[str, Any]:
     """Compiles, writes `PHASE.hlo.txt.gz`, and returns the report (seconds, bytes, devices)."""
     started = time.perf_counter()
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        from meshscope.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
+    else:
+        from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
 
     devices = topology_devices(experiment)
     described = time.perf_counter()
@@ -77,26 +110,19 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
             "compile": compiled_at - lowered_at,
             "write": written_at - compiled_at,
         },
-        "memory": _memory(compiled),
-        "versions": _versions(),
+        "memory": memory_analysis(compiled),
+        "versions": _versions(experiment),
         "devices": [_device(device) for device in devices],
     }
 
 
-def _memory(compiled: Any) -> dict[str, int]:
-    analysis = compiled.memory_analysis()
-    return {
-        "argument_bytes": analysis.argument_size_in_bytes,
-        "output_bytes": analysis.output_size_in_bytes,
-        "alias_bytes": analysis.alias_size_in_bytes,
-        "temp_bytes": analysis.temp_size_in_bytes,
-    }
-
-
-def _versions() -> dict[str, str]:
+def _versions(experiment: Experiment) -> dict[str, str]:
     from importlib.metadata import version  # noqa: PLC0415
 
-    return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+    names = ["jax", "jaxlib", "libtpu"]
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        names = ["torch", "torch_xla", "transformers", *names]
+    return {name: version(name) for name in names}
 
 
 def _device(device: Any) -> dict[str, Any]:
@@ -116,10 +142,13 @@ def main(arguments: list[str]) -> int:
     directory, phase = Path(out_dir), Phase(phase_name)
     experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
     set_environment()
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        set_torchxla_environment(experiment)
     try:
         report = compile_phase(experiment, phase, directory)
     except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        told = {"type": type(error).__name__, "message": str(error)}
+        is_ours = isinstance(error, MeshscopeError)
+        told = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
         (directory / f"{phase}.error.json").write_text(json.dumps(told), encoding="utf-8")
         return 1
     (directory / f"{phase}.json").write_text(json.dumps(report), encoding="utf-8")

@@ -6,9 +6,8 @@ HLO that they wrote.
 
 import importlib.util
 import json
+import os
 import platform
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,18 +24,24 @@ from meshscope.compile.cycles import (
     profiling_environment,
     read_profile,
 )
+from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
-from meshscope.hlo.collectives import collectives_of, operations_in, rows_of
+from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
+from meshscope.hlo.phases import n_steps_of, phase_collectives
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_weight_bytes
+from meshscope.plan.experiment import Experiment, Frontend
+from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step
+from meshscope.torchxla.configs import transformers_config
+from meshscope.torchxla.interpreter import (
+    check_torchxla,
+    torchxla_environment,
+    torchxla_python,
+)
 
 Progress = Callable[[Phase, str], None]
 
@@ -45,10 +50,6 @@ POLL_S = 0.05
 PROFILE_SUFFIX = ".cycles.json"
 
 CHILD = ("-m", "meshscope.compile.child")
-
-MAX_TOLD_CHARACTERS = 2000  # of the compiler's own words in a message
-MAX_LAST_WORDS = 300
-_TELLING = re.compile(r"Check failed|^\*\*\* |^F\d{4} |Error|emory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def compile_experiment(
     first = reports[phases[0]]
     return CompileResult(
         rows=rows,
-        memory=compiled_memory(experiment, [report["memory"] for report in reports.values()]),
+        memory=compiled_memory(experiment, (report["memory"] for report in reports.values())),
         versions=first["versions"],
         seconds=seconds,
         devices=first["devices"],
@@ -135,7 +136,7 @@ def read_phase(
     )
     rows = rows_of(
         found,
-        n_steps_of=_n_steps(experiment),
+        n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
     )
@@ -152,37 +153,9 @@ def read_phase(
     return step.rows(rows), step
 
 
-def _n_steps(experiment: Experiment) -> dict[Phase, int]:
-    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
-
-
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:
     """The collectives of one phase's HLO text, attributed to the experiment's plan."""
-    return collectives_of(
-        read_hlo(path),
-        mesh=experiment.plan.mesh,
-        n_steps_of=_n_steps(experiment),
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
-    )
-
-
-def compiled_memory(experiment: Experiment, analyses: list[dict[str, int]]) -> Memory:
-    """Bytes that one device needs, by the compiler's own account; the hungrier phase counts."""
-    workload, plan, model = experiment.workload, experiment.plan, experiment.model
-    totals = [
-        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"]
-        for a in analyses
-    ]
-    hbm_bytes = experiment.topology.chip.device_hbm_bytes
-    return Memory(
-        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
-        kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max(a["temp_bytes"] for a in analyses),
-        total_bytes=max(totals),
-        hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
-    )
+    return phase_collectives(experiment, phase, read_hlo(path))
 
 
 def check_can_compile(experiment: Experiment) -> None:
@@ -193,6 +166,10 @@ def check_can_compile(experiment: Experiment) -> None:
             f"'{experiment.topology.name}' is no TPU; the TPU compiler needs a TPU slice, e.g. v6e-8. "
             "For other devices use predict."
         )
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        check_torchxla()
+        transformers_config(experiment.model)
+        return
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
@@ -245,7 +222,7 @@ def _run_children(
         try:
             for phase in phases:
                 own_dir = None if cycles_dir is None else cycles_dir / phase.value
-                children[phase] = _start(experiment_file, hlo_dir, phase, Path(scratch), own_dir)
+                children[phase] = _start(experiment, experiment_file, hlo_dir, phase, own_dir)
                 progress(phase, "compiling")
             waiting = dict(children)
             while waiting:
@@ -264,18 +241,21 @@ def _run_children(
 
 
 def _start(
+    experiment: Experiment,
     experiment_file: Path,
     out_dir: Path,
     phase: Phase,
-    scratch: Path,
     cycles_dir: Path | None,
 ) -> subprocess.Popen[bytes]:
-    environment = None
+    """The child of a phase, in the Python that has its front end; its log is beside the experiment."""
+    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    python = torchxla_python() if is_torchxla else sys.executable
+    environment = torchxla_environment() if is_torchxla else dict(os.environ)
     if cycles_dir is not None:
         cycles_dir.mkdir()
-        environment = profiling_environment(cycles_dir)
-    command = [sys.executable, *CHILD, str(experiment_file), str(out_dir), phase.value]
-    with (scratch / f"{phase}.log").open("wb") as log:
+        environment = profiling_environment(environment, cycles_dir)
+    command = [python, *CHILD, str(experiment_file), str(out_dir), phase.value]
+    with (experiment_file.parent / f"{phase}.log").open("wb") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
@@ -283,7 +263,7 @@ def _start(
 
 def _failure(
     experiment: Experiment, phase: Phase, returncode: int, out_dir: Path, log: str
-) -> CompileError:
+) -> CompileError | SpecError:
     what = (
         f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
@@ -292,24 +272,18 @@ def _failure(
     if error_file.exists():
         told = json.loads(error_file.read_text(encoding="utf-8"))
         error_file.unlink()
+        if told.get("is_ours"):
+            return SpecError(told["message"])
         return CompileError(
             f"the TPU compiler refused {what}: {told['type']}: {told['message'][:MAX_TOLD_CHARACTERS]}"
         )
-    if returncode == -signal.SIGKILL:
+    if was_killed(returncode):
         return CompileError(
             f"the compiler was killed while compiling {what}; the machine probably ran out of memory. "
             "Try --loop scan, fewer --layers, or a machine with more memory."
         )
-    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
     return CompileError(
-        f"the TPU compiler crashed ({name}) while compiling {what}. "
+        f"the TPU compiler crashed ({ending(returncode)}) while compiling {what}. "
         "Try another --prompt or --loop, another topology, or another version of libtpu. "
-        f"Its last words: {_last_words(log)}"
+        f"Its last words: {last_words(log)}"
     )
-
-
-def _last_words(log: str) -> str:
-    """The line of a child's log that says why it ended, as far as one does."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or ["none"])[0 if telling else -1][:MAX_LAST_WORDS]

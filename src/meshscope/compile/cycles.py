@@ -6,7 +6,6 @@ most of what loops inside kernels do; it is a second opinion on the estimates th
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -25,10 +24,10 @@ class Cycles(StrEnum):
     PROFILE = "profile"  # its profile of its own bundles, where it writes one
 
 
-def profiling_environment(folder: Path) -> dict[str, str]:
+def profiling_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment of a child whose compiler is to write its cycle profile into `folder`."""
-    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
-    return {**os.environ, "LIBTPU_INIT_ARGS": f"{flags} {FLAG}={folder}".strip()}
+    flags = environment.get("LIBTPU_INIT_ARGS", "")
+    return {**environment, "LIBTPU_INIT_ARGS": f"{flags} {FLAG}={folder}".strip()}
 
 
 def read_profile(folder: Path) -> dict[str, int]:

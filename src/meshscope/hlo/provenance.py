@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from meshscope.hlo.attribution import NO_SCOPE, leaf, scope_of
 from meshscope.hlo.chains import starts_chain
 from meshscope.hlo.dataflow import Dataflow
-from meshscope.hlo.executions import Place, Site
+from meshscope.hlo.executions import Site
 from meshscope.hlo.meaning import Element, operand_of, wrappers
 from meshscope.hlo.module import Instruction
 from meshscope.table.kinds import Kind, Part
@@ -75,8 +75,14 @@ def own_name(site: Site) -> str | None:
 
 
 def _name_before(flow: Dataflow, element: Element) -> str | None:
-    operand = operand_of(flow, element.site, element.index)
-    queue: deque[tuple[Place, Instruction]] = deque([operand] if operand else [])
+    if (operand := operand_of(flow, element.site, element.index)) is None:
+        return None
+    _, computed = flow.origin(
+        *operand
+    )  # a fusion has the name of its dearest part, not of its result
+    if scope_of(computed.op_name) != NO_SCOPE:
+        return computed.op_name
+    queue = deque([operand])
     for _ in range(_MAX_NEIGHBOURS):
         if not queue:
             return None

@@ -58,7 +58,7 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
 
     The compiler may gather along a new outermost dim (`is_split`) or flatten, and put copies and
     reshapes behind that keep the op_name of the collective; the last of them has the program's
-    shape. Behind a split the final reshapes may carry no name at all.
+    shape. Behind a split the reshapes that undo it may carry no name at all.
     """
     if result is None:
         return array
@@ -82,12 +82,17 @@ def _before_flattening(
     merged = [
         (*flat.dims[:dim], flat.dims[dim] * flat.dims[dim + 1], *flat.dims[dim + 2 :])
         for dim in range(len(flat.dims) - 1)
+        if 1 not in flat.dims[dim : dim + 2]
     ]
     for moved in flow.movers(computation, result):
         for shape in moved.arrays[:1]:
-            dims = tuple(size for size in shape.dims if size != 1)
+            dims = _long_dims(shape)
             is_same = len(dims) > 1 and prod(dims) == prod(flat.dims) and shape.dims != flat.dims
-            if shape.dtype == flat.dtype and is_same and dims in (merged or [dims]):
+            if (
+                shape.dtype == flat.dtype
+                and is_same
+                and dims in (merged if len(flat.dims) > 1 else [dims])
+            ):
                 return replace(shape, dims=dims)
     return flat
 
@@ -134,7 +139,13 @@ class _Path:
         is_other = name is not None and not same_name(name, self.op_name)
         if is_other or shape.dtype != seen.dtype or prod(shape.dims) != prod(seen.dims):
             return None
-        return shape if name is not None or self.is_split else seen
+        is_merged = self.is_split and _long_dims(shape) != _long_dims(seen)
+        return shape if name is not None or is_merged else seen
+
+
+def _long_dims(array: ArrayShape) -> tuple[int, ...]:
+    """The dims without those of 1, which anything may add or drop."""
+    return tuple(size for size in array.dims if size != 1)
 
 
 def without_layer_dim(

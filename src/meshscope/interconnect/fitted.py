@@ -129,7 +129,33 @@ def _fit(chip: Chip, points: Points) -> LinkConstants:
             ),
         ),
     )
-    return _with_limits(fitted, own)
+    limited = _with_limits(fitted, own)
+    return replace(
+        limited,
+        links_at_once=limited.links_at_once or _pooled_links(chip, points),
+        host_bytes_per_s=_network(limited, points),
+    )
+
+
+def _network(constants: LinkConstants, points: Points) -> float | None:
+    """What a host sends to others: this chip's, else that of the one chip that tells of it.
+
+    Hosts of all chips have the same published figure.
+    """
+    telling = next((p for p in points if parse_topology(p.topology).n_slices > 1), None)
+    if telling is None or telling.chip == constants.chip:
+        return constants.host_bytes_per_s
+    return _fit(chip_of(telling.chip), points).host_bytes_per_s
+
+
+def _pooled_links(chip: Chip, points: Points) -> float | None:
+    """The part of all its links that the one chip drives which tells of that, of this chip's links."""
+    telling = next((point for point in points if _uses_four_links(point)), None)
+    if telling is None or telling.chip == chip.name:
+        return None
+    other = chip_of(telling.chip)
+    links = _fit(other, points).links_at_once
+    return None if links is None else links / other.n_grid_dims * chip.n_grid_dims
 
 
 @cache

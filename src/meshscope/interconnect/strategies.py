@@ -55,8 +55,10 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             return {name: (*_reversed(legs), *legs) for name, legs in gathers}
         case Kind.ALL_TO_ALL:
             return {DIRECT: _exchange(fabric, groups)}
-        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
+        case Kind.PERMUTE | Kind.SEND:
             return {DIRECT: _pairs(fabric, groups)}
+        case Kind.RECV:  # the transfer is its sender's
+            return {}
         case Kind.GATHER:
             return {DIRECT: _to_first(fabric, groups)}
         case Kind.BROADCAST:

@@ -40,7 +40,16 @@ class Latency:
 
 
 def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Latency:
-    """The latency of these requests of `batch` sequences with `prompt` tokens each."""
+    """TTFT, ITL, TPOT and e2e of requests of `batch` sequences with `prompt` tokens each.
+
+    `ttft` is from the start of a request to its first token: prefill. `itl` is from one token to the next,
+    one figure for each decode step. `tpot` is, for each request, the time after the first token over the
+    tokens after it. `e2e` is from the start to the last token. Nothing waits in a queue: these are times
+    on the devices. Percentiles lie between neighbours in proportion (numpy's `linear`).
+
+    Source: vLLM's benchmark (`vllm bench serve`), whose TPOT is (latency - TTFT) / (output length - 1)
+    and whose ITL is the list of gaps between tokens; there as seen by a client.
+    """
     ttft = spread_of(r.prefill_s for r in requests)
     e2e = spread_of(e2e_s(r) for r in requests)
     steps = [step_s for r in requests for step_s in r.decode_s]

@@ -25,7 +25,14 @@ class Roofline:
 
 
 def roofline_of(cost: StepCost, step_s: float, chip: Chip) -> Roofline:
-    """The cost of a step against the peaks of one device of the chip."""
+    """What a step took on one device, against what it would take at the peaks of the chip.
+
+    `hbm_frac` and `flops_frac` are the rates reached, as shares of the peaks of memory and of bf16 matrix
+    units; the larger says what bounds the step. FLOPs and bytes are those that the compiler counts.
+
+    Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
+    analysis of the compiled program; peaks: `meshscope.hardware.chips`.
+    """
     share = 1 / chip.devices_per_chip
     return Roofline(
         phase=cost.phase,

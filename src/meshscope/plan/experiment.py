@@ -130,6 +130,8 @@ class Experiment:
     @property
     def is_scanned(self) -> bool:
         """Whether the layers are one loop body."""
+        if self.program.frontend is Frontend.TORCHXLA:
+            return False  # a trace has no loops
         match self.program.loop:
             case Loop.SCAN:
                 return True
@@ -143,13 +145,19 @@ class Experiment:
         """How rows travel to their experts: as asked, or without loss where the target can."""
         if self.program.dispatch is not DispatchForm.AUTO:
             return self.program.dispatch
-        if self.program.partitioner is Partitioner.AUTO:
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        if self.program.partitioner is Partitioner.AUTO and not is_torchxla:
             return DispatchForm.ONE_HOT
         return self._natural_form
 
     @property
     def _natural_form(self) -> DispatchForm:
-        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e."""
+        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e.
+
+        torch_xla has no ragged exchange.
+        """
+        if self.program.frontend is Frontend.TORCHXLA:
+            return DispatchForm.CAPACITY
         chip, n_chips = self.topology.chip, self.topology.n_chips
         is_large = n_chips > MAX_RAGGED_CHIPS.get(chip.name, n_chips)
         lacks_it = is_large or chip.kind is ChipKind.CPU
@@ -206,6 +214,7 @@ class Experiment:
             plan=self.plan,
             workload=self.workload,
             form=self.dispatch_form,
+            has_kernels=self.program.frontend is Frontend.JAX,
         )
 
     def _held_tokens(self, phase: Phase) -> int:
@@ -303,6 +312,8 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
         )
     program = program or Program()
     _check_supported(plan, engine)
+    if program.frontend is Frontend.TORCHXLA:
+        _check_torchxla(program, plan)
     _check_context(plan, program)
     check_batch(plan, workload)
     check_model(plan, model)
@@ -320,6 +331,28 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     )
     _check_kernels(experiment)
     return experiment
+
+
+def _check_torchxla(program: Program, plan: Plan) -> None:
+    """SpecError when the program is asked for what a trace of transformers' modules does not have."""
+    if plan.pp > 1 or plan.cp > 1:
+        raise PlanError(
+            f"plan '{plan}': --frontend torchxla has neither pp nor cp yet. Use tp, sp, dp, fsdp or ep, or "
+            "--frontend jax."
+        )
+    lacking = {
+        "--loop scan": program.loop is Loop.SCAN,
+        "--kernels on": program.kernels is Kernels.ON,
+        f"--dispatch {program.dispatch}": program.dispatch
+        not in {DispatchForm.AUTO, DispatchForm.CAPACITY},
+    }
+    asked = [option for option, is_asked in lacking.items() if is_asked]
+    if asked:
+        raise SpecError(
+            f"--frontend torchxla has no {' and no '.join(asked)}: it traces transformers' own modules, layer "
+            "by layer, and experts exchange a fixed number of rows. Leave the option out, or use "
+            "--frontend jax."
+        )
 
 
 def _check_kernels(experiment: Experiment) -> None:
@@ -397,6 +430,8 @@ def _check_ring(plan: Plan, program: Program, topology: Topology) -> None:
 
 def _check_dispatch(program: Program, topology: Topology) -> None:
     """SpecError when the partitioner or the target does not have this form of dispatch."""
+    if program.frontend is Frontend.TORCHXLA:
+        return
     forms = DISPATCH_FORMS[program.partitioner]
     if program.dispatch not in (DispatchForm.AUTO, *forms):
         raise SpecError(

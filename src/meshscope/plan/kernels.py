@@ -84,9 +84,15 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
     plan: Plan,
     workload: Workload,
     form: DispatchForm,
+    has_kernels: bool = True,
 ) -> KernelChoices:
-    """The way of each part; `form` is how rows travel to their experts."""
+    """The way of each part; `form` is how rows travel to their experts.
+
+    `has_kernels` is false for a front end that has none.
+    """
     common = _common_reason(kernels, chip, workload)
+    if not has_kernels:
+        common = "the modules of transformers"
     return KernelChoices(
         prefill_attention=_choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload)),
         decode_attention=Choice(reason=common or _decode_reason(model)),

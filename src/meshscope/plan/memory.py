@@ -1,6 +1,11 @@
 """How much memory one device needs, against what it has."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from meshscope.plan.caches import device_cache_bytes
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.weights import device_weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +22,24 @@ class Memory:
     total_bytes: int | None
     hbm_bytes: int | None
     fits: bool | None
+
+
+def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]]) -> Memory:
+    """Bytes that one device needs, by the compiler's account of each phase; the hungrier one counts.
+
+    An account holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program.
+    """
+    workload, plan, model = experiment.workload, experiment.plan, experiment.model
+    every = list(analyses)
+    total_bytes = max(
+        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
+    )
+    hbm_bytes = experiment.topology.chip.device_hbm_bytes
+    return Memory(
+        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
+        kv_cache_bytes=device_cache_bytes(model, plan, workload),
+        temp_bytes=max(a["temp_bytes"] for a in every),
+        total_bytes=total_bytes,
+        hbm_bytes=hbm_bytes,
+        fits=None if hbm_bytes is None else total_bytes <= hbm_bytes,
+    )

@@ -102,14 +102,14 @@ class ManualMixture:
         dispatch, inner = self._dispatch(tokens.shape[0]), None
         if dispatch is not None:
             # The dispatch can hide behind two products of the shared experts, the combine behind one.
-            shared = (
+            meanwhile = (
                 partial(inner_of_shared, x, w, self.moe)
                 if self.moe.shared_ffn is not None
                 else None
             )
             experts = self._experts(w)
             out, inner = exchanged_beside(
-                tokens, chosen, shares, experts, dispatch, meanwhile=shared
+                tokens, chosen, shares, experts, dispatch, meanwhile=meanwhile
             )
         else:
             n_local = self.moe.n_experts // self.plan.ep
@@ -121,7 +121,9 @@ class ManualMixture:
             out = out.reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w, self.moe, inner)
+                shared = shared_experts(x, w, self.moe, inner)
+            with scope(Part.MOE_COMBINE):
+                out = out + shared
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 
@@ -147,7 +149,9 @@ class ManualMixture:
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
                 whole = self.points.entered(x)
-                out = out + self.points.summed(shared_experts(whole, w, self.moe))
+                shared = self.points.summed(shared_experts(whole, w, self.moe))
+            with scope(Part.MOE_COMBINE):
+                out = out + shared
         return out
 
     def _experts(self, w: LayerWeights) -> Experts:
@@ -209,7 +213,9 @@ class AutoMixture:
         out = by_form(tokens, chosen, shares, w).reshape(x.shape)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
-                out = out + shared_experts(x, w, self.moe)
+                shared = shared_experts(x, w, self.moe)
+            with scope(Part.MOE_COMBINE):
+                out = out + shared
         with scope(Part.MOE_COMBINE):
             return self.points.summed(out)
 

@@ -11,12 +11,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshscope.arch.model import Layer
-from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.stages import stage_slots
+from meshscope.plan.stored import reshaped
 from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
 from meshscope.programs.build import BuiltProgram
 
+TABLE = "router_table"  # the weight that holds numbers of experts
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
 
 ReadTensor = Callable[[str], np.ndarray]
@@ -29,38 +30,19 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     the vocabulary is padded with zeros; a tensor that holds several weights is cut. Where experts
     have tensors of their own, `tensor` is their stack.
     """
+    name = weight.checkpoint.format(layer=layer, expert="*")
+    shape = reshaped(weight, tensor.shape, name)
     value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
-    dims = list(weight.dims)
-    shape = list(weight.shape)
-    if weight.cut is not None:
-        shape[-1] = weight.cut.whole
-    if Dim.KV_HEADS in dims:
-        at = dims.index(Dim.KV_HEADS)
-        others = int(np.prod(shape)) // shape[at]
-        n_heads, remainder = divmod(value.size, others)
-        is_right = not remainder and n_heads > 0 and shape[at] % n_heads == 0
-        _check_size(weight, tensor, layer, is_right=is_right)
-        shape[at] = n_heads
-        return np.repeat(value.reshape(shape), weight.shape[at] // n_heads, axis=at)
-    if Dim.VOCAB in dims:
-        at = dims.index(Dim.VOCAB)
-        padding = [(0, 0)] * len(shape)
-        padding[at] = (0, shape[at] - value.shape[at])
-        _check_size(weight, tensor, layer, is_right=0 <= padding[at][1] < shape[at])
-        return np.pad(value, padding)
-    _check_size(weight, tensor, layer, is_right=value.size == int(np.prod(shape)))
     value = value.reshape(shape)
+    for at, dim in enumerate(weight.dims):
+        if dim is Dim.KV_HEADS:
+            value = np.repeat(value, weight.shape[at] // shape[at], axis=at)
+        elif dim is Dim.VOCAB:
+            padding = [(0, 0)] * len(shape)
+            padding[at] = (0, weight.shape[at] - shape[at])
+            value = np.pad(value, padding)
     cut = weight.cut
     return value if cut is None else value[..., cut.start : cut.stop : cut.step]
-
-
-def _check_size(weight: Weight, tensor: np.ndarray, layer: int | None, *, is_right: bool) -> None:
-    if not is_right:
-        name = weight.checkpoint.format(layer=layer, expert="*")
-        raise SpecError(
-            f"tensor '{name}' has shape {list(tensor.shape)}, which does not make {weight.name} "
-            f"{list(weight.shape)}. The checkpoint belongs to another config."
-        )
 
 
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
@@ -133,16 +115,16 @@ def empty_cache(program: BuiltProgram) -> Any:
     )
 
 
-def random_weights(program: BuiltProgram, *, seed: int) -> Any:
+def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
     """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small.
 
-    Every element is a hash of its own place, so that each device makes its share alone; copies agree.
+    A table of experts holds numbers below `n_experts`, those of a token all different. Every element is a hash of its own place, so that each device makes its share alone; copies agree.
     """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
     makers: dict[Any, Any] = {}
     made: list[Any] = []
     for index, (path, like) in enumerate(leaves):
-        make = _ones if "norm" in str(path[-1]) else _hashed
+        make = _maker(str(path[-1]), n_experts)
         key = (make, like.shape, like.dtype, like.sharding)
         if key not in makers:
             bound = partial(make, shape=like.shape, dtype=like.dtype)
@@ -151,12 +133,32 @@ def random_weights(program: BuiltProgram, *, seed: int) -> Any:
     return jax.tree.unflatten(structure, made)
 
 
+def _maker(name: str, n_experts: int | None) -> Any:
+    if "norm" in name:
+        return _ones
+    return partial(_chosen, n_experts=n_experts) if TABLE in name else _hashed
+
+
 def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
     return jnp.ones(shape, dtype)
 
 
 def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Uniform in +-RANDOM_SCALE; the hash is lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
+    """Uniform in +-RANDOM_SCALE."""
+    unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
+    return (unit * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)
+
+
+def _chosen(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
+    """Experts of each token [.., vocab, k]: a random one, and others at equal distances from it."""
+    first = _bits(seed, (*shape[:-1], 1)) % np.uint32(n_experts)
+    steps = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    distance = np.uint32(n_experts // shape[-1])
+    return ((first + steps * distance) % np.uint32(n_experts)).astype(dtype)
+
+
+def _bits(seed: Any, shape: tuple[int, ...]) -> Any:
+    """32 random bits a place, by lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
     place, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
     for dim in reversed(range(len(shape))):
         steps = lax.broadcasted_iota(jnp.uint32, shape, dim)
@@ -164,4 +166,4 @@ def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
         stride *= shape[dim]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         place = (place ^ (place >> shift)) * np.uint32(factor)
-    return ((place >> 8).astype(jnp.float32) * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)
+    return place

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshscope.metrics.grouping import grouped, layer_ranges, without_place
 from meshscope.metrics.join import Match, Verdict
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.report.tables import add_column, new_table
 from meshscope.report.words import UNKNOWN, array_words, group_words, opcode_words, source_words
 from meshscope.table.collective import Collective
@@ -233,7 +233,7 @@ def _drawn(rows: Sequence[Sequence[Sequence[_Cell]]]) -> Table:
 
 
 def _stack_text(stack: Sequence[_Cell]) -> Text:
-    return Text("\n").join(Text(plain(cell.text), cell.style) for cell in stack)
+    return Text("\n").join(Text(short(cell.text), cell.style) for cell in stack)
 
 
 def _own_remarks(row: Collective) -> tuple[str, ...]:
@@ -245,14 +245,14 @@ def _own_remarks(row: Collective) -> tuple[str, ...]:
         "async" if row.is_async else None,
         row.axis_reason,
     )
-    return tuple(plain(remark) for remark in remarks if remark)
+    return tuple(short(remark) for remark in remarks if remark)
 
 
 def _remarks(match: Match) -> tuple[str, ...]:
     notes = [match.note, _cost_remark(match)]
     if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
         notes.append(_origin(match.shown))
-    return (*(plain(note) for note in notes if note), *_own_remarks(match.shown))
+    return (*(short(note) for note in notes if note), *_own_remarks(match.shown))
 
 
 def _origin(row: Collective) -> str | None:

@@ -6,8 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.rundir.run import Run
+
+MAX_VALUE = 4000  # characters of a condition, such as the flags of a compiler
 
 
 def conditions(run: Run) -> Table:
@@ -16,7 +18,7 @@ def conditions(run: Run) -> Table:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in condition_lines(run):
-        table.add_row(name, Text(plain(value)))
+        table.add_row(name, Text(short(value, MAX_VALUE)))
     return table
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.unattributed import Unattributed
 from meshscope.plan.memory import Memory
-from meshscope.report.plain import plain
+from meshscope.report.plain import short
 from meshscope.report.tables import new_table
 from meshscope.report.words import count_words, phase_words
 from meshscope.rundir.run import Run
@@ -89,4 +89,4 @@ def unattributed_lines(found: Unattributed) -> list[Text]:
 
 
 def _reasons(reasons: Iterable[tuple[str, int]]) -> list[str]:
-    return [f"  {count:,} x {plain(reason)}" for reason, count in reasons]
+    return [f"  {count:,} x {short(reason)}" for reason, count in reasons]

@@ -18,11 +18,12 @@ from meshscope.report.collectives import (
     lines_of_rows,
     with_middle,
 )
-from meshscope.report.conditions import condition_lines, conditions
+from meshscope.report.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.report.dispatch import dispatch_lines
 from meshscope.report.document import compared, own_comparison
+from meshscope.report.explanation import phase_changes, sentences
 from meshscope.report.live import live_lines
-from meshscope.report.plain import plain
+from meshscope.report.plain import plain, short
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
 from meshscope.report.tables import new_table
 from meshscope.report.times import time_lines
@@ -41,8 +42,8 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)
-    for phase in _phases(run):
-        sides, lines = _phase_lines(run, phase, comparison)
+    for phase in phases_of(run):
+        sides, lines = phase_lines(run, phase, comparison)
         yield _heading(phase_words(phase), phase, run.rows)
         yield (
             collectives_table(lines, sides=sides, console=console)
@@ -77,15 +78,16 @@ def own_verdicts(run: Run) -> Iterator[Text]:
             yield _verdict(found, left=left.value, right=strongest.value)
 
 
-def _phases(run: Run) -> list[Phase | None]:
+def phases_of(run: Run) -> list[Phase | None]:
     """The phases of the request, and then what has no phase."""
     found: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
     return sorted(dict.fromkeys(found), key=lambda phase: phase is None)
 
 
-def _phase_lines(
+def phase_lines(
     run: Run, phase: Phase | None, comparison: Comparison | None
 ) -> tuple[Sequence[str], list[Line]]:
+    """The names of the counts, and the lines of one phase; `comparison` is the run's own, if it has one."""
     source = run.manifest.source
     if comparison is None:
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
@@ -145,7 +147,17 @@ def comparison_text(
     if left.run is right.run:
         yield from own_verdicts(right.run)
         return
+    if not comparison.is_exact or left.run.times != right.run.times:
+        yield from _why(left, right)
+        yield Text("")
     yield _verdict(comparison, left=left.name, right=right.name)
+
+
+def _why(left: Side, right: Side) -> Iterator[Text]:
+    """What makes the difference, in sentences."""
+    changes = phase_changes((left.run, left.source), (right.run, right.source))
+    yield Text("why", style="bold")
+    yield from (Text(f"- {text}") for text in sentences(changes, left=left.name, right=right.name))
 
 
 def _different_lines(
@@ -178,7 +190,7 @@ def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
     for name in names:
         same = ours.get(name) == theirs.get(name)
         cells = ours.get(name, "-"), "(same)" if same else theirs.get(name, "-")
-        table.add_row(Text(name, style="dim"), *(Text(plain(cell)) for cell in cells))
+        table.add_row(Text(name, style="dim"), *(Text(short(cell, MAX_VALUE)) for cell in cells))
     yield table
     yield Text("")
 

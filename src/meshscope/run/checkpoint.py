@@ -4,17 +4,18 @@ Tensors are read one by one, when they are asked for; a file is mapped, never he
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.plan.stored import reshaped, tensors_of
+from meshscope.plan.weights import Weight
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_NAMES = 3  # of missing tensors in a message
+MAX_NAMES = 3  # of missing or misshapen tensors in a message
 
 
 class Checkpoint:
@@ -27,50 +28,64 @@ class Checkpoint:
 
     def read(self, name: str) -> Any:
         """The tensor as a numpy array, in the format in which it is stored."""
+        file = self._file(name)
+        try:
+            return self._open(file).get_tensor(name)
+        except Exception as error:  # safetensors raises what it likes
+            raise self._unreadable(file, name, error) from error
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, by the header of its file."""
+        file = self._file(name)
+        try:
+            return tuple(self._open(file).get_slice(name).get_shape())
+        except Exception as error:  # safetensors raises what it likes
+            raise self._unreadable(file, name, error) from error
+
+    def check(self, experiment: Experiment) -> None:
+        """SpecError when tensors of the model are missing or misshapen; reads headers alone."""
+        model = experiment.model
+        tensors = list(tensors_of(model, experiment.plan))
+        missing = [f"'{name}'" for name, _ in tensors if name not in self._files]
+        if missing:
+            raise SpecError(
+                f"checkpoint '{self._folder}' lacks tensors of {model.name}: {_some(missing, ', ')}. "
+                "It belongs to another config, or is not whole."
+            )
+        misshapen = [fault for name, weight in tensors for fault in self._faults(name, weight)]
+        if misshapen:
+            raise SpecError(f"checkpoint '{self._folder}': {_some(misshapen, ' ')}")
+
+    def _faults(self, name: str, weight: Weight) -> Iterator[str]:
+        try:
+            reshaped(weight, self.shape(name), name)
+        except SpecError as error:
+            yield str(error)
+
+    def _file(self, name: str) -> str:
         if name not in self._files:
             raise SpecError(
                 f"checkpoint '{self._folder}' has no tensor '{name}'. It belongs to another config, or "
                 "is not whole."
             )
-        file = self._files[name]
+        return self._files[name]
+
+    def _open(self, file: str) -> Any:
         if file not in self._opened:
             self._opened[file] = _opened(self._folder / file)
-        try:
-            return self._opened[file].get_tensor(name)
-        except Exception as error:  # safetensors raises what it likes
-            raise SpecError(
-                f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
-                "Copy the file again."
-            ) from error
+        return self._opened[file]
 
-    def check(self, experiment: Experiment) -> None:
-        """SpecError when tensors of the model are missing."""
-        missing = [name for name in tensor_names(experiment) if name not in self._files]
-        if missing:
-            some = ", ".join(f"'{name}'" for name in missing[:MAX_NAMES])
-            more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
-            raise SpecError(
-                f"checkpoint '{self._folder}' lacks tensors of {experiment.model.name}: {some}{more}. "
-                "It belongs to another config, or is not whole."
-            )
+    def _unreadable(self, file: str, name: str, error: Exception) -> SpecError:
+        return SpecError(
+            f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
+            "Copy the file again."
+        )
 
 
-def tensor_names(experiment: Experiment) -> Iterable[str]:
-    """Names of all tensors that the model's weights are made of."""
-    model, plan = experiment.model, experiment.plan
-    for weight in outer_weights(model, plan):
-        yield weight.checkpoint
-    for index, layer in enumerate(model.layers):
-        for weight in layer_weights(model, plan, layer):
-            yield from _names(weight, index)
-
-
-def _names(weight: Weight, layer: int) -> Iterable[str]:
-    if "{expert}" not in weight.checkpoint:
-        yield weight.checkpoint.format(layer=layer)
-        return
-    for expert in range(weight.shape[weight.dims.index(Dim.EXPERT)]):
-        yield weight.checkpoint.format(layer=layer, expert=expert)
+def _some(faults: Sequence[str], between: str) -> str:
+    """The first faults, and how many more there are."""
+    more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
+    return between.join(faults[:MAX_NAMES]) + more
 
 
 def _files_of(folder: Path) -> dict[str, str]:

@@ -88,7 +88,9 @@ def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
     from meshscope.programs.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
 
     if options["checkpoint"] is None:
-        return lambda program: random_weights(program, seed=options["seed"])
+        moe = experiment.model.moe
+        n_experts = None if moe is None else moe.n_experts
+        return lambda program: random_weights(program, seed=options["seed"], n_experts=n_experts)
     checkpoint = Checkpoint(Path(options["checkpoint"]))
     return lambda program: placed_weights(experiment, program, checkpoint.read)
 

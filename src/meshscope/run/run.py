@@ -3,24 +3,23 @@
 import importlib.util
 import json
 import platform
-import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
-from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
-from meshscope.plan.caches import device_cache_bytes
+from meshscope.hlo.phases import phase_collectives
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.weights import device_weight_bytes
+from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.run.holding import held_child
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.rundir.write import write_table
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.table.measured import Measured, Request, StepCost
@@ -33,9 +32,6 @@ Progress = Callable[[str, str], None]
 CHILD = ("-m", "meshscope.run.child")
 CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
 LIVE, PROFILE = "devices", "profile"  # what progress is told of
-
-MAX_TOLD_CHARACTERS = 2000  # of the child's own words in a message
-MAX_LAST_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +89,16 @@ def run_experiment(
     report = run_process(experiment, folder, options, progress=progress)
     progress(PROFILE, "reading")
     modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
-    compiled = [row for p, module in modules.items() for row in _rows(experiment, p, module)]
+    compiled = [
+        row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
+    ]
     measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
     progress(PROFILE, "done")
     return RunResult(
         rows=[*compiled, *measured_rows],
         measured=measured,
         tokens=report["tokens"],
-        memory=_memory(experiment, report["memory"].values()),
+        memory=compiled_memory(experiment, report["memory"].values()),
         versions=report["versions"],
         flags=report["flags"],
         seconds=report["seconds"],
@@ -136,17 +134,6 @@ def check_can_run() -> None:
         )
 
 
-def _rows(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
-    """The collectives of one phase's program, as live devices were given it."""
-    return collectives_of(
-        module,
-        mesh=experiment.plan.mesh,
-        n_steps_of={Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps},
-        crosses_slices=experiment.crosses_slices,
-        default_phase=phase,
-    )
-
-
 def _measured(
     experiment: Experiment,
     trace: Path,
@@ -160,7 +147,7 @@ def _measured(
     write_perfetto_trace(profile, trace / PERFETTO)
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
     found = measured_of(profile, modules, compiled, n_steps=n_steps)
-    found.ops.write_parquet(trace / OPS)
+    write_table(found.ops, trace / OPS)
     measured = Measured(
         requests=tuple(
             Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
@@ -188,24 +175,6 @@ def _costs(
             accessed_bytes=cost.get("accessed_bytes"),
         )
         for phase, cost in costs.items()
-    )
-
-
-def _memory(experiment: Experiment, analyses: Any) -> Memory:
-    """Bytes that one device needs, by the compiler's account; the hungrier phase counts."""
-    workload, plan, model = experiment.workload, experiment.plan, experiment.model
-    every = list(analyses)
-    totals = [
-        a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
-    ]
-    hbm_bytes = experiment.topology.chip.device_hbm_bytes
-    return Memory(
-        weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
-        kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max(a["temp_bytes"] for a in every),
-        total_bytes=max(totals),
-        hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else max(totals) <= hbm_bytes,
     )
 
 
@@ -246,18 +215,12 @@ def _failure(
         if told["is_ours"]:
             return SpecError(message)
         return RunFailedError(f"JAX could not run {what}: {told['type']}: {message}")
-    if returncode == -signal.SIGKILL:
+    if was_killed(returncode):
         return RunFailedError(
             f"the process that ran {what} was killed; the machine probably ran out of memory. "
             "Try fewer --layers, a smaller --batch, or a machine with more memory."
         )
-    name = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
     return RunFailedError(
-        f"the process that ran {what} crashed ({name}). Try other options, or another version of "
-        f"JAX. Its last words: {_last_words(log)}"
+        f"the process that ran {what} crashed ({ending(returncode)}). Try other options, or another version of "
+        f"JAX. Its last words: {last_words(log)}"
     )
-
-
-def _last_words(log: str) -> str:
-    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
-    return (lines or ["none"])[-1][:MAX_LAST_WORDS]

@@ -12,8 +12,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshscope.plan.experiment import Experiment
+from meshscope.programs.analysis import memory_analysis
 from meshscope.programs.build import BuiltProgram, build_program
 from meshscope.table.kinds import Phase
+
+# An event is recorded when it ends. A thread that has handed its result on may still be inside one,
+# where the machine is busy, and a profiler that stops at once would lose it.
+DRAIN_S = 0.25
 
 MakeWeights = Callable[[BuiltProgram], Any]
 
@@ -79,16 +84,7 @@ class Session:
 
     def memory(self) -> dict[str, dict[str, int]]:
         """The compiler's account of each phase's memory on one device, in bytes."""
-        found: dict[str, dict[str, int]] = {}
-        for phase, compiled in self.compiled.items():
-            analysis = compiled.memory_analysis()
-            found[phase.value] = {
-                "argument_bytes": analysis.argument_size_in_bytes,
-                "output_bytes": analysis.output_size_in_bytes,
-                "alias_bytes": analysis.alias_size_in_bytes,
-                "temp_bytes": analysis.temp_size_in_bytes,
-            }
-        return found
+        return {p.value: memory_analysis(compiled) for p, compiled in self.compiled.items()}
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Flops and bytes that one step asks of one device; a loop's body counts once in them."""
@@ -134,6 +130,7 @@ class Session:
         jax.profiler.start_trace(str(directory), profiler_options=options)
         try:
             seconds, _ = self.request(n_decode_steps=n_decode_steps)
+            time.sleep(DRAIN_S)
         finally:
             jax.profiler.stop_trace()
         return seconds

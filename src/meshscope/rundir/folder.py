@@ -1,9 +1,13 @@
 """A folder that is there whole or not at all: written beside its place and renamed when done."""
 
+import atexit
+import errno
 import json
 import os
 import re
 import shutil
+import signal
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +21,11 @@ except ImportError:  # not on this platform: leftovers of dead processes stay
 
 TOOL = "meshscope"
 MANIFEST = "manifest.json"
+MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run that is being written
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-\d+")
+SETTLED_S = 60.0  # a process locks the folder that it makes sooner
+
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
 
 
 @contextmanager
@@ -31,27 +38,19 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
     try:
         home = Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve follows a link in the way
         _check_free(home, path, force=force)
-        partial = _make_partial(home)
-        with _locked(partial):
-            try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(home.parent)
+        partial = home.parent / f".{home.name}.partial-{os.getpid()}"
+        with _removed_at_last(partial):
+            partial.mkdir()
+            (partial / MANIFEST).write_text(MARK)  # so that a later process may remove it
+            with _locked(partial):
                 yield partial
                 _check_free(home, path, force=force)
                 _move_into_place(partial, home)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(f"cannot write the run '{path}': {reason}. Choose another --out.") from error
-
-
-def _make_partial(path: Path) -> Path:
-    """The temporary folder, marked as ours so that a later process may remove it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path.parent)
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
-    partial.mkdir()
-    (partial / MANIFEST).write_text(json.dumps({"tool": TOOL, "schema": None}))
-    return partial
 
 
 def _check_free(home: Path, typed: Path, *, force: bool) -> None:
@@ -89,6 +88,16 @@ def _is_empty(path: Path) -> bool:
     return not any(path.iterdir())
 
 
+def _is_barely_begun(path: Path) -> bool:
+    """Whether the folder holds nothing, or nothing but the beginning of the mark."""
+    found = [entry.name for entry in path.iterdir()]
+    return not found or (found == [MANIFEST] and MARK.startswith(_text(path / MANIFEST)))
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
 def _move_into_place(partial: Path, path: Path) -> None:
     """Two renames where a run is replaced: between them the old one waits under `.replaced-`."""
     if not path.exists():
@@ -106,6 +115,41 @@ def _move_into_place(partial: Path, path: Path) -> None:
 
 
 @contextmanager
+def _removed_at_last(partial: Path) -> Generator[None]:
+    """Removes the folder that the block makes, if it is still there when the block ends.
+
+    An interruption may come where a context manager is just being entered and no `finally` sees it:
+    then the folder is removed when the process ends.
+    """
+    if os.path.lexists(partial):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    def remove() -> None:
+        with _uninterrupted():
+            shutil.rmtree(partial, ignore_errors=True)
+
+    atexit.register(remove)
+    try:
+        yield
+    finally:
+        remove()
+        atexit.unregister(remove)
+
+
+@contextmanager
+def _uninterrupted() -> Generator[None]:
+    """Holds back SIGINT and SIGTERM while the block runs: who ends a command may well say so twice."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _locked(folder: Path) -> Generator[None]:
     """Holds a lock on the folder while the block runs; the system frees it when the process dies."""
     if fcntl is None:
@@ -119,8 +163,9 @@ def _locked(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def _is_abandoned(folder: Path) -> bool:
-    if fcntl is None:
+def _is_abandoned(folder: Path, process: int) -> bool:
+    """Whether nobody holds the folder, and its maker is not just about to."""
+    if fcntl is None or (_is_alive(process) and _age_s(folder) < SETTLED_S):
         return False
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
@@ -135,11 +180,32 @@ def _is_abandoned(folder: Path) -> bool:
     return True
 
 
-def _remove_leftovers(parent: Path) -> None:
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def remove_leftovers(parent: Path) -> None:
     """Removes half-written folders whose process is dead; a run that was being replaced returns."""
     for folder in parent.iterdir():
         match = _LEFTOVER.fullmatch(folder.name)
-        if match is None or not _is_abandoned(folder) or not (is_run(folder) or _is_empty(folder)):
+        if (
+            match is None
+            or not _is_abandoned(folder, int(match["process"]))
+            or not (is_run(folder) or _is_barely_begun(folder))
+        ):
             continue
         home = parent / match["name"]
         if match["state"] == "replaced" and not os.path.lexists(home):

@@ -41,6 +41,11 @@ def read_run(path: Path) -> Run:
         raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document)}") from error
 
 
+def read_events(path: Path) -> pl.DataFrame:
+    """The event table of the run in this folder, every column with its type; RunError as `read_run`."""
+    return _read_events(path, read_manifest(path))
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of a run of this schema whose events are the ones that it names."""
     if not path.is_dir():

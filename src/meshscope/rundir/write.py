@@ -1,11 +1,14 @@
 """Writes what a run holds into a folder: events.parquet, metrics.json, and the manifest last."""
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from meshscope.rundir.folder import MANIFEST, TOOL
 from meshscope.rundir.run import Run
@@ -19,12 +22,22 @@ HLO = "hlo"
 
 def write_run(folder: Path, run: Run, *, metrics: Mapping[str, Any]) -> None:
     """Fills `folder`, which may hold `hlo/` already; `metrics` are figures derived from the rows."""
-    table_of(run.rows).write_parquet(folder / EVENTS)
+    write_table(table_of(run.rows), folder / EVENTS)
     memory = {source.value: asdict(figures) for source, figures in run.memory.items()}
     measured = {} if run.measured is None else {"measured": asdict(run.measured)}
     times = {"times": [time_as_dict(time) for time in run.times]} if run.times else {}
     _write_json(folder / METRICS, {"memory": memory, **measured, **times, **metrics})
     _write_json(folder / MANIFEST, {**_manifest(run), "files": _hashes(folder)})
+
+
+def write_table(frame: pl.DataFrame, path: Path) -> None:
+    """Writes the table as Parquet; OSError where the disk is full.
+
+    By way of memory: polars itself tells a full disk as a fault of the Parquet format.
+    """
+    content = io.BytesIO()
+    frame.write_parquet(content)
+    path.write_bytes(content.getbuffer())
 
 
 def _manifest(run: Run) -> dict[str, Any]:
@@ -44,7 +57,10 @@ def _manifest(run: Run) -> dict[str, Any]:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    """In one step: a manifest that was cut short would no longer say whose folder it is in."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
 
 
 def sha256(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.trace.encode import number, span, varint
 from meshscope.trace.session import Profile
 from meshscope.trace.timeline import Track, safe, tracks
 
@@ -32,15 +33,15 @@ def write_perfetto_trace(profile: Profile, path: Path) -> None:
 
 
 def _packets(profile: Profile) -> Iterator[bytes]:
-    yield _packet(_number(13, _CLEARED))
+    yield _packet(number(13, _CLEARED))
     uuids, pid = _Counter(), 0
     process_uuid = 0
     names = _Names()
     for track in tracks(profile):
         if track.pid != pid:
             pid, process_uuid = track.pid, uuids.next()
-            process = _number(1, pid) + _span(6, track.process)
-            yield _packet(_span(60, _number(1, process_uuid) + _span(3, process)))
+            process = number(1, pid) + span(6, track.process)
+            yield _packet(span(60, number(1, process_uuid) + span(3, process)))
         yield from _Lanes(track, process_uuid, uuids, names).packets()
 
 
@@ -65,8 +66,8 @@ class _Names:
     def introduce(self, name: str) -> tuple[bytes, bytes]:
         """The field that names a slice by a new id, and the one that introduces the id."""
         self._last += 1
-        interned = _number(1, self._last) + _span(2, safe(name))
-        return _number(10, self._last), _span(12, _span(2, interned))
+        interned = number(1, self._last) + span(2, safe(name))
+        return number(10, self._last), span(12, span(2, interned))
 
 
 class _Lanes:
@@ -112,8 +113,8 @@ class _Lanes:
         if kind not in self._named:
             named, introduced = self._names.introduce(self._labels[kind])
             self._named[kind] = named + self._shared[kind]
-        event = _span(11, self._begins[lane] + self._named[kind] + own)
-        yield _span(1, b"\x40" + _varint(start) + introduced + event + _TAIL)
+        event = span(11, self._begins[lane] + self._named[kind] + own)
+        yield span(1, b"\x40" + varint(start) + introduced + event + _TAIL)
 
     def _lane(self, start: int, end: int) -> int:
         """The first lane in which the slice nests; a new one where it overlaps in all."""
@@ -126,16 +127,16 @@ class _Lanes:
     def _open(self) -> bytes:
         uuid = self._uuids.next()
         self._ends.append([])
-        self._begins.append(_number(11, uuid) + _number(9, _BEGIN))
-        self._closes.append(_span(11, _number(11, uuid) + _number(9, _END)) + _TAIL)
-        name = _span(2, self._track.thread)
-        return _packet(_span(60, _number(1, uuid) + name + _number(5, self._parent)))
+        self._begins.append(number(11, uuid) + number(9, _BEGIN))
+        self._closes.append(span(11, number(11, uuid) + number(9, _END)) + _TAIL)
+        name = span(2, self._track.thread)
+        return _packet(span(60, number(1, uuid) + name + number(5, self._parent)))
 
     def _closing(self, lane: int, until: int | None) -> Iterator[bytes]:
         """Ends the open slices that end until then, the innermost first; all of them without."""
         ends = self._ends[lane]
         while ends and (until is None or ends[-1] <= until):
-            yield _span(1, b"\x40" + _varint(ends.pop()) + self._closes[lane])
+            yield span(1, b"\x40" + varint(ends.pop()) + self._closes[lane])
 
 
 def _annotations(frame: pl.DataFrame, besides: tuple[str, ...]) -> list[list[bytes]]:
@@ -144,44 +145,23 @@ def _annotations(frame: pl.DataFrame, besides: tuple[str, ...]) -> list[list[byt
     for column in frame.columns:
         if column in besides:
             continue
-        name, encoded = _span(10, column), dict[Any, bytes]()
+        name, encoded = span(10, column), dict[Any, bytes]()
         values = frame[column].to_list()
         for value in set(values):
-            encoded[value] = b"" if value is None else _span(4, name + _value(value))
+            encoded[value] = b"" if value is None else span(4, name + _value(value))
         found.append([encoded[value] for value in values])
     return found
 
 
 def _value(value: float | str) -> bytes:
     if isinstance(value, int):
-        return _number(4, value) if value < 2**63 else _number(3, value)
-    return _span(6, safe(str(value)))
+        return number(4, value) if value < 2**63 else number(3, value)
+    return span(6, safe(str(value)))
 
 
 def _packet(content: bytes) -> bytes:
-    return _span(1, content + _number(10, SEQUENCE))
+    return span(1, content + number(10, SEQUENCE))
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
-
-
-def _span(field: int, content: bytes | str) -> bytes:
-    content = content.encode() if isinstance(content, str) else content
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return _SMALL[value]
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
-
-
-_SMALL = [bytes([value]) for value in range(0x80)]
 # What every packet with a time (field 8, tag 0x40) ends with: uses interned names, is of the sequence.
-_TAIL = _number(13, _NEEDED) + _number(10, SEQUENCE)
+_TAIL = number(13, _NEEDED) + number(10, SEQUENCE)

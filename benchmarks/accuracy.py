@@ -1,0 +1,303 @@
+"""The tables of docs/accuracy.md: every published figure of a collective beside ours.
+
+Run: make accuracy. The page calls the functions by cog; step times are in accuracy_steps.py.
+"""
+
+import csv
+import importlib.util
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from typing import NamedTuple
+
+from meshscope.hardware.chips import chip_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.interconnect import collective_time, constants_of
+from meshscope.interconnect.constants import spec_constants
+from meshscope.interconnect.fitted import held_out_errors, left_out_errors
+from meshscope.interconnect.published import POINTS, fit_half, groups_along
+from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS
+from meshscope.plan.mesh import Groups
+from meshscope.table.kinds import Kind, wire_factor
+from meshscope.units import format_bytes, format_seconds
+
+HERE = Path(__file__).parent
+
+
+def print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """A Markdown table."""
+    for cells in (head, ["---"] * len(head), *lines):
+        sys.stdout.write(f"| {' | '.join(cells)} |\n")
+
+
+def collectives() -> None:
+    """One row a published point."""
+    fitted, _ = fit_half(POINTS)
+    lines: list[list[str]] = []
+    for point in POINTS:
+        time = collective_time(
+            point.kind,
+            groups=point.groups,
+            payload_bytes=point.payload_bytes,
+            topology=parse_topology(point.topology),
+        )
+        assert time.low_s is not None
+        assert time.high_s is not None
+        n = len(point.groups[0])
+        wire_bytes = float(point.payload_bytes * wire_factor(point.kind, n))
+        is_rate = point.payload_bytes >= 1 << 20
+        lines.append(
+            [
+                point.topology,
+                f"{len(point.groups)} x {n}",
+                point.kind,
+                format_bytes(point.payload_bytes),
+                format_seconds(point.seconds),
+                format_seconds(time.seconds),
+                f"{time.seconds / point.seconds - 1:+.0%}",
+                f"{format_seconds(time.low_s)} to {format_seconds(time.high_s)}",
+                f"{wire_bytes / point.seconds / 1e9:.0f} / {wire_bytes / time.seconds / 1e9:.0f}"
+                if is_rate
+                else "",
+                time.strategy,
+                "fitted" if point in fitted else "judges",
+            ]
+        )
+    print_table(
+        [
+            "slice",
+            "groups",
+            "collective",
+            "payload",
+            "published",
+            "ours",
+            "error",
+            "interval",
+            "GB/s published / ours",
+            "strategy",
+            "half",
+        ],
+        lines,
+    )
+
+
+def sources() -> None:
+    """Where the points are from, and what was read into them."""
+    for source in dict.fromkeys(point.source for point in POINTS):
+        own = [point for point in POINTS if point.source == source]
+        notes = "; ".join(dict.fromkeys(point.note for point in own if point.note))
+        sys.stdout.write(f"- {source} ({len(own)}){': ' + notes if notes else ''}\n")
+
+
+def summary() -> None:
+    """Errors of the half that judges, and of chips that the fit has not seen."""
+    errors = held_out_errors()
+    long = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes >= 1 << 20]
+    short = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes < 1 << 20]
+    unseen = [abs(exp(error) - 1) for error in left_out_errors()]
+    told = [
+        ("held out, 1 MiB and more", long),
+        ("held out, less than 1 MiB", short),
+        ("held out, all", [*long, *short]),
+        ("by constants of the other chips alone", unseen),
+    ]
+    print_table(
+        ["points", "number", "median error", "worst"],
+        [
+            [name, str(len(own)), f"{statistics.median(own):.0%}", f"{max(own):.0%}"]
+            for name, own in told
+        ],
+    )
+    spreads = constants_of(chip_of("v6e")).spreads
+    assert spreads is not None
+    sys.stdout.write(
+        f"\nIntervals reach from 1/x to x times the prediction: x = {spreads.short:.2f} where beginning takes longer "
+        f"than the bytes ({spreads.n_short} held-out errors), {spreads.long:.2f} where the bytes do "
+        f"({spreads.n_long}), {spreads.unseen:.2f} outside of what was measured ({spreads.n_unseen} errors of chips "
+        "left out of the fit).\n"
+    )
+
+
+def constants() -> None:
+    """What the fit gives for each chip."""
+    lines: list[list[str]] = []
+    for name in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
+        own = constants_of(chip_of(name))
+        n_points = sum(point.chip == name for point in POINTS)
+        assert own.link_bytes_per_s is not None
+        assert own.host_bytes_per_s is not None
+        assert own.links_at_once is not None
+        exchange = own.rates_of(Kind.ALL_TO_ALL, 2).efficiency
+        lines.append(
+            [
+                name,
+                f"{own.link_bytes_per_s / 1e9:.0f} GB/s",
+                format_seconds(own.rates.floor_s),
+                f"{own.rates.efficiency:.0%}",
+                f"{exchange:.0%}",
+                f"{own.links_at_once:.2f} of {2 * chip_of(name).n_grid_dims}",
+                f"{own.host_bytes_per_s / 1e9:.1f} GB/s",
+                str(n_points) if n_points else "none: median of the others",
+            ]
+        )
+    print_table(
+        [
+            "chip",
+            "link",
+            "floor",
+            "share reached",
+            "in all-to-all",
+            "links at once",
+            "network of a host",
+            "points",
+        ],
+        lines,
+    )
+
+
+class Worked(NamedTuple):
+    """A worked example of the scaling book: what it says, in seconds."""
+
+    what: str
+    topology: str
+    groups: Groups
+    kind: Kind
+    payload_bytes: int
+    strategy: str
+    book_s: float
+    counts_own_shard: bool
+    note: str = ""
+
+
+def worked() -> None:
+    """The book's examples by published peaks, with its hops left out where it leaves them out."""
+    v5e, v4 = parse_topology("v5e:8x4"), parse_topology("v4:4x4x4")
+    rows = groups_along(v4, "x")
+    planes = tuple(tuple(d for row in rows[z * 4 : z * 4 + 4] for d in row) for z in range(4))
+    every = (tuple(range(32)),)
+    examples = [
+        Worked("v5e 4x4, corner to corner, half of bf16[8,128,8192] each way", "v5e:4x4", ((0, 15),),
+               Kind.PERMUTE, 8 * 128 * 8192, BOTH_WAYS, 188e-6, False, "194 us with six hops of 1 us"),
+        Worked("v5e 8x4, gather bf16[2048,8192] over 4", "v5e:8x4", groups_along(v5e, "y"),
+               Kind.ALL_GATHER, 2048 * 8192 * 2, BOTH_WAYS, 560e-6, False, "measured there: 680 us"),
+        Worked("v4 4x4x4, gather bf16[1024,1024] over X", "v4:4x4x4", rows,
+               Kind.ALL_GATHER, 2 * 1024 * 4096 // 4, BOTH_WAYS, 23e-6, True),
+        Worked("v4 4x4x4, gather bf16[1024,4096] over X and Y", "v4:4x4x4", planes,
+               Kind.ALL_GATHER, 2 * 1024 * 4096, COLOURS, 46e-6, True),
+        Worked("v4 4x4x4, all-reduce bf16[1024,4096] over Z", "v4:4x4x4", groups_along(v4, "z"),
+               Kind.ALL_REDUCE, 2 * 1024 * 4096, BOTH_WAYS, 190e-6, True),
+        Worked("v5e 4x8, gather bf16[64,8192] over all", "v5e:4x8", every,
+               Kind.ALL_GATHER, 2 * 64 * 8192, BOTH_WAYS, 11e-6, True,
+               "a ring of 32 has 16 hops of 1 us more, which the book leaves out here"),
+    ]  # fmt: skip
+    lines: list[list[str]] = []
+    for example in examples:
+        topology = parse_topology(example.topology)
+        ours_s = collective_time(
+            example.kind,
+            groups=example.groups,
+            payload_bytes=example.payload_bytes,
+            topology=topology,
+            algorithm=example.strategy,
+            constants=replace(spec_constants(topology.chip), hop_s=0.0),
+        ).seconds
+        n = len(example.groups[0])
+        same_s = ours_s / ((n - 1) / n if example.counts_own_shard else 1)
+        lines.append(
+            [
+                example.what,
+                format_seconds(example.book_s),
+                format_seconds(same_s),
+                format_seconds(ours_s),
+                example.note,
+            ]
+        )
+    print_table(["example", "book", "ours, its way", "ours", "note"], lines)
+
+
+class Rate(NamedTuple):
+    """A published bus bandwidth of NCCL."""
+
+    source: str
+    topology: str
+    kind: Kind
+    payload_bytes: int
+    published: float
+
+
+def gpus() -> None:
+    """Bus bandwidths that people saw, beside NCCL's own model as we have it."""
+    rates = [
+        Rate("NVIDIA/nccl-tests issue 272, peak", "h200:8", Kind.ALL_REDUCE, 1 << 32, 475e9),
+        Rate("NVIDIA/nccl-tests issue 149, '~200'", "a100:8", Kind.ALL_REDUCE, 1 << 30, 200e9),
+        Rate("NVIDIA/nccl-tests issue 178", "a100:2", Kind.ALL_REDUCE, 1 << 33, 208e9),
+    ]
+    lines: list[list[str]] = []
+    for rate in rates:
+        topology = parse_topology(rate.topology)
+        groups = (tuple(range(topology.n_devices)),)
+        seconds = collective_time(
+            rate.kind, groups=groups, payload_bytes=rate.payload_bytes, topology=topology
+        ).seconds
+        busbw = rate.payload_bytes * float(wire_factor(rate.kind, len(groups[0]))) / seconds
+        lines.append(
+            [
+                rate.source,
+                rate.topology,
+                rate.kind,
+                format_bytes(rate.payload_bytes),
+                f"{rate.published / 1e9:.0f} GB/s",
+                f"{busbw / 1e9:.0f} GB/s",
+                f"{busbw / rate.published - 1:+.0%}",
+            ]
+        )
+    print_table(
+        ["source", "GPUs", "collective", "payload", "busbw published", "ours", "error"], lines
+    )
+
+
+def cpu_loop() -> None:
+    """What benchmarks/cpu_loop.py found last."""
+    with (HERE / "cpu_loop.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    errors = [float(row["predicted_s"]) / float(row["measured_s"]) - 1 for row in rows]
+    is_inside = [
+        bool(row["low_s"])
+        and float(row["low_s"]) <= float(row["measured_s"]) <= float(row["high_s"])
+        for row in rows
+    ]
+    print_table(
+        ["model", "plan", "phase", "collectives", "predicted", "interval", "measured", "error"],
+        [
+            [
+                row["model"].rsplit("/", 1)[-1],
+                row["plan"],
+                row["phase"],
+                row["n_collectives"],
+                format_seconds(float(row["predicted_s"])),
+                f"{format_seconds(float(row['low_s']))} to {format_seconds(float(row['high_s']))}"
+                if row["low_s"]
+                else "",
+                format_seconds(float(row["measured_s"])),
+                f"{error:+.0%}",
+            ]
+            for row, error in zip(rows, errors, strict=True)
+        ],
+    )
+    sys.stdout.write(
+        f"\nMedian error {statistics.median(map(abs, errors)):.0%}, worst {max(errors, key=abs):+.0%}; "
+        f"{sum(is_inside)} of {len(rows)} inside the interval.\n"
+    )
+
+
+def step_times() -> None:
+    """The tables of accuracy_steps.py, where this version has them."""
+    if importlib.util.find_spec("accuracy_steps") is None:
+        sys.stdout.write("Step times are not part of this version.\n")
+        return
+    from accuracy_steps import markdown  # noqa: PLC0415
+
+    sys.stdout.write(markdown().rstrip() + "\n")

@@ -1,0 +1,131 @@
+"""`meshscope export`: a run in the form of another tool."""
+
+import gzip
+from enum import StrEnum
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Annotated, assert_never, cast
+
+import typer
+
+from meshscope.cli.options import JsonOption
+from meshscope.cli.output import note, print_json
+from meshscope.cli.show import RunArgument
+from meshscope.export.card import card_text
+from meshscope.export.ccl_bench import write_ccl_bench
+from meshscope.export.chakra import write_chakra
+from meshscope.export.chrome import write_chrome
+from meshscope.export.files import MARK, new_directory, new_file
+from meshscope.export.layout import Layout, layout_of
+from meshscope.export.perfetto import write_perfetto
+from meshscope.export.tables import write_csv, write_parquet
+from meshscope.rundir.read import read_run
+from meshscope.rundir.run import Run
+
+
+class Form(StrEnum):
+    """What a run can be exported to."""
+
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+    CARD = "card"
+    CCL_BENCH = "ccl-bench"
+    CSV = "csv"
+    PARQUET = "parquet"
+    CHAKRA = "chakra"
+
+
+# What the output is called when nobody says: the run's name and this.
+ENDINGS: dict[Form, str] = {
+    Form.PERFETTO: ".perfetto-trace",
+    Form.CHROME: ".trace.json.gz",
+    Form.CARD: ".card.yaml",
+    Form.CCL_BENCH: "-ccl-bench",
+    Form.CSV: ".csv",
+    Form.PARQUET: ".parquet",
+    Form.CHAKRA: "-chakra",
+}
+
+
+def command(
+    run: RunArgument,
+    *,
+    to: Annotated[Form, typer.Option("--to", help="The form.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="A file, or a folder for ccl-bench and chakra.",
+            show_default="beside the run, by its name",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench.
+
+    Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench's workload card:
+    card, with a trace that its tools take and both definitions of its metrics: ccl-bench. Timelines show a step of each phase on every device, at its times where it has some, and otherwise in
+    the order of the schedule, which they say.
+    """  # fmt: skip
+    found = read_run(run)
+    path = out or run.with_name(run.resolve().name + ENDINGS[to])
+    note_of = _write(found, to, path, force=force)
+    if as_json:
+        print_json({"run": str(run), "to": to.value, "path": str(path), "note": note_of})
+        return
+    note(f"wrote {path}{f' ({note_of})' if note_of else ''}")
+
+
+def _write(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+    """Writes the export; what there is to say about it."""
+    match to:
+        case Form.CCL_BENCH | Form.CHAKRA:
+            return _write_folder(run, to, path, force=force)
+        case Form.PERFETTO | Form.CHROME:
+            return _write_timeline(run, to, path, force=force)
+        case Form.CSV | Form.PARQUET | Form.CARD:
+            with new_file(path, force=force) as partial:
+                if to is Form.CSV:
+                    write_csv(run, partial)
+                elif to is Form.PARQUET:
+                    write_parquet(run, partial)
+                else:
+                    partial.write_text(card_text(run), encoding="utf-8")
+            return None
+        case _:
+            assert_never(to)
+
+
+def _write_timeline(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+    layout = layout_of(run)
+    with new_file(path, force=force) as partial, partial.open("wb") as raw:
+        if to is Form.PERFETTO:
+            write_perfetto(layout, raw)
+        elif path.suffix == ".gz":
+            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+                write_chrome(layout, cast("BufferedIOBase", packed))
+        else:
+            write_chrome(layout, raw)
+    return _note_of(layout)
+
+
+def _write_folder(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+    layout = layout_of(run)
+    with new_directory(path, force=force) as partial:
+        if to is Form.CHAKRA:
+            write_chakra(layout, partial)
+        else:
+            write_ccl_bench(run, layout, partial)
+        (partial / MARK).parent.mkdir(exist_ok=True)
+        (partial / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
+    is_whole = to is Form.CHAKRA
+    return _note_of(layout, is_whole=is_whole)
+
+
+def _note_of(layout: Layout, *, is_whole: bool = False) -> str | None:
+    told = [] if layout.is_time else ["the order of the schedule, not time"]
+    if len(layout.devices) < layout.n_devices and not is_whole:
+        told.append(f"the first {len(layout.devices)} of {layout.n_devices} devices")
+    return "; ".join(told) or None

@@ -1,0 +1,1 @@
+"""Runs in the forms of other tools: timelines, tables, execution traces, workload cards."""

@@ -1,0 +1,71 @@
+"""Files and folders that are there whole or not at all, and never in place of something else unasked."""
+
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshscope.errors import RunError
+
+MARK = ".meshscope-export"  # in every folder that is exported: it may be replaced
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary path that becomes `path` when the block ends without an exception.
+
+    RunError when `path` exists; with `force` a file there is replaced.
+    """
+    _check(path, force=force)
+    if path.is_dir():
+        raise RunError(f"'{path}' exists and is a folder. Choose another --out.")
+    with _partial(path) as partial:
+        yield partial
+        _check(path, force=force)
+        partial.replace(path)
+
+
+@contextmanager
+def new_directory(path: Path, *, force: bool) -> Generator[Path]:
+    """A temporary folder that becomes `path` when the block ends without an exception.
+
+    RunError when `path` exists; with `force` an earlier export there is replaced, nothing else.
+    """
+    _check(path, force=force)
+    if os.path.lexists(path) and not (path / MARK).is_file():
+        raise RunError(
+            f"'{path}' exists and is not an export of meshscope; it is never replaced. "
+            "Choose another --out."
+        )
+    with _partial(path) as partial:
+        partial.mkdir()
+        yield partial
+        _check(path, force=force)
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+
+
+def _check(path: Path, *, force: bool) -> None:
+    if os.path.lexists(path) and not force:
+        raise RunError(
+            f"'{path}' exists. Use --force to replace it, or another --out to keep both."
+        )
+
+
+@contextmanager
+def _partial(path: Path) -> Generator[Path]:
+    """A name beside `path`; whatever is there under it goes when the block ends."""
+    partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(f"cannot write '{path}': {reason}. Choose another --out.") from error
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        elif os.path.lexists(partial):
+            partial.unlink()

@@ -1,0 +1,663 @@
+// Draws every chart of the page as SVG from the JSON that the page carries; asks no host for anything.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const tip = document.getElementById("tip");
+  const SVG = "http://www.w3.org/2000/svg";
+  const AXIS_COLOURS = ["ax0", "ax1", "ax2", "ax3", "ax4", "ax5"];
+  const FIXED = new Map([
+    ["compute", "c-compute"], ["waiting for memory", "c-memory"], ["copy", "c-idle"],
+    ["waiting for stages", "c-stages"], ["idle", "c-idle"], ["collectives, hidden or not", "ax0"],
+    ["weights", "c-compute"], ["KV cache", "ax1"], ["temporary", "c-stages"], ["other", "c-idle"],
+    ["attn", "p0"], ["mlp", "p1"], ["moe.experts", "p2"], ["moe.shared", "p3"], ["moe.router", "p4"],
+    ["moe.dispatch", "p5"], ["moe.combine", "p5"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
+    ["between parts", "c-between"], ["stage", "c-stages"], ["of unknown split", "c-idle"],
+  ]);
+  const axes = [];
+  // What a name looks like: the same on the whole page, whatever chart it is in.
+  function look(name) {
+    if (FIXED.has(name)) return FIXED.get(name);
+    const axis = name.replace(/^exposed over /, "");
+    if (!axes.includes(axis)) axes.push(axis);
+    return AXIS_COLOURS[axes.indexOf(axis) % AXIS_COLOURS.length];
+  }
+
+  // ---- figures in words, as meshscope.units writes them
+  const three = (v) => (Math.abs(v) < 100 ? String(Number(v.toPrecision(3))) : v.toFixed(0));
+  function scaled(v, units, base = 1) {
+    let power = 0;
+    let value = v / base;
+    while (Math.abs(value) >= 999.5 && power < units.length - 1) { value /= 1000; power += 1; }
+    return `${three(value)} ${units[power]}`;
+  }
+  function words(v, unit) {
+    if (v === null || v === undefined) return "not known";
+    if (unit === "s") return v === 0 ? "0 s" : scaled(v, ["us", "ms", "s"], 1e-6);
+    if (unit === "B") return scaled(v, ["B", "kB", "MB", "GB", "TB"]);
+    if (unit === "GiB") return `${(v / 2 ** 30).toFixed(2)} GiB`;
+    if (unit === "FLOP/s") return scaled(v, ["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"]);
+    const whole = Number.isInteger(v) ? v.toLocaleString("en") : three(v);
+    return unit ? `${whole} ${unit}` : whole;
+  }
+  const share = (part, whole) => (whole ? ` (${((100 * part) / whole).toFixed(part / whole < 0.1 ? 1 : 0)} %)` : "");
+
+  // ---- SVG
+  function make(name, attributes, parent, text) {
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes || {})) {
+      node.setAttribute(key, typeof value === "number" ? Number(value.toFixed(3)) : value);
+    }
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  }
+  function html(name, attributes, parent, text) {
+    const node = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  }
+  function niceTicks(low, high, n) {
+    const span = high - low;
+    if (!(span > 0)) return [low];
+    const rough = span / Math.max(1, n);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+    const ticks = [];
+    for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) ticks.push(t);
+    return ticks;
+  }
+
+  class Chart {
+    constructor(figure, spec) {
+      this.figure = figure;
+      this.spec = spec;
+      this.data = spec.data;
+      this.kind = KINDS[spec.kind];
+      this.item = 0;
+      this.view = { k: 1, x: 0, y: 0 };
+      this.range = this.data.range ? [...this.data.range] : null;
+      this.holder = figure.querySelector(".plot");
+      this.tools = figure.querySelector(".tools");
+      this.makeTools();
+      this.svg = make("svg", { tabindex: "0", role: "group", "aria-roledescription": "chart",
+        "aria-label": `${spec.title}. ${spec.description} Arrow keys go from mark to mark, plus and minus zoom, 0 shows all.` });
+      this.holder.append(this.svg);
+      this.listen();
+      this.draw();
+    }
+
+    makeTools() {
+      const items = this.data.items;
+      if (items && items.length > 1) {
+        const label = html("label", { class: "pick" }, this.tools, "show ");
+        const pick = html("select", {}, label);
+        items.forEach((item, i) => html("option", { value: String(i) }, pick, item.name));
+        pick.addEventListener("change", () => { this.item = Number(pick.value); this.reset(); });
+      }
+      for (const [sign, title, act] of [["+", "Zoom in", () => this.zoom(1.6)],
+        ["\u2212", "Zoom out", () => this.zoom(1 / 1.6)], ["all", "Show all", () => this.reset()]]) {
+        const button = html("button", { type: "button", title, "aria-label": `${title}: ${this.spec.title}` }, this.tools, sign);
+        button.addEventListener("click", act);
+      }
+    }
+
+    listen() {
+      const svg = this.svg;
+      svg.addEventListener("pointermove", (event) => {
+        const mark = event.target.closest("[data-i]");
+        if (mark) this.show(Number(mark.dataset.i), event.clientX, event.clientY);
+        else if (!this.dragging) this.hide();
+      });
+      svg.addEventListener("pointerleave", () => this.hide());
+      svg.addEventListener("blur", () => this.hide());
+      svg.addEventListener("dblclick", () => this.reset());
+      svg.addEventListener("wheel", (event) => {
+        if (!event.ctrlKey && !event.metaKey) return;
+        event.preventDefault();
+        this.zoom(event.deltaY < 0 ? 1.25 : 0.8, this.place(event));
+      }, { passive: false });
+      svg.addEventListener("pointerdown", (event) => {
+        if (event.button !== 0) return;
+        this.dragging = { x: event.clientX, y: event.clientY };
+      });
+      window.addEventListener("pointerup", () => { this.dragging = null; });
+      window.addEventListener("pointermove", (event) => {
+        if (!this.dragging) return;
+        const box = svg.getBoundingClientRect();
+        const scale = this.width / box.width;
+        this.pan((this.dragging.x - event.clientX) * scale, (this.dragging.y - event.clientY) * scale);
+        this.dragging = { x: event.clientX, y: event.clientY };
+      });
+      svg.addEventListener("keydown", (event) => this.key(event));
+    }
+
+    place(event) {
+      const box = this.svg.getBoundingClientRect();
+      return { x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height };
+    }
+
+    key(event) {
+      const pans = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
+      if (event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.shiftKey && pans[event.key]) this.pan(...pans[event.key]);
+      else if (event.key === "ArrowRight" || event.key === "ArrowDown") this.step(1);
+      else if (event.key === "ArrowLeft" || event.key === "ArrowUp") this.step(-1);
+      else if (event.key === "Home") this.step(-Infinity);
+      else if (event.key === "End") this.step(Infinity);
+      else if (event.key === "+" || event.key === "=") this.zoom(1.6);
+      else if (event.key === "-") this.zoom(1 / 1.6);
+      else if (event.key === "0") this.reset();
+      else if (event.key === "Escape") this.hide();
+      else return;
+      event.preventDefault();
+    }
+
+    step(by) {
+      if (!this.marks.length) return;
+      const next = this.at === undefined || this.at < 0 ? (by > 0 ? 0 : this.marks.length - 1) : this.at + by;
+      const at = Math.max(0, Math.min(this.marks.length - 1, next));
+      const box = this.marks[at].node.getBoundingClientRect();
+      this.show(at, box.left + box.width / 2, box.top + box.height / 2);
+    }
+
+    show(at, x, y) {
+      if (this.shown) this.shown.classList.remove("on");
+      const mark = this.marks[at];
+      if (!mark) return;
+      this.at = at;
+      this.shown = mark.node;
+      mark.node.classList.add("on");
+      tip.textContent = mark.text;
+      tip.hidden = false;
+      const box = tip.getBoundingClientRect();
+      const left = Math.min(x + 14, window.innerWidth - box.width - 8);
+      const top = y + 18 + box.height > window.innerHeight ? y - box.height - 10 : y + 18;
+      tip.style.left = `${Math.max(4, left)}px`;
+      tip.style.top = `${Math.max(4, top)}px`;
+    }
+
+    hide() {
+      if (this.shown) this.shown.classList.remove("on");
+      this.shown = null;
+      tip.hidden = true;
+    }
+
+    zoom(factor, at = { x: 0.5, y: 0.5 }) {
+      if (this.range) {
+        const [a, b] = this.range;
+        const inner = (at.x * this.width - this.left) / (this.right - this.left);
+        const centre = a + (b - a) * Math.max(0, Math.min(1, inner));
+        const span = Math.min((b - a) / factor, this.data.end);
+        this.setRange(centre - (span * (centre - a)) / (b - a), span);
+        return;
+      }
+      const view = this.view;
+      const k = Math.max(1, Math.min(24, view.k * factor));
+      const [w, h] = [this.width, this.height];
+      view.x += (at.x * w) / view.k - (at.x * w) / k;
+      view.y += (at.y * h) / view.k - (at.y * h) / k;
+      view.k = k;
+      this.look();
+    }
+
+    pan(dx, dy) {
+      if (this.range) {
+        const [a, b] = this.range;
+        this.setRange(a + (dx * (b - a)) / (this.right - this.left), b - a);
+        return;
+      }
+      this.view.x += dx / this.view.k;
+      this.view.y += dy / this.view.k;
+      this.look();
+    }
+
+    setRange(start, span) {
+      const low = Math.max(0, Math.min(start, this.data.end - span));
+      this.range = [low, low + Math.max(span, this.data.end * 1e-7)];
+      this.draw();
+    }
+
+    reset() {
+      this.view = { k: 1, x: 0, y: 0 };
+      if (this.range) this.range = [...(this.data.whole || this.data.range)];
+      this.draw();
+    }
+
+    look() {
+      const { k } = this.view;
+      const [w, h] = [this.width / k, this.height / k];
+      this.view.x = Math.max(0, Math.min(this.view.x, this.width - w));
+      this.view.y = Math.max(0, Math.min(this.view.y, this.height - h));
+      this.svg.setAttribute("viewBox", `${this.view.x} ${this.view.y} ${w} ${h}`);
+    }
+
+    draw() {
+      this.hide();
+      this.width = Math.max(300, this.holder.clientWidth);
+      this.marks = [];
+      this.at = -1;
+      this.svg.replaceChildren();
+      this.left = 0;
+      this.right = this.width;
+      this.height = this.kind(this, this.data.items ? this.data.items[this.item] : this.data);
+      this.look();
+    }
+
+    mark(node, text) {
+      node.setAttribute("data-i", String(this.marks.length));
+      node.classList.add("mark");
+      this.marks.push({ node, text });
+      return node;
+    }
+
+    text(x, y, text, attributes = {}) {
+      return make("text", { x, y, ...attributes }, this.svg, text);
+    }
+
+    // A scale below the drawing, in numbers of `unit`.
+    scaleX(low, high, y, unit, toX, top) {
+      const size = unit === "GiB" ? 2 ** 30 : 1;
+      for (const tick of niceTicks(low / size, high / size, (this.right - this.left) / 90).map((t) => t * size)) {
+        const x = toX(tick);
+        make("line", { x1: x, x2: x, y1: top, y2: y, class: "grid" }, this.svg);
+        this.text(x, y + 15, unit === "GiB" ? `${Number((tick / size).toPrecision(6))} GiB` : words(Number(tick.toPrecision(12)), unit), { class: "tick", "text-anchor": "middle" });
+      }
+    }
+
+    legend(names, y, lookOf = look) {
+      let x = this.left;
+      let line = y;
+      for (const name of names) {
+        const width = 36 + name.length * 7.1;
+        if (x + width > this.width && x > this.left) { x = this.left; line += 20; }
+        make("rect", { x, y: line - 9, width: 11, height: 11, rx: 2, class: lookOf(name) }, this.svg);
+        this.text(x + 16, line, name, { class: "legend" });
+        x += width;
+      }
+      return line + 12;
+    }
+  }
+
+  const KINDS = {
+    // Stacked bars: what a step, or the memory of a device, is made of.
+    bars(chart, { unit, bars, limit }) {
+      const narrow = chart.width < 520;
+      const longest = Math.max(...bars.map((bar) => bar.name.length));
+      chart.left = narrow ? 2 : Math.min(230, 14 + longest * 6.9);
+      chart.right = chart.width - 66;
+      const most = Math.max(...bars.map((bar) => Math.max(bar.total, bar.high || 0)), limit || 0);
+      const toX = (v) => chart.left + ((chart.right - chart.left) * v) / most;
+      const pitch = narrow ? 58 : 42;
+      const bottom = 6 + bars.length * pitch;
+      chart.scaleX(0, most, bottom, unit, toX, 4);
+      const names = [];
+      bars.forEach((bar, i) => {
+        const y = 8 + i * pitch + (narrow ? 16 : 0);
+        if (narrow) chart.text(chart.left, y - 5, bar.name, { class: "name" });
+        else chart.text(chart.left - 9, y + 17, bar.name, { class: "name", "text-anchor": "end" });
+        let at = 0;
+        for (const [name, value] of bar.segments) {
+          if (!names.includes(name)) names.push(name);
+          const x = toX(at);
+          const width = Math.max(0.5, toX(at + value) - x);
+          const node = make("rect", { x, y, width, height: 26, class: look(name) }, chart.svg);
+          chart.mark(node, `${bar.name}\n${name}: ${words(value, unit)}${share(value, bar.total)}`);
+          at += value;
+        }
+        if (bar.low && bar.high) {
+          const node = make("path", { class: "whisker",
+            d: `M${toX(bar.low)} ${y + 8}v10m0 -5H${toX(bar.high)}m0 -5v10` }, chart.svg);
+          chart.mark(node, `${bar.name}\nbetween ${words(bar.low, unit)} and ${words(bar.high, unit)}`);
+        }
+        chart.text(toX(Math.max(bar.total, bar.high || 0)) + 7, y + 17, words(bar.total, unit), { class: "value" });
+      });
+      if (limit) {
+        const x = toX(limit);
+        const node = make("line", { x1: x, x2: x, y1: 2, y2: bottom, class: "limit" }, chart.svg);
+        chart.mark(node, `HBM of one device: ${words(limit, unit)}`);
+      }
+      return chart.legend(names, bottom + 40);
+    },
+
+    // Who sends how much to whom.
+    matrix(chart, { n, fold, values, cells, devices }) {
+      const margin = 38;
+      const side = Math.min(chart.width - margin - 8, 460);
+      const cell = side / n;
+      chart.left = margin;
+      const most = Math.max(...values);
+      make("rect", { x: margin, y: margin, width: side, height: side, class: "frame" }, chart.svg);
+      const every = Math.max(1, Math.ceil(26 / cell / (n > 40 ? 8 : 1))) * (n > 40 ? 8 : 1);
+      for (let i = 0; i < n; i += every) {
+        chart.text(margin + (i + 0.5) * cell, margin - 6, String(i * fold), { class: "tick", "text-anchor": "middle" });
+        chart.text(margin - 6, margin + (i + 0.5) * cell + 4, String(i * fold), { class: "tick", "text-anchor": "end" });
+      }
+      chart.text(margin + side / 2, 12, "to device", { class: "tick", "text-anchor": "middle" });
+      chart.text(2, margin + 10, "from", { class: "tick" });
+      const who = (i) => (fold === 1 ? String(i) : `${i * fold} to ${Math.min(devices, (i + 1) * fold) - 1}`);
+      const gap = cell > 8 ? 1 : 0;
+      for (let i = 0; i < cells.length; i += 3) {
+        const [from, to, value] = [cells[i], cells[i + 1], values[cells[i + 2]]];
+        const node = make("rect", { x: margin + to * cell, y: margin + from * cell, width: cell - gap, height: cell - gap, class: "heat" }, chart.svg);
+        node.style.setProperty("--load", `${Math.round(15 + (85 * value) / most)}%`);
+        chart.mark(node, `device ${who(from)} to device ${who(to)}\n${words(value, "B")} a step`);
+      }
+      return heatLegend(chart, margin + side + 26, most, "B", "a step");
+    },
+
+    // The chips of a slice, and each link in both directions.
+    torus(chart, { sizes, wraps, chips, links, slices }) {
+      const [X, Y, Z] = sizes;
+      const panels = Z * slices;
+      const columns = Math.max(1, Math.min(panels, Math.floor(chart.width / (X * 34 + 40))));
+      const pitch = Math.max(16, Math.min(92, (chart.width / columns - 46) / X));
+      const [panelWidth, panelHeight] = [chart.width / columns, Y * pitch + 58];
+      const most = Math.max(...links.map((link) => link[4]), 1);
+      const sent = new Map();
+      const origin = (slice, z) => {
+        const at = slice * Z + z;
+        return [(at % columns) * panelWidth + 24 + pitch / 2, Math.floor(at / columns) * panelHeight + 34 + pitch / 2];
+      };
+      const where = (slice, [x, y, z]) => { const [a, b] = origin(slice, z); return [a + x * pitch, b + y * pitch]; };
+      for (let slice = 0; slice < slices; slice += 1) {
+        for (let z = 0; z < Z; z += 1) {
+          const [x, y] = origin(slice, z);
+          const name = [slices > 1 ? `slice ${slice}` : "", Z > 1 ? `z = ${z}` : ""].filter(Boolean).join(", ");
+          chart.text(x - pitch / 2, y - pitch / 2 - 16, name, { class: "tick" });
+          for (let j = 0; j < Y; j += 1) make("line", { x1: x, x2: x + (X - 1) * pitch, y1: y + j * pitch, y2: y + j * pitch, class: "grid" }, chart.svg);
+          for (let i = 0; i < X; i += 1) make("line", { x1: x + i * pitch, x2: x + i * pitch, y1: y, y2: y + (Y - 1) * pitch, class: "grid" }, chart.svg);
+        }
+      }
+      const stub = Math.min(26, pitch * 0.42);
+      for (const [slice, from, to, wrap, bytes, seconds] of links) {
+        const key = `${slice},${from}`;
+        sent.set(key, (sent.get(key) || 0) + bytes);
+        const [[x1, y1], [x2, y2]] = [where(slice, from), where(slice, to)];
+        const told = `link ${from.join(",")} to ${to.join(",")}${wrap ? ", around the torus" : ""}\n${words(bytes, "B")} a step${seconds === null ? "" : `, ${words(seconds, "s")} at the peak of the link`}`;
+        const paths = [];
+        const off = Math.min(5, pitch * 0.08);
+        if (from[2] !== to[2]) {
+          const up = (to[2] > from[2]) !== wrap;
+          const d = pitch * 0.34;
+          paths.push(up ? `M${x1} ${y1}l${d} ${-d}` : `M${x1} ${y1}l${-d} ${d}`);
+        } else if (wrap) {
+          const [dx, dy] = [Math.sign(x1 - x2), Math.sign(y1 - y2)];
+          const [ox, oy] = [dy ? off * dy : 0, dx ? off * dx : 0];
+          paths.push(`M${x1 + ox} ${y1 + oy}l${dx * stub * 1.25} ${dy * stub * 1.25}`);
+          paths.push(`M${x2 + ox - dx * stub * 1.25} ${y2 + oy - dy * stub * 1.25}l${dx * stub * 1.25} ${dy * stub * 1.25}`);
+        } else {
+          const [dx, dy] = [Math.sign(x2 - x1), Math.sign(y2 - y1)];
+          const [ox, oy] = [dy ? off * dy : 0, dx ? off * dx : 0];
+          paths.push(`M${x1 + ox} ${y1 + oy}L${x2 + ox} ${y2 + oy}`);
+        }
+        for (const d of paths) {
+          const node = make("path", { d, class: "link", "stroke-width": 2 + (Math.min(6, pitch * 0.08) * bytes) / most }, chart.svg);
+          node.style.setProperty("--load", `${Math.round(12 + (88 * bytes) / most)}%`);
+          chart.mark(node, told);
+        }
+      }
+      const size = Math.min(36, pitch * 0.46);
+      for (const [slice, x, y, z, devices] of chips) {
+        const [a, b] = where(slice, [x, y, z]);
+        const node = make("rect", { x: a - size / 2, y: b - size / 2, width: size, height: size, rx: size / 6, class: "chip" }, chart.svg);
+        chart.mark(node, `chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}, device ${devices}\nsends ${words(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} a step over its links`);
+        if (size > 15) chart.text(a, b + 4, devices, { class: "chipname", "text-anchor": "middle", "font-size": devices.length > 3 ? 9 : 12 });
+      }
+      const rings = wraps.map((is, i) => (is ? "xyz"[i] : "")).filter(Boolean);
+      const bottom = Math.ceil(panels / columns) * panelHeight + 6;
+      chart.text(0, bottom, rings.length ? `${rings.join(" and ")} close into rings: drawn as links that leave the grid` : "no dimension closes into a ring", { class: "tick" });
+      chart.left = 0;
+      return heatLegend(chart, bottom + 22, most, "B", "a step over one link");
+    },
+
+    // Spans on lanes, loops folded; drawn in detail for the stretch that is shown.
+    timeline(chart, { unit, lanes, spans, labels, colours }) {
+      const narrow = chart.width < 520;
+      chart.left = narrow ? 4 : 14 + Math.max(...lanes.map((lane) => lane.length)) * 7;
+      chart.right = chart.width - 16;
+      const [low, high] = chart.range;
+      const toX = (t) => chart.left + ((chart.right - chart.left) * (t - low)) / (high - low);
+      const pitch = narrow ? 44 : 34;
+      const bottom = 8 + lanes.length * pitch;
+      chart.scaleX(low, high, bottom, unit, toX, 4);
+      const last = lanes.map(() => -1);
+      const seen = new Set();
+      lanes.forEach((lane, i) => {
+        const y = 8 + i * pitch;
+        if (narrow) chart.text(chart.left, y + 10, lane, { class: "name" });
+        else chart.text(chart.left - 9, y + 17, lane, { class: "name", "text-anchor": "end" });
+        make("line", { x1: chart.left, x2: chart.right, y1: y + pitch - 5, y2: y + pitch - 5, class: "grid" }, chart.svg);
+      });
+      const put = (span, start, length, note) => {
+        const [lane, , , label] = span;
+        const x = Math.max(toX(start), chart.left);
+        const end = Math.min(toX(start + length), chart.right);
+        if (end < chart.left || x > chart.right) return;
+        if (end - x < 0.4 && x < last[lane] + 0.4) return;
+        last[lane] = end;
+        const colour = colours[label];
+        seen.add(colour);
+        const y = 8 + lane * pitch + (narrow ? 14 : 2);
+        const node = make("rect", { x, y, width: Math.max(0.6, end - x), height: 22, class: look(colour) }, chart.svg);
+        chart.mark(node, `${labels[label]}\n${note || `${words(length, unit)} from ${words(start, unit)}`}`);
+      };
+      for (const span of spans) unfold(span, span[1], 4, put, low, high, (high - low) / (chart.right - chart.left));
+      return chart.legend([...seen], bottom + 38);
+    },
+
+    // How often each size occurs.
+    sizes(chart, { points }) {
+      chart.left = 40;
+      chart.right = chart.width - 26;
+      const [top, bottom] = [26, 210];
+      const bytes = points.map((p) => Math.log10(Math.max(1, p[2])));
+      const [low, high] = [Math.floor(Math.min(...bytes)), Math.ceil(Math.max(...bytes) + 0.001)];
+      const most = Math.max(...points.map((p) => p[3]));
+      const toX = (v) => chart.left + ((chart.right - chart.left) * (Math.log10(Math.max(1, v)) - low)) / (high - low);
+      const toY = (n) => bottom - ((bottom - top) * Math.log10(n + 1)) / Math.log10(most + 1);
+      for (let p = low; p <= high; p += 1) {
+        const x = toX(10 ** p);
+        make("line", { x1: x, x2: x, y1: top - 8, y2: bottom, class: "grid" }, chart.svg);
+        chart.text(x, bottom + 16, words(10 ** p, "B"), { class: "tick", "text-anchor": "middle" });
+      }
+      make("line", { x1: chart.left, x2: chart.right, y1: bottom, y2: bottom, class: "axis" }, chart.svg);
+      chart.text(0, 12, "count in one step, logarithmic", { class: "tick" });
+      const names = [];
+      const taken = [];
+      for (const [axis, kind, size, count] of points) {
+        const name = `${kind} over ${axis}`;
+        if (!names.includes(name)) names.push(name);
+        let x = toX(size);
+        while (taken.some((t) => Math.abs(t - x) < 5)) x += 6;
+        taken.push(x);
+        const y = toY(count);
+        const colour = AXIS_COLOURS[names.indexOf(name) % AXIS_COLOURS.length];
+        make("line", { x1: x, x2: x, y1: bottom, y2: y, class: `stem ${colour}` }, chart.svg);
+        const node = make("circle", { cx: x, cy: y, r: 5, class: colour }, chart.svg);
+        chart.mark(node, `${count.toLocaleString("en")} x ${words(size, "B")}\n${name}`);
+        chart.text(x, y - 9, count.toLocaleString("en"), { class: "value", "text-anchor": "middle" });
+      }
+      return chart.legend(names, bottom + 42, (name) => AXIS_COLOURS[names.indexOf(name) % AXIS_COLOURS.length]);
+    },
+
+    // FLOPs a second against FLOPs a byte, both logarithmic.
+    roofline(chart, { peak, hbm, points }) {
+      chart.left = 84;
+      chart.right = chart.width - 20;
+      const [top, bottom] = [20, 290];
+      const ridge = peak / hbm;
+      const xs = [...points.map((p) => p[3]), ridge];
+      const ys = [...points.map((p) => p[4]), peak];
+      const [x0, x1] = [Math.floor(Math.log10(Math.min(...xs)) - 0.3), Math.ceil(Math.log10(Math.max(...xs)) + 0.2)];
+      const [y0, y1] = [Math.floor(Math.log10(Math.min(...ys)) - 0.1), Math.ceil(Math.log10(Math.max(...ys)) + 0.05)];
+      const toX = (v) => chart.left + ((chart.right - chart.left) * (Math.log10(v) - x0)) / (x1 - x0);
+      const toY = (v) => bottom - ((bottom - top) * (Math.log10(v) - y0)) / (y1 - y0);
+      for (let p = x0; p <= x1; p += 1) {
+        make("line", { x1: toX(10 ** p), x2: toX(10 ** p), y1: top, y2: bottom, class: "grid" }, chart.svg);
+        chart.text(toX(10 ** p), bottom + 16, words(10 ** p, ""), { class: "tick", "text-anchor": "middle" });
+      }
+      for (let p = y0; p <= y1; p += 1) {
+        make("line", { x1: chart.left, x2: chart.right, y1: toY(10 ** p), y2: toY(10 ** p), class: "grid" }, chart.svg);
+        chart.text(chart.left - 8, toY(10 ** p) + 4, words(10 ** p, "FLOP/s"), { class: "tick", "text-anchor": "end" });
+      }
+      chart.text((chart.left + chart.right) / 2, bottom + 34, "FLOPs for each byte of HBM", { class: "tick", "text-anchor": "middle" });
+      const start = Math.max(10 ** x0, 10 ** y0 / hbm);
+      const roof = make("path", { d: `M${toX(start)} ${toY(start * hbm)}L${toX(ridge)} ${toY(peak)}H${chart.right}`, class: "roof" }, chart.svg);
+      chart.mark(roof, `roof: ${words(hbm, "B")}/s of HBM, ${words(peak, "FLOP/s")} in bf16\nridge at ${three(ridge)} FLOPs a byte`);
+      const phases = [...new Set(points.map((p) => p[1]))];
+      const placed = [];
+      for (const [source, phase, part, intensity, rate, seconds] of points) {
+        const [x, y] = [toX(intensity), toY(rate)];
+        const colour = phases.indexOf(phase) ? "ax1" : "c-compute";
+        const node = phases.indexOf(phase)
+          ? make("path", { d: `M${x} ${y - 7}l7 12h-14z`, class: colour }, chart.svg)
+          : make("circle", { cx: x, cy: y, r: 6, class: colour }, chart.svg);
+        const roofHere = Math.min(peak, intensity * hbm);
+        chart.mark(node, `${part}, ${phase} (${source})\n${words(rate, "FLOP/s")}${share(rate, roofHere)} of the roof at ${three(intensity)} FLOPs a byte\n${words(seconds, "s")} of compute a step`);
+        const right = x < chart.right - 80;
+        let labelY = y + 4;
+        while (placed.some(([a, b]) => Math.abs(a - x) < 80 && Math.abs(b - labelY) < 13)) labelY += 13;
+        placed.push([x, labelY]);
+        chart.text(x + (right ? 11 : -11), labelY, part, { class: "value", "text-anchor": right ? "start" : "end" });
+      }
+      return chart.legend(phases, bottom + 58, (phase) => (phases.indexOf(phase) ? "ax1" : "c-compute"));
+    },
+
+    // A figure of several runs against how many devices they use.
+    scaling(chart, { unit, lines }) {
+      chart.left = 74;
+      chart.right = chart.width - 90;
+      const [top, bottom] = [16, 220];
+      const every = lines.flatMap((line) => line.points);
+      const ns = [...new Set(every.map((p) => p[1]))].sort((a, b) => a - b);
+      const [x0, x1] = [Math.log2(ns[0]) - 0.15, Math.log2(ns[ns.length - 1]) + 0.15];
+      const most = Math.max(...every.map((p) => p[2]));
+      const toX = (n) => chart.left + ((chart.right - chart.left) * (Math.log2(n) - x0)) / (x1 - x0);
+      const toY = (v) => bottom - ((bottom - top) * v) / (most * 1.08);
+      for (const tick of niceTicks(0, most * 1.08, 4)) {
+        make("line", { x1: chart.left, x2: chart.right, y1: toY(tick), y2: toY(tick), class: "grid" }, chart.svg);
+        chart.text(chart.left - 8, toY(tick) + 4, words(tick, unit), { class: "tick", "text-anchor": "end" });
+      }
+      for (const n of ns) chart.text(toX(n), bottom + 17, String(n), { class: "tick", "text-anchor": "middle" });
+      chart.text((chart.left + chart.right) / 2, bottom + 36, "devices", { class: "tick", "text-anchor": "middle" });
+      lines.forEach((line, i) => {
+        const colour = i ? "ax1" : "c-compute";
+        const d = line.points.map(([, n, v], j) => `${j ? "L" : "M"}${toX(n)} ${toY(v)}`).join("");
+        make("path", { d, class: `stem ${colour}`, fill: "none" }, chart.svg);
+        const [, n0, v0] = line.points[0];
+        const nLast = line.points[line.points.length - 1][1];
+        make("path", { class: "ideal", d: `M${ns.filter((n) => n >= n0 && n <= nLast).map((n) => `${toX(n)} ${toY((v0 * n0) / n)}`).join("L")}` }, chart.svg);
+        for (const [name, n, v] of line.points) {
+          chart.mark(make("circle", { cx: toX(n), cy: toY(v), r: 5.5, class: colour }, chart.svg), `${name}, ${n} devices\n${line.name}: ${words(v, unit)}`);
+          chart.text(toX(n) + 9, toY(v) - 6, name, { class: "value" });
+        }
+      });
+      const names = lines.map((line) => line.name);
+      return chart.legend(names, bottom + 58, (name) => (names.indexOf(name) ? "ax1" : "c-compute"));
+    },
+  };
+
+  // A span with all repetitions that can be seen; repetitions finer than a pixel become one stretch.
+  function unfold(span, start, depth, put, low, high, pixel) {
+    const length = span[2];
+    if (depth >= span.length) { put(span, start, length); return; }
+    const [times, period] = span[depth];
+    if (!(period > 0) || period < pixel * 1.5) {
+      put(span, start, (times - 1) * period + length, `${times.toLocaleString("en")} times in a loop, each ${words(length, "s")}: zoom in to tell them apart`);
+      return;
+    }
+    let reach = length;
+    for (let i = depth + 1; i < span.length; i += 1) reach += (span[i][0] - 1) * span[i][1];
+    const first = Math.max(0, Math.ceil((low - start - reach) / period));
+    const end = Math.min(times - 1, Math.floor((high - start) / period));
+    for (let k = first; k <= end; k += 1) unfold(span, start + k * period, depth + 1, put, low, high, pixel);
+  }
+
+  function heatLegend(chart, y, most, unit, what) {
+    const width = Math.min(180, chart.width / 3);
+    const n = 24;
+    for (let i = 0; i < n; i += 1) {
+      const node = make("rect", { x: chart.left + (i * width) / n, y, width: width / n + 0.5, height: 10, class: "heat" }, chart.svg);
+      node.style.setProperty("--load", `${Math.round(12 + (88 * i) / (n - 1))}%`);
+    }
+    chart.text(chart.left + width + 8, y + 9, `up to ${words(most, unit)} ${what}`, { class: "tick" });
+    return y + 22;
+  }
+
+  // ---- tables: sort by a column, copy as TSV
+  const valueOf = (cell) => (cell.dataset.v === undefined ? null : Number(cell.dataset.v));
+  function compare(a, b) {
+    const [x, y] = [valueOf(a), valueOf(b)];
+    if (x !== null && y !== null) return x - y;
+    if (x !== null || y !== null) return x === null ? 1 : -1;
+    return a.textContent.localeCompare(b.textContent, "en", { numeric: true });
+  }
+  function sortBy(table, column, button) {
+    const head = button.closest("th");
+    const falling = head.getAttribute("aria-sort") === "ascending";
+    for (const th of table.tHead.rows[0].cells) th.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", falling ? "descending" : "ascending");
+    const rows = [...table.tBodies[0].rows];
+    rows.sort((a, b) => (falling ? -1 : 1) * compare(a.cells[column], b.cells[column]));
+    table.tBodies[0].append(...rows);
+  }
+  // A text that a spreadsheet would take for a formula begins with an apostrophe.
+  const guarded = (text) => (/^[=+\-@]/.test(text) && !/^-?[\d.,]+( |$)/.test(text) && text !== "-" ? `'${text}` : text);
+  function asTsv(table) {
+    const cell = (node) => (node.dataset.v === undefined ? guarded(node.textContent.trim().replace(/\s+/g, " ")) : node.dataset.v);
+    return [...table.rows].map((row) => [...row.cells].map(cell).join("\t")).join("\n");
+  }
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = html("textarea", { "aria-hidden": "true" }, document.body);
+      area.value = text;
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+  }
+  for (const holder of document.querySelectorAll(".table")) {
+    const table = holder.querySelector("table");
+    [...table.tHead.rows[0].cells].forEach((th, column) => {
+      const button = th.querySelector("button");
+      if (button) button.addEventListener("click", () => sortBy(table, column, button));
+    });
+    const button = holder.querySelector(".copy");
+    button.addEventListener("click", async () => {
+      await copy(asTsv(table));
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
+  }
+
+  // ---- light and dark
+  const theme = document.getElementById("theme");
+  const themes = ["auto", "light", "dark"];
+  const remembered = () => { try { return localStorage.getItem("meshscope-theme"); } catch { return null; } };
+  function setTheme(name) {
+    if (name === "auto") document.documentElement.removeAttribute("data-theme");
+    else document.documentElement.setAttribute("data-theme", name);
+    theme.textContent = `theme: ${name}`;
+    theme.dataset.name = name;
+    try { localStorage.setItem("meshscope-theme", name); } catch { /* a page without storage forgets */ }
+  }
+  const asked = new URLSearchParams(location.hash.slice(1)).get("theme");
+  setTheme([asked, remembered()].find((name) => themes.includes(name)) || "auto");
+  theme.addEventListener("click", () => setTheme(themes[(themes.indexOf(theme.dataset.name) + 1) % themes.length]));
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
+
+  const charts = [...document.querySelectorAll("figure[data-chart]")].map((figure) => new Chart(figure, data.charts[Number(figure.dataset.chart)]));
+  let width = window.innerWidth;
+  let waiting = null;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(() => charts.forEach((chart) => chart.draw()), 120);
+  });
+  document.documentElement.dataset.ready = String(charts.length);
+})();

@@ -1,0 +1,113 @@
+"""What the figures say, in plain sentences: the first is the headline of the page."""
+
+from collections.abc import Iterator, Sequence
+
+from meshscope.figures.cost import COLLECTIVES, EXPOSED, MEMORY, STAGES, CostBar
+from meshscope.metrics.totals import step_totals
+from meshscope.report.page.blocks import shown
+from meshscope.report.page.side import PageRun
+from meshscope.report.words import count_words, phase_words
+from meshscope.table.kinds import Phase
+from meshscope.units import format_bytes, format_seconds
+
+SMALL_FRAC = 0.02  # of a step, which is called next to nothing
+SAME_FRAC = 0.005  # by which two times may differ and be called the same
+
+
+def headline(runs: Sequence[PageRun]) -> list[str]:
+    """One or more sentences, the most important first."""
+    if len(runs) == 1:
+        return [*_run_sentences(runs[0]), *_memory_sentence(runs[0])]
+    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs)]
+
+
+def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
+    """For each phase the step of the strongest source that has one."""
+    return {bar.phase: bar for bar in run.costs}  # weaker sources come first
+
+
+def _run_sentences(run: PageRun) -> Iterator[str]:
+    costs = strongest_costs(run)
+    for bar in costs.values():
+        yield _step_sentence(bar)
+    if not costs:
+        yield from _bytes_sentences(run)
+
+
+def _step_sentence(bar: CostBar) -> str:
+    """What share of a step nothing hides, and where the rest goes."""
+    step = format_seconds(bar.step_s)
+    segments = dict(bar.segments)
+    if COLLECTIVES in segments:
+        spent = segments[COLLECTIVES]
+        return f"Of {step} {_a_step(bar)}, {format_seconds(spent)} ({_share(spent, bar)}) is spent in collectives."
+    exposed = {name: s for name, s in segments.items() if name.startswith(EXPOSED)}
+    total = sum(exposed.values())
+    waits = segments.get(MEMORY, 0.0), segments.get(STAGES, 0.0)
+    tails = [
+        f"{_share(seconds, bar)} of the step is {words}"
+        for seconds, words in zip(waits, (MEMORY, "waiting for other stages"), strict=True)
+        if seconds > SMALL_FRAC * bar.step_s
+    ]
+    tail = f"; {' and '.join(tails)}" if tails else ""
+    if total <= SMALL_FRAC * bar.step_s:
+        head = "Next to nothing" if total else "Nothing"
+        return f"{head} of the {step} of {_a_step(bar)} is communication that compute does not hide{tail}."
+    axes = " and ".join(
+        shown(name.removeprefix(EXPOSED), 40) for name in sorted(exposed, key=lambda n: -exposed[n])
+    )
+    return (
+        f"Of {step} {_a_step(bar)}, {format_seconds(total)} ({_share(total, bar)}) is communication "
+        f"over {axes} that nothing hides{tail}."
+    )
+
+
+def _a_step(bar: CostBar) -> str:
+    return f"a {bar.phase} step"
+
+
+def _share(seconds: float, bar: CostBar) -> str:
+    return f"{seconds / bar.step_s:.0%}" if bar.step_s else "no share"
+
+
+def _bytes_sentences(run: PageRun) -> Iterator[str]:
+    """Where no time is known: what a device sends."""
+    totals = step_totals(run.run.rows_of(run.source))
+    if not totals:
+        yield "Nothing travels between devices: the run has no collectives."
+    for phase, total in totals.items():
+        yield (
+            f"In a step of {phase_words(phase)} each device sends {format_bytes(total.wire_bytes)} "
+            f"in {count_words(total.count)}."
+        )
+    if totals:
+        yield "How long that takes is not known: nothing was timed and no time was modelled."
+
+
+def _memory_sentence(run: PageRun) -> Iterator[str]:
+    memory = run.run.memory.get(run.source)
+    if memory is None or memory.total_bytes is None or not memory.hbm_bytes:
+        return
+    share = f"{memory.total_bytes / memory.hbm_bytes:.0%} of the HBM"
+    if memory.fits:
+        yield f"It fits: a device needs {share}."
+    elif memory.fits is False:
+        yield f"It does not fit: a device would need {share}."
+
+
+def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:
+    """Which run has the shortest step, phase by phase."""
+    for phase in Phase:
+        found = [(r, c[phase].step_s) for r in runs if phase in (c := strongest_costs(r))]
+        if len(found) < 2:
+            continue
+        (best, best_s), (worst, worst_s) = (f(found, key=lambda f: f[1]) for f in (min, max))
+        if worst_s - best_s <= SAME_FRAC * worst_s:
+            yield f"A {phase} step takes the same time in all runs, {format_seconds(best_s)}."
+        else:
+            yield (
+                f"{best.letter} has the fastest {phase} step, {format_seconds(best_s)}; "
+                f"{worst.letter} takes {worst_s / best_s:.2f} times as long, {format_seconds(worst_s)}."
+            )
+    if not any(r.costs for r in runs):
+        yield "No time is known of these runs: here is what they send."

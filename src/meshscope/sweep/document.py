@@ -1,0 +1,116 @@
+"""Reads a sweep file: YAML of plain values, within limits, so that no file makes a large one of a small.
+
+Words are read as YAML 1.2 has them: `on`, `off`, `yes`, `no` and `1:30` are texts, not booleans or
+numbers. A name that stands twice, an alias, and a tag are refused.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshscope.errors import ParseError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 8  # of lists and mappings in each other; the form itself needs 5
+
+_TAG = "tag:yaml.org,2002:"
+# Tag, form and possible first characters of what is no text.
+_FORMS = (
+    (f"{_TAG}bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (f"{_TAG}int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    (
+        f"{_TAG}float",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?",
+        "-+.0123456789",
+    ),
+    (f"{_TAG}null", r"~|null|Null|NULL", "~nN"),
+    (f"{_TAG}null", r"", ("",)),
+)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """What the file holds; ParseError, with file and line, where it is no sweep file."""
+    text = _text(path)
+    try:
+        document = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader, and stricter
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ParseError(f"{where}: {error.problem or 'not understood'}.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ParseError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(document, dict):
+        raise ParseError(f"{path}:1: a sweep file holds names with values, such as 'experiments:'.")
+    return document
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ParseError(f"cannot read '{path}': {error.strerror}. Give a sweep file.") from error
+    if len(content) > MAX_BYTES:
+        raise ParseError(f"{path}: larger than {MAX_BYTES:,} bytes; a sweep file is not.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            f"{path}: not UTF-8 text (byte {error.start}). Save it as such."
+        ) from error
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """The forms by first character, as PyYAML looks them up; of two that match the first counts."""
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, form, firsts in _FORMS:
+        for first in firsts:
+            found.setdefault(first, []).append((tag, re.compile(rf"^(?:{form})$")))
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader without aliases, tags, deep nesting and repeated names."""
+
+    yaml_implicit_resolvers = _resolvers()
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """The next node, one level deeper."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(event, "aliases (*name) are not read; use 'defaults', or write it out")
+        if getattr(event, "tag", None) is not None:
+            raise _refused(event, f"tags ({event.tag}) are not read")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _refused(event, f"nested more than {MAX_DEPTH} deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """The mapping, each of whose names is a text that stands once."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(
+                    problem="a name must be a text", problem_mark=key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"'{key.value}' stands twice; one of the two would be lost",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(key.value)
+        found = super().construct_mapping(node, deep=deep)
+        return {str(key): value for key, value in found.items()}
+
+
+def _refused(event: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

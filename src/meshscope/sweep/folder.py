@@ -1,0 +1,184 @@
+"""The folder of a sweep: one sweep works in it at a time, and what it holds says what is left to do.
+
+A run that is there whole is done. A failure is kept in `failures.json`, so that a sweep that goes on
+does not try it again. Nothing else is remembered, so that nothing can contradict the folder.
+"""
+
+import json
+import os
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import RunError
+from meshscope.rundir.folder import TOOL, remove_leftovers
+from meshscope.rundir.read import read_manifest
+from meshscope.sweep.planned import Planned
+
+try:
+    import fcntl
+except ImportError:  # not on this platform: two sweeps of one folder are not told apart
+    fcntl = None
+
+MARK = "sweep.json"
+FAILURES = "failures.json"
+SUMMARY = "summary.parquet"
+SCHEMA = 1
+WAIT_FOR_LOCK_S = 15.0  # children of a sweep that was killed need a moment to end
+
+
+class SweepFolder:
+    """The runs and failures in a folder; `lock` is held by this process and by its children."""
+
+    def __init__(self, path: Path, *, lock: int | None = None) -> None:
+        self.path = path
+        self.lock = lock
+        self._failures = _read_failures(path / FAILURES)
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """What was said of each run that could not be made, by name."""
+        return dict(self._failures)
+
+    def keep_failure(self, planned: Planned, message: str) -> None:
+        """Keeps what was said, and which command said it."""
+        self._failures[planned.name] = message
+        self._write_failures()
+
+    def forget_failure(self, planned: Planned) -> None:
+        """Forgets a failure, so that the run is tried again."""
+        if self._failures.pop(planned.name, None) is not None:
+            self._write_failures()
+
+    def is_done(self, planned: Planned) -> bool:
+        """Whether the run is there; RunError where the place holds something else."""
+        path = self.path / planned.name
+        if not os.path.lexists(path):
+            return False
+        manifest = read_manifest(path)
+        differing = _differing(manifest, planned)
+        if differing is not None:
+            raise RunError(
+                f"'{path}' holds a run of another {differing}, made under the same options. Give "
+                "--force to replace it, or another --out to keep both."
+            )
+        return True
+
+    def write_mark(self, document: Mapping[str, Any]) -> None:
+        """Says whose folder this is, and what was asked for."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.path / MARK, {"tool": TOOL, "sweep": SCHEMA, "started": now, **document})
+
+    def _write_failures(self) -> None:
+        write_json(self.path / FAILURES, {"tool": TOOL, "failures": self._failures})
+
+
+@contextmanager
+def locked_folder(path: Path) -> Generator[SweepFolder]:
+    """The folder, made where it is not there, for this sweep alone while the block runs.
+
+    RunError when it is something else, or another sweep works in it. What interrupted runs left is
+    removed.
+    """
+    check_is_sweep(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(
+            f"cannot make the folder '{path}': {error.strerror}. Choose another --out."
+        ) from error
+    try:
+        _wait_for_lock(lock, path)
+        check_is_sweep(path)
+        remove_leftovers(path)
+        for leftover in path.glob(".*.json.partial"):
+            leftover.unlink()
+        yield SweepFolder(path, lock=lock)
+    finally:
+        os.close(lock)
+
+
+def check_is_sweep(path: Path) -> None:
+    """RunError unless a sweep may work in the folder: it is none yet, empty, or a sweep's."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise RunError(f"'{path}' exists and is not a folder. Choose another --out.")
+    if (path / MARK).is_file():
+        document = _read_json(path / MARK)
+        if document.get("tool") == TOOL and document.get("sweep") == SCHEMA:
+            return
+    elif all(entry.name.startswith(".") for entry in path.iterdir()):
+        return  # empty, or interrupted before its mark was there
+    raise RunError(
+        f"'{path}' exists and is not the folder of a sweep; it is left as it is. Choose another --out."
+    )
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The runs in the folder of a sweep; RunError where it has none, or no summary of them."""
+    check_is_sweep(path)
+    runs = sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if not runs or not (path / SUMMARY).is_file():
+        raise RunError(f"'{path}' has no summary of runs yet. Let the sweep come to its end.")
+    return runs
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes the file so that it is there whole, whenever the process ends."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1, allow_nan=False)
+        file.write("\n")
+    partial.replace(path)
+
+
+def _wait_for_lock(lock: int, path: Path) -> None:
+    if fcntl is None:
+        return
+    last = time.monotonic() + WAIT_FOR_LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > last:
+                raise RunError(
+                    f"another sweep works in '{path}'. Wait for it, or choose another --out."
+                ) from error
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _differing(manifest: Mapping[str, Any], planned: Planned) -> str | None:
+    """What of the run is not as planned; names that only one version of the experiment has are left out."""
+    if manifest.get("source") != planned.command.source.value:
+        return "source"
+    found = manifest.get("experiment")
+    if not isinstance(found, dict):
+        return "experiment"
+    wanted = json.loads(json.dumps(dict(planned.experiment)))
+    return next((key for key in wanted if key in found and found[key] != wanted[key]), None)
+
+
+def _read_failures(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    found = _read_json(path).get("failures")
+    if not isinstance(found, dict):
+        raise RunError(f"'{path}' holds no failures. Remove it: all that failed is tried again.")
+    return {str(name): str(message) for name, message in found.items()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read '{path}': {error}. Remove it, and start again.") from error
+    if not isinstance(document, dict):
+        raise RunError(f"'{path}' is not a JSON object. Remove it, and start again.")
+    return document

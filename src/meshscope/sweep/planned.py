@@ -1,0 +1,57 @@
+"""An experiment of a sweep that was checked: which command makes its run, and where the run will be."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from meshscope.rundir.names import MAX_NAME, safe_name
+from meshscope.table.kinds import Source
+
+
+class Command(StrEnum):
+    """The commands that make a run of an experiment."""
+
+    PREDICT = "predict"
+    COMPILE = "compile"
+    RUN = "run"
+
+    @property
+    def source(self) -> Source:
+        """The strongest source of the runs that the command makes."""
+        match self:
+            case Command.PREDICT:
+                return Source.PREDICTED
+            case Command.COMPILE:
+                return Source.COMPILED
+            case Command.RUN:
+                return Source.MEASURED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One run to be made by `meshscope COMMAND WORDS`.
+
+    `name` is that of its folder, `experiment` what its manifest will hold, `told` its options for
+    people, by name.
+    """
+
+    name: str
+    command: Command
+    words: tuple[str, ...]
+    experiment: Mapping[str, Any]
+    told: Mapping[str, str | int | float | bool]
+
+    def __str__(self) -> str:
+        """The command and its options in one line."""
+        short = ("model", "topology", "plan")
+        told = (str(v) if name in short else f"{name}={v}" for name, v in self.told.items())
+        return " ".join([self.command.value, *told])
+
+
+def run_name(readable: str, command: Command, words: tuple[str, ...]) -> str:
+    """The name of the folder: readable, and another one for any other option."""
+    digest = hashlib.sha256("\0".join([command.value, *words]).encode()).hexdigest()[:8]
+    end = f"-{command}-{digest}"
+    return safe_name(readable)[: MAX_NAME - len(end)] + end

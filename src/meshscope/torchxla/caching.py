@@ -1,0 +1,93 @@
+"""The static cache of transformers, its arrays arguments of the program.
+
+Shapes: B batch, K key and value heads (1 of latents), T slots, H width.
+"""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+
+from meshscope.arch.model import GroupedAttention, LatentAttention
+from meshscope.plan.context import cache_slots
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.weights import Dim
+from meshscope.table.kinds import Phase
+from meshscope.torchxla.layouts import Spec
+from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors
+
+ARRAYS = ("keys", "values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one layer keeps of a position: heads, and the width of each of the two arrays."""
+
+    n_heads: int
+    widths: tuple[int, int]
+    spec: Spec
+
+
+def kept(experiment: Experiment, tensors: Tensors) -> Kept:
+    """Of every layer: keys and values, or the two parts of a latent."""
+    layouts, attention = tensors.layouts, experiment.model.attention
+    context = layouts.axes("cp")
+    match attention:
+        case GroupedAttention():
+            spec: Spec = (layouts.data, layouts.split(Dim.KV_HEADS), context, ())
+            widths = (attention.head_dim, attention.head_dim)
+            return Kept(n_heads=attention.n_kv_heads, widths=widths, spec=spec)
+        case LatentAttention():
+            spec = (layouts.data, (), context, ())
+            return Kept(n_heads=1, widths=(attention.kv_rank, attention.rope_dim), spec=spec)
+        case _:
+            raise AssertionError(attention)
+
+
+def n_cache_slots(experiment: Experiment) -> int:
+    """T, over all devices of cp."""
+    return cache_slots(experiment.plan, experiment.workload) * experiment.plan.cp
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Makes the cache of one phase."""
+
+    experiment: Experiment
+    phase: Phase
+    tensors: Tensors
+
+    def arguments(self, model: Any, position: Any) -> Any:
+        """A cache that is full up to `position`, with arguments for arrays [B, K, T, H]."""
+        n_slots = n_cache_slots(self.experiment)
+        cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
+        what = kept(self.experiment, self.tensors)
+        workload = self.experiment.workload
+        dtype = TORCH_DTYPES[workload.cache_dtype]
+        for index, layer in enumerate(cache.layers):
+            for name, width in zip(ARRAYS, what.widths, strict=True):
+                shape = (workload.batch, what.n_heads, n_slots, width)
+                array = self.tensors.argument(argument_name(index, name), shape, dtype, what.spec)
+                setattr(layer, name, array)
+            layer.dtype, layer.device = dtype, layer.keys.device
+            layer.batch_size, layer.num_heads = workload.batch, what.n_heads
+            layer.k_head_dim, layer.v_head_dim = what.widths
+            layer.cumulative_length = position.clone()  # each layer counts on by itself
+            layer.is_initialized = True
+        return cache
+
+
+def argument_name(index: int, array: str) -> str:
+    """The name of a layer's array among the arguments."""
+    return f"cache.{index}.{array}"
+
+
+def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
+    """The arrays of a cache after the step by name, laid out as before it."""
+    found: dict[str, Any] = {}
+    for index, layer in enumerate(cache.layers):
+        for array in ARRAYS:
+            name = argument_name(index, array)
+            found[name] = tensors.annotate(getattr(layer, array), tensors.arguments[name].spec)
+    return found

@@ -1,0 +1,92 @@
+"""The Python that holds the extra torchxla: this one, or another; what it must have.
+
+torch_xla is built for one release of torch, which other tools of an environment may not stand. So
+programs of this front end are traced in a process of their own, by the Python that the environment
+variable names, or else by the one that runs meshscope.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import meshscope
+from meshscope.errors import MissingToolError
+
+VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
+NEEDED = ("torch", "torch_xla", "transformers", "jax", "libtpu")
+LEAST_TRANSFORMERS = 5  # experts are registered, caches hold latents
+EXTRA = 'pip install "meshscope[torchxla]" (Linux x86-64, Python 3.11)'
+ASK_TIMEOUT_S = 60.0
+
+_ASK = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def torchxla_python() -> str:
+    """The interpreter that traces."""
+    return os.environ.get(VARIABLE) or sys.executable
+
+
+def torchxla_environment() -> dict[str, str]:
+    """The environment of a process that traces: this meshscope first, whatever is installed there."""
+    source = str(Path(meshscope.__file__).parents[1])
+    others = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": source if not others else f"{source}{os.pathsep}{others}"}
+
+
+def check_torchxla() -> Mapping[str, str]:
+    """The versions of what is needed; MissingToolError when something lacks or does not fit."""
+    python = torchxla_python()
+    versions = _versions(python)
+    missing = [name for name in NEEDED if name not in versions]
+    if missing:
+        raise MissingToolError(
+            f"--frontend torchxla needs {', '.join(missing)}, not installed for {python} (Python "
+            f"{versions['python']}). Install the extra, {EXTRA}; where another torch must stay, into "
+            f"an environment of its own, and name its Python in {VARIABLE}."
+        )
+    _check_fit(python, versions)
+    return versions
+
+
+def _check_fit(python: str, versions: Mapping[str, str]) -> None:
+    if _release(versions["torch"]) != _release(versions["torch_xla"]):
+        raise MissingToolError(
+            f"torch {versions['torch']} is not the one that torch_xla {versions['torch_xla']} was built for "
+            f"({python}). Install torch=={'.'.join(map(str, _release(versions['torch_xla'])))}.*, or name a "
+            f"Python that has both in {VARIABLE}: {EXTRA}."
+        )
+    if _release(versions["transformers"])[0] < LEAST_TRANSFORMERS:
+        raise MissingToolError(
+            f"transformers {versions['transformers']} ({python}) does not let experts and latent caches be "
+            f"registered; {LEAST_TRANSFORMERS} and later do. Install the extra: {EXTRA}."
+        )
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+def _versions(python: str) -> Mapping[str, str]:
+    """What is installed there; one process, because importing torch would take seconds."""
+    command = [python, "-c", _ASK, *NEEDED]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MissingToolError(
+            f"the Python of {VARIABLE}, '{python}', does not run: {error}. Name one that does, or unset it."
+        ) from error
+    return json.loads(done.stdout)

@@ -1,0 +1,41 @@
+"""Where the residual stream of a transformers model lives, by the plan: specs of [B, S, D]."""
+
+from dataclasses import dataclass
+
+from meshscope.plan.experiment import Experiment
+from meshscope.table.kinds import Phase
+from meshscope.torchxla.layouts import Layouts, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Specs of one phase: `residual` between blocks, `entered` inside them, `logits` [B, 1, V].
+
+    `is_split` says whether sp splits the residual stream over tp.
+    """
+
+    residual: Spec
+    entered: Spec
+    logits: Spec
+    tokens: Spec
+    is_split: bool
+
+
+def streams_of(experiment: Experiment, phase: Phase, layouts: Layouts) -> Streams:
+    """Sp splits the prompt in prefill; in decode the batch, where tp divides it."""
+    plan, workload = experiment.plan, experiment.workload
+    data, tp = layouts.data, layouts.axes("tp")
+    context = layouts.axes("cp") if phase is Phase.PREFILL else ()
+    entered: Spec = (data, context, ())
+    is_prefill = phase is Phase.PREFILL
+    is_split = plan.sp and (is_prefill or workload.batch // plan.data_size % plan.tp == 0)
+    residual = entered
+    if is_split:
+        residual = (data, (*context, *tp), ()) if is_prefill else ((*data, *tp), (), ())
+    return Streams(
+        residual=residual,
+        entered=entered,
+        logits=(data, (), tp),
+        tokens=(data, context),
+        is_split=is_split,
+    )

@@ -1,0 +1,140 @@
+"""Tensors of torch_xla without memory, and what is said of them: names, layouts, manual regions.
+
+In a manual region a tensor is one device's share and every exchange is written out. Collectives are
+traced as torch_xla writes them, for replicas; `lowering.py` makes them mean partitions.
+"""
+
+# pyright: reportMissingImports=false
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.core.xla_builder as xb
+import torch_xla.debug.profiler as xp
+import torch_xla.distributed.spmd as xs
+from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
+
+from meshscope.plan.mesh import Groups
+from meshscope.torchxla.layouts import Layouts, Spec
+from meshscope.torchxla.lowering import ORDER
+
+_XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
+
+TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "s32": torch.int32,
+    "s64": torch.int64,
+}
+_XLA_TYPES = {
+    torch.bfloat16: xb.Type.BF16,
+    torch.float16: xb.Type.F16,
+    torch.float32: xb.Type.F32,
+    torch.int32: xb.Type.S32,
+    torch.int64: xb.Type.S64,
+}
+ARGUMENT = "argument."  # before the name of an argument, as the scope in which it comes to be
+
+
+def scope(name: str) -> Any:
+    """A named scope: what is traced inside carries the name in its op_name."""
+    return xp.Trace(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """What the program is given: its shape, number format and layout."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+
+
+class Tensors:
+    """Makes the arguments of one program and lays its tensors out over the devices of a plan."""
+
+    def __init__(self, layouts: Layouts) -> None:
+        self.layouts = layouts
+        mesh = layouts.mesh
+        self._mesh = xs.Mesh(np.arange(mesh.n_devices), mesh.sizes, mesh.names)
+        self.arguments: dict[str, Argument] = {}
+
+    def argument(self, name: str, shape: Sequence[int], dtype: torch.dtype, spec: Spec) -> Any:
+        """A tensor of this shape that holds nothing; the compiler knows it by its name."""
+        placeholder = _XLAC._xla_create_placeholder_tensor  # noqa: SLF001
+        tensor = placeholder(xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape)
+        with scope(f"{ARGUMENT}{name}"):
+            self.annotate(tensor, spec)
+        names = {found: name for name, found in TORCH_DTYPES.items()}
+        self.arguments[name] = Argument(shape=tuple(shape), dtype=names[dtype], spec=spec)
+        return tensor
+
+    def annotate(self, tensor: Any, spec: Spec) -> Any:
+        """The same tensor, laid out by the partitioner as the spec says."""
+        _XLAC._xla_annotate_custom_sharding(tensor, self._op_sharding(spec))  # noqa: SLF001
+        return tensor
+
+    def entered(self, tensor: Any, spec: Spec) -> Any:
+        """One device's share of a tensor laid out like this: here a manual region begins."""
+        local = xs.enable_manual_sharding(tensor, _partition(spec), mesh=self._mesh)
+        return unwrap_sharded_tensor(local)
+
+    def left(self, tensor: Any, spec: Spec) -> Any:
+        """The whole tensor of which each device has a share: here a manual region ends."""
+        shape = tuple(
+            size * int(np.prod([self.layouts.mesh.size(axis) for axis in axes], initial=1))
+            for size, axes in zip(tensor.shape, spec, strict=True)
+        )
+        whole = xs.disable_manual_sharding(tensor, _partition(spec), shape, mesh=self._mesh)
+        return unwrap_sharded_tensor(whole)
+
+    def _op_sharding(self, spec: Spec) -> Any:
+        return self._mesh.get_op_sharding(_partition(spec))
+
+    def groups(self, *axes: str) -> Groups:
+        """The device groups of these axes of the plan."""
+        return self.layouts.mesh.groups(*self.layouts.axes(*axes))
+
+
+def _partition(spec: Spec) -> tuple[Any, ...]:
+    """The spec as torch_xla writes it."""
+    return tuple(axes if len(axes) > 1 else next(iter(axes), None) for axes in spec)
+
+
+def _lists(groups: Groups) -> list[list[int]]:
+    return [list(group) for group in groups]
+
+
+def all_reduce(x: Any, groups: Groups, kind: str = "sum") -> Any:
+    """The sum (or `max`) of all devices of a group; in a manual region."""
+    return _XLAC._xla_spmd_all_reduce(kind, x, 1.0, _lists(groups))  # noqa: SLF001
+
+
+def _token() -> Any:
+    """A new token each time: one token for all would order the collectives one behind the other."""
+    device = str(torch_xla.device())
+    with scope(f"{ARGUMENT}{ORDER}"):
+        _XLAC._set_all_reduce_token(device, None)  # noqa: SLF001
+        return _XLAC._get_all_reduce_token(device)  # noqa: SLF001
+
+
+def all_gather(x: Any, dim: int, groups: Groups) -> Any:
+    """The shares of a group behind each other along `dim`; in a manual region."""
+    n_parts = len(groups[0])
+    gather = _XLAC._xla_all_gather  # noqa: SLF001
+    return gather(x, dim, n_parts, _lists(groups), False, 1, True)
+
+
+def all_to_all(x: Any, groups: Groups) -> Any:
+    """[n, ...], a part for each device of the group -> [n, ...], a part from each; in a manual region."""
+    n_parts = len(groups[0])
+    return _XLAC._xla_all_to_all(x, _token(), 0, 0, n_parts, _lists(groups), False)[0]  # noqa: SLF001
+
+
+def permuted(x: Any, pairs: Groups) -> Any:
+    """What the device before sent, by (source, target) pairs; zeros where none did; in a manual region."""
+    return _XLAC._xla_collective_permute(x, _token(), _lists(pairs))[0]  # noqa: SLF001

@@ -1,0 +1,57 @@
+"""`report`: where the file goes, what is refused, and what broken runs say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
+
+
+@pytest.fixture
+def run(meshscope):
+    assert meshscope("predict", *ASK, "--out", "one").status == 0
+    return meshscope
+
+
+def test_a_report_lies_in_its_run_and_the_run_stays_readable(run) -> None:
+    status, out, err = run("report", "one")
+    assert (status, out) == (0, "")
+    assert err.startswith("wrote one/report.html (")
+    assert Path("one/report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert run("show", "one").status == 0
+    status, _, err = run("report", "one")
+    assert (status, "--force" in err) == (1, True)
+    assert run("report", "one", "--force").status == 0
+
+
+def test_several_runs_need_a_place(run) -> None:
+    status, _, err = run("report", "one", "one")
+    assert (status, "--out FILE" in err) == (1, True)
+    document = json.loads(run("report", "one", "one", "--out", "two.html", "--json").out)
+    assert (document["path"], document["runs"]) == ("two.html", ["one", "one"])
+    assert document["file_bytes"] == Path("two.html").stat().st_size
+
+
+def test_a_run_of_another_schema_is_refused_with_its_command(run) -> None:
+    manifest = json.loads(Path("one/manifest.json").read_text())
+    Path("one/manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    status, _, err = run("report", "one")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "has schema 99" in err
+    assert "meshscope predict" in err
+    assert not Path("one/report.html").exists()
+
+
+def test_a_broken_run_is_one_message_and_leaves_no_file(run) -> None:
+    Path("one/events.parquet").write_bytes(b"PAR1")
+    status, _, err = run("report", "one", "--out", "x.html")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "damaged" in err
+    assert not Path("x.html").exists()
+    assert run("report", "none").status == 1
+
+
+def test_too_many_runs_are_refused(run) -> None:
+    status, _, err = run("report", *["one"] * 25, "--out", "x.html")
+    assert (status, "at most 24" in err) == (1, True)

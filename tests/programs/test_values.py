@@ -1,0 +1,66 @@
+"""Random weights: a table of experts holds numbers of experts, different ones for a token."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from meshscope.arch.config import model_from_config
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.programs.build import build_program
+from meshscope.programs.values import _chosen, random_weights
+from meshscope.table.kinds import Phase
+
+
+def _golden() -> Any:
+    path = Path(__file__).parents[1] / "golden" / "make_golden_logits.py"
+    spec = importlib.util.spec_from_file_location("make_golden_logits", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _golden()
+
+
+@pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])
+def test_a_random_table_names_different_experts_for_each_token(
+    n_experts: int, n_active: int
+) -> None:
+    shape = (5000, n_active)
+    table = np.asarray(
+        _chosen(jax.numpy.uint32(3), shape=shape, dtype=np.int32, n_experts=n_experts)
+    )
+    assert ((table >= 0) & (table < n_experts)).all()
+    assert all(len(set(row)) == n_active for row in table.tolist())
+    counts = np.bincount(table.ravel(), minlength=n_experts)
+    assert counts.min() > 0.5 * counts.mean()
+
+
+def test_the_table_of_a_model_is_made_so() -> None:
+    """The small DeepSeek-V4 of the golden logits: its first layers choose experts by token ids."""
+    config = golden.CONFIGS["deepseek_v4"]
+    model = model_from_config(config, name="small", source="here")
+    experiment = experiment_of(
+        model=model,
+        plan=parse_plan("tp=1"),
+        topology=parse_topology("cpu:1"),
+        workload=Workload(prompt=8, output=2, weight_dtype="f32", activation_dtype="f32"),
+    )
+    assert model.moe is not None
+    program = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
+    made = random_weights(program, seed=0, n_experts=model.moe.n_experts)
+    leaves, _ = jax.tree.flatten_with_path(made)
+    tables = [np.asarray(leaf) for path, leaf in leaves if "router_table" in str(path[-1])]
+    assert tables
+    for table in tables:
+        assert table.dtype == np.int32
+        assert set(np.unique(table)) == set(range(model.moe.n_experts))

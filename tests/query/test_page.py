@@ -1,0 +1,67 @@
+"""The questions of docs/sql.md have the answers that stand there."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.cli.main import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
+
+
+class Question(NamedTuple):
+    name: str
+    query: str
+    answer: str
+
+
+QUESTIONS = [
+    Question(*match)
+    for match in re.findall(
+        r"\*\*(\d+\. .*?)\*\*\n```sql\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL
+    )
+]
+
+
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["meshscope", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two runs of the page, made by its own commands."""
+    folder = tmp_path_factory.mktemp("page")
+    commands = re.findall(r"^\$ meshscope (.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in commands:
+            run(shlex.split(command), patch)
+    return folder
+
+
+def test_there_are_ten_questions() -> None:
+    assert [question.name.split(".")[0] for question in QUESTIONS] == [
+        str(i + 1) for i in range(10)
+    ]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+def test_the_answer_is_the_one_on_the_page(
+    question: Question,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(runs)
+    capsys.readouterr()
+    run(["sql", "runs/*", question.query, "--csv"], monkeypatch)
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert rows == question.answer.splitlines()

@@ -1,0 +1,64 @@
+"""A page as an HTML parser sees it: elements, texts, tables and data, without a browser."""
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """The elements of a page in order, and what it carries."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+        self.open: list[str] = []
+        self.unbalanced: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in {"td", "th"}:
+            self.tables[-1][-1].append("")
+        if tag in self.raw:
+            self.raw[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        inside = self.open[-1] if self.open else ""
+        if inside in self.raw:
+            self.raw[inside][-1] += data
+            return
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the charts are drawn from."""
+        scripts = [attrs for tag, attrs in self.elements if tag == "script"]
+        place = next(i for i, a in enumerate(scripts) if a.get("type") == "application/json")
+        return json.loads(self.raw["script"][place])
+
+    @property
+    def text(self) -> str:
+        """All that a reader sees, blanks folded."""
+        return " ".join(" ".join(self.texts).split())
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        """Of every element of this name."""
+        return [attrs for name, attrs in self.elements if name == tag]

@@ -1,0 +1,154 @@
+"""The page in a headless Chromium: charts are drawn, keys reach everything, and no host is asked."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from browser import Browser, chromium
+
+from meshscope.report.page.page import page_html
+from meshscope.rundir.run import Run
+from meshscope.table.kinds import Phase, Source
+from meshscope.table.timed import PartCost, Seconds, StepTime
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
+
+READY = "document.documentElement?.dataset.ready !== undefined"  # no element yet while it loads
+FOCUSABLE = "a[href], button, select, svg[tabindex], .scroll[tabindex]"
+HERE = (
+    f"(() => {{ const all = [...document.querySelectorAll('{FOCUSABLE}')];"
+    " return all.indexOf(document.activeElement); })()"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(compiled_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("page")
+    step = StepTime(
+        source=Source.COMPILED,
+        phase=Phase.PREFILL,
+        step=Seconds(s=0.010, low_s=0.008, high_s=0.012),
+        compute_s=0.006,
+        exposed_s=0.004,
+        idle_s=0.0,
+        bubble_s=0.0,
+        collective_s=0.004,
+        exposed_by_axis_s={"tp": 0.004},
+        by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004},
+        parts=(
+            PartCost(
+                part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.004, flops=1e12,
+                hbm_bytes=1e9,
+            ),
+        ),
+    )  # fmt: skip
+    path = folder / "report.html"
+    path.write_text(page_html([replace(compiled_run, times=(step,))]), encoding="utf-8")
+    with Browser(folder / "profile") as found:
+        found.visit(path, READY)
+        yield found
+
+
+def test_every_chart_is_drawn_with_marks(browser: Browser) -> None:
+    n_figures = browser.ask("document.querySelectorAll('figure').length")
+    assert browser.ask("Number(document.documentElement.dataset.ready)") == n_figures > 5
+    marks = browser.ask(
+        "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('svg .mark').length)"
+    )
+    assert min(marks) > 0
+    assert not browser.ask("/NaN|undefined/.test(document.querySelector('main').innerHTML)")
+
+
+def test_tab_reaches_everything_in_order(browser: Browser) -> None:
+    n_focusable = browser.ask(f"document.querySelectorAll('{FOCUSABLE}').length")
+    browser.ask("document.activeElement.blur()")
+    reached: list[int] = []
+    for _ in range(n_focusable):
+        browser.press("Tab")
+        reached.append(browser.ask(HERE))
+    assert reached == list(range(n_focusable))
+
+
+def test_arrows_tell_each_mark_and_keys_zoom(browser: Browser) -> None:
+    browser.ask("document.querySelector('figure svg').focus()")
+    browser.press("ArrowRight")
+    assert browser.ask("document.getElementById('tip').textContent") == (
+        "compiled\ncompute: 6 ms (60 %)"
+    )
+    browser.press("End")
+    assert "between 8 ms and 12 ms" in browser.ask("document.getElementById('tip').textContent")
+    browser.press("Escape")
+    assert browser.ask("document.getElementById('tip').hidden")
+    box = "document.activeElement.getAttribute('viewBox').split(' ').map(Number)"
+    whole = browser.ask(box)
+    browser.press("+")
+    assert browser.ask(box)[2] == pytest.approx(whole[2] / 1.6)
+    browser.press("0")
+    assert browser.ask(box) == whole
+
+
+def test_a_timeline_shows_a_shorter_stretch_when_zoomed(browser: Browser) -> None:
+    browser.ask(
+        "[...document.querySelectorAll('figure')].find(f => /Bursts/.test(f.textContent))"
+        ".querySelector('svg').focus()"
+    )
+    ticks = "[...document.activeElement.querySelectorAll('.tick')].map(t => Number(t.textContent))"
+    every = browser.ask(ticks)
+    for _ in range(5):
+        browser.press("+")
+    found = browser.ask(ticks)
+    assert every[0] < found[0] <= found[-1] < every[-1]
+    browser.press("ArrowRight", modifiers=8)
+    assert browser.ask(ticks)[-1] >= found[-1]
+    browser.press("0")
+    assert browser.ask(ticks) == every
+
+
+def test_a_column_sorts_both_ways(browser: Browser) -> None:
+    table = "[...document.querySelectorAll('table')].find(t => /payload/.test(t.tHead.textContent))"
+    column = f"[...{table}.tHead.rows[0].cells].findIndex(c => c.textContent === 'payload')"
+    values = f"[...{table}.tBodies[0].rows].map(r => Number(r.cells[{column}].dataset.v))"
+    for rising in (True, False):
+        browser.ask(f"{table}.tHead.rows[0].cells[{column}].querySelector('button').click()")
+        found = browser.ask(values)
+        assert found == sorted(found, reverse=not rising)
+        assert len(set(found)) > 1
+
+
+def test_light_dark_and_auto_follow_each_other(browser: Browser) -> None:
+    seen = []
+    for _ in range(3):
+        browser.ask("document.getElementById('theme').click()")
+        seen.append(browser.ask("getComputedStyle(document.body).backgroundColor"))
+    assert len(set(seen)) == 2
+
+
+def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=390,
+        height=800,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
+    try:
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_nothing_stands_on_the_console_and_no_host_was_asked(browser: Browser) -> None:
+    assert browser.complaints == []
+    assert len(browser.requested) == 1
+    assert browser.requested[0].startswith("file://")
+
+
+def test_the_table_is_copied_as_tab_separated_values(browser: Browser) -> None:
+    browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    browser.ask("document.querySelector('.table .copy').click()")
+    text = browser.ask(
+        "new Promise(r => setTimeout(r, 200)).then(() => navigator.clipboard.readText())"
+    )
+    lines = [line.split("\t") for line in text.split("\n")]
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1][lines[0].index("step")] == "0.01"

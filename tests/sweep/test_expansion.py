@@ -1,0 +1,94 @@
+"""Lists multiply, defaults fill, exclusions take out; everything else is refused."""
+
+from typing import Any
+
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.sweep.expansion import MAX_EXPERIMENTS, experiments_of
+
+KNOWN = ("model", "topology", "plan", "batch", "partitioner")
+
+
+def values(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(asked.values) for asked in experiments_of(document, known=KNOWN)]
+
+
+def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
+    grid = {"model": ["m", "n"], "plan": "tp=8", "batch": [1, 2]}
+    assert values({"grid": grid}) == [
+        {"model": model, "plan": "tp=8", "batch": batch} for model in "mn" for batch in (1, 2)
+    ]
+
+
+def test_defaults_fill_what_an_experiment_leaves_out() -> None:
+    found = values(
+        {
+            "defaults": {"slice": "v6e-8", "batch": 4},
+            "experiments": [{"model": "m"}, {"model": "n", "batch": 1}],
+        }
+    )
+    assert found == [
+        {"topology": "v6e-8", "batch": 4, "model": "m"},
+        {"topology": "v6e-8", "batch": 1, "model": "n"},
+    ]
+
+
+def test_options_that_go_together_are_one_choice() -> None:
+    """They stand under a name of their own, and go before the defaults."""
+    ways = [{"plan": "tp=8", "topology": "a"}, {"plan": "dp=8", "topology": "b"}]
+    written = [{"plan": "tp=8", "slice": "a"}, {"plan": "dp=8", "slice": "b"}]
+    found = values({"defaults": {"plan": "tp=1"}, "grid": {"model": ["m", "n"], "way": written}})
+    assert found == [{"model": model, **way} for model in "mn" for way in ways]
+
+
+def test_grids_and_experiments_may_both_be_several() -> None:
+    document = {
+        "grid": [{"model": "m", "batch": [1, 2]}, {"model": "n"}],
+        "experiments": [{"model": ["o", "p"]}],
+    }
+    asked = experiments_of(document, known=KNOWN)
+    assert [a.where for a in asked] == ["grid 1", "grid 1", "grid 2", *["experiments 1"] * 2]
+    assert str(asked[1]) == "grid 1 (model: m, batch: 2)"
+
+
+def test_exclusions_take_out_what_they_meet() -> None:
+    document = {
+        "grid": {"model": ["m", "n"], "batch": [1, 2, 3]},
+        "exclude": [{"model": "m", "batch": [1, 2]}, {"batch": 3}],
+    }
+    assert values(document) == [{"model": "n", "batch": 1}, {"model": "n", "batch": 2}]
+
+
+ONE = {"model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"grids": {}}, "'grids' is no section. Did you mean 'grid'"),
+        ({"grid": {"modell": "m"}}, "no option 'modell'. Did you mean 'model'"),
+        ({"grid": {"model": []}}, "'model' must be a plain value or a list"),
+        ({"grid": {"model": {"a": 1}}}, "'model' must be a plain value or a list"),
+        ({"grid": {"model": [["m"]]}}, "'model' must be a plain value or a list"),
+        ({"experiments": ["m"]}, "experiments 1: must hold names with values"),
+        ({"experiments": []}, "asks for 0 experiments"),
+        ({}, "asks for 0 experiments"),
+        ({"defaults": {"batch": [1, 2]}, "grid": ONE}, "defaults: must be plain values"),
+        ({"grid": {"slice": "a", "topology": "b"}}, "'topology' is given twice"),
+        ({"grid": {"batch": 1, "way": [{"batch": 2}]}}, "'batch' is set twice"),
+        ({"grid": {"way": [{"batch": [2, 3]}]}}, "way: must hold plain values alone"),
+        ({"grid": {"way": [{"x": 1}]}}, "no option 'x'"),
+        ({"grid": ONE, "exclude": [{"model": "n"}]}, "exclude 1 meets no experiment"),
+        ({"grid": ONE, "exclude": [{}]}, "what is excluded is all there is"),
+        ({"grid": ONE, "exclude": {"model": "m"}}, "exclude: must be a list"),
+        ({"grid": {n: list(range(100)) for n in KNOWN}}, "asks for 10,000,000,000 experiments"),
+    ],
+)
+def test_a_fault_of_the_file_is_one_message(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        values(document)
+
+
+def test_as_many_as_the_limit_says() -> None:
+    assert len(values({"grid": {"batch": list(range(MAX_EXPERIMENTS))}})) == MAX_EXPERIMENTS

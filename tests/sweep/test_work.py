@@ -1,0 +1,173 @@
+"""Runs are made by children: their failures are kept in words, and none outlives the sweep."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshscope.errors import RunError
+from meshscope.sweep import folder as folder_module
+from meshscope.sweep import work
+from meshscope.sweep.folder import SweepFolder, locked_folder
+from meshscope.sweep.planned import Command, Planned, run_name
+from meshscope.sweep.work import Ending, make_runs, time_left_s
+
+
+def planned(name: str, command: Command = Command.PREDICT) -> Planned:
+    return Planned(name=name, command=command, words=(name,), experiment={}, told={})
+
+
+class Told:
+    """What the work says of itself."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        self.last: dict[str, str] = {}
+
+    def started(self, planned: Planned) -> None:
+        self.lines.append(("started", planned.name))
+
+    def said(self, planned: Planned, words: str) -> None:
+        self.last[planned.name] = words
+
+    def ended(self, planned: Planned, how: Ending, seconds: float) -> None:
+        assert seconds > 0
+        self.lines.append((how.value, planned.name))
+
+
+Make = Callable[..., tuple[SweepFolder, Told]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes runs with children that execute `program`; sys.argv[2] is the run's name."""
+
+    def made(program: str, *runs: Planned, n_jobs: int = 1) -> tuple[SweepFolder, Told]:
+        monkeypatch.setattr(work, "CHILD", ("-c", program))
+        told = Told()
+        with locked_folder(tmp_path / "s") as folder:
+            folder.write_mark({})
+            make_runs(runs, folder, n_jobs=n_jobs, force=False, progress=told)
+        return SweepFolder(tmp_path / "s"), told
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("sys.stderr.write('[1 s] x\\nmeshscope: no such plan.\\n  a\\n'); sys.exit(1)", "no such plan.\n  a"),
+        ("os.kill(os.getpid(), 9)", "the command was killed; the machine probably ran out of memory."),
+        ("os.abort()", "the command crashed (SIGABRT). Its last words: none"),
+        ("raise ValueError('why')", "the command crashed (exit code 1). Its last words: ValueError: why"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_kept_in_words_and_stops_nothing(
+    make: Make, program: str, message: str
+) -> None:
+    folder, told = make(
+        f"import os, sys\nif sys.argv[2] == 'b':\n    {program}", *map(planned, "abc")
+    )
+    assert folder.failures == {"b": message}
+    assert [line for line in told.lines if line[0] != "started"] == [
+        ("done", "a"),
+        ("failed", "b"),
+        ("done", "c"),
+    ]
+
+
+def test_what_was_told_to_end_has_not_failed(make: Make) -> None:
+    folder, told = make("import os; os.kill(os.getpid(), 15)", planned("a"))
+    assert (folder.failures, told.lines[-1]) == ({}, ("interrupted", "a"))
+
+
+def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
+    """Each child waits long enough that those that may run beside it have started."""
+    runs = [planned(name, Command.RUN if name == "c" else Command.PREDICT) for name in "abcde"]
+    _, told = make("import time; time.sleep(0.4)", *runs, n_jobs=2)
+    running: set[str] = set()
+    together: list[set[str]] = []
+    for what, name in told.lines:
+        running = running | {name} if what == "started" else running - {name}
+        together.append(set(running))
+    assert {"a", "b"} in together
+    assert {"d", "e"} in together
+    assert max(map(len, together)) == 2
+    assert all(names == {"c"} for names in together if "c" in names)
+
+
+def test_a_fault_of_the_sweep_ends_its_children(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that ignores SIGTERM is ended by force."""
+    monkeypatch.setattr(work, "WAIT_FOR_END_S", 0.5)
+    monkeypatch.setattr(Told, "said", lambda *_: 1 / int(not (tmp_path / "on").exists()))
+    program = (
+        f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        f"pathlib.Path({str(tmp_path / 'on')!r}).touch()\ntime.sleep(60)"
+    )
+    with pytest.raises(ZeroDivisionError):
+        make(program, planned("a"))
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "WAIT_FOR_LOCK_S", 0.2)
+    with (
+        locked_folder(tmp_path / "s"),
+        pytest.raises(RunError, match="another sweep works in"),
+        locked_folder(tmp_path / "s"),
+    ):
+        pass
+
+
+def test_what_an_interrupted_sweep_left_is_removed(tmp_path: Path) -> None:
+    home = tmp_path / "s"
+    (home / ".one.partial-999999").mkdir(parents=True)
+    (home / ".one.partial-999999" / "manifest.json").write_text(
+        '{"tool": "meshscope", "schema": null}'
+    )
+    (home / ".failures.json.partial").write_text('{"tool"')
+    with locked_folder(home):
+        assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"tool": "other", "sweep": 1}', '{"failures": 1}'])
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path, content: str) -> None:
+    name = "failures.json" if "failures" in content else "sweep.json"
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError), locked_folder(tmp_path):
+        pass
+    assert (tmp_path / name).read_text() == content
+
+
+def test_a_run_of_something_else_is_not_done(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RunError, match="is not a run"):
+        SweepFolder(tmp_path).is_done(planned("a"))
+
+
+def test_failures_are_kept_and_forgotten(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    folder.keep_failure(planned("a"), "why")
+    folder.keep_failure(planned("b"), "how")
+    folder.forget_failure(planned("a"))
+    assert SweepFolder(tmp_path).failures == {"b": "how"}
+    assert json.loads((tmp_path / "failures.json").read_text())["tool"] == "meshscope"
+
+
+def test_a_name_tells_every_option(tmp_path: Path) -> None:
+    names = {run_name("x" * 200, c, w) for c in Command for w in (("a",), ("a", "b"), ("ab",))}
+    assert len(names) == 9
+    assert {len(name) for name in names} == {120}
+    assert not list(tmp_path.iterdir())
+
+
+def test_time_left_is_that_of_the_same_commands() -> None:
+    predict, run = Command.PREDICT, Command.RUN
+    assert time_left_s([], [predict], n_jobs=1) is None
+    took = [(predict, 1.0), (predict, 3.0), (run, 10.0)]
+    assert time_left_s(took, [predict, predict, run], n_jobs=2) == 2 / 2 + 2 / 2 + 10
+    assert time_left_s(took[:2], [run], n_jobs=2) == 2

@@ -1,0 +1,129 @@
+"""Tiny random models give the logits of `transformers`, whatever the plan: what torch_xla traces is run.
+
+The traced program runs on virtual CPU devices as XLA compiles it for them; of a manual region that is
+after the repair. The table of what is run is `CASES`; nothing is compiled only.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
+
+from meshscope.arch.config import model_from_config  # noqa: E402  after the skip
+from meshscope.hardware.topology import parse_topology  # noqa: E402
+from meshscope.plan.context import ContextForm  # noqa: E402
+from meshscope.plan.experiment import (  # noqa: E402
+    Experiment,
+    Frontend,
+    Partitioner,
+    Program,
+    experiment_of,
+)
+from meshscope.plan.plan import parse_plan  # noqa: E402
+from meshscope.plan.workload import Workload  # noqa: E402
+from meshscope.table.kinds import Phase  # noqa: E402
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _module(Path(__file__).parents[1] / "golden" / "make_golden_logits.py")
+running = _module(Path(__file__).with_name("running.py"))
+
+TOLERANCE = 2e-5  # float32 sums in another order; logits are of order 1
+N_DECODE = 4
+
+
+class Case(NamedTuple):
+    config: str
+    plan: str
+    partitioner: Partitioner = Partitioner.MANUAL
+    context: ContextForm = ContextForm.RING
+    microbatches: int | None = None
+
+
+DENSE = ("llama", "llama-tied", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3")
+PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
+EXPERT_PLANS = (
+    "tp=8,sp",
+    "tp=8,ep=8",
+    "dp=8,ep=8",
+    "dp=4,tp=2,ep=4",
+    "dp=2,tp=4,ep=8",
+    "dp=2,tp=4,ep=2,sp",
+    "fsdp=2,tp=4,ep=2",
+)
+CASES = [
+    Case(config, plan, partitioner)
+    for config in DENSE
+    for plan in PLANS
+    for partitioner in Partitioner
+]
+CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+TELLING = {
+    Case("qwen3", "tp=8,sp"),
+    Case("qwen3", "fsdp=2,tp=4"),
+    Case("llama", "dp=2,tp=4", Partitioner.AUTO),
+    Case("qwen3_moe", "dp=2,tp=4,ep=8"),
+    Case("deepseek_v2", "dp=4,tp=2,ep=4"),
+    Case("deepseek_v3", "tp=8,ep=8"),
+}
+
+
+def _marked(case: Case) -> Any:
+    marks = () if case in TELLING else (pytest.mark.matrix,)
+    return pytest.param(case, marks=marks, id="-".join(map(str, case)))
+
+
+def tiny_experiment(case: Case) -> Experiment:
+    plan = parse_plan(case.plan)
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    return experiment_of(
+        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=1 + N_DECODE, **f32),
+        program=Program(
+            frontend=Frontend.TORCHXLA,
+            partitioner=case.partitioner,
+            context=case.context,
+            microbatches=case.microbatches,
+        ),
+    )
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_logits_equal_those_of_transformers(case: Case) -> None:
+    """Prefill and decode steps, greedy tokens fed back; the vocabulary of 101 divides by no tp."""
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = tiny_experiment(case)
+
+    prefill = running.Running(experiment, Phase.PREFILL, weights)
+    decode = running.Running(experiment, Phase.DECODE, weights)
+    names = prefill.program.cache
+    given = {n: np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names}
+    tokens, logits, *cache = prefill.step({"tokens": prompt, "position": 0, **given})
+    got = [logits]
+    for step in range(N_DECODE):
+        kept = dict(zip(names, cache, strict=True))
+        position = golden.PROMPT + step
+        tokens, logits, *cache = decode.step(
+            {"tokens": tokens[:, None], "position": position, **kept}
+        )
+        got.append(logits)
+
+    vocab = expected.shape[-1]
+    logits = np.stack([x.reshape(golden.BATCH, -1)[:, :vocab] for x in got])
+    np.testing.assert_allclose(logits, expected[: 1 + N_DECODE], atol=TOLERANCE, rtol=TOLERANCE)
