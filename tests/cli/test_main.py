@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 import meshscope.cli.compile as command
-def compile_experiment(experiment, hlo_dir, *, progress):
+def compile_experiment(experiment, hlo_dir, *, progress, **_):
     progress("prefill", "compiling")
     time.sleep(60)
 command.compile_experiment = compile_experiment

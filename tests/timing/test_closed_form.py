@@ -181,3 +181,18 @@ def test_chip_without_published_figures_has_no_predicted_time():
 
 def test_parts_are_told_once():
     assert len(set(PARTS)) == len(PARTS)
+
+
+def test_weights_gathered_ahead_on_v5e_hide_behind_the_layers_and_on_v6e_stop_them():
+    hidden, shown = (
+        predicted_times(_experiment(LLAMA, f"{chip}-8", "fsdp=8", (8, 2048), 8))[0]
+        for chip in ("v5e", "v6e")
+    )
+    assert hidden.exposed_s < 0.7 * hidden.collective_s
+    assert shown.exposed_s == pytest.approx(shown.collective_s)
+
+
+def test_ring_of_cp_hides_behind_attention():
+    prefill, decode = predicted_times(_experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 8192), 3))
+    assert prefill.exposed_by_axis_s["cp"] < 0.1 * prefill.exposed_by_axis_s["tp"]
+    assert decode.exposed_by_axis_s["cp"] > 0

@@ -14,6 +14,7 @@ from meshscope.cli.options import (
     takes_options,
 )
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
 from meshscope.compile.compile import check_can_compile, compile_experiment
 from meshscope.compile.cycles import Cycles
@@ -69,12 +70,17 @@ def checked(options: ExperimentOptions) -> Experiment:
 def _compiled_run(options: CompileOptions) -> Run:
     experiment = checked(options)
     path = run_folder(experiment, options.out)
-    predicted = predicted_run(experiment)
+    profile = asked_profile(options.profile, experiment.topology.chip)
+    predicted = predicted_run(experiment, profile)
     with new_folder(path, force=options.force) as partial:
         (partial / HLO).mkdir()
         with Progress() as progress:
             result = compile_experiment(
-                experiment, partial / HLO, progress=progress, cycles=options.cycles
+                experiment,
+                partial / HLO,
+                progress=progress,
+                cycles=options.cycles,
+                chip_profile=profile,
             )
         run = run_of(experiment, predicted, result, times=[step.time for step in result.steps])
         write_timeline(partial, result.steps)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from meshscope import __version__
-from meshscope.interconnect import LinkConstants
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
 from meshscope.predict import predict
@@ -24,14 +24,14 @@ from meshscope.timing.predicted import predicted_times, timed_predictions
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-def predicted_run(experiment: Experiment, constants: LinkConstants | None = None) -> Run:
-    """The prediction as a run in memory; `constants` are those of a measured chip profile."""
+def predicted_run(experiment: Experiment, profile: ChipProfile | None = None) -> Run:
+    """The prediction as a run in memory, with times by a measured chip profile or published figures."""
     return Run(
         path=None,
         manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=experiment.phases),
-        rows=tuple(timed_predictions(predict(experiment), experiment, constants)),
+        rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
         memory={Source.PREDICTED: predicted_memory(experiment)},
-        times=predicted_times(experiment, constants),
+        times=predicted_times(experiment, profile),
     )
 
 

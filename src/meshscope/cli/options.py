@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from meshscope.arch.config import read_model
+from meshscope.cli.profiles import ProfileOption
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
@@ -105,6 +106,7 @@ class ExperimentOptions:
         float,
         typer.Option(metavar="X", help="Load of the most loaded device's experts over the mean."),
     ] = 1.0
+    profile: ProfileOption = None
     out: OutOption = None
     force: ForceOption = False
     as_json: JsonOption = False

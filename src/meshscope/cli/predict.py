@@ -5,6 +5,7 @@ from importlib import import_module
 from meshscope.cli.making import predicted_run
 from meshscope.cli.options import ExperimentOptions, asked_experiment, takes_experiment
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.profiles import asked_profile
 from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 
@@ -15,7 +16,8 @@ def command(options: ExperimentOptions) -> None:
 
     Prints the table; with --out it is kept as a run, too.
     """
-    run = predicted_run(asked_experiment(options))
+    experiment = asked_experiment(options)
+    run = predicted_run(experiment, asked_profile(options.profile, experiment.topology.chip))
     if options.out is not None:
         # Parquet needs polars, which takes longer to import than the prediction takes.
         run = import_module("meshscope.cli.keeping").kept(run, options.out, force=options.force)

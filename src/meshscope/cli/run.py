@@ -14,6 +14,7 @@ from meshscope.cli.options import (
     takes_options,
 )
 from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
@@ -125,7 +126,8 @@ def _live_run(options: LiveOptions) -> Run | None:
     asked = prepared(options)
     experiment, live = asked.experiment, asked.live
     path = run_folder(experiment, options.out)
-    predicted = predicted_run(experiment)
+    profile = asked_profile(options.profile, experiment.topology.chip)
+    predicted = predicted_run(experiment, profile)
     if live.process_id:
         with TemporaryDirectory(prefix="meshscope-") as scratch, Progress() as progress:
             run_process(experiment, Path(scratch), live, progress=progress)

@@ -1,5 +1,6 @@
 """`meshscope show`: a run as text or JSON."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.profiles import ProfileOption
 from meshscope.report.document import run_chip, run_document
 from meshscope.report.metrics import metrics_document, metrics_text
 from meshscope.report.roofs import roofline_lines
@@ -31,6 +33,7 @@ def command(
     *,
     metrics: MetricsOption = False,
     roofline: RooflineOption = False,
+    profile: ProfileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a run.
@@ -41,6 +44,8 @@ def command(
     if metrics and roofline:
         raise typer.BadParameter("give one of --metrics and --roofline")
     found = read_run(run)
+    if profile is not None:
+        found = import_module("meshscope.cli.retiming").retimed(found, profile)
     if as_json:
         extra = {"metrics": metrics_document(found)} if metrics else {}
         print_json({**run_document(found), **extra})

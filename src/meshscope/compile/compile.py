@@ -30,7 +30,7 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import n_steps_of, phase_collectives
-from meshscope.interconnect import LinkConstants
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment, Frontend
 from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.table.collective import Collective
@@ -75,11 +75,11 @@ def compile_experiment(
     *,
     progress: Progress,
     cycles: Cycles = Cycles.ESTIMATED,
-    constants: LinkConstants | None = None,
+    chip_profile: ChipProfile | None = None,
 ) -> CompileResult:
     """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times.
 
-    `constants` are those of a measured chip profile.
+    `chip_profile` is a measured one, in place of published figures.
     """
     check_can_compile(experiment)
     phases = experiment.phases
@@ -95,7 +95,11 @@ def compile_experiment(
         progress(phase, "reading")
         started = time.perf_counter()
         own, step = read_phase(
-            experiment, phase, hlo_dir / f"{phase}.hlo.txt.gz", constants=constants, notes=notes
+            experiment,
+            phase,
+            hlo_dir / f"{phase}.hlo.txt.gz",
+            chip_profile=chip_profile,
+            notes=notes,
         )
         rows += own
         steps.append(step)
@@ -119,7 +123,7 @@ def read_phase(
     phase: Phase,
     path: Path,
     *,
-    constants: LinkConstants | None = None,
+    chip_profile: ChipProfile | None = None,
     notes: tuple[str, ...] = (),
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one phase's HLO text with their times, and the time of its step.
@@ -142,8 +146,8 @@ def read_phase(
         found,
         phase=phase,
         topology=experiment.topology,
-        constants=constants,
-        profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
+        chip_profile=chip_profile,
+        cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
         notes=notes,
     )
     return step.rows(rows), step

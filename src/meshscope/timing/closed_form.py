@@ -3,7 +3,8 @@
 Compute: for each part of the model the longer of its products at a share of the peak and its weights
 at a share of the HBM's rate, then kernels, the cache, activations, and a constant each time it runs.
 Communication: the lines of the interconnect model. Collectives stop the core, as they do in what
-libtpu makes of our programs; only the ring of cp hides behind attention. A pipeline takes
+libtpu makes of our programs; the ring of cp hides behind attention, and on v5e weights that fsdp
+gathers behind the layers. A pipeline takes
 M + P - 1 ticks of its fullest stage.
 
 Left out: windows and indexers of attention, what fills and drains around the ticks of a pipeline,
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect import LinkConstants, constants_of
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.kernels import SPLASH_BLOCKS, Kernel
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.table.kinds import Part, Phase
 from meshscope.timing.efficiency import Efficiency, efficiency_of
-from meshscope.timing.meetings import MeetingLine, meeting_lines
+from meshscope.timing.meetings import Hides, MeetingLine, meeting_lines
 from meshscope.timing.rates import KERNEL_FRAC, Rates, rates_of
 from meshscope.timing.terms import (
     ACTS,
@@ -71,11 +73,12 @@ def plan_form(
     experiment: Experiment,
     phase: Phase,
     *,
-    constants: LinkConstants | None = None,
+    profile: ChipProfile | None = None,
     efficiency: Efficiency | None = None,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures."""
+    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
     chip = experiment.topology.chip
+    constants = None if profile is None else profile.constants
     lines = meeting_lines(experiment, phase, constants)
     if lines and constants is None:
         constants = constants_of(chip)
@@ -84,7 +87,7 @@ def plan_form(
         topology=experiment.topology,
         terms=plan_terms(experiment, phase),
         lines=lines,
-        rates=rates_of(chip),
+        rates=rates_of(chip, profile),
         efficiency=efficiency or efficiency_of(chip),
         constants=constants,
         data_size=experiment.plan.data_size,
@@ -133,7 +136,8 @@ class _Stacked:
     s_per_byte: FloatArray
     n_tick: FloatArray  # [plan, line]
     n_once: FloatArray
-    is_ring: FloatArray  # [plan, line]
+    behind_attention: FloatArray  # [plan, line]
+    behind_layers: FloatArray
     data_size: FloatArray
     cp: FloatArray
     n_microbatches: FloatArray
@@ -150,7 +154,8 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
     payload = np.zeros((*shape, len(TERMS)))
     base_s = np.zeros((*shape, n_strategies))
     s_per_byte = np.zeros((*shape, n_strategies))
-    n_tick, n_once, is_ring = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    n_tick, n_once = np.zeros(shape), np.zeros(shape)
+    behind = {hides: np.zeros(shape) for hides in Hides}
     for p, form in enumerate(forms):
         for m, line in enumerate(form.lines):
             payload[p, m] = line.payload
@@ -158,7 +163,8 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
             base_s[p, m, : len(line.base_s)] = line.base_s
             s_per_byte[p, m, : len(line.base_s)] = line.s_per_byte
             n_tick[p, m], n_once[p, m] = line.n_tick, line.n_once
-            is_ring[p, m] = line.kind is Kind.PERMUTE and line.part is Part.ATTN
+            if line.hides is not None:
+                behind[line.hides][p, m] = 1.0
 
     def of(values: Sequence[float]) -> FloatArray:
         return np.array(values, dtype=float)
@@ -188,7 +194,8 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
         s_per_byte=s_per_byte,
         n_tick=n_tick,
         n_once=n_once,
-        is_ring=is_ring,
+        behind_attention=behind[Hides.ATTENTION],
+        behind_layers=behind[Hides.LAYERS],
         data_size=of([f.data_size for f in forms]),
         cp=of([f.cp for f in forms]),
         n_microbatches=of([f.n_microbatches for f in forms]),
@@ -213,7 +220,11 @@ def closed_steps(
     each_s = strategies.min(axis=-1) if strategies.shape[-1] else np.zeros(payload.shape)
     n_tick, n_once = forms.n_tick[at], forms.n_once[at]
     tick_s = each_s * n_tick
-    exposed_tick_s = _exposed(forms.is_ring[at], tick_s, parts_s[:, PARTS.index(Part.ATTN)])
+    in_layers_s = np.where(forms.is_once > 0, 0.0, parts_s).sum(axis=1)
+    exposed_tick_s = _exposed(
+        forms.behind_attention[at], tick_s, parts_s[:, PARTS.index(Part.ATTN)]
+    )
+    exposed_tick_s = _exposed(forms.behind_layers[at], exposed_tick_s, in_layers_s)
     lines_s = tick_s * ticks[:, None] + each_s * n_once
     exposed_s = exposed_tick_s * ticks[:, None] + each_s * n_once
     busy = (forms.n_microbatches[at] / ticks)[:, None]
@@ -277,9 +288,9 @@ def _parts_s(
     return computed_s + moved_s + quantities[..., RUNS] * forms.run_s[at]
 
 
-def _exposed(is_ring: FloatArray, lines_s: FloatArray, attention_s: FloatArray) -> FloatArray:
-    """The ring of cp hides behind attention; every other collective stops the core."""
-    ring_s = (lines_s * is_ring).sum(axis=1)
-    shown = np.maximum(0.0, ring_s - attention_s)
-    frac = np.divide(shown, ring_s, out=np.zeros_like(shown), where=ring_s > 0)
-    return lines_s * np.where(is_ring > 0, frac[:, None], 1.0)
+def _exposed(hides: FloatArray, lines_s: FloatArray, compute_s: FloatArray) -> FloatArray:
+    """The lines with those that hide cut down to what is longer than the compute behind which they run."""
+    hidden_s = (lines_s * hides).sum(axis=1)
+    shown = np.maximum(0.0, hidden_s - compute_s)
+    frac = np.divide(shown, hidden_s, out=np.zeros_like(shown), where=hidden_s > 0)
+    return lines_s * np.where(hides > 0, frac[:, None], 1.0)

@@ -5,6 +5,7 @@ coefficients, by the same engine that predicts the rows of the table.
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -28,12 +29,19 @@ from meshscope.units import array_bytes
 LANE = 128  # tokens of the reference prompts are multiples of this and of what splits a prompt
 
 
+class Hides(StrEnum):
+    """Behind what a collective runs that does not stop the core."""
+
+    ATTENTION = "attention"  # the ring of cp
+    LAYERS = "layers"  # weights that fsdp gathers ahead
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingLine:
     """One collective of a plan's step: payload by terms, and the lines of its strategies.
 
     It runs `n_ticks` times in the layers of the fullest stage (in every micro-batch), and `n_once`
-    times outside of them. `ranges` are the payloads between which such collectives were measured.
+    times outside of them. `hides` says behind what it runs; None: it stops the core. `ranges` are the payloads between which such collectives were measured.
     """
 
     part: Part
@@ -45,6 +53,7 @@ class MeetingLine:
     n_tick: float
     n_once: float
     wire_factor: float
+    hides: Hides | None
     ranges: tuple[tuple[int, int], ...]
 
 
@@ -67,7 +76,7 @@ def meeting_lines(
     if not counted:
         return ()
     constants = constants or constants_of(experiment.topology.chip)
-    return tuple(_line(experiment, constants, entry) for entry in counted)
+    return tuple(_line(experiment, constants, entry, phase) for entry in counted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +191,25 @@ def _payload_bytes(meeting: Meeting) -> int:
     return array_bytes(meeting.dtype, meeting.shape)
 
 
+def _hides(experiment: Experiment, phase: Phase, counted: _Counted) -> Hides | None:
+    """What libtpu 0.0.42.1 makes asynchronous of our programs.
+
+    On v5e the gathers of a layer's weights in prefill, and in decode those of the MLP's last matrix,
+    which are left out here; on other chips none.
+    """
+    meeting = counted.meeting
+    if meeting.kind is Kind.PERMUTE and meeting.part is Part.ATTN:
+        return Hides.ATTENTION
+    is_ahead = experiment.topology.chip.name == "v5e" and phase is Phase.PREFILL
+    is_gather = meeting.axis == "fsdp" and meeting.kind is Kind.ALL_GATHER
+    return Hides.LAYERS if is_ahead and is_gather and counted.n_tick else None
+
+
 def _line(
     experiment: Experiment,
     constants: LinkConstants,
     counted: _Counted,
+    phase: Phase,
 ) -> MeetingLine:
     meeting = counted.meeting
     geometry = geometry_of(experiment.topology, meeting.groups)
@@ -200,6 +224,7 @@ def _line(
         s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
         n_tick=counted.n_tick,
         n_once=counted.n_once,
+        hides=_hides(experiment, phase, counted),
         wire_factor=float(wire_factor(meeting.kind, geometry.group_size)),
         ranges=tuple(
             (known.min_payload_bytes, known.max_payload_bytes)

@@ -8,6 +8,7 @@ import numpy as np
 
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.plan.experiment import Experiment
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Kind, Part, Phase, Source
@@ -31,22 +32,24 @@ from meshscope.timing.terms import (
 FLOPS, BYTES = (MATMUL, KERNEL, VECTOR), (WEIGHTS, CACHE, ACTS, WIDE, PREFETCHED)
 
 
-def has_figures(chip: Chip) -> bool:
-    """Whether published figures say enough of the chip for times."""
-    return chip.kind is not ChipKind.CPU and chip.bf16_flops_per_s is not None
+def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
+    """Whether published figures, or a profile, say enough of the chip for times."""
+    return profile is not None or (
+        chip.kind is not ChipKind.CPU and chip.bf16_flops_per_s is not None
+    )
 
 
 def predicted_times(
-    experiment: Experiment, constants: LinkConstants | None = None
+    experiment: Experiment, profile: ChipProfile | None = None
 ) -> tuple[StepTime, ...]:
-    """The time of each phase's step in closed form; none for a chip without published peaks."""
-    if not has_figures(experiment.topology.chip):
+    """The time of each phase's step in closed form; none for a chip without published peaks or profile."""
+    if not has_figures(experiment.topology.chip, profile):
         return ()
-    return tuple(_step(experiment, phase, constants) for phase in experiment.phases)
+    return tuple(_step(experiment, phase, profile) for phase in experiment.phases)
 
 
-def _step(experiment: Experiment, phase: Phase, constants: LinkConstants | None) -> StepTime:
-    form = plan_form(experiment, phase, constants=constants)
+def _step(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
+    form = plan_form(experiment, phase, profile=profile)
     workload = experiment.workload
     sizes = {
         name: np.array([float(getattr(workload, name))]) for name in ("batch", "prompt", "output")
@@ -150,14 +153,14 @@ def _compute_factors(efficiency: Efficiency) -> tuple[float, float]:
 
 
 def timed_predictions(
-    rows: Iterable[Collective], experiment: Experiment, constants: LinkConstants | None = None
+    rows: Iterable[Collective], experiment: Experiment, profile: ChipProfile | None = None
 ) -> list[Collective]:
     """The predicted rows with the time of one execution; the ring of cp may hide, which a row cannot tell."""
     rows = list(rows)
     chip = experiment.topology.chip
-    if not rows or not has_figures(chip):
+    if not rows or not has_figures(chip, profile):
         return rows
-    constants = constants or constants_of(chip)
+    constants = constants_of(chip) if profile is None else profile.constants
     return [_timed(row, experiment, constants) for row in rows]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import Chip
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.table.timed import Seconds, TimeBasis
 
 # Measured over estimated time of bf16 products of n x n matrices, where the estimate is that of
@@ -92,12 +93,16 @@ class Rates:
         return Price(seconds=Seconds(s=s, low_s=s * low, high_s=s * high), basis=TimeBasis.ROOFLINE)
 
 
-def rates_of(chip: Chip) -> Rates:
-    """The rates of one device; SpecError for a chip without published peaks."""
+def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
+    """The rates of one device: published, else what a profile measured; SpecError without either."""
+    measured = None if profile is None else (profile.flops_per_s, profile.memory_bytes_per_s)
+    if chip.bf16_flops_per_s is None and measured is not None and None not in measured:
+        flops_per_s, bytes_per_s = (rate or 0.0 for rate in measured)
+        return Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=bytes_per_s, clock_hz=None)
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         raise SpecError(
             f"'{chip.name}' has no published peaks, so that no time can be told for it. "
-            "Use a TPU or GPU topology, or run on live devices."
+            "Use a TPU or GPU topology, or measure it with 'meshscope calibrate' and give --profile."
         )
     n = chip.devices_per_chip
     return Rates(

@@ -9,7 +9,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.hlo.collectives import FoundOperations
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.operations import Operation, carriers_of
-from meshscope.interconnect import LinkConstants
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis, Unestimated
@@ -43,16 +43,17 @@ def timed_step(  # noqa: PLR0913  a module, where it runs, and what is known of 
     *,
     phase: Phase,
     topology: Topology,
-    constants: LinkConstants | None = None,
-    profile: Mapping[str, int] | None = None,
+    chip_profile: ChipProfile | None = None,
+    cycle_profile: Mapping[str, int] | None = None,
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
-    `profile` are cycles by instruction that count in place of the compiler's estimates, kernels left
-    out; `notes` are told with the time.
+    `cycle_profile` are cycles by instruction that count in place of the compiler's estimates, kernels
+    left out; `notes` are told with the time.
     """
-    prices = Prices(found.flow, rates_of(topology.chip), profile)
+    prices = Prices(found.flow, rates_of(topology.chip, chip_profile), cycle_profile)
+    constants = None if chip_profile is None else chip_profile.constants
     schedule = Schedule(module, found, prices, Wires(topology, constants))
     middle = schedule.walk(lambda seconds: seconds.s)
     low_s, high_s = _interval(schedule)

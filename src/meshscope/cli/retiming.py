@@ -1,0 +1,39 @@
+"""A run's times anew, by a chip profile; apart from the rest because it reads the programs again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshscope.cli.profiles import asked_profile
+from meshscope.compile.compile import read_phase
+from meshscope.errors import SpecError
+from meshscope.plan.experiment import experiment_from_dict
+from meshscope.rundir.run import Run
+from meshscope.rundir.write import HLO
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Source
+from meshscope.table.timed import StepTime
+from meshscope.timing.predicted import predicted_times, timed_predictions
+
+
+def retimed(run: Run, profile_path: Path) -> Run:
+    """The run with predicted and compiled times by this profile; SpecError for an imported run."""
+    if "imported" in run.manifest.experiment:
+        raise SpecError(
+            "an imported run is of a program that we do not know in full, so that its times are not "
+            "modelled. Leave --profile out."
+        )
+    experiment = experiment_from_dict(run.manifest.experiment)
+    profile = asked_profile(profile_path, experiment.topology.chip)
+    rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
+    times: list[StepTime] = list(predicted_times(experiment, profile))
+    has_programs = bool(run.times_of(Source.COMPILED)) and run.path is not None
+    for phase in experiment.phases if has_programs else ():
+        assert run.path is not None
+        path = run.path / HLO / f"{phase}.hlo.txt.gz"
+        own, step = read_phase(experiment, phase, path, chip_profile=profile)
+        rows += own
+        times.append(step.time)
+    if not has_programs:
+        rows += run.rows_of(Source.COMPILED)
+    rows += run.rows_of(Source.MEASURED)
+    return replace(run, rows=tuple(rows), times=tuple(times))

@@ -1,0 +1,96 @@
+"""The compiler's cycle profile: files as libtpu 0.0.42.1 writes them, and what is said without them."""
+
+import json
+from pathlib import Path
+
+from meshscope.arch.config import read_model
+from meshscope.compile import compile as compiling
+from meshscope.compile.cycles import FLAG, Cycles, profiling_environment, read_profile
+from meshscope.errors import CompileError
+from meshscope.hardware.topology import parse_topology
+from meshscope.plan.experiment import Experiment, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.table.kinds import Phase
+
+WRITTEN = """hlo_op_estimate {
+  hlo_op_name: "fusion.7"
+  estimated_cycles: 10790
+  num_equivalent_hlos: 1
+  dma_instruction_type: DMA_INSTRUCTION_TYPE_LOCAL
+  scalar_inputs: 0
+}
+"""
+
+
+def _experiment() -> Experiment:
+    return experiment_of(
+        model=read_model("meta-llama/Llama-3.1-8B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(output=1),
+        n_layers=1,
+    )
+
+
+def test_cycles_are_read_by_the_name_of_the_operation(tmp_path: Path):
+    (tmp_path / "fusion_static_llo_profile.textproto").write_text(WRITTEN)
+    (tmp_path / "other.textproto").write_text("what a later version writes")
+    assert read_profile(tmp_path) == {"fusion.7": 10_790}
+
+
+def test_flag_is_added_to_what_the_user_gives():
+    given = {"LIBTPU_INIT_ARGS": "--mine=1", "PATH": "/bin"}
+    flags = f"--mine=1 {FLAG}=/x"
+    assert profiling_environment(given, Path("/x")) == {**given, "LIBTPU_INIT_ARGS": flags}
+
+
+def _compile(monkeypatch, tmp_path: Path, run_children) -> tuple[str, ...]:
+    monkeypatch.setattr(compiling, "_run_children", run_children)
+    return compiling._compile_phases(
+        _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.PROFILE
+    )
+
+
+def test_profile_is_kept_beside_the_program(monkeypatch, tmp_path):
+    def run_children(*args):
+        folder = args[4]
+        (folder / "prefill").mkdir()
+        (folder / "prefill" / "a.textproto").write_text(WRITTEN)
+
+    assert _compile(monkeypatch, tmp_path, run_children) == ()
+    kept = json.loads((tmp_path / "prefill.cycles.json").read_text())
+    assert kept == {"fusion.7": 10_790}
+
+
+def test_compiler_that_writes_no_profile_is_told_of(monkeypatch, tmp_path):
+    def run_children(*args):
+        folder = args[4]
+        (folder / "prefill").mkdir()
+
+    (note,) = _compile(monkeypatch, tmp_path, run_children)
+    assert "writes none" in note
+
+
+def test_compiler_that_refuses_the_flag_compiles_without_it(monkeypatch, tmp_path):
+    calls = []
+
+    def run_children(*args):
+        calls.append(args[4:])
+        if args[4:]:
+            raise CompileError("Unknown command line flag")
+
+    (note,) = _compile(monkeypatch, tmp_path, run_children)
+    assert "Unknown command line flag" in note
+    assert len(calls) == 2
+    assert calls[1] == ()
+
+
+def test_profile_is_off_by_default(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(compiling, "_run_children", lambda *args: seen.append(args))
+    compiling._compile_phases(
+        _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.ESTIMATED
+    )
+    assert len(seen[0]) == 4
+    assert not list(tmp_path.iterdir())
