@@ -295,7 +295,8 @@ def cpu_loop() -> None:
 
 def step_times() -> None:
     """The tables of accuracy_steps.py, where this version has them."""
-    if importlib.util.find_spec("accuracy_steps") is None:
+    steps = HERE / "accuracy_steps.csv"
+    if importlib.util.find_spec("accuracy_steps") is None or not steps.exists():
         sys.stdout.write("Step times are not part of this version.\n")
         return
     from accuracy_steps import markdown  # noqa: PLC0415

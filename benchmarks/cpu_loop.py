@@ -34,7 +34,7 @@ DENSE, EXPERTS = "meta-llama/Llama-3.2-3B", "Qwen/Qwen3-30B-A3B"
 TOPOLOGY = parse_topology("cpu:8")
 N_LAYERS = 2
 CALIBRATED = ("tp=8", "dp=2,tp=4")  # every size of group that the cases have
-MAX_BYTES, REPEATS = 1 << 23, 5
+MAX_BYTES, REPEATS = 1 << 22, 15
 
 
 class Case(NamedTuple):
@@ -81,7 +81,7 @@ def cases() -> list[Case]:
         (DENSE, "cp=2,tp=4", 2, 64),
         (EXPERTS, "tp=8,ep=8", 4, 32),
         (EXPERTS, "tp=4,dp=2", 8, 32),
-        (EXPERTS, "dp=8,ep=8", 8, 16),
+        (EXPERTS, "dp=8,ep=8", 8, 4),
         (EXPERTS, "tp=2,dp=4", 8, 8),
     ]
     return [Case(*plan, phase) for plan in plans for phase in Phase]

@@ -69,3 +69,14 @@ def test_a_missing_platform_is_one_message(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "needs gpu devices" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("place", ["file.txt/x.json", "."])
+def test_a_place_that_cannot_be_written_is_told_before_measuring(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file.txt").write_text("", encoding="utf-8")
+    done = meshscope("--topology", "cpu:2", "--out", str(tmp_path / place), "--force")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "is no folder to write to" in line or "cannot be written" in line

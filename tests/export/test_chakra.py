@@ -91,3 +91,21 @@ def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> No
     rows = tuple(replace(row, payload_bytes=None, wire_bytes=None) for row in run.rows)
     with pytest.raises(SpecError, match="Export to another form, such as csv"):
         write_chakra(layout_of(replace(run, rows=rows)), tmp_path)
+
+
+def test_what_starts_together_waits_for_the_same(make_run, decoded, tmp_path: Path) -> None:
+    """a, then b and c at once, d after b alone, e after all; a is implied for d."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    layout = layout_of(make_run())
+    first = layout.executions[0]
+    spans = {"a": (0, 10), "b": (10, 10), "c": (10, 90), "d": (20, 10), "e": (100, 1)}
+    executions = tuple(
+        replace(first, name=name, start_ns=start, dur_ns=dur)
+        for name, (start, dur) in spans.items()
+    )
+    write_chakra(replace(layout, executions=executions, steps=layout.steps[:1]), tmp_path)
+    found = nodes(tmp_path / "prefill.0.et", decoded)
+    assert {node["name"]: node["deps"] for node in found} == {
+        "a": [], "b": [1], "c": [1], "d": [2], "e": [3, 4],
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """The model beside what others measured and published, and what its intervals promise."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshscope.interconnect import (
     constants_of,
     geometry_of,
 )
+from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fitted import held_out_errors, modelled_s
 from meshscope.interconnect.published import CCL_BENCH, POINTS, XPROF_V5P, Point, fit_half
 from meshscope.plan.plan import parse_plan
@@ -236,3 +238,57 @@ def test_a_group_of_one_sends_nothing() -> None:
         Kind.ALL_REDUCE, groups=((0,), (1,)), payload_bytes=4, topology=parse_topology("v6e:1x2")
     )
     assert (time.seconds, time.is_extrapolated) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "axis", "axes"),
+    [
+        ("v6e:2x4", "tp=8", "tp", ("x", "y")),
+        ("v6e:2x4", "dp=4,tp=2", "tp", ("x",)),
+        ("v5p:4x4x4", "tp=64", "tp", ("x", "y", "z")),
+        ("tpu7x:2x2x1", "dp=4,tp=2", "tp", ("cores",)),
+        ("tpu7x:2x2x1", "tp=8", "tp", ("x", "y", "cores")),
+        ("2xv6e:2x4", "dp=2,tp=8", "dp", ("network",)),
+        ("2xh100:8", "dp=2,tp=8", "tp", ("links",)),
+        ("2xh100:8", "tp=16", "tp", ("links", "network")),
+    ],
+)
+def test_the_wires_that_are_used_are_told(
+    name: str, plan: str, axis: str, axes: tuple[str, ...]
+) -> None:
+    time = collective_time(
+        Kind.ALL_REDUCE,
+        groups=parse_plan(plan).mesh.groups(axis),
+        payload_bytes=1 << 26,
+        topology=parse_topology(name),
+    )
+    assert time.axes == axes
+
+
+def test_both_cores_of_a_chip_share_its_links() -> None:
+    """tpu7x 2x2x1, gather of V over 8 cores: each core gathers its half of V over the chips, both over
+    two links of 1e11 B/s, then the halves change places at 6e11: V 3/4 / 2e11 + V/2 / 6e11."""
+    topology = parse_topology("tpu7x:2x2x1")
+    payload = 1 << 30
+    constants = replace(spec_constants(topology.chip), hop_s=0.0)
+    time = collective_time(
+        Kind.ALL_GATHER,
+        groups=(tuple(range(8)),),
+        payload_bytes=payload,
+        topology=topology,
+        constants=constants,
+    )
+    assert time.seconds == pytest.approx(payload * (3 / 4 / 2e11 + 1 / 2 / 6e11))
+
+
+def test_all_reduces_between_nodes_get_no_help_of_a_nodes_switch() -> None:
+    """Eight nodes, one GPU of each: 2(n-1)/n of the payload over a card of 50 GB/s, at NCCL's share."""
+    topology = parse_topology("8xh100:8")
+    time = collective_time(
+        Kind.ALL_REDUCE,
+        groups=parse_plan("dp=8,tp=8").mesh.groups("dp"),
+        payload_bytes=1 << 34,
+        topology=topology,
+    )
+    expected = (1 << 34) * 2 * 7 / 8 / (5e10 * 370 / 450)
+    assert time.seconds == pytest.approx(expected, rel=0.01)

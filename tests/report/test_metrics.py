@@ -10,6 +10,8 @@ from rich.console import Console
 from meshscope.metrics.catalogue import METRICS
 from meshscope.report.metrics import metrics_document, metrics_text
 from meshscope.rundir.run import Run
+from meshscope.table.kinds import Source
+from meshscope.units import format_bytes
 
 
 def told(run: Run, width: int) -> str:
@@ -51,3 +53,17 @@ def test_every_metric_has_a_definition_and_a_source() -> None:
         assert len(metric.definition) > 40, metric.name
         assert len(metric.source) > 15, metric.name
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: Run) -> None:
+    grid = [
+        line.split() for line in told(compiled_run, 80).splitlines() if line[:2] in {"0 ", "3 "}
+    ]
+    sent = sum(
+        float(r.wire_bytes) * r.count
+        for r in compiled_run.rows_of(Source.COMPILED)
+        if r.phase == "prefill"
+    )
+    assert grid[0] == ["0", *format_bytes(sent).split()]
+    assert grid[1] == ["3", *format_bytes(sent).split()]
+    assert "from \\ to" not in told(compiled_run, 30)

@@ -170,7 +170,10 @@ def test_runs_stand_side_by_side(timed_run: Run, predicted_run: Run) -> None:
         timed_run, times=(replace(STEP, step=Seconds(s=0.005, low_s=None, high_s=None)),)
     )
     found = Page(page_html([timed_run, faster, predicted_run]))
-    assert "B has the fastest prefill step, 5 ms; A takes 2.00 times as long, 10 ms." in found.text
+    assert (
+        "tp=4 (B, compiled) has the fastest prefill step, 5 ms; tp=4 (A, compiled) takes 2.00 times as long, 10 ms."
+        in found.text
+    )
     head, *rows = next(t for t in found.tables if t[0][:3] == ["run", "model", "plan"])
     assert [row[0] for row in rows] == ["A", "B", "C"]
     assert rows[2][head.index("prefill step")] == "-"

@@ -4,6 +4,7 @@ torch_xla itself cannot run manual regions on CPU devices: its collectives are w
 After the repair (`lowering.py`) the same program runs, so that its numbers can be checked here.
 """
 
+import re
 from typing import Any
 
 import jax
@@ -119,8 +120,20 @@ def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[st
     for name in program.arguments:
         if name in found or name.startswith("cache.") or name in {"tokens", "position"}:
             continue
-        found[name] = _weight(name, weights)
+        found[name] = _of_stages(name, program, weights)
     return found
+
+
+def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]) -> np.ndarray:
+    """A weight, or those of the same layer of all stages."""
+    n_stages = program.arguments[name].n_stages
+    if n_stages == 1:
+        return _weight(name, weights)
+    start, index, rest = re.fullmatch(r"(model\.layers\.)(\d+)(\..*)", name).groups()
+    n_layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith(start))
+    n_each = n_layers // n_stages
+    layers = range(int(index), n_layers, n_each)
+    return np.stack([_weight(f"{start}{layer}{rest}", weights) for layer in layers])
 
 
 def _weight(name: str, weights: dict[str, np.ndarray]) -> np.ndarray:

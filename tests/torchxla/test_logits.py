@@ -1,7 +1,8 @@
 """Tiny random models give the logits of `transformers`, whatever the plan: what torch_xla traces is run.
 
 The traced program runs on virtual CPU devices as XLA compiles it for them; of a manual region that is
-after the repair. The table of what is run is `CASES`; nothing is compiled only.
+after the repair. `CASES` is the table of what is run, and of each manual region some case is: no plan
+is compiled only. torch_xla itself runs none of the manual regions on CPU devices.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment
 pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
 
 from meshscope.arch.config import model_from_config  # noqa: E402  after the skip
+from meshscope.errors import PlanError  # noqa: E402
 from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.plan.context import ContextForm  # noqa: E402
 from meshscope.plan.experiment import (  # noqa: E402
@@ -72,7 +74,35 @@ CASES = [
     for partitioner in Partitioner
 ]
 CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CASES += [
+    Case(config, plan, context=form)
+    for config in ("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3")
+    for plan, form in (
+        ("cp=8", RING),
+        ("cp=8", ALLGATHER),
+        ("cp=2,tp=4,sp", RING),
+        ("fsdp=2,cp=4", RING),
+        ("dp=2,cp=2,tp=2", ALLGATHER),
+        ("dp=2,cp=2,tp=2,ep=4", RING),
+    )
+    if "ep" not in plan or config not in DENSE
+]
+CASES += [
+    Case(config, plan, microbatches=microbatches)
+    for config, plan, microbatches in (
+        ("qwen3", "pp=2,tp=4", None),
+        ("qwen3", "pp=2,tp=4", 1),
+        ("qwen3", "pp=2,dp=2,tp=2", 4),
+        ("qwen2", "pp=2,dp=4", None),
+        ("llama-tied", "pp=2,tp=4", 8),
+        ("mixtral", "pp=2,tp=4", None),
+    )
+]
 TELLING = {
+    Case("qwen3", "pp=2,tp=4"),
+    Case("qwen3", "cp=8"),
+    Case("deepseek_v3", "cp=2,tp=4,sp"),
     Case("qwen3", "tp=8,sp"),
     Case("qwen3", "fsdp=2,tp=4"),
     Case("llama", "dp=2,tp=4", Partitioner.AUTO),
@@ -127,3 +157,17 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
     vocab = expected.shape[-1]
     logits = np.stack([x.reshape(golden.BATCH, -1)[:, :vocab] for x in got])
     np.testing.assert_allclose(logits, expected[: 1 + N_DECODE], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("config", "plan", "message"),
+    [
+        ("llama", "pp=2,tp=4", "has a bias in them, which would count 4 times"),
+        ("deepseek_v3", "pp=2,tp=4", "are not alike: 4 layers, 2, 2 a stage"),
+    ],
+)
+def test_stages_that_would_go_wrong_are_refused(config: str, plan: str, message: str) -> None:
+    from meshscope.torchxla.stages import layers_of_stage  # noqa: PLC0415  imports torch_xla
+
+    with pytest.raises(PlanError, match=message):
+        layers_of_stage(tiny_experiment(Case(config, plan)))

@@ -48,6 +48,18 @@ def test_an_expected_op_that_never_came_is_told(tmp_path: Path) -> None:
     assert found[Fault.LOST_EVENTS].n_events == 2
 
 
+@pytest.mark.parametrize(("due", "n_lost"), [({3: 1}, 0), ({3: 2}, 1), ({1: 5}, 1), ({}, 1)])
+def test_an_op_of_some_devices_is_counted_on_these(
+    tmp_path: Path, due: dict[int, int], n_lost: int
+) -> None:
+    """The one device that ran is device 3: what is due on another is not due here."""
+    recorded = profile(tmp_path, tpu(Event(REDUCE, 0, 9)))
+    found = faults(recorded, of_devices=dict.fromkeys(EXPECTED, due))
+    lost = found.get(Fault.LOST_EVENTS)
+    assert (0 if lost is None else lost.n_events) == n_lost
+    assert Fault.UNKNOWN_OPS not in found
+
+
 def test_ops_of_programs_without_hlo_are_told(tmp_path: Path) -> None:
     found = faults(profile(tmp_path, tpu(Event(FUSION, 0, 9))), expected={("jit_f", "x"): 1})
     assert list(found) == [Fault.UNKNOWN_OPS]

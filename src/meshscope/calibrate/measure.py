@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec as P
 from meshscope.table.kinds import Kind
 
 ELEMENT_BYTES = 4  # float32, which every backend adds up as it is
-LEAST_S = 0.02  # that the repetitions take together
+LEAST_S = (
+    0.005  # that the repetitions take together; short enough to meet no other program now and then
+)
 TIMES_LONGER = 4  # than one alone
 MOST_REPETITIONS = 1 << 14
 

@@ -11,11 +11,15 @@ from meshscope.calibrate.request import USUAL_MAX_BYTES, USUAL_MAX_BYTES_CPU, Ca
 from meshscope.cli.options import JsonOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import Progress
-from meshscope.errors import RunError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.interconnect.points import read_points
-from meshscope.interconnect.profile import ChipProfile, profile_folder, save_profile
+from meshscope.interconnect.profile import (
+    ChipProfile,
+    check_place,
+    profile_folder,
+    save_profile,
+)
 from meshscope.plan.plan import Plan, parse_plan
 from meshscope.report.calibration import profile_text
 
@@ -58,8 +62,7 @@ def command(  # noqa: PLR0913  the options of the command
     """
     where = parse_topology(topology)
     path = out or profile_folder() / f"{where.chip.name}.json"
-    if path.exists() and not force:
-        raise RunError(f"'{path}' exists. Give another --out, or --force to replace it.")
+    check_place(path, force=force)
     if points is not None:
         profile = _published(points, where, parse_plan(plan).filled(where.n_devices))
     else:

@@ -11,6 +11,7 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import note, print_json
 from meshscope.cli.show import RunArgument
+from meshscope.errors import MissingToolError
 from meshscope.export.card import card_text
 from meshscope.export.ccl_bench import write_ccl_bench
 from meshscope.export.chakra import write_chakra
@@ -33,6 +34,7 @@ class Form(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     CHAKRA = "chakra"
+    PLOTS = "plots"
 
 
 # What the output is called when nobody says: the run's name and this.
@@ -44,6 +46,7 @@ ENDINGS: dict[Form, str] = {
     Form.CSV: ".csv",
     Form.PARQUET: ".parquet",
     Form.CHAKRA: "-chakra",
+    Form.PLOTS: "-plots",
 }
 
 
@@ -56,7 +59,7 @@ def command(
         typer.Option(
             "--out",
             metavar="PATH",
-            help="A file, or a folder for ccl-bench and chakra.",
+            help="A file, or a folder for ccl-bench, chakra and plots.",
             show_default="beside the run, by its name",
         ),
     ] = None,
@@ -81,6 +84,8 @@ def command(
 def _write(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
     """Writes the export; what there is to say about it."""
     match to:
+        case Form.PLOTS:
+            return _write_plots(run, path, force=force)
         case Form.CCL_BENCH | Form.CHAKRA:
             return _write_folder(run, to, path, force=force)
         case Form.PERFETTO | Form.CHROME:
@@ -111,6 +116,27 @@ def _write_timeline(run: Run, to: Form, path: Path, *, force: bool) -> str | Non
     return _note_of(layout)
 
 
+def _write_plots(run: Run, path: Path, *, force: bool) -> str | None:
+    """A folder of PNG and SVG files; which plots the run cannot have, and why."""
+    try:
+        from meshscope.export.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
+    except ImportError as error:
+        raise MissingToolError(
+            "plots need matplotlib, which is not installed. Install the extra: pip install 'meshscope[plots]'."
+        ) from error
+    with new_directory(path, force=force) as partial:
+        drawn = write_plots(run, partial)
+        _mark(partial, Form.PLOTS)
+    missing = [f"no {one.name}: {one.reason}" for one in drawn if one.figure is None]
+    return "; ".join([f"{len(drawn) - len(missing)} plots", *missing])
+
+
+def _mark(folder: Path, to: Form) -> None:
+    """Says that the folder is an export, which may be replaced."""
+    (folder / MARK).parent.mkdir(exist_ok=True)
+    (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
+
+
 def _write_folder(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
     layout = layout_of(run)
     with new_directory(path, force=force) as partial:
@@ -118,8 +144,7 @@ def _write_folder(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
             write_chakra(layout, partial)
         else:
             write_ccl_bench(run, layout, partial)
-        (partial / MARK).parent.mkdir(exist_ok=True)
-        (partial / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
+        _mark(partial, to)
     is_whole = to is Form.CHAKRA
     return _note_of(layout, is_whole=is_whole)
 

@@ -1,9 +1,10 @@
 """`meshscope import`: HLO text that someone else dumped becomes a run."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,13 @@ from meshscope.cli.keeping import keep
 from meshscope.cli.making import new_manifest
 from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.compile.handed import compile_graph
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
+from meshscope.plan.experiment import Frontend
 from meshscope.plan.plan import Plan, parse_plan
 from meshscope.report.document import run_document
 from meshscope.report.text import run_text
@@ -30,13 +33,21 @@ from meshscope.table.kinds import Phase, Source
 
 def command(  # noqa: PLR0913  the options of the command
     dumps: Annotated[
-        list[Path], typer.Argument(metavar="DUMP...", help="Optimised HLO text, plain or gzipped.")
+        list[Path],
+        typer.Argument(
+            metavar="DUMP...",
+            help="Optimised HLO text, plain or gzipped; with --frontend torchxla, HLO protos.",
+        ),
     ],
     *,
     topology: TopologyOption,
     plan: PlanOption,
     phase: Annotated[
         Phase | None, typer.Option(help="The phase of a dump whose scopes name none.")
+    ] = None,
+    frontend: Annotated[
+        Frontend | None,
+        typer.Option(help="torchxla: compile the graphs that torch_xla saved, then read them."),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Read what there is of a text that was cut short.")
@@ -49,15 +60,24 @@ def command(  # noqa: PLR0913  the options of the command
 
     The plan tells how the devices of the dump are laid out; no model is needed.
     """
-    run = _imported_run(
-        dumps,
-        topology=parse_topology(topology),
-        plan=parse_plan(plan),
-        phase=phase,
-        is_partial=partial,
-        out=out,
-        force=force,
-    )
+    if frontend is Frontend.JAX:
+        raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
+    with TemporaryDirectory(prefix="meshscope-") as scratch:
+        slice_ = parse_topology(topology)
+        texts, versions = list(dumps), dict[str, str]()
+        if frontend is Frontend.TORCHXLA:
+            texts, versions = _compiled(dumps, slice_, Path(scratch))
+        run = _imported_run(
+            texts,
+            origins=dumps,
+            versions=versions,
+            topology=slice_,
+            plan=parse_plan(plan),
+            phase=phase,
+            is_partial=partial,
+            out=out,
+            force=force,
+        )
     if as_json:
         print_json(run_document(run))
         return
@@ -68,6 +88,8 @@ def command(  # noqa: PLR0913  the options of the command
 def _imported_run(  # noqa: PLR0913  the options of the command
     dumps: Sequence[Path],
     *,
+    origins: Sequence[Path],
+    versions: Mapping[str, str],
     topology: Topology,
     plan: Plan,
     phase: Phase | None,
@@ -85,7 +107,10 @@ def _imported_run(  # noqa: PLR0913  the options of the command
     run = Run(
         path=None,
         manifest=new_manifest(
-            Source.COMPILED, _known(dumps, topology, plan), phases=_phases(rows, phase)
+            Source.COMPILED,
+            _known(origins, topology, plan),
+            phases=_phases(rows, phase),
+            versions=versions,
         ),
         rows=tuple(rows),
         memory={},
@@ -96,6 +121,20 @@ def _imported_run(  # noqa: PLR0913  the options of the command
             shutil.copyfile(dump, partial / HLO / name)
         keep(run, partial)
     return replace(run, path=path)
+
+
+def _compiled(
+    protos: Sequence[Path], topology: Topology, scratch: Path
+) -> tuple[list[Path], Mapping[str, str]]:
+    """The texts of graphs that torch_xla saved, compiled for the slice, and the compiler's versions."""
+    texts: list[Path] = []
+    versions: Mapping[str, str] = {}
+    for name, proto in zip(_kept_names(protos), protos, strict=True):
+        text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
+        note(f"{proto}: compiling for {topology.name}")
+        versions = compile_graph(proto, topology, text)
+        texts.append(text)
+    return texts, versions
 
 
 def _kept_names(dumps: Sequence[Path]) -> list[str]:

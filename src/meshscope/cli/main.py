@@ -55,7 +55,7 @@ COMMANDS: dict[str, Command] = {
         module="report", summary="Write a report for the browser: one HTML file of runs."
     ),
     "export": Command(
-        module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench."
+        module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
     ),
     "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
     "calibrate": Command(

@@ -16,7 +16,7 @@ from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.sweeping import SweepProgress
 from meshscope.errors import MeshscopeError, RunError, SpecError
 from meshscope.report.plain import plain
-from meshscope.report.sweep import Row, summary_frame, summary_row, summary_table
+from meshscope.report.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
 from meshscope.report.tables import new_table
 from meshscope.rundir.names import RUNS, safe_name
 from meshscope.rundir.read import read_run
@@ -199,7 +199,8 @@ def _tell(
     else:
         console = new_console()
         table = _plan_table(planned, states) if is_dry else _results_table(planned, rows)
-        print_all(console, [table, Text(""), Text(_count(folder, states))])
+        told = [Text(""), *basis_lines(list(rows.values())), Text(_count(folder, states))]
+        print_all(console, [table, *told])
     if not is_dry:
         _complain(planned, states, folder.failures)
 

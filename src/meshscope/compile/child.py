@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MeshscopeError
+from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
@@ -70,10 +71,14 @@ def set_torchxla_environment(experiment: Experiment) -> None:
 
 
 def topology_devices(experiment: Experiment) -> list[Any]:
+    """The devices of the experiment's slice."""
+    return slice_devices(experiment.topology)
+
+
+def slice_devices(topology: Topology) -> list[Any]:
     """The devices of the slice as the compiler describes them, in its order."""
     from jax.experimental import topologies  # noqa: PLC0415  after set_environment
 
-    topology = experiment.topology
     slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
     description = topologies.get_topology_desc(
         platform="tpu",

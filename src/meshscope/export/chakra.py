@@ -78,30 +78,28 @@ def _named_groups(layout: Layout) -> Groups:
 
 def _nodes(layout: Layout, device: int, groups: Groups) -> Iterator[bytes]:
     """The nodes of one device; each depends on what ended before it began, as far as that is not implied."""
-    ended: list[tuple[int, int]] = []  # (end, id) of nodes that no later node depends on yet
+    open_nodes: dict[int, tuple[int, frozenset[int]]] = {}  # (end, dependencies) of each
     ident = 0
     for execution in layout.of_device(device):
-        before = [node for end, node in ended if end <= execution.start_ns]
-        messages = list(_messages(execution, device, groups))
-        for attributes, kind in messages:
-            ident += 1
-            deps = b"".join(number(5, node) for node in before)
-            start_us, dur_us = execution.start_ns // NS_PER_US, execution.dur_ns / NS_PER_US
-            times = number(6, start_us) + number(7, round(dur_us)) if layout.is_time else b""
-            yield (
-                number(1, ident)
-                + span(2, execution.name)
-                + number(3, kind)
-                + deps
-                + times
-                + attributes
-            )
-        if not messages:
-            continue
-        new = range(ident - len(messages) + 1, ident + 1)
+        ended = {n for n, (end_ns, _) in open_nodes.items() if end_ns <= execution.start_ns}
+        implied = frozenset[int]().union(*(open_nodes[node][1] for node in ended))
+        for node in implied & open_nodes.keys():
+            del open_nodes[node]
+        before = frozenset(ended - implied)
         end_ns = execution.start_ns + execution.dur_ns
-        ended = [(e, n) for e, n in ended if e > execution.start_ns]
-        ended += [(end_ns, node) for node in new]
+        for attributes, kind in _messages(execution, device, groups):
+            ident += 1
+            open_nodes[ident] = end_ns, before
+            yield _node(layout, execution, ident, kind, before) + attributes
+
+
+def _node(
+    layout: Layout, execution: Execution, ident: int, kind: int, before: Iterable[int]
+) -> bytes:
+    start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
+    deps = b"".join(number(5, node) for node in sorted(before))
+    times = number(6, start_us) + number(7, dur_us) if layout.is_time else b""
+    return number(1, ident) + span(2, execution.name) + number(3, kind) + deps + times
 
 
 def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tuple[bytes, int]]:

@@ -198,7 +198,8 @@ def _executions(
             lane=_lane(row),
             name=_name(row),
             start_ns=at_ns + round((row["begin"] - first) * unit_ns),
-            dur_ns=max(1, round((row["end"] - row["begin"]) * unit_ns)),
+            # Both ends are rounded, so that what follows without a pause still does.
+            dur_ns=round((row["end"] - first) * unit_ns) - round((row["begin"] - first) * unit_ns),
             groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
             arguments=_arguments(row),
             meeting=first_meeting + meeting,
@@ -286,10 +287,10 @@ def link_counts(layout: Layout) -> list[LinkCount]:
                 topology=topology,
             )
             known[key] = [(_link_name(load, topology), load.load_bytes) for load in loads]
-        seconds = execution.dur_ns / NS_PER_S if layout.is_time else 1.0
+        seconds = max(1, execution.dur_ns) / NS_PER_S if layout.is_time else 1.0
         for link, load_bytes in known[key]:
             own = changes.setdefault(link, {})
-            end_ns = execution.start_ns + execution.dur_ns
+            end_ns = execution.start_ns + max(1, execution.dur_ns)
             own[execution.start_ns] = own.get(execution.start_ns, 0.0) + load_bytes / seconds
             own[end_ns] = own.get(end_ns, 0.0) - load_bytes / seconds
     return [count for link in sorted(changes) for count in _summed(link, changes[link])]

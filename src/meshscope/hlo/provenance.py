@@ -17,6 +17,7 @@ _PROGRAM_PRIMITIVES = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
     | {"all_gather_reduced", "reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all"}
     | {"ppermute", "pbroadcast", "all_reduce", "collective_permute"}
+    | {"xla__all_gather", "xla__all_to_all", "xla__collective_permute", "xla__cross_replica_sum"}
 )
 _BY_PARTITIONER = ("is_spmd_generated", "from-cross-replica-sharding")
 _GATHERS = frozenset({Kind.ALL_GATHER, Kind.BROADCAST, Kind.RECV})

@@ -4,6 +4,7 @@ Nothing here is a guess: a chip that nobody has published figures for has no con
 """
 
 from dataclasses import dataclass
+from math import log
 
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import Chip, ChipKind
@@ -92,17 +93,21 @@ class LinkConstants:
     source: str = ""
 
     def rates_of(self, kind: Kind, group_size: int) -> RateConstants:
-        """The constants of this kind, preferably those of groups of this size."""
+        """The constants of this kind: of groups of this size, else of any size, else of the nearest."""
         of_kind = [own for own in self.by_kind if own.kind is kind]
-        for wanted in (group_size, None):
-            for own in of_kind:
-                if own.group_size == wanted:
-                    return own.rates
-        return of_kind[-1].rates if of_kind else self.rates
+        if not of_kind:
+            return self.rates
+        return min(of_kind, key=lambda own: _distance(own.group_size, group_size)).rates
 
     def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
         """Whether the collective lies between measured ones of this chip."""
         return any(own.holds(kind, payload_bytes, group_size) for own in self.measured)
+
+
+def _distance(told: int | None, group_size: int) -> tuple[int, float]:
+    if told == group_size:
+        return (0, 0.0)
+    return (1, 0.0) if told is None else (2, abs(log(told / group_size)))
 
 
 def spec_constants(chip: Chip) -> LinkConstants:

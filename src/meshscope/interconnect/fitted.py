@@ -275,7 +275,10 @@ def _gpu_constants(chip: Chip) -> LinkConstants:
     return replace(
         spec,
         rates=rates,
-        by_kind=(KindRates(kind=Kind.ALL_REDUCE, rates=sharp, group_size=SHARP_GROUP),)
+        by_kind=(
+            KindRates(kind=Kind.ALL_REDUCE, rates=rates),
+            KindRates(kind=Kind.ALL_REDUCE, rates=sharp, group_size=SHARP_GROUP),
+        )
         if chip.name in SHARP_CHIPS
         else (),
         protocols=PROTOCOLS,

@@ -5,11 +5,12 @@ from functools import lru_cache
 
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology
-from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
+from meshscope.interconnect.fabric import Fabric, Loads, fabric_of, loads_of
 from meshscope.interconnect.strategies import strategies_of
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
 
+NETWORK = "network"
 KEPT_GEOMETRIES = 4096  # a sweep meets few hundred different groups
 
 
@@ -31,6 +32,7 @@ class StrategyDemand:
 
     name: str
     legs: tuple[LegDemand, ...]
+    axes: tuple[str, ...]  # of x, y, z, cores, network: the wires that it uses
 
     @property
     def n_hops(self) -> int:
@@ -52,8 +54,8 @@ class GroupGeometry:
 
     @property
     def group_size(self) -> int:
-        """Devices of the largest group."""
-        return max(map(len, self.groups))
+        """Devices of a group; 2 where the groups are pairs."""
+        return len(self.groups[0])
 
     def demands(self, kind: Kind) -> tuple[StrategyDemand, ...]:
         """The strategies for this kind; none where nothing has to travel."""
@@ -89,19 +91,27 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
 def _demands(kind: Kind, fabric: Fabric, groups: Groups) -> tuple[StrategyDemand, ...]:
     found: list[StrategyDemand] = []
     for name, legs in strategies_of(kind, fabric, groups).items():
+        loads = [loads_of(fabric, leg.flow) for leg in legs]
+        demands = [_leg_demand(own, leg.n_hops) for own, leg in zip(loads, legs, strict=True)]
         if legs:
-            demands = []
-            for leg in legs:
-                loads = loads_of(fabric, leg.flow)
-                demands.append(
-                    LegDemand(
-                        link=float(loads.link.max()),
-                        injected=float(loads.injected.max()),
-                        die=float(loads.die.max()),
-                        host=float(loads.host.max()),
-                        memory=loads.memory,
-                        n_hops=leg.n_hops,
-                    )
-                )
-            found.append(StrategyDemand(name=name, legs=tuple(demands)))
+            found.append(StrategyDemand(name=name, legs=tuple(demands), axes=_axes(fabric, loads)))
     return tuple(found)
+
+
+def _leg_demand(loads: Loads, n_hops: int) -> LegDemand:
+    return LegDemand(
+        link=float(loads.link.max()),
+        injected=float(loads.injected.max()),
+        die=float(loads.die.max()),
+        host=float(loads.host.max()),
+        memory=loads.memory,
+        n_hops=n_hops,
+    )
+
+
+def _axes(fabric: Fabric, loads: list[Loads]) -> tuple[str, ...]:
+    dims = "xyz" if fabric.is_torus else ("links",)
+    used = [name for dim, name in enumerate(dims) if any(own.link[:, dim].any() for own in loads)]
+    used += ["cores"] * any(own.die.any() for own in loads)
+    used += [NETWORK] * any(own.host.any() for own in loads)
+    return tuple(used)

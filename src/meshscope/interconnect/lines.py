@@ -6,7 +6,7 @@ from functools import lru_cache
 from meshscope.errors import SpecError
 from meshscope.interconnect.choice import told_strategy, usual_strategies
 from meshscope.interconnect.constants import LinkConstants, RateConstants
-from meshscope.interconnect.geometry import GroupGeometry, LegDemand, StrategyDemand
+from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
 from meshscope.interconnect.gpu import Protocol, share_of
 from meshscope.table.kinds import Kind
 
@@ -20,6 +20,7 @@ class CollectiveLine:
     strategy: str
     base_s: float
     s_per_byte: float
+    axes: tuple[str, ...]
 
     def seconds(self, payload_bytes: float) -> float:
         """Seconds for a payload."""
@@ -64,15 +65,20 @@ def _eligible(
 def _lines(
     kind: Kind, demand: StrategyDemand, constants: LinkConstants, rates: RateConstants
 ) -> list[CollectiveLine]:
+    if constants.protocols and NETWORK in demand.axes:
+        rates = constants.rates  # the switch of a node adds nothing up between nodes
     wire_s = sum(_s_per_byte(leg, constants) for leg in demand.legs) / rates.efficiency
     if not constants.protocols:
         base_s = max(rates.floor_s, demand.n_hops * constants.hop_s)
-        return [CollectiveLine(strategy=demand.name, base_s=base_s, s_per_byte=wire_s)]
+        return [
+            CollectiveLine(strategy=demand.name, base_s=base_s, s_per_byte=wire_s, axes=demand.axes)
+        ]
     return [
         CollectiveLine(
             strategy=f"{demand.name}, {protocol.name}",
             base_s=_begin_s(demand, protocol),
             s_per_byte=wire_s / share_of(protocol, kind),
+            axes=demand.axes,
         )
         for protocol in constants.protocols
     ]

@@ -91,11 +91,21 @@ def profile_folder() -> Path:
     return Path(home) / "meshscope" / "profiles"
 
 
-def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
-    """Writes the profile whole or not at all; RunError where another is there and `force` is not said."""
+def check_place(path: Path, *, force: bool) -> None:
+    """RunError where a profile could not be written, or another is there; for before hours of measuring."""
     if path.exists() and not force:
         raise RunError(f"'{path}' exists. Give another --out, or --force to replace it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"'{path.parent}' is no folder to write to ({error.strerror}).") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise RunError(f"'{path}' cannot be written. Give a file in a folder of yours with --out.")
+
+
+def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
+    """Writes the profile whole or not at all; RunError as of `check_place`."""
+    check_place(path, force=force)
     partial = path.with_name(f".{path.name}.partial")
     document = {"schema": SCHEMA, **asdict(profile)}
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")

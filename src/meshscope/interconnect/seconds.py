@@ -21,7 +21,8 @@ class CollectiveTime:
     """The time of one collective, and the interval in which 9 of 10 such lie; null where none is known.
 
     `is_extrapolated`: its chip, kind, size or group lies outside of what was measured; the interval
-    is then that of chips which the fit has not seen.
+    is then that of chips which the fit has not seen. `axes` are the wires that the strategy uses, of
+    x, y, z (of a torus), cores (of a chip), links (of GPUs), network (between hosts).
     """
 
     seconds: float
@@ -29,6 +30,7 @@ class CollectiveTime:
     high_s: float | None
     is_extrapolated: bool
     strategy: str
+    axes: tuple[str, ...] = ()
 
 
 def collective_time(  # noqa: PLR0913  what a collective is
@@ -65,6 +67,7 @@ def collective_time(  # noqa: PLR0913  what a collective is
         high_s=None if spread is None else seconds * spread,
         is_extrapolated=not is_measured,
         strategy=best.strategy,
+        axes=best.axes,
     )
 
 

@@ -116,6 +116,13 @@ def _of_profile(function: Callable[[Measured], pl.DataFrame]) -> Callable[[Subje
     return lambda subject: NO_PROFILE if subject.measured is None else function(subject.measured)
 
 
+def _request_time(subject: Subject) -> Result:
+    if not subject.times:
+        return NO_MODEL_OF_TIME
+    n_decode_steps = 0 if subject.workload is None else subject.workload.n_decode_steps
+    return step_time.modelled_latency(subject.times, n_decode_steps=n_decode_steps)
+
+
 def _of_times(
     function: Callable[[Iterable[StepTime]], pl.DataFrame],
 ) -> Callable[[Subject], Result]:
@@ -328,6 +335,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         name="hbm", title="Memory", unit="bytes; share of 1", function=hbm, of=_memory,
+    ),
+    Metric(
+        name="modelled_latency", title="Latency of a request, modelled", unit="s",
+        function=step_time.modelled_latency, of=_request_time,
     ),
     Metric(
         name="latency", title="Latency of requests", unit="s, n in requests or steps",

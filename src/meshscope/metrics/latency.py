@@ -14,6 +14,7 @@ class Spread:
     mean_s: float
     p50_s: float
     p90_s: float
+    p95_s: float
     p99_s: float
     n: int
 
@@ -79,6 +80,7 @@ def spread_of(durations_s: Iterable[float]) -> Spread:
         mean_s=fsum(ordered) / len(ordered),
         p50_s=percentile(ordered, 0.5),
         p90_s=percentile(ordered, 0.9),
+        p95_s=percentile(ordered, 0.95),
         p99_s=percentile(ordered, 0.99),
         n=len(ordered),
     )

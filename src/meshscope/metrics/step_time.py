@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from meshscope.metrics.request_time import basis_of
+from meshscope.metrics.request_time import basis_of, request_time
+from meshscope.table.kinds import Source
 from meshscope.table.timed import StepTime
 
 _WHERE = dict.fromkeys(("source", "phase"), pl.String)
@@ -96,3 +97,26 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
     names = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
     schema = {**_WHERE, "part": pl.String, **dict.fromkeys(names, pl.Float64)}
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int) -> pl.DataFrame:
+    """TTFT, TPOT and end-to-end time of a request whose steps take the modelled time, with their intervals.
+
+    `ttft` is the prefill step, `tpot` a decode step, `e2e` prefill and all decode steps: the device alone, no
+    host, no queue, no tokenizer; all sequences start together and every decode step takes the same time.
+    What was timed on live devices is `latency`.
+
+    Source: the steps of `step_time`; TTFT and TPOT as `latency` defines them.
+    """
+    every = list(times)
+    rows = [
+        (source.value, name, seconds.s, seconds.low_s, seconds.high_s, request.basis)
+        for source in Source
+        if (own := [time for time in every if time.source is source])
+        for request in [request_time(own, n_decode_steps=n_decode_steps)]
+        for name, seconds in (("ttft", request.ttft), ("tpot", request.tpot), ("e2e", request.e2e))
+        if seconds is not None
+    ]
+    schema = dict.fromkeys(("source", "latency"), pl.String)
+    schema |= dict.fromkeys(("mean_s", "low_s", "high_s"), pl.Float64)
+    return pl.DataFrame(rows, schema={**schema, "time_basis": pl.String}, orient="row")

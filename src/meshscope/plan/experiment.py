@@ -335,10 +335,11 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
 
 def _check_torchxla(program: Program, plan: Plan) -> None:
     """SpecError when the program is asked for what a trace of transformers' modules does not have."""
-    if plan.pp > 1 or plan.cp > 1:
+    others = [axis for axis in ("fsdp", "cp", "ep") if getattr(plan, axis) > 1] + ["sp"] * plan.sp
+    if plan.pp > 1 and others:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla has neither pp nor cp yet. Use tp, sp, dp, fsdp or ep, or "
-            "--frontend jax."
+            f"plan '{plan}': --frontend torchxla has pp with tp and dp alone, not with "
+            f"{' and '.join(others)}. Leave it out, or use --frontend jax."
         )
     lacking = {
         "--loop scan": program.loop is Loop.SCAN,

@@ -18,9 +18,11 @@ from meshscope.report.plain import short
 from meshscope.report.tables import add_column, new_table
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase
+from meshscope.units import format_bytes
 
+UNKNOWN_PHASE = "unknown phase"
 MAX_ROWS = 24  # of one table on a screen; --json has them all
-MAX_WORDS = 40  # characters of a text in a cell
+MAX_WORDS = 60  # characters of a text in a cell
 _PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
 _BESIDES = (
     "request_",
@@ -71,7 +73,9 @@ def metrics_text(run: Run, console: Console) -> Iterator[RenderableType]:
             unknown.setdefault(result.reason, []).append(metric.title)
             continue
         yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
-        yield from _tables(_of_strongest(result, run), console)
+        own = _of_strongest(result, run)
+        grids = list(_grids(own, console)) if metric.name == "traffic_matrix" else []
+        yield from grids or _tables(own, console)
         yield Text("")
     for reason, titles in unknown.items():
         yield Text.assemble("not known: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
@@ -99,6 +103,28 @@ def _tables(table: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
     yield _fitting(kept.head(MAX_ROWS), console)
     if len(kept) > MAX_ROWS:
         yield Text(f"  {len(kept) - MAX_ROWS:,} more rows with --json", style="dim")
+
+
+def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
+    """The traffic matrix of each phase as a grid, senders down and receivers across; none if too wide."""
+    devices = sorted({*matrix["from_device"], *matrix["to_device"]})
+    drawn: list[RenderableType] = []
+    for phase in matrix["phase"].unique(maintain_order=True).sort(descending=True):
+        own = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
+        sums = own.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
+        cells = {(a, b): format_bytes(n) for a, b, n in sums.rows()}
+        table = new_table("from \\ to", *map(str, devices))
+        for source in devices:
+            table.add_row(str(source), *(cells.get((source, target), "") for target in devices))
+        unbounded = console.options.update(width=MAX_WIDTH)
+        if console.measure(table, options=unbounded).maximum > console.width:
+            return
+        axes = sorted({str(axis) for axis in own["axis"]})
+        drawn += [
+            Text(f"  {phase or UNKNOWN_PHASE}, {short(' and '.join(axes))}", style="dim"),
+            table,
+        ]
+    yield from drawn
 
 
 def _with_unit(table: pl.DataFrame) -> pl.DataFrame:

@@ -113,6 +113,14 @@ def summary_table(rows: Sequence[Row], told: Sequence[Mapping[str, Any]]) -> Tab
     return table
 
 
+def basis_lines(rows: Sequence[Row]) -> list[Text]:
+    """What the times of each source rest on."""
+    found = dict.fromkeys(
+        (row["source"], row["time_basis"]) for row in rows if row["time_basis"] is not None
+    )
+    return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in found]
+
+
 def _differing(told: Sequence[Mapping[str, Any]]) -> list[str]:
     """Options besides model, slice and plan that are not the same for all."""
     shown = ("model", "topology", "plan")

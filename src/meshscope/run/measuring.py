@@ -54,8 +54,13 @@ def measured_of(
     facts = _facts(modules, compiled)
     expected = _expected(modules, compiled)
     rows = join_hlo(ops, facts)
-    told = _without_branches(expected, names, compiled)
-    faults = capture_faults(profile, with_hlo(ops, facts), expected=told)
+    staged = _staged(names, compiled)
+    faults = capture_faults(
+        profile,
+        with_hlo(ops, facts),
+        expected={key: n for key, n in expected.items() if key not in staged},
+        of_devices={key: devices for key, devices in staged.items() if devices},
+    )
     steps = {phase: n_steps[phase] for phase in modules}
     return Found(
         rows=_measured_rows(rows, compiled, expected, names, steps),
@@ -155,18 +160,23 @@ def _expected(
     return found
 
 
-def _without_branches(
-    expected: Mapping[tuple[str, str], int],
-    names: Mapping[Phase, str],
-    compiled: Sequence[Collective],
-) -> dict[tuple[str, str], int]:
-    """Those that every device executes: a branch is for the devices of one stage."""
-    staged = {
-        (names[row.phase], row.hlo_name)
-        for row in compiled
-        if row.phase is not None and row.stage is not None
-    }
-    return {key: n for key, n in expected.items() if key not in staged}
+def _staged(
+    names: Mapping[Phase, str], compiled: Sequence[Collective]
+) -> dict[tuple[str, str], dict[int, int]]:
+    """How often each device executes an instruction of a branch, in one run of its module.
+
+    None of a device (an empty mapping) where that is not known: a hand-over has devices of two stages.
+    """
+    due, found = _due_in_stages(compiled), dict[tuple[str, str], dict[int, int]]()
+    between = {Kind.PERMUTE, Kind.SEND, Kind.RECV}
+    for row in compiled:
+        if row.phase is None or row.hlo_name is None or row.stage is None:
+            continue
+        own = found.setdefault((names[row.phase], row.hlo_name), {})
+        if row.kind not in between:
+            n = due[row.phase, row.hlo_name, row.stage]
+            own |= {device: n for group in row.groups for device in group}
+    return found
 
 
 def _measured_rows(

@@ -13,15 +13,20 @@ from typing import Any
 import torch
 import transformers
 
+from meshscope.plan.experiment import Experiment
+from meshscope.table.kinds import Phase
+from meshscope.torchxla.context import ContextAttention
 from meshscope.torchxla.layouts import KV_AXES
 from meshscope.torchxla.tensors import Tensors
 
 NAME = "meshscope_attention"
 
 
-def register_attention(tensors: Tensors) -> str:
+def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
     """Makes transformers call `attended` for the attention of this name; returns the name."""
     layouts = tensors.layouts
+    is_split = experiment.plan.cp > 1
+    of_context = ContextAttention(experiment=experiment, phase=phase, tensors=tensors)
     heads = layouts.axes("tp")
 
     def attended(  # noqa: PLR0913, PLR0917  the interface of transformers
@@ -35,6 +40,8 @@ def register_attention(tensors: Tensors) -> str:
         **_: Any,
     ) -> tuple[Any, None]:
         del module, dropout  # of training
+        if is_split:
+            return of_context(query, key, value, scaling), None
         of_keys = tuple(axis for axis in heads if axis != KV_AXES[1])
         of_copies = tuple(axis for axis in heads if axis == KV_AXES[1])
         batch, n_heads, n_queries, width = query.shape

@@ -7,7 +7,9 @@ Shapes: B batch, K key and value heads (1 of latents), T slots, H width.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
+from transformers.cache_utils import StaticLayer
 
 from meshscope.arch.model import GroupedAttention, LatentAttention
 from meshscope.plan.context import cache_slots
@@ -15,6 +17,7 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.weights import Dim
 from meshscope.table.kinds import Phase
 from meshscope.torchxla.layouts import Spec
+from meshscope.torchxla.stages import StageLayer, layers_of_stage
 from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors
 
 ARRAYS = ("keys", "values")
@@ -62,20 +65,76 @@ class Caches:
         """A cache that is full up to `position`, with arguments for arrays [B, K, T, H]."""
         n_slots = n_cache_slots(self.experiment)
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
+        if self.experiment.plan.cp > 1:
+            cache.layers = [ContextLayer(self, n_slots) for _ in cache.layers]
+        n_stages = self.experiment.plan.pp
+        if n_stages > 1:
+            n_layers = layers_of_stage(self.experiment)
+            cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
         what = kept(self.experiment, self.tensors)
         workload = self.experiment.workload
         dtype = TORCH_DTYPES[workload.cache_dtype]
         for index, layer in enumerate(cache.layers):
             for name, width in zip(ARRAYS, what.widths, strict=True):
                 shape = (workload.batch, what.n_heads, n_slots, width)
-                array = self.tensors.argument(argument_name(index, name), shape, dtype, what.spec)
+                array = self.tensors.argument(
+                    argument_name(index, name), shape, dtype, what.spec, n_stages=n_stages
+                )
                 setattr(layer, name, array)
-            layer.dtype, layer.device = dtype, layer.keys.device
+            layer.dtype, layer.device = dtype, position.device
             layer.batch_size, layer.num_heads = workload.batch, what.n_heads
             layer.k_head_dim, layer.v_head_dim = what.widths
             layer.cumulative_length = position.clone()  # each layer counts on by itself
             layer.is_initialized = True
         return cache
+
+
+class ContextLayer(StaticLayer):
+    """A static layer whose slots lie over cp: a block of the prompt each, then tokens dealt in turn.
+
+    A device's slots are together: T is [cp, slots of one device].
+    """
+
+    def __init__(self, caches: Caches, n_slots: int) -> None:
+        super().__init__(max_cache_len=n_slots)
+        self.caches = caches
+
+    def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Prefill attends to what it is given, block by block; decode to all that is cached."""
+        given = (key_states, value_states)
+        self.cumulative_length.add_(key_states.shape[2])
+        if self.caches.phase is Phase.PREFILL:
+            self.keys, self.values = (
+                self._with_blocks(array, x)
+                for array, x in zip((self.keys, self.values), given, strict=True)
+            )
+            return given
+        slot = self._slot()
+        arrays: tuple[Any, Any] = (self.keys, self.values)
+        for array, x in zip(arrays, given, strict=True):
+            array.index_copy_(2, slot, x)
+        return self.keys, self.values
+
+    def _with_blocks(self, array: Any, x: Any) -> Any:
+        """Each device's block of x [B, K, S, H] in its first slots."""
+        tensors, size = self.caches.tensors, self.caches.experiment.plan.cp
+        spec = kept(self.caches.experiment, tensors).spec
+        shares: Spec = (*spec[:3], (), ())
+        held, new = (
+            tensors.annotate(a.reshape(*a.shape[:2], size, -1, a.shape[3]), shares)
+            for a in (array, x)
+        )
+        both = torch.cat([new, held[:, :, :, new.shape[3] :]], dim=3)
+        return tensors.annotate(both, shares).reshape(array.shape)
+
+    def _slot(self) -> Any:
+        """[1]: where the step's token goes."""
+        experiment, position = self.caches.experiment, self.caches.tensors.position
+        size, n_prompt = experiment.plan.cp, experiment.workload.prompt
+        number = position - n_prompt
+        owner, turn = number % size, number // size
+        n_each = cache_slots(experiment.plan, experiment.workload)
+        return (owner * n_each + n_prompt // size + turn)[None]
 
 
 def argument_name(index: int, array: str) -> str:

@@ -35,13 +35,14 @@ _PARTITIONS = (
 class Traced:
     """A program as torch_xla traced it.
 
-    `parameters` are the names of its arguments by number, None for those without. `shardings`
+    `parameters` are the names of its arguments by number, None for those without; () for a program of
+    someone else, whose arguments stay as they are. `shardings`
     has XLA's text for each named argument and for each result by position, `aliases` the argument
     whose memory a result takes.
     """
 
     proto: bytes
-    parameters: tuple[str | None, ...]
+    parameters: tuple[str | None, ...] = ()
     shardings: Mapping[str, str] = field(default_factory=dict)
     result_shardings: tuple[str | None, ...] = ()
     aliases: Mapping[int, str] = field(default_factory=dict)
@@ -127,15 +128,22 @@ class Lowered:
 
 def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
     """The program made ready for these devices, in their order."""
-    bytecode = _jax.mlir.hlo_to_stablehlo(traced.proto)
+    try:
+        bytecode = _jax.mlir.hlo_to_stablehlo(traced.proto)
+    except (RuntimeError, ValueError) as error:
+        raise ParseError(
+            f"the graph is no HLO proto that this XLA reads ({str(error)[:200]}). Save one with "
+            "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
+        ) from error
     context = jax_mlir.make_ir_context()
     with context, ir.Location.unknown():
         module = ir.Module.parse(bytecode)
         main = next(op for op in module.body if _symbol(op) == "main")
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         n_channels = _with_channels(module)
-        _with_layouts(main, traced)
-        _without_tokens(main, traced)
+        if traced.parameters:
+            _with_layouts(main, traced)
+            _without_tokens(main, traced)
         mark_regions(main)
     return Lowered(module=module, context=context, devices=devices, n_channels=n_channels)
 

@@ -55,7 +55,9 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
                 continue
             full = f"{path}.{name}"
             if id(parameter) not in shared:
-                shared[id(parameter)] = _argument(tensors, full, parameter, rules[full])
+                n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
+                make = _argument if n_stages == 1 else _stacked_argument
+                shared[id(parameter)] = make(tensors, full, parameter, rules[full])
             del module._parameters[name]  # noqa: SLF001
             module.__dict__[name] = shared[id(parameter)]
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
@@ -65,7 +67,13 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
             if not buffer.is_meta:
                 values[full] = buffer.detach().float().numpy()
             replicated = ((),) * buffer.dim()
-            module._buffers[name] = tensors.argument(full, buffer.shape, buffer.dtype, replicated)  # noqa: SLF001
+            n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
+            array = tensors.argument(
+                full, buffer.shape, buffer.dtype, replicated, n_stages=n_stages
+            )
+            if n_stages > 1:
+                array = tensors.entered(array, (("pp",), *replicated))[0]
+            module._buffers[name] = array  # noqa: SLF001
     if experiment.model.family is Family.DEEPSEEK_V2:
         values |= _complex_scaling(model.model.rotary_emb, tensors)
     return values
@@ -85,6 +93,17 @@ def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
     spec = rule.spec(shape, tensors.layouts)
     tensor = tensors.argument(name, stored, parameter.dtype, spec)
     return tensor if stored == shape else tensor.reshape(shape)
+
+
+def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
+    """One device's share of the weight of its own stage."""
+    shape = tuple(parameter.shape)
+    stored = rule.stored_shape(shape)
+    spec = rule.spec(shape, tensors.layouts)
+    n_stages = tensors.layouts.plan.pp
+    tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
+    local = tensors.entered(tensor, (("pp",), *spec))[0]
+    return local if rule.n_stacked == 1 else local.reshape(shape[0], -1, *shape[2:])
 
 
 def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> None:

@@ -18,6 +18,7 @@ from meshscope.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.torchxla.models import meta_model, with_arguments
 from meshscope.torchxla.operators import add_operators
 from meshscope.torchxla.scopes import add_layouts, add_scopes
+from meshscope.torchxla.stages import add_pipeline, layers_of_stage
 from meshscope.torchxla.streams import Streams, streams_of
 from meshscope.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 
@@ -52,12 +53,18 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  numbers as constants
     tensors = Tensors(layouts_of(experiment.model, experiment.plan))
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    model = meta_model(experiment, attention=register_attention(tensors) if is_manual else "eager")
+    attention = register_attention(experiment, phase, tensors) if is_manual else "eager"
+    model = meta_model(experiment, attention=attention)
     if experiment.model.moe is not None:
         model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
+    is_pipeline = experiment.plan.pp > 1
+    if is_pipeline:
+        model.model.layers = model.model.layers[: layers_of_stage(experiment)]
     constants = with_arguments(model, experiment, tensors)
     add_layouts(model, experiment, phase, tensors)
     add_scopes(model, experiment)
+    if is_pipeline:
+        add_pipeline(model, experiment, phase, tensors)
     with torch.no_grad(), scope(phase.value):
         step = _Step(experiment=experiment, phase=phase, tensors=tensors)
         next_tokens, logits, cache = step.traced(model)
@@ -106,6 +113,7 @@ class _Step:
             TOKENS, (workload.batch, n_tokens), torch.int64, self.streams.tokens
         )
         position = self.tensors.argument(POSITION, (), torch.int64, ())
+        self.tensors.position = position
         positions = position + torch.arange(n_tokens, device=torch_xla.device())
         cache = Caches(self.experiment, self.phase, self.tensors).arguments(model, position)
         logits = model(

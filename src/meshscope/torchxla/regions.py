@@ -11,8 +11,6 @@ from typing import Any
 
 from jax._src.lib.mlir import ir
 
-from meshscope.errors import ParseError
-
 SHARDING = "mhlo.sharding"
 BEGINS, ENDS = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
@@ -48,17 +46,25 @@ def _target(op: Any) -> str | None:
 
 
 def _take_in(op: Any, local: set[Any], fixed: set[Any], copies: dict[Any, Any]) -> None:
-    """Marks an operation of a region, and gives it copies of the constants that it uses."""
+    """Marks an operation of a region, and brings in what it uses of outside."""
     for number, operand in enumerate(op.operands):
         if operand in local:
             continue
-        if operand not in fixed:
-            raise ParseError(
-                f"inside a manual region, {op.name} uses a whole tensor {operand.type}: enter it into the "
-                "region first (enable_manual_sharding)."
-            )
-        op.operands[number] = _copied(operand, copies)
+        if operand in fixed:
+            op.operands[number] = _copied(operand, copies)
+            continue
+        if operand not in copies:  # a whole tensor is the same on every device
+            copies[operand] = _entered(operand, _behind(operand, op))
+        op.operands[number] = copies[operand]
     _mark(op)
+
+
+def _behind(value: Any, user: Any) -> Any:
+    """The place right behind what makes a value, or at the front for an argument."""
+    is_argument = isinstance(value.owner, ir.Block)
+    if is_argument:
+        return ir.InsertionPoint.at_block_begin(user.block)
+    return ir.InsertionPoint.after(value.owner.operation)
 
 
 def _copied(value: Any, copies: dict[Any, Any]) -> Any:

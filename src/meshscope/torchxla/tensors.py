@@ -47,11 +47,15 @@ def scope(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """What the program is given: its shape, number format and layout."""
+    """What the program is given: its shape, number format and layout.
+
+    With `n_stages` it is stacked: the same array of the same layer of each stage of a pipeline.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
+    n_stages: int = 1
 
 
 class Tensors:
@@ -62,19 +66,35 @@ class Tensors:
         mesh = layouts.mesh
         self._mesh = xs.Mesh(np.arange(mesh.n_devices), mesh.sizes, mesh.names)
         self.arguments: dict[str, Argument] = {}
+        self.is_inside = False  # a manual region, where every tensor is a share
+        self.position: Any = None  # of the step's first token, once it is an argument
 
-    def argument(self, name: str, shape: Sequence[int], dtype: torch.dtype, spec: Spec) -> Any:
+    def argument(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        spec: Spec,
+        *,
+        n_stages: int = 1,
+    ) -> Any:
         """A tensor of this shape that holds nothing; the compiler knows it by its name."""
+        if n_stages > 1:
+            shape, spec = (n_stages, *shape), (("pp",), *spec)
         placeholder = _XLAC._xla_create_placeholder_tensor  # noqa: SLF001
         tensor = placeholder(xb.mkshape(_XLA_TYPES[dtype], tuple(shape)).shape)
         with scope(f"{ARGUMENT}{name}"):
             self.annotate(tensor, spec)
         names = {found: name for name, found in TORCH_DTYPES.items()}
-        self.arguments[name] = Argument(shape=tuple(shape), dtype=names[dtype], spec=spec)
+        self.arguments[name] = Argument(
+            shape=tuple(shape), dtype=names[dtype], spec=spec, n_stages=n_stages
+        )
         return tensor
 
     def annotate(self, tensor: Any, spec: Spec) -> Any:
-        """The same tensor, laid out by the partitioner as the spec says."""
+        """The same tensor, laid out by the partitioner as the spec says; in a region, as it is."""
+        if self.is_inside:
+            return tensor
         _XLAC._xla_annotate_custom_sharding(tensor, self._op_sharding(spec))  # noqa: SLF001
         return tensor
 

@@ -3,7 +3,7 @@
 To be told before any number that was measured. Nothing is repaired here and nothing guessed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,11 +50,13 @@ def capture_faults(
     ops: Ops,
     *,
     expected: Mapping[tuple[str, str], int] | None = None,
+    of_devices: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
 ) -> list[Finding]:
     """What stands against trusting the profile; empty when nothing does.
 
     `ops` are those of the profile, with what the HLO tells where it is known. `expected` tells how
-    often each (module, instruction) executes in one run of its module on one device.
+    often each (module, instruction) executes in one run of its module on one device; `of_devices`
+    tells it of each device, where only some execute it.
     """
     runs = executions(ops)
     return [
@@ -62,8 +64,8 @@ def capture_faults(
         *_empty_planes(profile, ops),
         *_truncated_planes(ops),
         *_unpaired(runs),
-        *_lost(runs, expected or {}),
-        *_unknown(runs, expected or {}),
+        *_lost(runs, expected or {}, of_devices or {}),
+        *_unknown(runs, {*(expected or {}), *(of_devices or {})}),
         *_compilations(profile, ops),
         *_without_steps(profile, ops),
         *_without_device(ops),
@@ -139,33 +141,46 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
         )
 
 
-def _lost(runs: pl.DataFrame, expected: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+def _lost(
+    runs: pl.DataFrame,
+    expected: Mapping[tuple[str, str], int],
+    of_devices: Mapping[tuple[str, str], Mapping[int, int]],
+) -> Iterator[Finding]:
     """Instructions that executed less or more often than their program says."""
     keys = ["module", "device", "run_id"]
     known = runs.filter(
         pl.col("run_id").is_not_null()
     )  # GPUs tell no runs: nothing to count against
-    n_module_runs = known.select(keys).unique().group_by("module").len("n_runs")
-    n_runs: dict[str | None, int] = dict(n_module_runs.iter_rows())
+    counted_runs = known.select(keys).unique().group_by("module", "device").len("n_runs")
+    n_runs: dict[str, dict[int, int]] = {}
+    for module, device, n in counted_runs.iter_rows():
+        n_runs.setdefault(module, {})[device] = n
     counted = runs.group_by("module", "hlo_name").len()
     found: dict[tuple[str | None, str], int] = {
         (module, name): n for module, name, n in counted.iter_rows()
     }
-    for (module, name), n_in_run in expected.items():
+    for key in {**expected, **of_devices}:
+        module, name = key
         if module not in n_runs:
             continue
-        n_expected, n_found = n_in_run * n_runs[module], found.get((module, name), 0)
+        n_all = sum(n_runs[module].values())
+        n_expected = (
+            sum(n * n_runs[module].get(device, 0) for device, n in of_devices[key].items())
+            if key in of_devices
+            else expected[key] * n_all
+        )
+        n_found = found.get(key, 0)
         if n_found != n_expected:
             yield Finding(
                 fault=Fault.LOST_EVENTS,
                 where=f"{module} {name}",
                 n_events=abs(n_expected - n_found),
-                words=f"'{name}' of '{module}' was recorded {n_found} times; {n_runs[module]} runs on all "
+                words=f"'{name}' of '{module}' was recorded {n_found} times; {n_all} runs on all "
                 f"devices should leave {n_expected}. Sums over it are off by as much.",
             )
 
 
-def _unknown(runs: pl.DataFrame, expected: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     """Ops of programs of which nothing is expected, though of others something is."""
     modules = {module for module, _ in expected}
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)

@@ -335,7 +335,7 @@
         chart.text(margin - 6, margin + (i + 0.5) * cell + 4, String(i * fold), { class: "tick", "text-anchor": "end" });
       }
       chart.text(margin + side / 2, 12, "to device", { class: "tick", "text-anchor": "middle" });
-      chart.text(2, margin + 10, "from", { class: "tick" });
+      chart.text(2, margin - 6, "from", { class: "tick" });
       const who = (i) => (fold === 1 ? String(i) : `${i * fold} to ${Math.min(devices, (i + 1) * fold) - 1}`);
       const gap = cell > 8 ? 1 : 0;
       for (let i = 0; i < cells.length; i += 3) {

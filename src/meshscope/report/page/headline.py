@@ -106,8 +106,16 @@ def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:
             yield f"A {phase} step takes the same time in all runs, {format_seconds(best_s)}."
         else:
             yield (
-                f"{best.letter} has the fastest {phase} step, {format_seconds(best_s)}; "
-                f"{worst.letter} takes {worst_s / best_s:.2f} times as long, {format_seconds(worst_s)}."
+                f"{_called(best, phase)} has the fastest {phase} step, {format_seconds(best_s)}; "
+                f"{_called(worst, phase)} takes {worst_s / best_s:.2f} times as long, {format_seconds(worst_s)}."
             )
+    sources = {bar.source for r in runs for bar in strongest_costs(r).values()}
+    if len(sources) > 1:
+        yield f"Times are {' and '.join(sorted(sources))}: they do not err alike."
     if not any(r.costs for r in runs):
         yield "No time is known of these runs: here is what they send."
+
+
+def _called(run: PageRun, phase: Phase) -> str:
+    """A run by its plan and letter, and where its time comes from."""
+    return f"{shown(run.run.manifest.experiment.get('plan', 'the plan'), 40)} ({run.letter}, {strongest_costs(run)[phase].source})"

@@ -10,12 +10,14 @@ from meshscope.figures.cost import CostBar
 from meshscope.figures.roofline import roof_of
 from meshscope.figures.sizes import size_counts
 from meshscope.figures.timeline import StepTimeline, axis_bursts, step_timelines
-from meshscope.figures.traffic import matrices, tori
+from meshscope.figures.traffic import Torus, matrices, tori
 from meshscope.metrics.catalogue import METRICS
 from meshscope.metrics.registry import Unknown
 from meshscope.metrics.request_time import ASSUMPTION
+from meshscope.metrics.roofs import Roofs, roofs_of
 from meshscope.metrics.unattributed import unattributed
 from meshscope.report.conditions import condition_lines
+from meshscope.report.explanation import phase_changes, sentences
 from meshscope.report.page import charts
 from meshscope.report.page.blocks import (
     Block,
@@ -31,11 +33,13 @@ from meshscope.report.page.blocks import (
     figure,
     shown,
     table_of_rows,
+    text_cell,
     unknown,
 )
 from meshscope.report.page.collectives import collectives_block, inserted_blocks, source_blocks
 from meshscope.report.page.headline import strongest_costs
 from meshscope.report.page.side import PageRun
+from meshscope.report.roofs import WORDS
 from meshscope.report.times import time_document
 from meshscope.table.kinds import Phase, Source
 from meshscope.units import format_gib, format_seconds
@@ -46,6 +50,7 @@ ASKED = (
     "plan",
     "request",
 )  # conditions that stand at the top; the others at the end
+N_BUSIEST = 5  # links of each phase that are listed
 NO_TIMELINE = (
     "the run keeps no timeline. A compiled run has one; a prediction has none, and of a measured run "
     "`export --to perfetto` gives what was recorded"
@@ -120,7 +125,9 @@ def _facts(run: PageRun, *, is_asked: bool) -> Facts:
 
 
 def _cost(runs: Sequence[PageRun], new: Charts) -> Section:
-    panels = [Panel(title=run.title, blocks=tuple(_latency(run))) for run in runs if run.costs]
+    panels: list[Panel] = []
+    if len(runs) == 1:
+        panels.append(Panel(title="", blocks=tuple(_latency(runs[0]))))
     panels.append(Panel(title="", blocks=tuple(_cost_charts(runs, new))))
     panels += [Panel(title=run.title, blocks=tuple(_cost_blocks(run))) for run in runs if run.costs]
     return Section(
@@ -168,7 +175,7 @@ def _cost_blocks(run: PageRun) -> Iterator[Block]:
         yield Words(text=f"Modelled time is that of {ASSUMPTION}.")
         for time in run.subject.times:
             for note in time.notes:
-                yield Words(text=f"{time.phase}: {shown(note, 600)}", class_name="note warn")
+                yield Words(text=f"{time.phase}: {shown(note, 600)}")
     yield run.table("step_time", "Time of a step", note=_definition("step_time"))
     yield run.table("part_costs", "Cost of each part of the model", note=_definition("part_costs"))
     if run.subject.measured is not None:
@@ -193,18 +200,17 @@ def _latency(run: PageRun) -> Iterator[Block]:
             )
         )
         return
-    source = next((s for s in reversed(Source) if run.run.times_of(s)), None)
-    document = None if source is None else time_document(run.run, source)
+    document = _modelled(run)
     if document is None:
         return
     named_keys = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
-    mark = ", extrapolated" if document["is_extrapolated"] else ""
+    mark = " extrapolated," if document["is_extrapolated"] else ""
     yield Tiles(
         tiles=tuple(
             Tile(
                 name=name,
                 value=format_seconds(document[key]),
-                note=f"{_between(*document['intervals'].get(key, (None, None)))}; {source}{mark}",
+                note=f"{_between(*document['intervals'].get(key, (None, None)))};{mark} {_modelled_source(run)}",
             )
             for name, key in named_keys
             if document[key] is not None
@@ -230,8 +236,9 @@ def _definition(name: str) -> str:
 def _scaling(runs: Sequence[PageRun], new: Charts) -> Section:
     blocks: list[Block] = []
     if len(runs) > 1:
-        blocks.append(_plans(runs))
+        blocks += [_plans(runs), _requests(runs)]
         blocks += _scaling_chart(runs, new)
+        blocks += [block for run in runs[1:] for block in _why(runs[0], run)]
     else:
         blocks.append(
             Words(
@@ -272,6 +279,54 @@ def _plan_row(run: PageRun) -> list[Cell]:
         else figure(format_gib(total_bytes), total_bytes),
         cell("fits", None if memory is None else memory.fits),
     ]
+
+
+def _why(first: PageRun, other: PageRun) -> Iterator[Block]:
+    """What makes the difference between the first run and another, in sentences."""
+    changes = phase_changes((first.run, first.source), (other.run, other.source))
+    yield Words(text=f"{other.letter} against {first.letter}", class_name="heading")
+    for sentence in sentences(changes, left=first.letter, right=other.letter):
+        yield Words(text=shown(sentence, 800), class_name="say")
+
+
+def _requests(runs: Sequence[PageRun]) -> Block:
+    """TTFT, TPOT and end to end of every run, with interval and basis."""
+    names = ("TTFT", "between", "TPOT", "between", "end to end", "between", "basis")
+    rows = [[Cell(text=run.letter), *_request_cells(run)] for run in runs]
+    return table_of_rows("requests-table", "Time of a request", ("run", *names), rows)
+
+
+def _request_cells(run: PageRun) -> list[Cell]:
+    latency = run.subject.latency
+    if latency is not None:
+        spreads = (latency.ttft, latency.tpot, latency.e2e)
+        cells = [
+            c
+            for spread in spreads
+            for c in (
+                cell("mean_s", None if spread is None else spread.mean_s),
+                Cell(text="-"),
+            )
+        ]
+        return [*cells, Cell(text="measured")]
+    document = _modelled(run)
+    if document is None:
+        return [Cell(text="-")] * 6 + [Cell(text="not known")]
+    cells = []
+    for key in ("ttft_s", "tpot_s", "e2e_s"):
+        between = document["intervals"].get(key, (None, None))
+        cells += [cell(key, document[key]), Cell(text=_between(*between))]
+    return [*cells, text_cell(document["basis"].replace("+", ", ").replace("_", " "))]
+
+
+def _modelled(run: PageRun) -> dict[str, Any] | None:
+    """The modelled times of the strongest source that has some."""
+    source = _modelled_source(run)
+    return None if source is None else time_document(run.run, source)
+
+
+def _modelled_source(run: PageRun) -> Source | None:
+    return next((s for s in reversed(Source) if run.run.times_of(s)), None)
 
 
 def _sent(run: PageRun, phase: Phase) -> float | None:
@@ -374,11 +429,22 @@ def _torus(run: PageRun, new: Charts) -> Iterator[Block]:
             about=f"{topology.name}; {len(drawn[0].links)} links carry something in a {drawn[0].phase} step.",
             note="A square is a chip with its device ids; each link is drawn twice, once in each direction.",
         )
-    columns = ("phase", "axis", "from_chip", "to_chip", "load_bytes", "link_s")
-    busiest = found.sort("load_bytes", descending=True, maintain_order=True).head(10)
-    rows = ([cell(c, row[c]) for c in columns] for row in busiest.iter_rows(named=True))
-    names = ("phase", "axis", "from chip", "to chip", "load", "time at peak")
-    yield table_of_rows(run.key("links"), "Ten busiest links", names, rows)
+    names = ("phase", "slice", "from chip", "to chip", "load", "time at peak")
+    rows = [row for torus in drawn for row in _busiest(torus)]
+    yield table_of_rows(run.key("links"), "The busiest links", names, rows)
+
+
+def _busiest(torus: Torus) -> Iterator[list[Cell]]:
+    """Those that carry most in a step of the phase, all axes together."""
+    for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
+        yield [
+            Cell(text=torus.phase),
+            Cell(text=str(link.slice_index)),
+            Cell(text=",".join(map(str, link.source))),
+            Cell(text=",".join(map(str, link.target))),
+            cell("load_bytes", link.load_bytes),
+            cell("link_s", link.link_s),
+        ]
 
 
 def _timeline(runs: Sequence[PageRun], new: Charts) -> Section:
@@ -520,6 +586,7 @@ def _roofline(runs: Sequence[PageRun], new: Charts) -> Section:
                     note=note,
                 )
             ]
+        blocks.append(_roofs(run))
         blocks += [
             run.table("mfu", "MFU", note=_definition("mfu")),
             run.table("mbu", "MBU", note=_definition("mbu")),
@@ -531,6 +598,40 @@ def _roofline(runs: Sequence[PageRun], new: Charts) -> Section:
         lead="What each part of the model reaches while it computes, against what the chip can do at best.",
         panels=tuple(panels),
     )
+
+
+def _roofs(run: PageRun) -> Block:
+    """Which of three roofs binds each part, as `show --roofline` prints."""
+    chip = None if run.subject.topology is None else run.subject.topology.chip
+    rows = [
+        [Cell(text=time.phase.value), Cell(text=time.source.value), *_roof_cells(one)]
+        for time in run.subject.times
+        for one in (() if chip is None else roofs_of(time, chip))
+    ]
+    if not rows:
+        return unknown("which roof binds: no step of the run is modelled")
+    names = (
+        "phase",
+        "source",
+        "part",
+        "compute roof",
+        "HBM roof",
+        "wires",
+        "modelled",
+        "at the roof",
+    )
+    note = "Least time of each part at the peak of the matrix units, of the HBM, and by the interconnect model; the longest binds."
+    return table_of_rows(run.key("roofs"), "Which roof binds", (*names, "binds"), rows, note=note)
+
+
+def _roof_cells(one: Roofs) -> list[Cell]:
+    seconds = (one.compute_s, one.hbm_s, one.interconnect_s, one.taken_s)
+    return [
+        Cell(text=shown(one.part, 40)),
+        *(cell("roof_s", value) for value in seconds),
+        cell("roof_frac", one.roof_frac),
+        Cell(text=WORDS[one.binding]),
+    ]
 
 
 def _memory(runs: Sequence[PageRun], new: Charts) -> Section:

@@ -1,0 +1,367 @@
+"""Figures 1 and 4 to 10 of Xu et al. (docs/paper.md) for a TPU slice: `python experiments/paper_figures.py --figure 4`.
+
+Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/figures. The bars of the slice are
+predictions (`meshscope predict`), with the intervals that the model of time gives: nothing was measured
+on a TPU. What the paper prints in its tables and text stands beside them; it measured vLLM on H100s,
+four in a node. What it only draws is not here.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from meshscope.arch.config import read_model
+from meshscope.cli.making import predicted_run
+from meshscope.export.plots.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    STYLE,
+    bytes_axis,
+    legend_below,
+    save,
+    seconds_axis,
+    stacked,
+)
+from meshscope.figures.cost import segments_of
+from meshscope.hardware.topology import parse_topology
+from meshscope.metrics.request_time import basis_of, request_time
+from meshscope.metrics.totals import request_totals
+from meshscope.plan.experiment import Engine, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.rundir.run import Run
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind, Phase
+
+OUT = Path(__file__).parents[1] / "docs" / "figures"
+
+SMALL, MIDDLE, LARGE = (
+    "meta-llama/Llama-3.2-3B",
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-2-13b",
+)
+FOUR = ("tp=4", "tp=2,pp=2", "pp=4")
+SLICES = {2: "v6e:1x2", 4: "v6e:2x2", 8: "v6e:2x4"}
+PROMPT = OUTPUT = 128
+
+OURS, THEIRS = "predicted, our program on v6e", "predicted, vLLM's conventions"
+PRINTED = "printed in the paper (vLLM on H100)"
+LOOKS = {OURS: BLUE, THEIRS: COLOURS[1], PRINTED: GREY}
+
+# What the paper prints: tables III to V, and the text on figures 8 to 10, in seconds.
+TABLE_III = {SMALL: (57, 7239, 786_432, 6_144), MIDDLE: (65, 8255, 1_048_576, 8_192), LARGE: (81, 10_287, 1_310_720, 10_240)}  # fmt: skip
+TABLE_V = {"pp=2": (2, 254), "pp=4": (6, 762)}  # sends in prefill and decode
+TEXT: dict[tuple[int, str], dict[str, float]] = {
+    (8, "tp=2"): {"e2e": 0.310, "TTFT": 0.150, "TPOT": 0.00117},
+    (8, "tp=4"): {"e2e": 0.210, "TTFT": 0.090, "TPOT": 0.00086},
+    (8, "tp=8"): {"e2e": 1.520, "TTFT": 0.030, "TPOT": 0.01156},
+    (9, "pp=2"): {"e2e": 0.69, "TTFT": 0.430, "TPOT": 0.002},
+    (9, "pp=4"): {"e2e": 1.36, "TTFT": 1.110, "TPOT": 0.002},
+    (9, "pp=8"): {"e2e": 4.98, "TTFT": 2.520, "TPOT": 0.01922},
+    (10, "tp=8"): {"e2e": 2.37, "TTFT": 0.070, "TPOT": 0.018},
+    (10, "tp=4,pp=2"): {"e2e": 15.15, "TPOT": 0.103},
+    (10, "pp=8"): {"TTFT": 2.430},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of a figure, as a row of its CSV file; `low` and `high` are its interval, if it has one."""
+
+    figure: int
+    panel: str
+    model: str
+    plan: str
+    slice: str
+    series: str
+    x: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    unit: str
+    basis: str
+
+
+def run_of(
+    model: str, plan: str, *, engine: Engine = Engine.MESHSCOPE, output: int = OUTPUT
+) -> Run:
+    """The prediction of one request in the paper's conditions: batch 1, prompt 128, bf16."""
+    parsed = parse_plan(plan)
+    n = parsed.n_devices
+    topology = (
+        SLICES[n] if engine is Engine.MESHSCOPE else f"{'2x' if n > 4 else ''}h100:{min(n, 4)}"
+    )
+    experiment = experiment_of(
+        model=read_model(model),
+        plan=parsed,
+        topology=parse_topology(topology),
+        workload=Workload(batch=1, prompt=PROMPT, output=output),
+        engine=engine,
+    )
+    return predicted_run(experiment)
+
+
+def figure_1() -> Iterator[Point]:
+    """Compute and communication of a request, Llama-3.1-8B, by plan."""
+    for plan in ("tp=2", "pp=2", *FOUR):
+        run = run_of(MIDDLE, plan)
+        total: dict[str, float] = {}
+        for time in run.times:
+            n_steps = 1 if time.phase is Phase.PREFILL else OUTPUT - 1
+            for name, seconds in segments_of(time):
+                total[name] = total.get(name, 0.0) + seconds * n_steps
+        whole = sum(total.values())
+        for name, seconds in total.items():
+            yield _point(1, "share of a request", MIDDLE, run, name, plan, seconds / whole, "share")
+
+
+def figure_4() -> Iterator[Point]:
+    """All-reduces with tp=4: how many in prefill and decode, and their payload in a request."""
+    for model, (n_prefill, n_decode, prefill_bytes, decode_bytes) in TABLE_III.items():
+        sides = ((OURS, Engine.MESHSCOPE), (THEIRS, Engine.VLLM))
+        for series, engine in sides:
+            run = run_of(model, "tp=4", engine=engine)
+            rows = [row for row in run.rows if row.kind is Kind.ALL_REDUCE]
+            counts = request_totals(rows)
+            for phase in Phase:
+                panel = f"all-reduces in {phase}"
+                yield _point(
+                    4, panel, model, run, series, _short(model), counts[phase].count, "count"
+                )
+            size = sum(total.payload_bytes for total in counts.values())
+            yield _point(4, "payload of a request", model, run, series, _short(model), size, "B")
+        printed = (("all-reduces in prefill", n_prefill), ("all-reduces in decode", n_decode))
+        for panel, count in printed:
+            yield _printed(
+                4, panel, model, "tp=4", _short(model), count, "count", "tables III and IV"
+            )
+        size = n_prefill * prefill_bytes + n_decode * decode_bytes
+        yield _printed(4, "payload of a request", model, "tp=4", _short(model), size, "B", "table IV: count x size")  # fmt: skip
+
+
+def figure_5() -> Iterator[Point]:
+    """Sends between stages with pp=2 and pp=4: how many in a request, and their payload."""
+    for plan, (n_prefill, n_decode) in TABLE_V.items():
+        for series, engine in ((OURS, Engine.MESHSCOPE), (THEIRS, Engine.VLLM)):
+            run = run_of(MIDDLE, plan, engine=engine)
+            rows = [row for row in run.rows if row.kind in {Kind.SEND, Kind.PERMUTE}]
+            totals = request_totals(rows).values()
+            yield _point(5, "sends in a request", MIDDLE, run, series, plan, sum(t.count for t in totals), "count")  # fmt: skip
+            size = sum(t.payload_bytes for t in totals)
+            yield _point(5, "payload of a request", MIDDLE, run, series, plan, size, "B")
+        yield _printed(5, "sends in a request", MIDDLE, plan, plan, n_prefill + n_decode, "count", "table V")  # fmt: skip
+        size = (n_prefill * PROMPT + n_decode) * 4096 * 2
+        yield _printed(5, "payload of a request", MIDDLE, plan, plan, size, "B", "table V: count x shape x 2 bytes")  # fmt: skip
+
+
+def figure_6() -> Iterator[Point]:
+    """Volume of a request on four devices, by model and plan."""
+    for model in (SMALL, MIDDLE, LARGE):
+        for plan in FOUR:
+            for series, engine in ((OURS, Engine.MESHSCOPE), (THEIRS, Engine.VLLM)):
+                run = run_of(model, plan, engine=engine)
+                yield _point(6, _short(model), model, run, series, plan, _volume(run.rows), "B")
+
+
+def figure_7() -> Iterator[Point]:
+    """Volume of a request on four devices against the tokens that it makes."""
+    for model in (SMALL, MIDDLE, LARGE):
+        for plan in FOUR:
+            for output in (128, 256, 512):
+                run = run_of(model, plan, output=output)
+                yield _point(
+                    7, _short(model), model, run, plan, str(output), _volume(run.rows), "B"
+                )
+
+
+def figure_8() -> Iterator[Point]:
+    """Latency of a request, Llama-3.2-3B, by tensor parallelism."""
+    yield from _latencies(8, SMALL, ("tp=2", "tp=4", "tp=8"))
+
+
+def figure_9() -> Iterator[Point]:
+    """Latency of a request, Llama-3.2-3B, by pipeline parallelism."""
+    yield from _latencies(9, SMALL, ("pp=2", "pp=4", "pp=8"))
+
+
+def figure_10() -> Iterator[Point]:
+    """Latency of a request, Llama-2-13B on eight devices, by plan."""
+    yield from _latencies(10, LARGE, ("tp=8", "tp=4,pp=2", "tp=2,pp=4", "pp=8"))
+
+
+def _latencies(figure: int, model: str, plans: Sequence[str]) -> Iterator[Point]:
+    for plan in plans:
+        run = run_of(model, plan)
+        request = request_time(run.times, n_decode_steps=OUTPUT - 1)
+        for panel, seconds in (
+            ("e2e", request.e2e),
+            ("TTFT", request.ttft),
+            ("TPOT", request.tpot),
+        ):
+            assert seconds is not None
+            yield _point(
+                figure, panel, model, run, OURS, plan, seconds.s, "s",
+                low=seconds.low_s, high=seconds.high_s,
+            )  # fmt: skip
+            if panel in TEXT.get((figure, plan), {}):
+                value = TEXT[figure, plan][panel]
+                yield _printed(
+                    figure, panel, model, plan, plan, value, "s", f"text on figure {figure}"
+                )
+
+
+def _volume(rows: Sequence[Collective]) -> float:
+    """Wire bytes of a request: one device, and with a pipeline one of every stage together."""
+    return float(sum(total.wire_bytes for total in request_totals(rows).values()))
+
+
+def _short(model: str) -> str:
+    return model.rpartition("/")[2]
+
+
+def _point(  # noqa: PLR0913, PLR0917  a row has many columns
+    figure: int, panel: str, model: str, run: Run, series: str, x: str, value: float, unit: str,
+    *, low: float | None = None, high: float | None = None,
+) -> Point:  # fmt: skip
+    asked = run.manifest.experiment
+    basis = basis_of(run.times) if unit in {"s", "share"} else None
+    return Point(
+        figure=figure, panel=panel, model=_short(model), plan=asked["plan"], slice=asked["topology"],
+        series=series, x=x, value=value, low=low, high=high, unit=unit,
+        basis=f"predicted{f': {basis}' if basis else ''}",
+    )  # fmt: skip
+
+
+def _printed(  # noqa: PLR0913, PLR0917  a row has many columns
+    figure: int, panel: str, model: str, plan: str, x: str, value: float, unit: str, where: str
+) -> Point:
+    return Point(
+        figure=figure, panel=panel, model=_short(model), plan=plan, slice="H100, 4 a node",
+        series=PRINTED, x=x, value=value, unit=unit, basis=f"the paper, {where}",
+    )  # fmt: skip
+
+
+FIGURES: dict[int, Callable[[], Iterator[Point]]] = {
+    1: figure_1, 4: figure_4, 5: figure_5, 6: figure_6, 7: figure_7, 8: figure_8, 9: figure_9,
+    10: figure_10,
+}  # fmt: skip
+
+
+def draw(points: Sequence[Point]) -> Figure:
+    """The panels of a figure side by side."""
+    panels = list(dict.fromkeys(point.panel for point in points))
+    number = points[0].figure
+    figure = Figure(
+        figsize=(3.1 * len(panels) if len(panels) > 1 else 6.4, 2.9), layout="constrained"
+    )
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(every, panels, strict=True):
+        of_panel = [point for point in points if point.panel == panel]
+        drawer = DRAWERS.get(number, _draw_bars)
+        drawer(axes, of_panel)
+        axes.set_title(panel)
+    handles, labels = every[0].get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    if number == 1:
+        legend_below(every[0])
+    else:
+        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=3)
+    return figure
+
+
+def _draw_shares(axes: Axes, points: Sequence[Point]) -> None:
+    plans = list(dict.fromkeys(point.x for point in points))
+    bars = [(plan, [(p.series, p.value) for p in points if p.x == plan]) for plan in plans]
+    stacked(axes, bars)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlim(0, 1)
+
+
+def _draw_lines(axes: Axes, points: Sequence[Point]) -> None:
+    for i, plan in enumerate(dict.fromkeys(point.series for point in points)):
+        line = [point for point in points if point.series == plan]
+        axes.plot([int(p.x) for p in line], [p.value for p in line], "os^"[i] + "-", color=COLOURS[i], label=plan)  # fmt: skip
+    axes.set_xticks([128, 256, 512])
+    axes.set_xlabel("output tokens")
+    axes.set_ylim(0)
+    bytes_axis(axes.yaxis)
+
+
+def _draw_bars(axes: Axes, points: Sequence[Point]) -> None:
+    places = list(dict.fromkeys(point.x for point in points))
+    series = [name for name in LOOKS if any(point.series == name for point in points)]
+    width = 0.8 / len(series)
+    for i, name in enumerate(series):
+        for point in (p for p in points if p.series == name):
+            at = places.index(point.x) - 0.4 + (i + 0.5) * width
+            hatch = "//" if name == PRINTED else None
+            axes.bar(at, point.value, width * 0.92, color=LOOKS[name], label=name, hatch=hatch)
+    axes.set_xticks(
+        range(len(places)), [place.replace(",", "\n").removeprefix("Llama-") for place in places]
+    )
+    if points[0].unit == "B":
+        bytes_axis(axes.yaxis)
+    else:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _draw_latencies(axes: Axes, points: Sequence[Point]) -> None:
+    """Points on a logarithmic scale, which has no place for a bar to begin; lines are the intervals."""
+    places = list(dict.fromkeys(point.x for point in points))
+    for name, aside, marker in ((OURS, -0.12, "o"), (PRINTED, 0.12, "D")):
+        for point in (p for p in points if p.series == name):
+            at = places.index(point.x) + aside
+            if point.low is not None and point.high is not None:
+                axes.plot([at, at], [point.low, point.high], color=LOOKS[name], linewidth=1.4)
+            axes.plot([at], [point.value], marker, linestyle="", color=LOOKS[name], label=name)
+    axes.set_xticks(range(len(places)), [place.replace(",", "\n") for place in places])
+    axes.set_xlim(-0.6, len(places) - 0.4)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    seconds_axis(axes.yaxis)
+
+
+DRAWERS = {
+    1: _draw_shares, 7: _draw_lines, 8: _draw_latencies, 9: _draw_latencies, 10: _draw_latencies,
+}  # fmt: skip
+
+
+def write(number: int, folder: Path) -> None:
+    """The figure as PNG, SVG and CSV."""
+    points = list(FIGURES[number]())
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"figure-{number}"
+    with stem.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Point)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, points))
+    settings: dict[Any, Any] = {**STYLE, "figure.dpi": 110}
+    with mpl.rc_context(settings):
+        save(draw(points), stem)
+
+
+def main() -> None:
+    """Draws the figures that are asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--figure", type=int, choices=sorted(FIGURES), help="one figure; all without it"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder")
+    asked = parser.parse_args()
+    for number in FIGURES if asked.figure is None else (asked.figure,):
+        write(number, asked.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Compiles a program that the user traced with torch_xla: an HLO proto in, optimised HLO text out.
+
+As a module, `python -m meshscope.compile.handed PROTO TOPOLOGY TEXT`, it is the child process that does it;
+`compile_graph` starts that child. It needs JAX and libtpu, not torch.
+"""
+
+import gzip
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshscope.compile.child import GZIP_LEVEL, set_environment, slice_devices
+from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words
+from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.torchxla.interpreter import torchxla_environment, torchxla_python
+
+MAX_PROTO_BYTES = 2**31  # protobuf's own limit
+SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
+
+
+def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
+    """Compiles an HLO proto for a slice into a file of text; the versions of the compiler."""
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is no TPU; a graph of torch_xla is compiled for a TPU slice, e.g. v6e-8."
+        )
+    _check_proto(proto)
+    command = [_python(), "-m", "meshscope.compile.handed", str(proto), topology.name, str(text)]
+    with tempfile.TemporaryFile() as log:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=torchxla_environment(),
+            check=False,
+        )
+        log.seek(0)
+        words = log.read().decode(errors="replace")
+    if done.returncode:
+        raise CompileError(
+            f"{proto}: the compiler ended ({ending(done.returncode)}) on this graph for {topology.name}. "
+            f"Its last words: {last_words(words)}"
+        )
+    told = json.loads(done.stdout.splitlines()[-1])
+    if "error" in told:
+        kind = ParseError if told["is_unread"] else CompileError
+        raise kind(told["error"])
+    return told["versions"]
+
+
+def _check_proto(proto: Path) -> None:
+    try:
+        n_bytes = proto.stat().st_size
+        with proto.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise ParseError(f"{proto}: cannot be read ({error}). Give an HLO proto.") from error
+    if n_bytes > MAX_PROTO_BYTES:
+        raise ParseError(f"{proto}: holds {n_bytes} bytes, more than a proto can. Give one graph.")
+    if start.startswith((b"HloModule", b"module")):
+        raise ParseError(
+            f"{proto}: is text, and a graph of torch_xla is a proto, as {SAVED_BY} makes it. Leave "
+            "--frontend out to import optimised HLO text."
+        )
+
+
+def _python() -> str:
+    """This Python if it has the compiler, else the one of the extra torchxla."""
+    has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+    python = sys.executable if has_compiler else torchxla_python()
+    if not has_compiler and python == sys.executable:
+        raise MissingToolError(
+            "compiling a graph needs jax and libtpu, not installed here. Install an extra: "
+            'pip install "meshscope[tpu]" (Linux x86-64).'
+        )
+    return python
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles one graph; what happened is one line of JSON on standard output."""
+    proto, topology, text = Path(arguments[0]), parse_topology(arguments[1]), Path(arguments[2])
+    set_environment()
+    from importlib.metadata import version  # noqa: PLC0415
+
+    from meshscope.torchxla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+
+    told: dict[str, object]
+    try:
+        graph = lowered(Traced(proto=proto.read_bytes()), slice_devices(topology), name="program")
+        compiled = graph.compile()
+        with gzip.open(text, "wt", GZIP_LEVEL, encoding="utf-8") as file:
+            file.write(compiled.as_text())
+        told = {"versions": {name: version(name) for name in ("jax", "jaxlib", "libtpu")}}
+    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
+        words = str(error)[:MAX_TOLD_CHARACTERS]
+        is_unread = isinstance(error, ParseError)
+        message = words if is_unread else f"{proto}: the TPU compiler refused the graph: {words}"
+        told = {"error": message, "is_unread": is_unread}
+    sys.stdout.write(json.dumps(told) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

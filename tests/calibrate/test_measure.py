@@ -1,0 +1,53 @@
+"""What is timed is what is asked for: the compiler leaves every collective inside the loop."""
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec as P
+from meshscope.calibrate.measure import collective_body, payload_of
+from meshscope.interconnect.points import KINDS
+
+mesh = Mesh(np.array(jax.devices()), ("tp",))
+found = {}
+for kind in KINDS:
+    body = collective_body(kind, "tp", mesh.size)
+    repeated = lambda start, count: lax.fori_loop(0, count, lambda _, taken: body(taken), start)
+    program = jax.jit(jax.shard_map(
+        repeated, mesh=mesh, in_specs=(P("tp"), P()), out_specs=P("tp"), check_vma=False))
+    held = 4096 // (mesh.size if kind == "all_gather" else 1) // 4
+    text = program.lower(jnp.zeros(held * mesh.size), jnp.int32(3)).compile().as_text()
+    found[kind] = [line for line in text.splitlines() if kind.replace("_", "-") in line
+                   or "collective-permute" in line]
+    out = program(jnp.ones(held * mesh.size), jnp.int32(3))
+    assert out.shape == (held * mesh.size,), kind
+print(json.dumps({"lines": found, "least": payload_of(KINDS[1], 4, 8)}))
+"""
+
+
+def test_every_collective_stays_and_is_as_large_as_asked() -> None:
+    """Two devices, payload 4,096 B: 1,024 elements go in or come out, by the nccl-tests rule."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["least"] == 32  # an element for each of eight devices
+    shapes = {
+        "all_reduce": "= f32[1024]{0} all-reduce(",
+        "all_gather": "= f32[1024]{0} all-gather(",
+        "reduce_scatter": "= f32[512]{0} reduce-scatter(",
+        "all_to_all": "all-to-all(",
+        "permute": "= f32[1024]{0} collective-permute(",
+    }
+    for kind, shape in shapes.items():
+        lines = told["lines"][kind]
+        assert any(shape in line for line in lines), (kind, lines)
