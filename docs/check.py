@@ -17,6 +17,7 @@ PAGES = [
     "docs/sql.md",
     "docs/moe.md",
     "docs/fsdp.md",
+    "docs/time.md",
 ]
 
 

@@ -11,7 +11,14 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     "page",
-    ["docs/moe.md", "docs/fsdp.md", "docs/accuracy.md", "docs/metrics.md", "docs/sql.md"],
+    [
+        "docs/moe.md",
+        "docs/fsdp.md",
+        "docs/accuracy.md",
+        "docs/metrics.md",
+        "docs/sql.md",
+        "docs/time.md",
+    ],
 )
 def test_pages_show_what_they_are_made_of(page: str):
     command = [sys.executable, "-m", "cogapp", "-P", "--check", "--diff", page]

@@ -25,7 +25,15 @@ def pipelined(
         return (whole,)
     n_microbatches = experiment.n_microbatches(step.phase)
 
+    found: dict[tuple[int, int, int], tuple[Meeting, ...]] = {}
+
     def of_stage(meetings: tuple[Meeting, ...], stage: int, count: int) -> tuple[Meeting, ...]:
+        key = (id(meetings), stage, count)  # layers of one kind have the same meetings
+        if key not in found:
+            found[key] = moved(meetings, stage, count)
+        return found[key]
+
+    def moved(meetings: tuple[Meeting, ...], stage: int, count: int) -> tuple[Meeting, ...]:
         return tuple(
             replace(m, groups=plan.mesh.groups_of_stage(m.groups, stage), count=m.count * count)
             for m in meetings
