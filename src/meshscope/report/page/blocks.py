@@ -11,7 +11,7 @@ from meshscope.report.cells import column_words, figure_words
 from meshscope.report.plain import plain
 
 MAX_TEXT = 240  # characters of a text from outside that are shown
-WRAPPED = 34  # characters from which on a cell takes several lines
+WRAPPED = 72  # characters from which on a cell takes several lines
 MAX_ROWS = 300  # of one table
 
 # Columns of metrics whose unit stands in another column.

@@ -436,7 +436,7 @@ def _torus(run: PageRun, new: Charts) -> Iterator[Block]:
             about=f"{topology.name}; {len(drawn[0].links)} links carry something in a {drawn[0].phase} step.",
             note="A square is a chip with its device ids; each link is drawn twice, once in each direction.",
         )
-    names = ("phase", "slice", "from chip", "to chip", "load", "time at peak")
+    names = ("phase", "from chip", "to chip", "load", "time at peak")
     rows = [row for torus in drawn for row in _busiest(torus)]
     yield table_of_rows(run.key("links"), "The busiest links", names, rows)
 
@@ -446,12 +446,16 @@ def _busiest(torus: Torus) -> Iterator[list[Cell]]:
     for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
         yield [
             Cell(text=torus.phase),
-            Cell(text=str(link.slice_index)),
-            Cell(text=",".join(map(str, link.source))),
-            Cell(text=",".join(map(str, link.target))),
+            Cell(text=_chip_words(torus, link.slice_index, link.source)),
+            Cell(text=_chip_words(torus, link.slice_index, link.target)),
             cell("load_bytes", link.load_bytes),
             cell("link_s", link.link_s),
         ]
+
+
+def _chip_words(torus: Torus, slice_index: int, chip: tuple[int, int, int]) -> str:
+    place = ",".join(map(str, chip))
+    return f"{place} of slice {slice_index}" if torus.n_slices > 1 else place
 
 
 def _timeline(runs: Sequence[PageRun], new: Charts) -> Section:
