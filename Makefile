@@ -89,6 +89,10 @@ golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); r
 	$(BIN)/python tests/golden/make_golden_logits.py
 	$(BIN)/python tests/golden/make_placements.py
 
+.PHONY: constants
+constants: $(VENV)/.dev ## fit the interconnect to the published points again; read the difference
+	$(BIN)/python tests/golden/make_constants.py
+
 .PHONY: full-size
 full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some
 	$(BIN)/python benchmarks/full_size.py $(NAMES)

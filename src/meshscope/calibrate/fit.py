@@ -17,12 +17,12 @@ from meshscope.interconnect.constants import (
     Spreads,
     spec_constants,
 )
-from meshscope.interconnect.fitted import constants_of
 from meshscope.interconnect.fitting import LineFit, fit_line, spread_of
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.points import TimedCollective
 from meshscope.interconnect.profile import FittedKind
+from meshscope.interconnect.stored import constants_of
 from meshscope.table.kinds import Kind
 
 Points = Sequence[TimedCollective]

@@ -39,8 +39,11 @@ Points = tuple[Point, ...]
 
 
 @cache
-def constants_of(chip: Chip) -> LinkConstants:
-    """The constants of a chip, with intervals; SpecError where nobody has published its wires."""
+def fit_constants(chip: Chip) -> LinkConstants:
+    """The constants of a chip, with intervals; SpecError where nobody has published its wires.
+
+    Everybody else takes them from `stored.constants_of`, which keeps what this gives.
+    """
     if chip.kind is ChipKind.GPU:
         return _gpu_constants(chip)
     spec_constants(chip)  # refuses first

@@ -9,13 +9,9 @@ from typing import Any
 
 from meshscope.errors import ParseError, RunError
 from meshscope.interconnect.constants import (
-    KindRates,
     LinkConstants,
-    MeasuredRange,
-    RateConstants,
-    Spreads,
 )
-from meshscope.interconnect.gpu import Protocol
+from meshscope.interconnect.stored import constants_from_dict
 from meshscope.table.kinds import Kind
 
 SCHEMA = 1
@@ -139,7 +135,7 @@ def _profile(document: Mapping[str, Any]) -> ChipProfile:
         chip=document["chip"],
         topology=document["topology"],
         plan=document["plan"],
-        constants=_constants(document["constants"]),
+        constants=constants_from_dict(document["constants"]),
         fits=tuple(_fitted_kind(fit) for fit in document["fits"]),
         points=tuple(document["points"]),
         matrices=tuple(MatrixRate(**rate) for rate in document["matrices"]),
@@ -152,30 +148,3 @@ def _fitted_kind(told: Mapping[str, Any]) -> FittedKind:
     kind = told["kind"]
     fields: dict[str, Any] = {**told, "kind": None if kind is None else Kind(kind)}
     return FittedKind(**fields)
-
-
-def _range(told: Mapping[str, Any]) -> MeasuredRange:
-    fields: dict[str, Any] = {**told, "kind": Kind(told["kind"])}
-    return MeasuredRange(**fields)
-
-
-def _constants(told: Mapping[str, Any]) -> LinkConstants:
-    by_kind = tuple(
-        KindRates(
-            kind=Kind(own["kind"]),
-            rates=RateConstants(**own["rates"]),
-            group_size=own["group_size"],
-        )
-        for own in told["by_kind"]
-    )
-    measured = tuple(map(_range, told["measured"]))
-    spreads = told["spreads"]
-    fields: dict[str, Any] = {
-        **told,
-        "rates": RateConstants(**told["rates"]),
-        "by_kind": by_kind,
-        "protocols": tuple(Protocol(**own) for own in told["protocols"]),
-        "measured": measured,
-        "spreads": None if spreads is None else Spreads(**spreads),
-    }
-    return LinkConstants(**fields)

@@ -7,9 +7,9 @@ import numpy as np
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.constants import LinkConstants, Spreads
 from meshscope.interconnect.fabric import FloatArray
-from meshscope.interconnect.fitted import constants_of
 from meshscope.interconnect.geometry import GroupGeometry, geometry_of
 from meshscope.interconnect.lines import collective_lines, fastest
+from meshscope.interconnect.stored import constants_of
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
 

@@ -1,0 +1,53 @@
+"""What is kept of the fit is what the fit gives."""
+
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.hardware.chips import CHIPS, Chip
+from meshscope.interconnect.constants import LinkConstants, spec_constants
+from meshscope.interconnect.fitted import fit_constants
+from meshscope.interconnect.stored import constants_of
+
+
+def _has_constants(chip: Chip) -> bool:
+    try:
+        spec_constants(chip)
+    except SpecError:
+        return False
+    return True
+
+
+KNOWN = [chip for chip in CHIPS.values() if _has_constants(chip)]
+
+
+@pytest.mark.parametrize("chip", KNOWN, ids=lambda chip: chip.name)
+def test_kept_constants_are_those_of_the_fit(chip: Chip) -> None:
+    kept, fitted = constants_of(chip), fit_constants(chip)
+    assert _figures(kept) == pytest.approx(_figures(fitted), rel=1e-9)
+    assert (kept.source, kept.measured, kept.protocols) == (
+        fitted.source,
+        fitted.measured,
+        fitted.protocols,
+    )
+
+
+def test_a_chip_without_published_wires_is_refused() -> None:
+    with pytest.raises(SpecError, match="nobody has published"):
+        constants_of(CHIPS["cpu"])
+
+
+def _figures(constants: LinkConstants) -> dict[str, float]:
+    spreads = constants.spreads
+    rates = {"any": constants.rates, **{own.kind: own.rates for own in constants.by_kind}}
+    figures = {
+        **{f"{name} floor": own.floor_s for name, own in rates.items()},
+        **{f"{name} share": own.efficiency for name, own in rates.items()},
+        "links": constants.links_at_once,
+        "host": constants.host_bytes_per_s,
+        "die": constants.die_bytes_per_s,
+        "hop": constants.hop_s,
+        "short": None if spreads is None else spreads.short,
+        "long": None if spreads is None else spreads.long,
+        "unseen": None if spreads is None else spreads.unseen,
+    }
+    return {name: -1.0 if value is None else value for name, value in figures.items()}
