@@ -17,9 +17,9 @@ def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two devices, six sizes: enough to fit each kind by itself."""
+    """Two devices, eight sizes: enough to fit each kind by itself."""
     path = tmp_path_factory.mktemp("calibrated") / "cpu.json"
-    sizes = ("--max-bytes", "131072", "--repeats", "1")
+    sizes = ("--max-bytes", "2097152", "--repeats", "3")
     done = meshscope("--topology", "cpu:2", *sizes, "--out", str(path), "--json")
     if (
         done.returncode
@@ -45,7 +45,7 @@ def test_every_kind_is_measured_up_to_the_largest(measured: Path) -> None:
         "permute",
         "reduce_scatter",
     ]
-    assert all((len(sizes), max(sizes)) == (6, 131072) for sizes in by_kind.values())
+    assert all((len(sizes), max(sizes)) == (8, 2097152) for sizes in by_kind.values())
     assert min(by_kind["all_reduce"]) == 4
 
 

@@ -25,6 +25,22 @@ def test_a_report_lies_in_its_run_and_the_run_stays_readable(run) -> None:
     assert run("report", "one", "--force").status == 0
 
 
+def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
+    plan = (
+        "--topology",
+        "v6e:8x8",
+        "--plan",
+        "dp=8,tp=8,ep=64",
+        "--batch",
+        "64",
+        "--prompt",
+        "1024",
+    )
+    assert meshscope("predict", "deepseek-ai/DeepSeek-V3.1-Base", *plan, "--out", "one").status == 0
+    document = json.loads(meshscope("report", "one", "--json").out)
+    assert 50_000 < document["file_bytes"] < 1_000_000  # at most 3 MB with what the compiler tells
+
+
 def test_several_runs_need_a_place(run) -> None:
     status, _, err = run("report", "one", "one")
     assert (status, "--out FILE" in err) == (1, True)

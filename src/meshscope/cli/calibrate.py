@@ -55,8 +55,9 @@ def command(  # noqa: PLR0913  the options of the command
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure collectives, matrices and memory on live devices into a profile of the chip.
+    """Measure what the chip here does, into a profile.
 
+    Collectives, matrices and memory, on live devices.
     The devices are those that JAX sees; cpu:8 are virtual ones on this machine's CPU. The profile
     is for --profile of other commands. Rates are those of nccl-tests, by its formulas.
     """

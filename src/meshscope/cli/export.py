@@ -66,7 +66,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench.
+    """Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots.
 
     Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench's workload card:
     card, with a trace that its tools take and both definitions of its metrics: ccl-bench. Timelines show a step of each phase on every device, at its times where it has some, and otherwise in

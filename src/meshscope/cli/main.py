@@ -42,7 +42,7 @@ COMMANDS: dict[str, Command] = {
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
     "sweep": Command(
         module="sweep",
-        summary="Make the runs of many experiments, resuming after interruptions.",
+        summary="Make many runs, resuming after interruptions.",
     ),
     "import": Command(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
@@ -51,11 +51,9 @@ COMMANDS: dict[str, Command] = {
     "compare": Command(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
-    "report": Command(
-        module="report", summary="Write a report for the browser: one HTML file of runs."
-    ),
+    "report": Command(module="report", summary="Write a report for the browser, one HTML file."),
     "export": Command(
-        module="export", summary="Export a run to Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
+        module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
     ),
     "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
     "calibrate": Command(

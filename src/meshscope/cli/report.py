@@ -39,8 +39,9 @@ def command(
     open_: Annotated[Open, typer.Option("--open", help="Show it in the browser.")] = Open.NO,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a report for the browser: one HTML file that needs no network.
+    """Write a report for the browser, one HTML file.
 
+    It needs no network.
     It tells what was asked and what it costs, and draws traffic, links, timeline, sizes, roofline and
     memory. Several runs stand side by side, named A, B, ... in the order given.
     """

@@ -69,7 +69,7 @@ def command(  # noqa: PLR0913  the options of the command
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the runs of many experiments, resuming after interruptions.
+    """Make many runs, resuming after interruptions.
 
     All are checked before the first starts. A run that is whole is never made again; what fails is
     told at the end and stops nothing.

@@ -18,6 +18,7 @@ from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
+from meshscope.torchxla.interpreter import tracing_environment
 
 # The compiler reports the memory that a program needs even where the chip has less, so that the
 # table still comes out and says by how much it does not fit.
@@ -52,22 +53,12 @@ TORCH_XLA_V5_FLAGS = "--xla_enable_async_all_gather=true --xla_enable_async_coll
 
 
 def set_torchxla_environment(experiment: Experiment) -> None:
-    """What torch_xla reads when it is imported, besides what libtpu does.
-
-    It traces for CPU devices: as many as the slice has, and none computes anything.
-    """
+    """What torch_xla reads when it is imported, and what it would tell libtpu."""
     chip = experiment.topology.chip.name
     flags = [os.environ["LIBTPU_INIT_ARGS"], TORCH_XLA_FLAGS]
     flags += [TORCH_XLA_V5_FLAGS] if chip.startswith("v5") else []
-    os.environ.update(
-        {
-            "LIBTPU_INIT_ARGS": " ".join(flags),
-            "PJRT_DEVICE": "CPU",
-            "CPU_NUM_DEVICES": str(experiment.topology.n_devices),
-            "XLA_HLO_DEBUG": "1",  # scopes become op_names
-            "USE_TORCH_XLA": "0",  # transformers' own use of it is for trainers
-        }
-    )
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags)
+    os.environ.update(tracing_environment(experiment.topology.n_devices))
 
 
 def topology_devices(experiment: Experiment) -> list[Any]:

@@ -12,17 +12,19 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import MeshscopeError
 from meshscope.hardware.chips import ChipKind
-from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.run.checkpoint import Checkpoint
 from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.torchxla.interpreter import tracing_environment
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 
 
@@ -37,6 +39,8 @@ def set_environment(experiment: Experiment, *, n_processes: int) -> None:
         n_devices = experiment.topology.n_devices // n_processes
         flag = f"--xla_force_host_platform_device_count={n_devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        os.environ.update(tracing_environment(experiment.topology.n_devices))
 
 
 def told(words: str) -> None:
@@ -49,17 +53,10 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     """Builds, compiles, runs, times and profiles; returns the report."""
     from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
     from meshscope.run.processes import gather_profiles, join_processes  # noqa: PLC0415
-    from meshscope.run.session import Session  # noqa: PLC0415
 
     join_processes(options)
     devices = live_devices(experiment.topology)
-    session = Session.started(
-        experiment,
-        devices,
-        make_weights=_weights_maker(experiment, options),
-        prompt=_prompt(experiment, options),
-        told=told,
-    )
+    session = _session(experiment, devices, options)
     for phase, text in session.hlo_texts().items():
         path = out / HLO / hlo_name(phase)
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
@@ -77,10 +74,23 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
         "seconds": {**session.seconds, "warm_up": warm_up_s},
         "memory": session.memory(),
         "costs": session.costs(),
-        "versions": versions(),
+        "versions": versions() | _tracing_versions(experiment),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "devices": [described(device) for device in devices],
     }
+
+
+def _session(experiment: Experiment, devices: list[Any], options: Mapping[str, Any]) -> Any:
+    """The programs on their devices, those of JAX or those that torch_xla traced."""
+    prompt = _prompt(experiment, options)
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        from meshscope.run.traced import traced_session  # noqa: PLC0415  imports torch_xla
+
+        return traced_session(experiment, devices, seed=options["seed"], prompt=prompt, told=told)
+    from meshscope.run.session import Session  # noqa: PLC0415  imports JAX
+
+    make_weights = _weights_maker(experiment, options)
+    return Session.started(experiment, devices, make_weights=make_weights, prompt=prompt, told=told)
 
 
 def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
@@ -134,17 +144,22 @@ def _flatten(trace: Path) -> None:
     shutil.rmtree(trace / "plugins", ignore_errors=True)
 
 
-def versions() -> dict[str, str]:
+def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
     """Versions of what compiled and ran the programs."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
     found: dict[str, str] = {}
-    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
     return found
+
+
+def _tracing_versions(experiment: Experiment) -> dict[str, str]:
+    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    return versions(("torch", "torch_xla", "transformers")) if is_torchxla else {}
 
 
 def end_with_parent() -> None:

@@ -2,20 +2,27 @@
 
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def held_child(arguments: Sequence[str], log: Path) -> Generator[subprocess.Popen[bytes]]:
+def held_child(
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[subprocess.Popen[bytes]]:
     """Python with these arguments while the block runs; it holds our pipe, its errors go to `log`."""
     with log.open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            env=environment,
         )
     try:
         yield child

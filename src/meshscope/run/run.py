@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
-from meshscope.plan.experiment import Experiment
+from meshscope.plan.experiment import Experiment, Frontend
 from meshscope.plan.memory import Memory, compiled_memory
 from meshscope.run.holding import held_child
 from meshscope.run.measuring import measured_of
@@ -23,6 +24,12 @@ from meshscope.rundir.write import write_table
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.table.measured import Measured, Request, StepCost
+from meshscope.torchxla.configs import transformers_config
+from meshscope.torchxla.interpreter import (
+    check_torchxla,
+    torchxla_environment,
+    torchxla_python,
+)
 from meshscope.trace.chrome import write_chrome_trace
 from meshscope.trace.perfetto import write_perfetto_trace
 from meshscope.trace.session import read_profile
@@ -112,7 +119,10 @@ def run_process(
 
     Of several processes, the profiles of all come to the first, and the others keep none.
     """
-    check_can_run()
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        _check_torchxla(experiment, options)
+    else:
+        check_can_run()
     if experiment.topology.n_devices % options.n_processes:
         raise SpecError(
             f"{experiment.topology.n_devices} devices of '{experiment.topology.name}' are not divisible "
@@ -123,6 +133,18 @@ def run_process(
     report = _reported(experiment, folder, options, progress)
     progress(LIVE, "done")
     return report
+
+
+def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
+    """Refuses what a traced program is not run with, before any process starts."""
+    if options.checkpoint is not None or options.n_processes > 1:
+        what = "--checkpoint" if options.checkpoint is not None else "several processes"
+        raise SpecError(
+            f"--frontend torchxla runs with random weights in one process, not with {what}. Leave it out, "
+            "or use --frontend jax."
+        )
+    check_torchxla()
+    transformers_config(experiment.model)
 
 
 def check_can_run() -> None:
@@ -187,7 +209,13 @@ def _reported(
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
         log = Path(scratch) / "log"
-        with held_child((*CHILD, str(request), str(folder)), log) as child:
+        is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+        with held_child(
+            (*CHILD, str(request), str(folder)),
+            log,
+            python=torchxla_python() if is_torchxla else sys.executable,
+            environment=torchxla_environment() if is_torchxla else None,
+        ) as child:
             assert child.stdout is not None
             for line in child.stdout:
                 words = line.decode(errors="replace").strip()

@@ -46,6 +46,16 @@ def torchxla_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": source if not others else f"{source}{os.pathsep}{others}"}
 
 
+def tracing_environment(n_devices: int) -> dict[str, str]:
+    """What torch_xla reads when it is imported: it traces for CPU devices, and none computes anything."""
+    return {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(n_devices),
+        "XLA_HLO_DEBUG": "1",  # scopes become op_names
+        "USE_TORCH_XLA": "0",  # transformers' own use of it is for trainers
+    }
+
+
 def check_torchxla() -> Mapping[str, str]:
     """The versions of what is needed; MissingToolError when something lacks or does not fit."""
     python = torchxla_python()

@@ -11,7 +11,7 @@ from meshscope.report.cells import column_words, figure_words
 from meshscope.report.plain import plain
 
 MAX_TEXT = 240  # characters of a text from outside that are shown
-WRAPPED = 34  # characters from which on a cell takes several lines
+WRAPPED = 72  # characters from which on a cell takes several lines
 MAX_ROWS = 300  # of one table
 
 # Columns of metrics whose unit stands in another column.
@@ -187,7 +187,16 @@ def table_of_frame(id_: str, title: str, frame: pl.DataFrame, *, note: str = "")
     rows = (
         [cell(name, value) for name, value in row.items()] for row in kept.iter_rows(named=True)
     )
-    return table_of_rows(id_, title, [column_words(c) for c in kept.columns], rows, note=note)
+    return table_of_rows(id_, title, _names(kept.columns), rows, note=note)
+
+
+def _names(columns: Sequence[str]) -> list[str]:
+    """Names in words; a share that would be named as its dividend says that it is one."""
+    names = [column_words(c) for c in columns]
+    return [
+        f"{name} share" if column.endswith("_frac") and names.count(name) > 1 else name
+        for name, column in zip(names, columns, strict=True)
+    ]
 
 
 def _says_nothing(column: pl.Series) -> bool:

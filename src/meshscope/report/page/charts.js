@@ -544,10 +544,11 @@
       chart.text((chart.left + chart.right) / 2, bottom + 36, "devices", { class: "tick", "text-anchor": "middle" });
       lines.forEach((line, i) => {
         const colour = i ? "ax1" : "c-compute";
-        const d = line.points.map(([, n, v], j) => `${j ? "L" : "M"}${toX(n)} ${toY(v)}`).join("");
+        const best = ns.map((n) => line.points.filter((p) => p[1] === n).sort((a, b) => a[2] - b[2])[0]).filter(Boolean);
+        const d = best.map(([, n, v], j) => `${j ? "L" : "M"}${toX(n)} ${toY(v)}`).join("");
         make("path", { d, class: `stem ${colour}`, fill: "none" }, chart.svg);
-        const [, n0, v0] = line.points[0];
-        const nLast = line.points[line.points.length - 1][1];
+        const [, n0, v0] = best[0];
+        const nLast = best[best.length - 1][1];
         make("path", { class: "ideal", d: `M${ns.filter((n) => n >= n0 && n <= nLast).map((n) => `${toX(n)} ${toY((v0 * n0) / n)}`).join("L")}` }, chart.svg);
         for (const [name, n, v] of line.points) {
           chart.mark(make("circle", { cx: toX(n), cy: toY(v), r: 5.5, class: colour }, chart.svg), `${name}, ${n} devices\n${line.name}: ${words(v, unit)}`);

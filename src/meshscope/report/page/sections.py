@@ -86,8 +86,7 @@ def sections(runs: Sequence[PageRun], new: Charts) -> tuple[Section, ...]:
     """All sections, in the order of the page."""
     return (
         _asked(runs),
-        _cost(runs, new),
-        _scaling(runs, new),
+        *_cost_and_plans(runs, new),
         _collectives(runs),
         _traffic(runs, new),
         _timeline(runs, new),
@@ -99,6 +98,14 @@ def sections(runs: Sequence[PageRun], new: Charts) -> tuple[Section, ...]:
         _inserted(runs),
         _conditions(runs),
     )
+
+
+def _cost_and_plans(runs: Sequence[PageRun], new: Charts) -> tuple[Section, Section]:
+    """Several runs are told apart first."""
+    if len(runs) > 1:
+        plans = _scaling(runs, new)
+        return plans, _cost(runs, new)
+    return _cost(runs, new), _scaling(runs, new)
 
 
 def _asked(runs: Sequence[PageRun]) -> Section:
@@ -256,7 +263,7 @@ def _scaling(runs: Sequence[PageRun], new: Charts) -> Section:
 
 def _plans(runs: Sequence[PageRun]) -> Block:
     names = ("run", "model", "plan", "slice", "devices", "source", "prefill step", "decode step")
-    more = ("sent in prefill", "sent in a decode step", "memory of a device", "fits")
+    more = ("sent, prefill", "sent, decode", "memory", "fits")
     return table_of_rows("plans-table", "Plans", (*names, *more), map(_plan_row, runs))
 
 
@@ -357,7 +364,7 @@ def _scaling_chart(runs: Sequence[PageRun], new: Charts) -> Iterator[Block]:
             about="; ".join(
                 f"{a} on {n} devices {format_seconds(s)}" for a, n, s in line["points"]
             ),
-            note="Dashed: the time of the first run divided by as many devices more.",
+            note="The line joins the fastest run of each size. Dashed: the time of the smallest divided by as many devices more.",
         )
     if not lines:
         yield unknown(
@@ -429,7 +436,7 @@ def _torus(run: PageRun, new: Charts) -> Iterator[Block]:
             about=f"{topology.name}; {len(drawn[0].links)} links carry something in a {drawn[0].phase} step.",
             note="A square is a chip with its device ids; each link is drawn twice, once in each direction.",
         )
-    names = ("phase", "slice", "from chip", "to chip", "load", "time at peak")
+    names = ("phase", "from chip", "to chip", "load", "time at peak")
     rows = [row for torus in drawn for row in _busiest(torus)]
     yield table_of_rows(run.key("links"), "The busiest links", names, rows)
 
@@ -439,12 +446,16 @@ def _busiest(torus: Torus) -> Iterator[list[Cell]]:
     for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
         yield [
             Cell(text=torus.phase),
-            Cell(text=str(link.slice_index)),
-            Cell(text=",".join(map(str, link.source))),
-            Cell(text=",".join(map(str, link.target))),
+            Cell(text=_chip_words(torus, link.slice_index, link.source)),
+            Cell(text=_chip_words(torus, link.slice_index, link.target)),
             cell("load_bytes", link.load_bytes),
             cell("link_s", link.link_s),
         ]
+
+
+def _chip_words(torus: Torus, slice_index: int, chip: tuple[int, int, int]) -> str:
+    place = ",".join(map(str, chip))
+    return f"{place} of slice {slice_index}" if torus.n_slices > 1 else place
 
 
 def _timeline(runs: Sequence[PageRun], new: Charts) -> Section:
