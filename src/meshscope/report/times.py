@@ -83,13 +83,19 @@ def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[str]]]:
     for axis in axes:
         cells = [_with_share(time.exposed_by_axis_s.get(axis, 0.0), time) for time in times]
         yield f"exposed communication, {plain(axis)}", cells
-    hidden = [max(0.0, time.collective_s - time.exposed_s) for time in times]
+    hidden = [_hidden_s(time) for time in times]
     if any(h > MIN_SHARE * t.step.s for h, t in zip(hidden, times, strict=True)):
         yield "  hidden behind compute", [format_seconds(h) for h in hidden]
     if any(time.idle_s > MIN_SHARE * time.step.s for time in times):
         yield "idle", [_with_share(time.idle_s, time) for time in times]
     if any(time.bubble_s for time in times):
         yield "  of it waiting for other stages", [_with_share(t.bubble_s, t) for t in times]
+
+
+def _hidden_s(time: StepTime) -> float:
+    """Collectives that compute hides; what rounding leaves is nothing."""
+    hidden_s = time.collective_s - time.exposed_s
+    return hidden_s if hidden_s > MIN_SHARE * time.step.s else 0.0
 
 
 def _with_share(seconds: float, time: StepTime) -> str:
@@ -119,8 +125,12 @@ def _doubt_lines(times: Sequence[StepTime]) -> Iterator[Text]:
     for time in times:
         if time.unestimated_frac > MIN_SHARE:
             yield Text(_unestimated_words(time), style="dim")
+    notes: dict[tuple[str, str], list[str]] = {}
+    for time in times:
         for words in time.notes:
-            yield Text(f"{time.phase}: {plain(words)}", style="yellow")
+            notes.setdefault((time.source.value, words), []).append(time.phase.value)
+    for (source, words), phases in notes.items():
+        yield Text(f"{source} {' and '.join(phases)}: {plain(words)}", style="yellow")
 
 
 def _unestimated_words(time: StepTime) -> str:

@@ -21,8 +21,13 @@ def stated_cost(instruction: Instruction) -> tuple[int, int] | None:
     return cost if any(cost) else None
 
 
-def known_flops(computation: Computation, instruction: Instruction) -> int | None:
-    """Flops of a splash attention or ragged dot by its operands; None for another kernel."""
+def known_flops(
+    computation: Computation, instruction: Instruction, expert_rows: int | None = None
+) -> int | None:
+    """Flops of a splash attention or ragged dot by its operands; None for another kernel.
+
+    A ragged dot skips the rows of its buffer that no expert has: `expert_rows` are those expected.
+    """
     shapes = [
         array.dims
         for operand in computation.producers(instruction)
@@ -34,7 +39,8 @@ def known_flops(computation: Computation, instruction: Instruction) -> int | Non
         return _splash_flops(computation, instruction, shapes)
     if name.startswith("ragged-dot") and len(shapes) >= 2 and len(shapes[-1]) == 3:
         rows, weights = shapes[-2], shapes[-1]
-        return 2 * prod(rows) * weights[-1]
+        n_rows = rows[0] if expert_rows is None else min(rows[0], expert_rows)
+        return 2 * n_rows * prod(rows[1:]) * weights[-1]
     return 0 if name.startswith("ragged-dot") else None
 
 

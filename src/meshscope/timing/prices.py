@@ -122,8 +122,13 @@ class Prices:
     """The work of instructions, each looked at once."""
 
     def __init__(
-        self, flow: Dataflow, rates: Rates, profile: Mapping[str, int] | None = None
+        self,
+        flow: Dataflow,
+        rates: Rates,
+        profile: Mapping[str, int] | None = None,
+        expert_rows: int | None = None,
     ) -> None:
+        self._expert_rows = expert_rows
         self._flow = flow
         self._profile = profile or {}
         self._rates = rates
@@ -185,7 +190,7 @@ class Prices:
         """A kernel by what its author states, by its operands where we know it, else by its bytes."""
         moved = traffic(self._flow, computation, instruction)
         stated = stated_cost(instruction)
-        n_flops = stated[0] if stated else known_flops(computation, instruction)
+        n_flops = stated[0] if stated else known_flops(computation, instruction, self._expert_rows)
         hbm_bytes = max(moved.hbm_bytes, stated[1]) if stated else moved.hbm_bytes
         if n_flops is None:
             price = self._rates.unknown(n_bytes=moved.n_bytes)

@@ -6,7 +6,7 @@ model and the plan alone, so that they are found once for a plan and hold for ev
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, prod
 from typing import assert_never
 
 import numpy as np
@@ -22,6 +22,7 @@ from meshscope.arch.model import (
     Model,
 )
 from meshscope.plan.caches import layer_cache
+from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import exchange_axes
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan
@@ -272,3 +273,13 @@ def rows_of_token(model: Model, plan: Plan) -> float:
         return model.moe.n_active / plan.tp
     over_tp = plan.ep if plan.expert_axes == ("tp",) else 1
     return model.moe.n_active / over_tp
+
+
+def balanced_rows(experiment: Experiment, phase: Phase) -> int | None:
+    """Rows that balanced routing brings to one device's experts in a layer; None without experts."""
+    if experiment.model.moe is None:
+        return None
+    plan, workload = experiment.plan, experiment.workload
+    n_tokens = local_tokens(plan, phase, workload.prompt if phase is Phase.PREFILL else 1)
+    n_sequences = workload.batch // plan.data_size // experiment.n_microbatches(phase)
+    return ceil(n_sequences * n_tokens * rows_of_token(experiment.model, plan))
