@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.figures.cost import COLLECTIVES, EXPOSED, MEMORY, STAGES, CostBar
 from meshscope.metrics.totals import step_totals
+from meshscope.report.document import is_on_cpu
+from meshscope.report.live import SHARED_CORES
 from meshscope.report.page.blocks import shown
 from meshscope.report.page.side import PageRun
 from meshscope.report.words import count_words, phase_words
@@ -17,8 +19,8 @@ SAME_FRAC = 0.005  # by which two times may differ and be called the same
 def headline(runs: Sequence[PageRun]) -> list[str]:
     """One or more sentences, the most important first."""
     if len(runs) == 1:
-        return [*_run_sentences(runs[0]), *_memory_sentence(runs[0])]
-    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs)]
+        return [*_run_sentences(runs[0]), *_memory_sentence(runs[0]), *_cpu_sentence(runs)]
+    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs), *_cpu_sentence(runs)]
 
 
 def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
@@ -93,6 +95,12 @@ def _memory_sentence(run: PageRun) -> Iterator[str]:
         yield f"It fits: a device needs {share}."
     elif memory.fits is False:
         yield f"It does not fit: a device would need {share}."
+
+
+def _cpu_sentence(runs: Sequence[PageRun]) -> Iterator[str]:
+    """What times on virtual devices are worth."""
+    if any(run.costs and is_on_cpu(run.run) for run in runs):
+        yield f"{SHARED_CORES[0].upper()}{SHARED_CORES[1:]}."
 
 
 def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:
