@@ -10,7 +10,7 @@
     ["waiting for stages", "c-stages"], ["idle", "c-idle"], ["collectives, hidden or not", "ax0"],
     ["weights", "c-compute"], ["KV cache", "ax1"], ["temporary", "c-stages"], ["other", "c-idle"],
     ["attn", "p0"], ["mlp", "p1"], ["moe.experts", "p2"], ["moe.shared", "p3"], ["moe.router", "p4"],
-    ["moe.dispatch", "p5"], ["moe.combine", "p5"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
+    ["moe.dispatch", "p5"], ["moe.combine", "p6"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
     ["between parts", "c-between"], ["stage", "c-stages"], ["of unknown split", "c-idle"],
   ]);
   const axes = [];

@@ -13,6 +13,7 @@ from meshscope.table.kinds import Phase
 from meshscope.units import format_bytes, format_seconds
 
 SMALL_FRAC = 0.02  # of a step, which is called next to nothing
+LARGE_FRAC = 0.4  # of a step, from which on a part of the model is named
 SAME_FRAC = 0.005  # by which two times may differ and be called the same
 
 
@@ -31,7 +32,7 @@ def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
 def _run_sentences(run: PageRun) -> Iterator[str]:
     costs = strongest_costs(run)
     for bar in costs.values():
-        yield _step_sentence(bar)
+        yield f"{_step_sentence(bar)}{_dearest(run, bar)}"
     if not costs:
         yield from _bytes_sentences(run)
 
@@ -61,6 +62,18 @@ def _step_sentence(bar: CostBar) -> str:
     return (
         f"Of {step} {_a_step(bar)}, {format_seconds(total)} ({_share(total, bar)}) is communication "
         f"over {axes} that nothing hides{tail}."
+    )
+
+
+def _dearest(run: PageRun, bar: CostBar) -> str:
+    """The part of the model that takes most of a modelled step, where one stands out."""
+    times = (t for t in run.subject.times if (t.source, t.phase) == (bar.source, bar.phase))
+    parts = [(part.compute_s + part.exposed_s, part.part) for time in times for part in time.parts]
+    seconds, part = max(parts, key=lambda found: found[0], default=(0.0, None))
+    if part is None or seconds < LARGE_FRAC * bar.step_s:
+        return ""
+    return (
+        f" {shown(part, 40)} takes most of it, {format_seconds(seconds)} ({_share(seconds, bar)})."
     )
 
 
