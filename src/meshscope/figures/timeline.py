@@ -1,5 +1,6 @@
 """The timeline of one step on one device, and which stretch of it is one layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import polars as pl
 
 from meshscope.metrics.intervals import bursts, placed
+from meshscope.metrics.overlap import is_compute, timed
 from meshscope.metrics.subject import Subject
-from meshscope.metrics.timeline import TIMELINE
+from meshscope.metrics.timeline import COPY, TIMELINE, last_step
 from meshscope.table.kinds import Source
 
 MAX_SPANS = 6_000  # of one phase that are drawn one by one; beyond, the shortest are left out
@@ -56,14 +58,40 @@ class StepTimeline:
 
 
 def step_timelines(folder: Path | None, subject: Subject) -> tuple[StepTimeline, ...]:
-    """The timelines that a run folder keeps; none where it keeps none."""
-    path = None if folder is None else folder / TIMELINE
-    if path is None or not path.is_file():
-        return ()
-    folded = pl.read_parquet(path).filter(pl.col("start_s").is_not_null())
+    """A step of each phase, modelled and measured, as far as the run folder keeps them.
+
+    Of a measured run, the last profiled step on the first device.
+    """
+    found = [*_folded(folder), *_measured(subject)]
     return tuple(
         _timeline(part, str(source), str(phase), subject)
-        for (source, phase), part in folded.group_by("source", "phase", maintain_order=True)
+        for rows in found
+        for (source, phase), part in rows.group_by("source", "phase", maintain_order=True)
+    )
+
+
+def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
+    path = None if folder is None else folder / TIMELINE
+    if path is not None and path.is_file():
+        yield pl.read_parquet(path).filter(pl.col("start_s").is_not_null())
+
+
+def _measured(subject: Subject) -> Iterator[pl.DataFrame]:
+    """Single executions in the form of folded ones, from the start of the step."""
+    if subject.timeline is None:
+        return
+    is_measured = pl.col("source") == Source.MEASURED.value
+    steps = last_step(timed(subject.timeline.filter(is_measured)))
+    own = steps.filter(pl.col("device").eq_missing(pl.col("device").min().over("phase")))
+    if own.is_empty():
+        return
+    is_collective = pl.col("kind").is_not_null()
+    lane = pl.when(is_collective).then(pl.lit(COLLECTIVE)).when(is_compute()).then(pl.lit("core"))
+    yield own.filter(is_collective | is_compute() | (pl.col("opcode") == COPY)).with_columns(
+        lane.otherwise(pl.lit(COPY)).alias("lane"),
+        pl.col("start_s") - pl.col("start_s").min().over("phase"),
+        pl.lit([], pl.List(pl.Int64)).alias("repeats"),
+        pl.lit([], pl.List(pl.Float64)).alias("periods_s"),
     )
 
 
@@ -140,12 +168,16 @@ class Bursts:
 
 
 def axis_bursts(subject: Subject, source: Source) -> tuple[Bursts, ...]:
-    """The bursts of each axis, phase by phase, of one device and, with a pipeline, of stage 0."""
+    """The bursts of each axis, phase by phase, of the first device and, with a pipeline, of the first stage."""
     executions = _executions(subject, source)
     found = bursts(placed(executions)) if len(executions) else executions.clear()
     if found.is_empty():
         return ()
-    own = found.filter(pl.col("stage").is_null() | (pl.col("stage") == pl.col("stage").min()))
+    is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
+    # A profile counts from the start of the trace, a modelled step from its own.
+    begin = pl.when(pl.col("device").is_null()).then(0.0)
+    first = begin.otherwise(pl.col("begin").min().over("phase"))
+    own = found.filter(*is_first).with_columns(pl.col("begin") - first, pl.col("end") - first)
     return tuple(
         Bursts(
             phase="unknown phase" if phase is None else str(phase),
@@ -169,7 +201,7 @@ def _executions(subject: Subject, source: Source) -> pl.DataFrame:
     rows = subject.events.filter(is_own)
     if subject.timeline is None:
         return rows
-    single = subject.timeline.filter(is_own, pl.col("start_s").is_not_null())
+    single = last_step(timed(subject.timeline.filter(is_own))).drop("step")
     phases = single["phase"].unique().to_list()
     others = rows.filter(~pl.col("phase").is_in(phases) | pl.col("phase").is_null())
     return pl.concat([others, single])

@@ -56,17 +56,24 @@ def draw_timelines(it: Plotted) -> Iterator[Drawn]:
     """The step of each phase that the run folder keeps, and one layer of it."""
     found = step_timelines(it.run.path, it.subject)
     if not found:
-        yield Drawn(name="timeline", reason="the run keeps no timeline; a compiled run has one")
+        yield Drawn(
+            name="timeline", reason="the run keeps no timeline; compiled and measured runs have one"
+        )
     for timeline in found:
         yield Drawn(
-            name=f"timeline-{timeline.phase}",
+            name=_timeline_name(timeline),
             figure=_timeline_figure(timeline, 0.0, timeline.end_s, f"One {timeline.phase} step"),
         )
         if timeline.layer is not None:
             name, start_s, end_s = timeline.layer
             title = f"One layer of {timeline.phase}: {name}"
             figure = _timeline_figure(timeline, start_s, end_s, title)
-            yield Drawn(name=f"timeline-{timeline.phase}-layer", figure=figure)
+            yield Drawn(name=f"{_timeline_name(timeline)}-layer", figure=figure)
+
+
+def _timeline_name(timeline: StepTimeline) -> str:
+    measured = "-measured" if timeline.source == Source.MEASURED else ""
+    return f"timeline-{timeline.phase}{measured}"
 
 
 def _timeline_figure(timeline: StepTimeline, low: float, high: float, title: str) -> Figure:

@@ -10,7 +10,7 @@
     ["waiting for stages", "c-stages"], ["idle", "c-idle"], ["collectives, hidden or not", "ax0"],
     ["weights", "c-compute"], ["KV cache", "ax1"], ["temporary", "c-stages"], ["other", "c-idle"],
     ["attn", "p0"], ["mlp", "p1"], ["moe.experts", "p2"], ["moe.shared", "p3"], ["moe.router", "p4"],
-    ["moe.dispatch", "p5"], ["moe.combine", "p5"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
+    ["moe.dispatch", "p5"], ["moe.combine", "p6"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
     ["between parts", "c-between"], ["stage", "c-stages"], ["of unknown split", "c-idle"],
   ]);
   const axes = [];
@@ -351,7 +351,7 @@
     torus(chart, { sizes, wraps, chips, links, slices }) {
       const [X, Y, Z] = sizes;
       const panels = Z * slices;
-      const columns = Math.max(1, Math.min(panels, Math.floor(chart.width / (X * 34 + 40))));
+      const columns = Math.max(1, Math.min(panels, Math.floor(chart.width / (X * 46 + 40))));
       const pitch = Math.max(16, Math.min(92, (chart.width / columns - 46) / X));
       const [panelWidth, panelHeight] = [chart.width / columns, Y * pitch + 58];
       const most = Math.max(...links.map((link) => link[4]), 1);
@@ -403,7 +403,8 @@
         const [a, b] = where(slice, [x, y, z]);
         const node = make("rect", { x: a - size / 2, y: b - size / 2, width: size, height: size, rx: size / 6, class: "chip" }, chart.svg);
         chart.mark(node, `chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}, device ${devices}\nsends ${words(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} a step over its links`);
-        if (size > 15) chart.text(a, b + 4, devices, { class: "chipname", "text-anchor": "middle", "font-size": devices.length > 3 ? 9 : 12 });
+        const font = Math.min(12, (size * 1.1) / Math.max(1.6, devices.length * 0.62));
+        if (font >= 6) chart.text(a, b + font * 0.36, devices, { class: "chipname", "text-anchor": "middle" }).style.fontSize = `${font}px`;
       }
       const rings = wraps.map((is, i) => (is ? "xyz"[i] : "")).filter(Boolean);
       const bottom = Math.ceil(panels / columns) * panelHeight + 6;

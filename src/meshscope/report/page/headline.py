@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.figures.cost import COLLECTIVES, EXPOSED, MEMORY, STAGES, CostBar
 from meshscope.metrics.totals import step_totals
+from meshscope.report.document import is_on_cpu
+from meshscope.report.live import SHARED_CORES
 from meshscope.report.page.blocks import shown
 from meshscope.report.page.side import PageRun
 from meshscope.report.words import count_words, phase_words
@@ -11,14 +13,15 @@ from meshscope.table.kinds import Phase
 from meshscope.units import format_bytes, format_seconds
 
 SMALL_FRAC = 0.02  # of a step, which is called next to nothing
+LARGE_FRAC = 0.4  # of a step, from which on a part of the model is named
 SAME_FRAC = 0.005  # by which two times may differ and be called the same
 
 
 def headline(runs: Sequence[PageRun]) -> list[str]:
     """One or more sentences, the most important first."""
     if len(runs) == 1:
-        return [*_run_sentences(runs[0]), *_memory_sentence(runs[0])]
-    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs)]
+        return [*_run_sentences(runs[0]), *_memory_sentence(runs[0]), *_cpu_sentence(runs)]
+    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs), *_cpu_sentence(runs)]
 
 
 def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
@@ -29,7 +32,7 @@ def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
 def _run_sentences(run: PageRun) -> Iterator[str]:
     costs = strongest_costs(run)
     for bar in costs.values():
-        yield _step_sentence(bar)
+        yield f"{_step_sentence(bar)}{_dearest(run, bar)}"
     if not costs:
         yield from _bytes_sentences(run)
 
@@ -59,6 +62,18 @@ def _step_sentence(bar: CostBar) -> str:
     return (
         f"Of {step} {_a_step(bar)}, {format_seconds(total)} ({_share(total, bar)}) is communication "
         f"over {axes} that nothing hides{tail}."
+    )
+
+
+def _dearest(run: PageRun, bar: CostBar) -> str:
+    """The part of the model that takes most of a modelled step, where one stands out."""
+    times = (t for t in run.subject.times if (t.source, t.phase) == (bar.source, bar.phase))
+    parts = [(part.compute_s + part.exposed_s, part.part) for time in times for part in time.parts]
+    seconds, part = max(parts, key=lambda found: found[0], default=(0.0, None))
+    if part is None or seconds < LARGE_FRAC * bar.step_s:
+        return ""
+    return (
+        f" {shown(part, 40)} takes most of it, {format_seconds(seconds)} ({_share(seconds, bar)})."
     )
 
 
@@ -93,6 +108,12 @@ def _memory_sentence(run: PageRun) -> Iterator[str]:
         yield f"It fits: a device needs {share}."
     elif memory.fits is False:
         yield f"It does not fit: a device would need {share}."
+
+
+def _cpu_sentence(runs: Sequence[PageRun]) -> Iterator[str]:
+    """What times on virtual devices are worth."""
+    if any(run.costs and is_on_cpu(run.run) for run in runs):
+        yield f"{SHARED_CORES[0].upper()}{SHARED_CORES[1:]}."
 
 
 def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:

@@ -51,9 +51,9 @@ ASKED = (
     "request",
 )  # conditions that stand at the top; the others at the end
 N_BUSIEST = 5  # links of each phase that are listed
+WHISKER = "The line at the end of a bar is between what the step is taken to lie."
 NO_TIMELINE = (
-    "the run keeps no timeline. A compiled run has one; a prediction has none, and of a measured run "
-    "`export --to perfetto` gives what was recorded"
+    "the run keeps no timeline. Compiled and measured runs have one; a prediction has none"
 )
 NO_ROOF = (
     "a point needs FLOPs and bytes of a part with its time, and published peaks of the chip; "
@@ -155,7 +155,7 @@ def _cost_charts(runs: Sequence[PageRun], new: Charts) -> Iterator[Block]:
                 f"Time of one {phase} step",
                 data,
                 about="; ".join(f"{_bar_name(r, b)} {_interval(b)}" for r, b in bars) + ".",
-                note="The line at the end of a bar is between what the step is taken to lie.",
+                note=WHISKER if any(bar.low_s is not None for _, bar in bars) else "",
             )
     for run in runs:
         if not run.costs:
