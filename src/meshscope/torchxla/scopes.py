@@ -88,7 +88,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
                 _lay_out(norm, tensors, streams.residual, streams.entered)
     if streams.is_split:
         _lay_out(model.model.norm, tensors, streams.residual)
-    _lay_out(model.lm_head, tensors, streams.logits, streams.entered)
+    _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
