@@ -16,6 +16,7 @@ from meshscope.cli.options import (
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
+from meshscope.cli.tracing import tell_python
 from meshscope.compile.compile import check_can_compile, compile_experiment
 from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
@@ -69,6 +70,7 @@ def checked(options: ExperimentOptions) -> Experiment:
 
 def _compiled_run(options: CompileOptions) -> Run:
     experiment = checked(options)
+    tell_python(experiment)
     path = run_folder(experiment, options.out)
     profile = asked_profile(options.profile, experiment.topology.chip)
     predicted = predicted_run(experiment, profile)

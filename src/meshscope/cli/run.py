@@ -16,10 +16,11 @@ from meshscope.cli.options import (
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import Progress
+from meshscope.cli.tracing import tell_python
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Engine, Experiment, Frontend
 from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.run.checkpoint import Checkpoint, Texts
@@ -117,7 +118,8 @@ def prepared(options: LiveOptions) -> Prepared:
         n_processes=options.n_processes,
         checkpoint=None if options.checkpoint is None else str(options.checkpoint.resolve()),
     )
-    check_can_run()
+    if experiment.program.frontend is Frontend.JAX:
+        check_can_run()
     return Prepared(experiment=experiment, live=live, texts=texts)
 
 
@@ -125,6 +127,7 @@ def _live_run(options: LiveOptions) -> Run | None:
     """The run; None in a process that only takes part in it."""
     asked = prepared(options)
     experiment, live = asked.experiment, asked.live
+    tell_python(experiment)
     path = run_folder(experiment, options.out)
     profile = asked_profile(options.profile, experiment.topology.chip)
     predicted = predicted_run(experiment, profile)

@@ -109,10 +109,11 @@ class ContextLayer(StaticLayer):
                 for array, x in zip((self.keys, self.values), given, strict=True)
             )
             return given
-        slot = self._slot()
-        arrays: tuple[Any, Any] = (self.keys, self.values)
-        for array, x in zip(arrays, given, strict=True):
-            array.index_copy_(2, slot, x)
+        is_here = self._is_here()
+        self.keys, self.values = (
+            torch.where(is_here, x, array)
+            for array, x in zip((self.keys, self.values), given, strict=True)
+        )
         return self.keys, self.values
 
     def _with_blocks(self, array: Any, x: Any) -> Any:
@@ -127,14 +128,19 @@ class ContextLayer(StaticLayer):
         both = torch.cat([new, held[:, :, :, new.shape[3] :]], dim=3)
         return tensors.annotate(both, shares).reshape(array.shape)
 
-    def _slot(self) -> Any:
-        """[1]: where the step's token goes."""
+    def _is_here(self) -> Any:
+        """[1, 1, T, 1]: whether a slot is that of the step's token.
+
+        A copy to its index would do as well, but for it the partitioner gathers the cache.
+        """
         experiment, position = self.caches.experiment, self.caches.tensors.position
         size, n_prompt = experiment.plan.cp, experiment.workload.prompt
         number = position - n_prompt
         owner, turn = number % size, number // size
         n_each = cache_slots(experiment.plan, experiment.workload)
-        return (owner * n_each + n_prompt // size + turn)[None]
+        slot = owner * n_each + n_prompt // size + turn
+        slots = torch.arange(self.max_cache_len, device=position.device)
+        return (slots == slot)[None, None, :, None]
 
 
 def argument_name(index: int, array: str) -> str:

@@ -5,6 +5,7 @@ order in which they are registered, so that what is laid out carries the scope o
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from meshscope.arch.model import MlpKind
@@ -46,14 +47,23 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
 
 
 def add_scopes(model: Any, experiment: Experiment) -> None:
-    """Hooks that open a module's scope before its forward, and close it behind."""
+    """Hooks that open a module's scope before its forward, and close it behind.
+
+    The last positions are taken between the layers and the head: that is the head's, too.
+    """
     for name, module in model.named_modules():
         own = scope_of_module(name, experiment)
-        if own is not None:
-            _surround(module, own)
+        if own is not None and module is not model.lm_head:
+            before, behind = _brackets(own)
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(behind)
+    before, behind = _brackets(Part.LM_HEAD.value)
+    model.model.register_forward_hook(before)
+    model.lm_head.register_forward_hook(behind)
 
 
-def _surround(module: Any, name: str) -> None:
+def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What opens a scope, and what closes it."""
     opened: list[Any] = []
 
     def before(*_: Any) -> None:
@@ -63,8 +73,7 @@ def _surround(module: Any, name: str) -> None:
     def behind(*_: Any) -> None:
         opened.pop().__exit__(None, None, None)
 
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(behind)
+    return before, behind
 
 
 def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
@@ -79,7 +88,7 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
                 _lay_out(norm, tensors, streams.residual, streams.entered)
     if streams.is_split:
         _lay_out(model.model.norm, tensors, streams.residual)
-    _lay_out(model.lm_head, tensors, streams.logits, streams.entered)
+    _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:

@@ -9,14 +9,15 @@ from meshscope.torchxla.layouts import Layouts, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Specs of one phase: `residual` between blocks, `entered` inside them, `logits` [B, 1, V].
+    """Specs of one phase: `residual` between blocks, `entered` inside them, `tokens` [B, S].
 
-    `is_split` says whether sp splits the residual stream over tp.
+    `logits` [B, 1, V] is for where the head makes them, `rows` for where they leave. `is_split` says whether sp splits the residual stream over tp.
     """
 
     residual: Spec
     entered: Spec
     logits: Spec
+    rows: Spec
     tokens: Spec
     is_split: bool
 
@@ -36,6 +37,7 @@ def streams_of(experiment: Experiment, phase: Phase, layouts: Layouts) -> Stream
         residual=residual,
         entered=entered,
         logits=(data, (), tp),
+        rows=(data, (), ()),
         tokens=(data, context),
         is_split=is_split,
     )

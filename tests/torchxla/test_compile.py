@@ -1,0 +1,93 @@
+"""What torch_xla traced is compiled for TPU: every collective has phase, layer, part and axis."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+
+from meshscope.arch.config import model_from_config
+from meshscope.compile.compile import compile_experiment
+from meshscope.hardware.topology import parse_topology
+from meshscope.metrics.join import Verdict, compare
+from meshscope.plan.experiment import Experiment, Frontend, Program, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.predict import predict
+from meshscope.table.kinds import Kind, Part, Phase
+
+DENSE = {
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+MIXTURE = DENSE | {
+    "model_type": "qwen3_moe",
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "norm_topk_prob": True,
+}
+
+
+class Case(NamedTuple):
+    config: dict[str, object]
+    plan: str
+
+
+CASES = {
+    "sp": Case(DENSE, "tp=8,sp"),
+    "ep": Case(MIXTURE, "dp=8,ep=8"),
+    "cp": Case(DENSE, "cp=2,tp=4"),
+    "pp": Case(DENSE, "pp=2,tp=4"),
+    "fsdp": Case(DENSE, "fsdp=8"),
+    "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
+}
+DAILY = {"sp", "ep"}
+
+
+def small_experiment(case: Case) -> Experiment:
+    return experiment_of(
+        model=model_from_config(case.config, name="small", source="test"),
+        plan=parse_plan(case.plan),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=8, prompt=128, output=8),
+        program=Program(frontend=Frontend.TORCHXLA),
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name in DAILY else (pytest.mark.matrix,))
+        for name, case in CASES.items()
+    ],
+)
+def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
+    """Nothing is unattributed; what programs write themselves is as predicted in prefill."""
+    experiment = small_experiment(case)
+
+    result = compile_experiment(experiment, tmp_path, progress=lambda *_: None)
+
+    assert [row.axis_reason for row in result.rows if row.axis_reason] == []
+    comparison = compare(predict(experiment), result.rows)
+    equal = {
+        (match.shown.part, match.shown.kind)
+        for match in comparison.with_verdict(Verdict.EQUAL, Phase.PREFILL)
+    }
+    expected = {
+        "sp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.REDUCE_SCATTER)},
+        "ep": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MOE_COMBINE, Kind.ALL_TO_ALL)},
+        "cp": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
+        "pp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_REDUCE)},
+        "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
+        "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
+    }[next(name for name, known in CASES.items() if known == case)]
+    assert expected <= equal, [str(m) for m in comparison.matches]
