@@ -68,6 +68,14 @@ def test_a_broken_run_is_one_message_and_leaves_no_file(run) -> None:
     assert run("report", "none").status == 1
 
 
+def test_a_broken_timeline_is_one_message(run) -> None:
+    Path("one/timeline.parquet").write_bytes(b"PAR1")
+    status, _, err = run("report", "one")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "cannot read 'one/timeline.parquet'" in err
+    assert "--force" in err
+
+
 def test_too_many_runs_are_refused(run) -> None:
     status, _, err = run("report", *["one"] * 25, "--out", "x.html")
     assert (status, "at most 24" in err) == (1, True)

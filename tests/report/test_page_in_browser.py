@@ -137,6 +137,21 @@ def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
         browser.call("Emulation.clearDeviceMetricsOverride")
 
 
+def test_paper_is_white_and_has_no_buttons(browser: Browser) -> None:
+    browser.ask("document.documentElement.setAttribute('data-theme', 'dark')")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert (
+            browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        )
+        hidden = "[...document.querySelectorAll('button:not(th button), select, nav')].map(b => b.offsetParent)"
+        assert set(browser.ask(hidden)) == {None}
+        assert browser.ask("document.querySelectorAll('figure svg').length") > 5
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+        browser.ask("document.documentElement.removeAttribute('data-theme')")
+
+
 def test_nothing_stands_on_the_console_and_no_host_was_asked(browser: Browser) -> None:
     assert browser.complaints == []
     assert len(browser.requested) == 1

@@ -10,7 +10,7 @@ import polars as pl
 from meshscope.metrics.intervals import bursts, placed
 from meshscope.metrics.overlap import is_compute, timed
 from meshscope.metrics.subject import Subject
-from meshscope.metrics.timeline import COPY, TIMELINE, last_step
+from meshscope.metrics.timeline import COPY, TIMELINE, last_step, read_table
 from meshscope.table.kinds import Source
 
 MAX_SPANS = 6_000  # of one phase that are drawn one by one; beyond, the shortest are left out
@@ -73,7 +73,7 @@ def step_timelines(folder: Path | None, subject: Subject) -> tuple[StepTimeline,
 def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
     path = None if folder is None else folder / TIMELINE
     if path is not None and path.is_file():
-        yield pl.read_parquet(path).filter(pl.col("start_s").is_not_null())
+        yield read_table(path).filter(pl.col("start_s").is_not_null())
 
 
 def _measured(subject: Subject) -> Iterator[pl.DataFrame]:

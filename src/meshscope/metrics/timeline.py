@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.errors import RunError
 from meshscope.table.schema import POLARS_SCHEMA
 
 TIMELINE = "timeline.parquet"
@@ -40,10 +41,20 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """
     found: list[pl.DataFrame] = []
     if (folder / TIMELINE).is_file():
-        found.append(timeline_of(pl.read_parquet(folder / TIMELINE), events))
+        found.append(timeline_of(read_table(folder / TIMELINE), events))
     if (folder / OPS).is_file():
-        found.append(_measured(pl.read_parquet(folder / OPS)))
+        found.append(_measured(read_table(folder / OPS)))
     return pl.concat(found) if found else None
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """A Parquet file of a run folder; RunError with the remedy where it is damaged."""
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise RunError(
+            f"cannot read '{path}': {error}. Make the run again, with --force."
+        ) from error
 
 
 def _measured(ops: pl.DataFrame) -> pl.DataFrame:

@@ -72,9 +72,7 @@ def _dearest(run: PageRun, bar: CostBar) -> str:
     seconds, part = max(parts, key=lambda found: found[0], default=(0.0, None))
     if part is None or seconds < LARGE_FRAC * bar.step_s:
         return ""
-    return (
-        f" {shown(part, 40)} takes most of it, {format_seconds(seconds)} ({_share(seconds, bar)})."
-    )
+    return f" The dearest part is {shown(part, 40)}: {format_seconds(seconds)} ({_share(seconds, bar)})."
 
 
 def _a_step(bar: CostBar) -> str:
