@@ -82,6 +82,9 @@ class _Exchange:
     def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] in and out; tokens are laid out over the axes of the exchange and the data axis."""
         n_tokens = x.shape[0]
+        data = self.tensors.layouts.data
+        for tensor in (x, chosen, shares):  # else the region's layout spreads into attention
+            self.tensors.annotate(tensor, (data, ()))
         missing = -n_tokens % self._n_token_parts
         x, shares = _padded(x, missing), _padded(shares, missing)
         chosen = _padded(chosen, missing, module.num_experts)  # no expert
