@@ -110,9 +110,9 @@ class ContextLayer(StaticLayer):
             )
             return given
         is_here = self._is_here()
+        arrays: tuple[Any, Any] = (self.keys, self.values)
         self.keys, self.values = (
-            torch.where(is_here, x, array)
-            for array, x in zip((self.keys, self.values), given, strict=True)
+            torch.where(is_here, x, array) for array, x in zip(arrays, given, strict=True)
         )
         return self.keys, self.values
 
