@@ -245,7 +245,7 @@ def _printed(  # noqa: PLR0913, PLR0917  a row has many columns
     figure: int, panel: str, model: str, plan: str, x: str, value: float, unit: str, where: str
 ) -> Point:
     return Point(
-        figure=figure, panel=panel, model=_short(model), plan=plan, slice="H100, 4 a node",
+        figure=figure, panel=panel, model=_short(model), plan=str(parse_plan(plan)), slice="H100, 4 a node",
         series=PRINTED, x=x, value=value, unit=unit, basis=f"the paper, {where}",
     )  # fmt: skip
 

@@ -478,7 +478,8 @@
         make("line", { x1: x, x2: x, y1: bottom, y2: y, class: `stem ${colour}` }, chart.svg);
         const node = make("circle", { cx: x, cy: y, r: 5, class: colour }, chart.svg);
         chart.mark(node, `${count.toLocaleString("en")} x ${words(size, "B")}\n${name}`);
-        chart.text(x, y - 9, count.toLocaleString("en"), { class: "value", "text-anchor": "middle" });
+        const isAside = x !== toX(size);
+        chart.text(isAside ? x + 8 : x, isAside ? y + 4 : y - 9, count.toLocaleString("en"), { class: "value", "text-anchor": isAside ? "start" : "middle" });
       }
       return chart.legend(names, bottom + 42, (name) => AXIS_COLOURS[names.indexOf(name) % AXIS_COLOURS.length]);
     },
