@@ -73,9 +73,9 @@ TELLING = [
     Case(LLAMA_8B, "v4-8", "dp=2,tp=4", Loop.UNROLL, 4),
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
-    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
+    Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
-    Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8"),
+    Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
     Case(GPT_OSS, "v6e-8", "tp=8,ep=8"),  # two kinds of layers in turn
     Case(V3, "v6e:8x8", "dp=8,tp=8,ep=64", n_layers=6, batch=64),
@@ -150,6 +150,7 @@ WHOLE_MATRIX += [
     Case(LLAMA_8B, "v5p-16", "pp=4,tp=2,sp"),
     Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
     Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),
+    Case(QWEN_32B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(LLAMA_3B, "v6e:1x1", "tp=1"),
     Case(LLAMA_3B, "v5p-16", "tp=8", kernels=Kernels.OFF),
     Case(V2_LITE, "v6e-8", "pp=2,tp=4"),  # 27 layers, the first one dense
