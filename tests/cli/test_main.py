@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -131,18 +130,11 @@ def test_an_interrupted_command_leaves_nothing(
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("--help",), PREDICT], ids=["help", "predict"])
-def test_it_starts_at_once(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Processor time, for a busy machine must not fail this; a second is the promise."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran(*arguments, cwd=tmp_path)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used_s < 1
-
-
 def test_predict_loads_no_table_library_and_no_framework(tmp_path: Path) -> None:
-    """Times in closed form are arrays, so that NumPy is the one that it needs."""
+    """Times in closed form are arrays, so that NumPy is the one that it needs; nothing is fitted again.
+
+    How long it takes is for benchmarks/start_up.py.
+    """
     program = """
 import sys
 from meshscope.cli.main import main
@@ -150,7 +142,9 @@ try:
     main()
 finally:
     heavy = {"polars", "duckdb", "jax", "jaxlib", "torch"}
-    print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+    heavy_rooms = {"meshscope.interconnect.fitted", "meshscope.hlo.parse", "meshscope.trace.xplane"}
+    loaded = {name.split(".")[0] for name in sys.modules} | set(sys.modules)
+    print(sorted((heavy | heavy_rooms) & loaded))
 """
     command = [sys.executable, "-c", program, *PREDICT, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
