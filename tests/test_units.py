@@ -69,6 +69,7 @@ def test_format_bytes_keeps_three_digits(n_bytes: float | None, text: str) -> No
     [
         (None, "?"),
         (0.0, "0 us"),
+        (3e-11, "< 1 ns"),
         (7.41e-6, "7.41 us"),
         (999.9e-6, "1 ms"),
         (0.0123, "12.3 ms"),

@@ -94,10 +94,15 @@ def format_gib(n_bytes: float | None) -> str:
     return "?" if n_bytes is None else f"{n_bytes / 2**30:.2f} GiB"
 
 
+NANOSECOND_S = 1e-9
+
+
 def format_seconds(seconds: float | None) -> str:
-    """Seconds for people: `7.4 us`, `12.3 ms`, `1.52 s`; an unknown duration is `?`."""
+    """Seconds for people: `7.4 us`, `12.3 ms`, `1.52 s`, `< 1 ns`; an unknown duration is `?`."""
     if seconds is None:
         return "?"
+    if 0 < seconds < NANOSECOND_S:
+        return "< 1 ns"
     for scale, unit in ((1e-6, "us"), (1e-3, "ms")):
         if abs(seconds) < scale * ROUNDS_TO_1000:
             return f"{_three_digits(seconds / scale)} {unit}"
