@@ -26,6 +26,7 @@ except ImportError:  # not on this platform: two sweeps of one folder are not to
 MARK = "sweep.json"
 FAILURES = "failures.json"
 SUMMARY = "summary.parquet"
+LEFTOVERS = (".*.json.partial", ".*.log")  # of a sweep that was killed
 SCHEMA = 1
 WAIT_FOR_LOCK_S = 15.0  # children of a sweep that was killed need a moment to end
 
@@ -52,6 +53,10 @@ class SweepFolder:
         """Forgets a failure, so that the run is tried again."""
         if self._failures.pop(planned.name, None) is not None:
             self._write_failures()
+
+    def log(self, planned: Planned) -> Path:
+        """Where the command that makes the run writes what it says, until it has ended."""
+        return self.path / f".{planned.name}.log"
 
     def is_done(self, planned: Planned) -> bool:
         """Whether the run is there; RunError where the place holds something else."""
@@ -95,8 +100,9 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
         _wait_for_lock(lock, path)
         check_is_sweep(path)
         remove_leftovers(path)
-        for leftover in path.glob(".*.json.partial"):
-            leftover.unlink()
+        for pattern in LEFTOVERS:
+            for leftover in path.glob(pattern):
+                leftover.unlink()
         yield SweepFolder(path, lock=lock)
     finally:
         os.close(lock)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -86,20 +85,19 @@ def make_runs(
     A run on live devices has the machine for itself, as its times tell of nothing else then.
     """
     waiting, running = deque(planned), list[_Child]()
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
-        try:
-            while waiting or running:
-                while waiting and _has_room(waiting[0], running, n_jobs):
-                    running.append(_started(waiting.popleft(), folder, Path(scratch), force=force))
-                    progress.started(running[-1].planned)
-                time.sleep(POLL_S)
-                for child in [child for child in running if child.process.poll() is not None]:
-                    running.remove(child)
-                    progress.ended(child.planned, *_settled(child, folder))
-                for child in running:
-                    progress.said(child.planned, _last_line(child.said()))
-        finally:
-            _end(running)
+    try:
+        while waiting or running:
+            while waiting and _has_room(waiting[0], running, n_jobs):
+                running.append(_started(waiting.popleft(), folder, force=force))
+                progress.started(running[-1].planned)
+            time.sleep(POLL_S)
+            for child in [child for child in running if child.process.poll() is not None]:
+                running.remove(child)
+                progress.ended(child.planned, *_settled(child, folder))
+            for child in running:
+                progress.said(child.planned, _last_line(child.said()))
+    finally:
+        _end(running)
 
 
 def _has_room(planned: Planned, running: Sequence[_Child], n_jobs: int) -> bool:
@@ -109,11 +107,11 @@ def _has_room(planned: Planned, running: Sequence[_Child], n_jobs: int) -> bool:
     return not is_live and len(running) < n_jobs
 
 
-def _started(planned: Planned, folder: SweepFolder, scratch: Path, *, force: bool) -> _Child:
+def _started(planned: Planned, folder: SweepFolder, *, force: bool) -> _Child:
     """The command in a child that holds our lock, and our pipe: it ends when we do, however we end."""
     out = ("--out", str(folder.path / planned.name), *(["--force"] if force else []))
     command = [sys.executable, *CHILD, planned.command.value, *planned.words, *out]
-    path = scratch / f"{planned.name}.log"
+    path = folder.log(planned)
     with path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -173,6 +171,7 @@ def _end(running: Sequence[_Child]) -> None:
                 os.kill(child.process.pid, signal.SIGKILL)
             child.process.wait()
             child.close()
+            child.log.unlink()
 
 
 def time_left_s(
