@@ -1,10 +1,5 @@
-"""A child that crashes, refuses or is interrupted is one message, and leaves no folder."""
+"""A child that crashes or refuses is one message."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +12,6 @@ from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.run import run as module
 from meshscope.run.run import RunOptions, run_experiment
-from meshscope.rundir.folder import new_folder
 
 WHAT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
 
@@ -41,7 +35,7 @@ def failing(kind: str, message: str, *, is_ours: bool) -> str:
     said = {"type": kind, "message": message, "is_ours": is_ours}
     return (
         "import json, pathlib, sys\n"
-        f"pathlib.Path(sys.argv[2], 'error.json').write_text(json.dumps({said!r}))\n"
+        f"pathlib.Path(sys.argv[2], 'report.error.json').write_text(json.dumps({said!r}))\n"
         "raise SystemExit(1)"
     )
 
@@ -67,40 +61,3 @@ def test_a_fault_of_the_user_is_told_as_it_is(
 ) -> None:
     with pytest.raises(SpecError, match=r"^Use fewer\.$"):
         run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_folder_and_no_child(
-    number: int, config_file: Path, tmp_path: Path
-) -> None:
-    """After a kill, the next start removes what was left."""
-    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--output", "8", "--prompt", "8")
-    command = [sys.executable, "-m", "meshscope", "run", str(config_file), *plan, "--out", "runs/r"]
-    started = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    assert started.stderr is not None
-    assert "compiling" in started.stderr.readline()
-    child = int(subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True))
-    started.send_signal(number)
-    started.wait()
-    started.stderr.close()
-    assert started.returncode in {130, 143, -signal.SIGKILL}
-    left = list((tmp_path / "runs").iterdir())
-    assert [path.name for path in left if not path.name.startswith(".")] == []
-    assert bool(left) == (number == signal.SIGKILL)
-    _wait_for_end(child)
-    if left:
-        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "runs" / "r", force=False):
-            raise ZeroDivisionError
-        assert list((tmp_path / "runs").iterdir()) == []
-
-
-def _wait_for_end(child: int) -> None:
-    for _ in range(200):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the child outlives its parent")

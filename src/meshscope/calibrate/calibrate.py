@@ -3,7 +3,6 @@
 import csv
 import json
 import platform
-import signal
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -12,14 +11,14 @@ from typing import Any
 
 from meshscope import __version__
 from meshscope.calibrate.fit import fit_constants
-from meshscope.calibrate.request import ERROR, REPORT, CalibrationRequest
+from meshscope.calibrate.request import REPORT, CalibrationRequest
+from meshscope.children.failure import Failure, How, failure_of
+from meshscope.children.held import heard, held_child
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.points import ReadPoints, TimedCollective, ring_pairs
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
 from meshscope.plan.plan import Plan
-from meshscope.run.holding import held_child
-from meshscope.run.names import TOLD
 from meshscope.run.run import check_can_run
 from meshscope.table.kinds import Kind
 
@@ -136,33 +135,26 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         asked, log = folder / "request.json", folder / "log"
         asked.write_text(json.dumps(request.as_dict()), encoding="utf-8")
         with held_child((*CHILD, str(asked), str(folder)), log) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                words = line.decode(errors="replace").strip()
-                if words.startswith(TOLD):
-                    progress(LIVE, words.removeprefix(TOLD))
-            returncode = child.wait()
+            returncode = heard(child, lambda words: progress(LIVE, words))
         if returncode:
-            raise _failure(request, returncode, folder / ERROR, log)
+            raise _failure(request, failure_of(returncode, folder / REPORT, log))
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))
 
 
-def _failure(
-    request: CalibrationRequest, returncode: int, error_file: Path, log: Path
-) -> MeshscopeError:
+def _failure(request: CalibrationRequest, failure: Failure) -> MeshscopeError:
     name = request.topology.name
-    if error_file.exists():
-        said = json.loads(error_file.read_text(encoding="utf-8"))
-        if said["is_ours"]:
-            return SpecError(said["message"])
-        return RunFailedError(f"JAX could not measure {name}: {said['type']}: {said['message']}")
-    if returncode == -signal.SIGKILL:
-        return RunFailedError(
-            f"the process that measured {name} was killed; the machine probably ran out of memory. "
-            "Try a smaller --max-bytes."
-        )
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return RunFailedError(
-        f"the process that measured {name} crashed ({returncode}). Its last words: "
-        f"{(lines or ['none'])[-1][:300]}"
-    )
+    match failure.how:
+        case How.OURS:
+            return SpecError(failure.words)
+        case How.REFUSED:
+            return RunFailedError(f"JAX could not measure {name}: {failure.words}")
+        case How.KILLED:
+            return RunFailedError(
+                f"the process that measured {name} was killed; the machine probably ran out of "
+                "memory. Try a smaller --max-bytes."
+            )
+        case How.CRASHED:
+            return RunFailedError(
+                f"the process that measured {name} crashed ({failure.kind}). Its last words: "
+                f"{failure.words}"
+            )

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshscope.calibrate.request import ERROR, REPORT, CalibrationRequest, request_from_dict
-from meshscope.errors import MeshscopeError
+from meshscope.calibrate.request import REPORT, CalibrationRequest, request_from_dict
+from meshscope.children.inside import end_with_parent, reported, told
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.points import KINDS
-from meshscope.run.child import end_with_parent, told, versions
+from meshscope.run.child import versions
 
 MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsewhere too
 LARGE_MATRIX_SIZES = (2048, 4096, 8192)
@@ -121,14 +121,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     request = request_from_dict(json.loads(Path(request_file).read_text(encoding="utf-8")))
     set_environment(request)
-    try:
-        (directory / REPORT).write_text(json.dumps(measure(request)), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        is_ours = isinstance(error, MeshscopeError)
-        said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        (directory / ERROR).write_text(json.dumps(said), encoding="utf-8")
-        return 1
-    return 0
+    return reported(lambda: measure(request), directory / REPORT)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ SMALLEST_BYTES = 4
 STEP = 8  # each size is this many times the one before
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
-REPORT, ERROR = "report.json", "error.json"
+REPORT = "report.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Started as `python -m meshscope.compile.child EXPERIMENT.json OUT_DIR PHASE`; writes the scheduled
 HLO and a report, or an error report. It is a process of its own so that a crash of the compiler
-is a message, and so that phases compile side by side.
+is a message, and so that phases compile side by side. It ends with its parent.
 """
 
 import gzip
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import MeshscopeError
+from meshscope.children.inside import end_with_parent, reported
 from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.programs.analysis import memory_analysis
@@ -133,22 +133,17 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one compilation; every failure that Python sees becomes `PHASE.error.json`."""
+    """Runs one compilation; a report in `PHASE.json`, or in `PHASE.error.json` why there is none."""
     experiment_file, out_dir, phase_name = arguments
+    end_with_parent()
     directory, phase = Path(out_dir), Phase(phase_name)
     experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
     set_environment()
     if experiment.program.frontend is Frontend.TORCHXLA:
         set_torchxla_environment(experiment)
-    try:
-        report = compile_phase(experiment, phase, directory)
-    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        is_ours = isinstance(error, MeshscopeError)
-        told = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        (directory / f"{phase}.error.json").write_text(json.dumps(told), encoding="utf-8")
-        return 1
-    (directory / f"{phase}.json").write_text(json.dumps(report), encoding="utf-8")
-    return 0
+    return reported(
+        lambda: compile_phase(experiment, phase, directory), directory / f"{phase}.json"
+    )
 
 
 if __name__ == "__main__":

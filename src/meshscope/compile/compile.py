@@ -13,10 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshscope.children.failure import Failure, How, failure_of
+from meshscope.children.held import held_child
 from meshscope.compile.cycles import (
     FLAG,
     Cycles,
@@ -24,7 +27,6 @@ from meshscope.compile.cycles import (
     profiling_environment,
     read_profile,
 )
-from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.collectives import operations_in, rows_of
@@ -220,72 +222,67 @@ def _run_children(
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
         experiment_file = Path(scratch) / "experiment.json"
         experiment_file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
-        children: dict[Phase, subprocess.Popen[bytes]] = {}
-        try:
+        with ExitStack() as held:
+            waiting: dict[Phase, subprocess.Popen[bytes]] = {}
             for phase in phases:
                 own_dir = None if cycles_dir is None else cycles_dir / phase.value
-                children[phase] = _start(experiment, experiment_file, hlo_dir, phase, own_dir)
+                child = _held(experiment, experiment_file, hlo_dir, phase, own_dir)
+                waiting[phase] = held.enter_context(child)
                 progress(phase, "compiling")
-            waiting = dict(children)
             while waiting:
                 for phase in [p for p, child in waiting.items() if child.poll() is not None]:
-                    child = waiting.pop(phase)
-                    if child.returncode:
-                        log = (Path(scratch) / f"{phase}.log").read_text(errors="replace")
-                        raise _failure(experiment, phase, child.returncode, hlo_dir, log)
+                    returncode = waiting.pop(phase).returncode
+                    if returncode:
+                        report, log = hlo_dir / f"{phase}.json", _log(experiment_file, phase)
+                        raise _failure(experiment, phase, failure_of(returncode, report, log))
                     progress(phase, "compiled")
                 time.sleep(POLL_S)
-        finally:
-            for child in children.values():
-                if child.poll() is None:
-                    child.kill()
-                child.wait()
 
 
-def _start(
+def _log(experiment_file: Path, phase: Phase) -> Path:
+    return experiment_file.with_name(f"{phase}.log")
+
+
+def _held(
     experiment: Experiment,
     experiment_file: Path,
     out_dir: Path,
     phase: Phase,
     cycles_dir: Path | None,
-) -> subprocess.Popen[bytes]:
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """The child of a phase, in the Python that has its front end; its log is beside the experiment."""
     is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
-    python = torchxla_python() if is_torchxla else sys.executable
     environment = torchxla_environment() if is_torchxla else dict(os.environ)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
-    command = [python, *CHILD, str(experiment_file), str(out_dir), phase.value]
-    with (experiment_file.parent / f"{phase}.log").open("wb") as log:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
+    return held_child(
+        (*CHILD, str(experiment_file), str(out_dir), phase.value),
+        _log(experiment_file, phase),
+        python=torchxla_python() if is_torchxla else sys.executable,
+        environment=environment,
+        is_heard=False,
+    )
 
 
-def _failure(
-    experiment: Experiment, phase: Phase, returncode: int, out_dir: Path, log: str
-) -> CompileError | SpecError:
+def _failure(experiment: Experiment, phase: Phase, failure: Failure) -> CompileError | SpecError:
     what = (
         f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
     )
-    error_file = out_dir / f"{phase}.error.json"
-    if error_file.exists():
-        told = json.loads(error_file.read_text(encoding="utf-8"))
-        error_file.unlink()
-        if told.get("is_ours"):
-            return SpecError(told["message"])
-        return CompileError(
-            f"the TPU compiler refused {what}: {told['type']}: {told['message'][:MAX_TOLD_CHARACTERS]}"
-        )
-    if was_killed(returncode):
-        return CompileError(
-            f"the compiler was killed while compiling {what}; the machine probably ran out of memory. "
-            "Try --loop scan, fewer --layers, or a machine with more memory."
-        )
-    return CompileError(
-        f"the TPU compiler crashed ({ending(returncode)}) while compiling {what}. "
-        "Try another --prompt or --loop, another topology, or another version of libtpu. "
-        f"Its last words: {last_words(log)}"
-    )
+    match failure.how:
+        case How.OURS:
+            return SpecError(failure.words)
+        case How.REFUSED:
+            return CompileError(f"the TPU compiler refused {what}: {failure.words}")
+        case How.KILLED:
+            return CompileError(
+                f"the compiler was killed while compiling {what}; the machine probably ran out of "
+                "memory. Try --loop scan, fewer --layers, or a machine with more memory."
+            )
+        case How.CRASHED:
+            return CompileError(
+                f"the TPU compiler crashed ({failure.kind}) while compiling {what}. "
+                "Try another --prompt or --loop, another topology, or another version of libtpu. "
+                f"Its last words: {failure.words}"
+            )

@@ -1,20 +1,21 @@
 """Compiles a program that the user traced with torch_xla: an HLO proto in, optimised HLO text out.
 
-As a module, `python -m meshscope.compile.handed PROTO TOPOLOGY TEXT`, it is the child process that does it;
+As a module, `python -m meshscope.compile.handed PROTO TOPOLOGY TEXT REPORT`, it is the child process that does it;
 `compile_graph` starts that child. It needs JAX and libtpu, not torch.
 """
 
 import gzip
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshscope.children.failure import Failure, How, failure_of
+from meshscope.children.held import held_child
+from meshscope.children.inside import end_with_parent, reported
 from meshscope.compile.child import GZIP_LEVEL, set_environment, slice_devices
-from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
@@ -31,28 +32,36 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
             f"'{topology.name}' is no TPU; a graph of torch_xla is compiled for a TPU slice, e.g. v6e-8."
         )
     _check_proto(proto)
-    command = [_python(), "-m", "meshscope.compile.handed", str(proto), topology.name, str(text)]
-    with tempfile.TemporaryFile() as log:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=torchxla_environment(),
-            check=False,
-        )
-        log.seek(0)
-        words = log.read().decode(errors="replace")
-    if done.returncode:
-        raise CompileError(
-            f"{proto}: the compiler ended ({ending(done.returncode)}) on this graph for {topology.name}. "
-            f"Its last words: {last_words(words)}"
-        )
-    told = json.loads(done.stdout.splitlines()[-1])
-    if "error" in told:
-        kind = ParseError if told["is_unread"] else CompileError
-        raise kind(told["error"])
-    return told["versions"]
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        report, log = Path(scratch) / "report.json", Path(scratch) / "log"
+        arguments = ("-m", "meshscope.compile.handed", str(proto), topology.name, str(text))
+        with held_child(
+            (*arguments, str(report)),
+            log,
+            python=_python(),
+            environment=torchxla_environment(),
+            is_heard=False,
+        ) as child:
+            returncode = child.wait()
+        if returncode:
+            raise _failure(proto, topology, failure_of(returncode, report, log))
+        return json.loads(report.read_text(encoding="utf-8"))
+
+
+def _failure(
+    proto: Path, topology: Topology, failure: Failure
+) -> CompileError | ParseError | SpecError:
+    match failure.how:
+        case How.OURS:
+            is_unread = failure.kind == ParseError.__name__
+            return ParseError(failure.words) if is_unread else SpecError(failure.words)
+        case How.REFUSED:
+            return CompileError(f"{proto}: the TPU compiler refused the graph: {failure.words}")
+        case How.KILLED | How.CRASHED:
+            return CompileError(
+                f"{proto}: the compiler ended ({failure.kind}) on this graph for {topology.name}. "
+                f"Its last words: {failure.words}"
+            )
 
 
 def _check_proto(proto: Path) -> None:
@@ -84,27 +93,23 @@ def _python() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles one graph; what happened is one line of JSON on standard output."""
+    """Compiles one graph into a file of text; the report has the versions of the compiler."""
+    end_with_parent()
     proto, topology, text = Path(arguments[0]), parse_topology(arguments[1]), Path(arguments[2])
     set_environment()
-    from importlib.metadata import version  # noqa: PLC0415
 
-    from meshscope.torchxla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+    def versions() -> dict[str, str]:
+        from importlib.metadata import version  # noqa: PLC0415
 
-    told: dict[str, object]
-    try:
-        graph = lowered(Traced(proto=proto.read_bytes()), slice_devices(topology), name="program")
-        compiled = graph.compile()
+        from meshscope.torchxla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+
+        traced = Traced(proto=proto.read_bytes())
+        compiled = lowered(traced, slice_devices(topology), name="program").compile()
         with gzip.open(text, "wt", GZIP_LEVEL, encoding="utf-8") as file:
             file.write(compiled.as_text())
-        told = {"versions": {name: version(name) for name in ("jax", "jaxlib", "libtpu")}}
-    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        words = str(error)[:MAX_TOLD_CHARACTERS]
-        is_unread = isinstance(error, ParseError)
-        message = words if is_unread else f"{proto}: the TPU compiler refused the graph: {words}"
-        told = {"error": message, "is_unread": is_unread}
-    sys.stdout.write(json.dumps(told) + "\n")
-    return 0
+        return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+    return reported(versions, Path(arguments[3]))
 
 
 if __name__ == "__main__":

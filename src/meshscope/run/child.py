@@ -10,17 +10,16 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import MeshscopeError
+from meshscope.children.inside import end_with_parent, reported, told
 from meshscope.hardware.chips import ChipKind
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.run.checkpoint import Checkpoint
-from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.run.names import HLO, REPORT, TRACE, hlo_name
 from meshscope.torchxla.interpreter import tracing_environment
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
@@ -41,12 +40,6 @@ def set_environment(experiment: Experiment, *, n_processes: int) -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     if experiment.program.frontend is Frontend.TORCHXLA:
         os.environ.update(tracing_environment(experiment.topology.n_devices))
-
-
-def told(words: str) -> None:
-    """Tells the parent what is being done, on a line of standard output."""
-    sys.stdout.write(f"{TOLD}{words}\n")
-    sys.stdout.flush()
 
 
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -162,17 +155,6 @@ def _tracing_versions(experiment: Experiment) -> dict[str, str]:
     return versions(("torch", "torch_xla", "transformers")) if is_torchxla else {}
 
 
-def end_with_parent() -> None:
-    """Ends this process when its parent, which holds the other end of standard input, is gone."""
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def main(arguments: list[str]) -> int:
     """Runs one request; every failure that Python sees becomes an error report."""
     request_file, out_dir = arguments
@@ -181,15 +163,9 @@ def main(arguments: list[str]) -> int:
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     experiment = experiment_from_dict(request["experiment"])
     set_environment(experiment, n_processes=request["options"]["n_processes"])
-    try:
-        report = run_request(experiment, request["options"], directory)
-        (directory / REPORT).write_text(json.dumps(report), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
-        is_ours = isinstance(error, MeshscopeError)
-        said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        (directory / ERROR).write_text(json.dumps(said), encoding="utf-8")
-        return 1
-    return 0
+    return reported(
+        lambda: run_request(experiment, request["options"], directory), directory / REPORT
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 from meshscope.table.kinds import Phase
 
 HLO, TRACE = "hlo", "trace"
-TOLD = "meshscope: "  # begins the child's lines for its parent; libraries write others
-REPORT, ERROR = "report.json", "error.json"
+REPORT = "report.json"
 
 
 def hlo_name(phase: Phase) -> str:

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
+from meshscope.children.failure import Failure, How, failure_of
+from meshscope.children.held import heard, held_child
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
 from meshscope.plan.experiment import Experiment, Frontend
 from meshscope.plan.memory import Memory, compiled_memory
-from meshscope.run.holding import held_child
 from meshscope.run.measuring import measured_of
-from meshscope.run.names import ERROR, HLO, REPORT, TOLD, TRACE, hlo_name
+from meshscope.run.names import HLO, REPORT, TRACE, hlo_name
 from meshscope.rundir.write import write_table
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
@@ -216,39 +216,31 @@ def _reported(
             python=torchxla_python() if is_torchxla else sys.executable,
             environment=torchxla_environment() if is_torchxla else None,
         ) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                words = line.decode(errors="replace").strip()
-                if words.startswith(TOLD):
-                    progress(LIVE, words.removeprefix(TOLD))
-            returncode = child.wait()
+            returncode = heard(child, lambda words: progress(LIVE, words))
         if returncode:
-            raise _failure(experiment, returncode, folder, log.read_text(errors="replace"))
+            raise _failure(experiment, failure_of(returncode, folder / REPORT, log))
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
 
 
-def _failure(
-    experiment: Experiment, returncode: int, folder: Path, log: str
-) -> RunFailedError | SpecError:
+def _failure(experiment: Experiment, failure: Failure) -> RunFailedError | SpecError:
     what = (
         f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
         f"on {experiment.topology.name}"
     )
-    error_file = folder / ERROR
-    if error_file.exists():
-        told = json.loads(error_file.read_text(encoding="utf-8"))
-        message = told["message"][:MAX_TOLD_CHARACTERS]
-        if told["is_ours"]:
-            return SpecError(message)
-        return RunFailedError(f"JAX could not run {what}: {told['type']}: {message}")
-    if was_killed(returncode):
-        return RunFailedError(
-            f"the process that ran {what} was killed; the machine probably ran out of memory. "
-            "Try fewer --layers, a smaller --batch, or a machine with more memory."
-        )
-    return RunFailedError(
-        f"the process that ran {what} crashed ({ending(returncode)}). Try other options, or another version of "
-        f"JAX. Its last words: {last_words(log)}"
-    )
+    match failure.how:
+        case How.OURS:
+            return SpecError(failure.words)
+        case How.REFUSED:
+            return RunFailedError(f"JAX could not run {what}: {failure.words}")
+        case How.KILLED:
+            return RunFailedError(
+                f"the process that ran {what} was killed; the machine probably ran out of memory. "
+                "Try fewer --layers, a smaller --batch, or a machine with more memory."
+            )
+        case How.CRASHED:
+            return RunFailedError(
+                f"the process that ran {what} crashed ({failure.kind}). Try other options, or another "
+                f"version of JAX. Its last words: {failure.words}"
+            )

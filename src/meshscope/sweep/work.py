@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
+from meshscope.children.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import Command, Planned
 

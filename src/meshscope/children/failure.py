@@ -1,0 +1,42 @@
+"""Why a child process left no report, as far as it can be known."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from meshscope.children.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
+from meshscope.children.names import error_report
+
+
+class How(StrEnum):
+    """What became of the work."""
+
+    OURS = "ours"  # the child found what was asked wrong, and has the message
+    REFUSED = "refused"  # a library raised
+    KILLED = "killed"  # by SIGKILL, as Linux does where memory runs out
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """`words` are the message, of the library too, or the last words of the log; `kind` names the class."""
+
+    how: How
+    kind: str
+    words: str
+
+
+def failure_of(returncode: int, report: Path, log: Path) -> Failure:
+    """Of a child that ended so; its error report is removed, as it has been read."""
+    error_file = error_report(report)
+    if error_file.exists():
+        said = json.loads(error_file.read_text(encoding="utf-8"))
+        error_file.unlink()
+        message = said["message"][:MAX_TOLD_CHARACTERS]
+        if said["is_ours"]:
+            return Failure(how=How.OURS, kind=said["type"], words=message)
+        return Failure(how=How.REFUSED, kind=said["type"], words=f"{said['type']}: {message}")
+    how = How.KILLED if was_killed(returncode) else How.CRASHED
+    words = last_words(log.read_text(encoding="utf-8", errors="replace"))
+    return Failure(how=how, kind=ending(returncode), words=words)
