@@ -3,18 +3,24 @@
 import gzip
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from meshscope.hlo.parse import read_hlo
 from meshscope.metrics.join import compare
+from meshscope.run.measuring import measured_of
+from meshscope.run.names import HLO, TRACE, hlo_name
 from meshscope.rundir.read import read_run
 from meshscope.table.kinds import Phase, Source
+from meshscope.trace.session import Profile, read_profile
 
 # What a shell or another test may have set: COLUMNS folds the lines that are looked for below.
 SET_OUTSIDE = {"XLA_FLAGS", "JAX_PLATFORMS", "COLUMNS"}
@@ -111,6 +117,32 @@ def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "carries 16-bit collectives out in float32" in done.stdout
     assert "predicted = measured, exactly" in done.stdout
+
+
+def test_hand_overs_of_a_pipeline_are_counted_too(config_file: Path, tmp_path: Path) -> None:
+    plan = ("--topology", "cpu:2", "--plan", "pp=2", "--repeats", "1")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "r")
+    assert run.measured is not None
+    assert run.measured.findings == ()
+    compiled = run.rows_of(Source.COMPILED)
+    modules = {phase: read_hlo(tmp_path / "r" / HLO / hlo_name(phase)) for phase in Phase}
+    profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
+
+    found = measured_of(profile, modules, compiled, n_steps={Phase.PREFILL: 1, Phase.DECODE: 2})
+
+    (words,) = found.findings
+    assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", words)
+
+
+def without_one_permute(profile: Profile) -> Profile:
+    ops = profile.ops
+    permutes = ops.instructions.filter(pl.col("hlo_name").str.contains("permute"))
+    events = ops.events.with_row_index()
+    lost = events.filter(pl.col("op").is_in(permutes["op"].implode()))["index"][0]
+    kept = events.filter(pl.col("index") != lost).drop("index")
+    return replace(profile, ops=replace(ops, events=kept))
 
 
 def free_port() -> int:

@@ -59,7 +59,7 @@ def measured_of(
         profile,
         with_hlo(ops, facts),
         expected={key: n for key, n in expected.items() if key not in staged},
-        of_devices={key: devices for key, devices in staged.items() if devices},
+        of_devices=staged,
     )
     steps = {phase: n_steps[phase] for phase in modules}
     return Found(
@@ -165,17 +165,16 @@ def _staged(
 ) -> dict[tuple[str, str], dict[int, int]]:
     """How often each device executes an instruction of a branch, in one run of its module.
 
-    None of a device (an empty mapping) where that is not known: a hand-over has devices of two stages.
+    A hand-over between stages is in no branch: all devices execute it in every tick.
     """
     due, found = _due_in_stages(compiled), dict[tuple[str, str], dict[int, int]]()
-    between = {Kind.PERMUTE, Kind.SEND, Kind.RECV}
     for row in compiled:
-        if row.phase is None or row.hlo_name is None or row.stage is None:
+        is_of_branch = row.stage is not None and row.part is not Part.STAGE
+        if row.phase is None or row.hlo_name is None or not is_of_branch:
             continue
         own = found.setdefault((names[row.phase], row.hlo_name), {})
-        if row.kind not in between:
-            n = due[row.phase, row.hlo_name, row.stage]
-            own |= {device: n for group in row.groups for device in group}
+        n = due[row.phase, row.hlo_name, row.stage]
+        own |= {device: n for group in row.groups for device in group}
     return found
 
 
