@@ -125,6 +125,12 @@ PIPELINES = [
         ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
         ("gpt_oss", "pp=4", Loop.UNROLL, 2),
         ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
+        ("deepseek_v4", "pp=2", Loop.UNROLL, None),
+        ("deepseek_v4", "pp=2,tp=2", Loop.SCAN, 4),
+        ("deepseek_v4", "pp=2,tp=2,dp=2,sp", Loop.SCAN, None),
+        ("deepseek_v4", "pp=2,dp=2,ep=2", Loop.SCAN, 1),
+        ("deepseek_v4", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
+        ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
     )
 ]
 PIPELINES += [  # a ring would go wrong on CPU devices, and is refused

@@ -203,6 +203,9 @@ PIPELINES = (
     (CONFIG, "pp=2,cp=2,tp=2,sp", None),
     (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
     (MIXTURE, "pp=3,fsdp=2,ep=2", None),
+    (CONFIGS["deepseek_v4"], "pp=2,tp=2", None),
+    (CONFIGS["deepseek_v4"], "pp=3,fsdp=2", None),
+    (CONFIGS["deepseek_v4"], "pp=2,dp=2,tp=2,ep=4,sp", 4),
 )
 
 

@@ -242,7 +242,7 @@ def _check_tp(plan: Plan, model: Model) -> None:
 
 def _check_compressed(plan: Plan, model: Model) -> None:
     """No pipeline and no split context where entries are made of neighbouring positions."""
-    for axis in ("pp", "cp"):
+    for axis in ("cp",):
         if isinstance(model.attention, CompressedAttention) and getattr(plan, axis) != 1:
             raise PlanError(
                 f"plan '{plan}' cannot split {model.name}: {axis}={getattr(plan, axis)} is not written for "

@@ -90,13 +90,15 @@ def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
 
 
 def _split_residual(program: _Program) -> tuple[int, ...]:
-    """What one device holds of the residual stream between the blocks."""
+    """What one device holds of the residual stream between the blocks, all parallel streams of it."""
     batch, n_tokens, hidden = program.residual
-    if not program.is_split:
-        return program.residual
-    if program.step.phase is Phase.PREFILL:
-        return (batch, n_tokens // program.plan.tp, hidden)
-    return (batch // program.plan.tp, n_tokens, hidden)
+    hyper = program.model.hyper
+    width = (hidden,) if hyper is None else (hyper.n_streams, hidden)
+    if program.is_split and program.step.phase is Phase.PREFILL:
+        n_tokens //= program.plan.tp
+    elif program.is_split:
+        batch //= program.plan.tp
+    return (batch, n_tokens, *width)
 
 
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
