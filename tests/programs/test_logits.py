@@ -98,6 +98,17 @@ CASES += [
     )
     if "ep" not in plan or config not in {"llama", "qwen3"}
 ]
+# Blocks of whole windows of both rates, of the lower one alone, of neither.
+CASES += [
+    Case("deepseek_v4", plan, loop=loop, context=ALLGATHER)
+    for plan, loop in (
+        ("cp=2", Loop.SCAN),
+        ("cp=2,tp=4,sp", Loop.SCAN),
+        ("fsdp=2,cp=4", Loop.UNROLL),
+        ("cp=8", Loop.SCAN),
+        ("dp=2,cp=2,tp=2,ep=4", Loop.SCAN),
+    )
+]
 
 
 # Two stages of one layer each; one each of four, alike or of three kinds; layers of two kinds in turn;
@@ -125,6 +136,12 @@ PIPELINES = [
         ("gpt_oss", "pp=2,tp=4", Loop.SCAN, None),
         ("gpt_oss", "pp=4", Loop.UNROLL, 2),
         ("gpt_oss", "pp=2,tp=2,dp=2,sp", Loop.SCAN, 1),
+        ("deepseek_v4", "pp=2", Loop.UNROLL, None),
+        ("deepseek_v4", "pp=2,tp=2", Loop.SCAN, 4),
+        ("deepseek_v4", "pp=2,tp=2,dp=2,sp", Loop.SCAN, None),
+        ("deepseek_v4", "pp=2,dp=2,ep=2", Loop.SCAN, 1),
+        ("deepseek_v4", "pp=2,dp=2,tp=2,ep=4,sp", Loop.SCAN, 4),
+        ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
     )
 ]
 PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
@@ -132,6 +149,7 @@ PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
     for config, plan, loop, microbatches in (
         ("qwen3", "pp=2,cp=2,tp=2", Loop.SCAN, None),
         ("deepseek_v3", "pp=2,cp=2,tp=2,sp", Loop.UNROLL, 4),
+        ("deepseek_v4", "pp=2,cp=2,tp=2", Loop.SCAN, None),
     )
 ]
 

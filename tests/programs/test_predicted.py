@@ -107,7 +107,7 @@ LATENT_CONFIG = {
 }
 EXPERT_PLANS = ("tp=8,ep=8", "dp=8,ep=8", "dp=2,tp=4,ep=8", "dp=2,tp=4,sp,ep=8", "fsdp=2,tp=4,ep=2")
 CASES = [("qwen2", plan) for plan in PLANS]
-CASES += [("deepseek_v4", p) for p in (*PLANS, *EXPERT_PLANS) if "cp" not in p]
+CASES += [("deepseek_v4", p) for p in (*PLANS, *EXPERT_PLANS)]
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -203,6 +203,10 @@ PIPELINES = (
     (CONFIG, "pp=2,cp=2,tp=2,sp", None),
     (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
     (MIXTURE, "pp=3,fsdp=2,ep=2", None),
+    (CONFIGS["deepseek_v4"], "pp=2,tp=2", None),
+    (CONFIGS["deepseek_v4"], "pp=3,fsdp=2", None),
+    (CONFIGS["deepseek_v4"], "pp=2,dp=2,tp=2,ep=4,sp", 4),
+    (CONFIGS["deepseek_v4"], "pp=2,cp=2,tp=2,sp", None),
 )
 
 

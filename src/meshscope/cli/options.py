@@ -82,7 +82,7 @@ class ExperimentOptions:
     ] = Loop.AUTO
     context: Annotated[
         ContextForm, typer.Option(help="How cp brings keys to queries in prefill.")
-    ] = ContextForm.RING
+    ] = ContextForm.AUTO
     kernels: Annotated[
         Kernels,
         typer.Option(help="Kernels on TPU where shapes allow, or refuse (on), or plain (off)."),
@@ -221,7 +221,7 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         "torchxla" if program.frontend is Frontend.TORCHXLA else "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
-        "" if program.context is ContextForm.RING else program.context,
+        "" if program.context is ContextForm.AUTO else program.context,
         "plain" if program.kernels is Kernels.OFF else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",

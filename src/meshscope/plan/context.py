@@ -16,6 +16,7 @@ from meshscope.table.kinds import Phase
 class ContextForm(StrEnum):
     """How a block of the prompt sees the keys and values of the others, in prefill."""
 
+    AUTO = "auto"  # a ring, where there is one
     RING = "ring"  # they travel around, partial softmaxes are merged
     ALLGATHER = "allgather"  # every device gathers them all
 

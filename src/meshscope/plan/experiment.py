@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import prod
 from typing import Any
 
-from meshscope.arch.model import Model
+from meshscope.arch.model import CompressedAttention, Model
 from meshscope.arch.stored import model_as_dict, model_from_dict
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
@@ -95,7 +95,7 @@ class Program:
     loop: Loop = Loop.AUTO
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
-    context: ContextForm = ContextForm.RING
+    context: ContextForm = ContextForm.AUTO
     microbatches: int | None = None
     kernels: Kernels = Kernels.AUTO
 
@@ -193,6 +193,14 @@ class Experiment:
             capacity_factor=self.capacity_factor if is_manual else None,
         )
 
+    @property
+    def context_form(self) -> ContextForm:
+        """How the keys of other blocks come to queries: as asked, or around a ring where there is one."""
+        if self.program.context is not ContextForm.AUTO:
+            return self.program.context
+        is_ring = why_no_ring(self.model, self.plan, self.topology) is None
+        return ContextForm.RING if is_ring else ContextForm.ALLGATHER
+
     def n_microbatches(self, phase: Phase) -> int:
         """How many micro-batches one step of the phase sends through our pipeline; 1 without one.
 
@@ -256,6 +264,7 @@ class Experiment:
             "layers_are": "scanned" if self.is_scanned else "unrolled",
             "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
             "kernels": self.kernels.as_dict(),
+            "context": self.context_form.value if self.plan.cp > 1 else None,
             "engine": self.engine.value,
             "dispatch": self._dispatch_as_dict(),
         }
@@ -275,7 +284,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
                 partitioner=Partitioner(program.pop("partitioner")),
                 loop=Loop(program.pop("loop")),
                 dispatch=DispatchForm(program.pop("dispatch")),
-                context=ContextForm(program.pop("context", ContextForm.RING)),
+                context=ContextForm(program.pop("context", ContextForm.AUTO)),
                 kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
                 **program,
             ),
@@ -320,7 +329,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     _check_weights(plan, model)
     _check_pipeline(plan, workload, program, engine)
     _check_dispatch(program, topology)
-    _check_ring(plan, program, topology)
+    _check_ring(model, plan, program, topology)
     experiment = Experiment(
         model=model,
         plan=plan,
@@ -416,16 +425,26 @@ def _check_pipeline(plan: Plan, workload: Workload, program: Program, engine: En
         )
 
 
-def _check_ring(plan: Plan, program: Program, topology: Topology) -> None:
-    """SpecError where XLA would mix up the permutes of stages that take different branches.
+def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
+    """Why blocks of keys cannot travel around a ring; None where they can.
 
-    On CPU, a permute waits for all devices of the program, and takes any permute for its own.
+    On CPU, a permute waits for all devices of the program, and takes any permute for its own: those
+    of stages that take different branches are mixed up.
     """
-    is_ring = plan.cp > 1 and program.context is ContextForm.RING
-    if is_ring and plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
+    if isinstance(model.attention, CompressedAttention):
+        return "compressed entries are gathered, as many as a query may see"
+    if plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
+        return "on CPU devices, XLA takes the permutes of a ring for the hand-over between stages"
+    return None
+
+
+def _check_ring(model: Model, plan: Plan, program: Program, topology: Topology) -> None:
+    """SpecError when a ring is asked for where there is none."""
+    why = why_no_ring(model, plan, topology)
+    if plan.cp > 1 and program.context is ContextForm.RING and why is not None:
         raise SpecError(
-            f"plan '{plan}': on CPU devices, XLA takes the permutes of a ring for the hand-over between "
-            f"stages. Use --context {ContextForm.ALLGATHER}, or a plan without pp or cp."
+            f"plan '{plan}' of {model.name} has no --context {ContextForm.RING}: {why}. "
+            f"Use --context {ContextForm.ALLGATHER}, or leave it out."
         )
 
 

@@ -210,7 +210,6 @@ def check_model(plan: Plan, model: Model) -> None:
             f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
             f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
         )
-    _check_compressed(plan, model)
     _check_tp(plan, model)
     _check_experts(plan, model)
     if model.hidden % plan.fsdp:
@@ -237,16 +236,6 @@ def _check_tp(plan: Plan, model: Model) -> None:
                 f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
                 "neither divides the other. Use a tp that divides the heads, or a multiple of them "
                 "(heads are replicated)."
-            )
-
-
-def _check_compressed(plan: Plan, model: Model) -> None:
-    """No pipeline and no split context where entries are made of neighbouring positions."""
-    for axis in ("pp", "cp"):
-        if isinstance(model.attention, CompressedAttention) and getattr(plan, axis) != 1:
-            raise PlanError(
-                f"plan '{plan}' cannot split {model.name}: {axis}={getattr(plan, axis)} is not written for "
-                f"compressed attention and its parallel residual streams. Use tp, dp, fsdp or ep."
             )
 
 

@@ -1,13 +1,22 @@
 """Where the devices of cp meet in one layer's attention of meshscope's own decoder.
 
 Dimensions: b batch of one device, s tokens of a step on one device, S of the prompt, N query heads
-and K key and value heads of one device, H head width, R latent rank, P rotated width, V value width.
+and K key and value heads of one device, H head width, R latent rank, P rotated width, V value width;
+of compressed attention, E entries, M positions of an entry, C channels of a position.
 """
 
 from collections.abc import Iterator
 from typing import assert_never
 
-from meshscope.arch.model import CompressedAttention, GroupedAttention, LatentAttention
+from meshscope.arch.model import (
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+)
+from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import (
     ContextForm,
     cache_slots,
@@ -21,13 +30,15 @@ from meshscope.predict.meeting import Meeting, Step
 from meshscope.table.kinds import Kind, Part, Phase
 
 
-def context_meetings(experiment: Experiment, step: Step) -> tuple[Meeting, ...]:
+def context_meetings(experiment: Experiment, step: Step, layer: Layer) -> tuple[Meeting, ...]:
     """The meetings of one layer over cp, in program order; none where cp is 1."""
     if experiment.plan.cp == 1:
         return ()
-    if step.phase is Phase.PREFILL:
-        return (*_index_keys(experiment), *_blocks(experiment))
-    return (*_index_candidates(experiment), *_merged(experiment))
+    if step.phase is Phase.DECODE:
+        return (*_index_candidates(experiment, layer), *_merged(experiment))
+    if isinstance(experiment.model.attention, CompressedAttention):
+        return tuple(_compressed(experiment, layer))
+    return (*_index_keys(experiment), *_blocks(experiment))
 
 
 def _blocks(experiment: Experiment) -> Iterator[Meeting]:
@@ -35,11 +46,11 @@ def _blocks(experiment: Experiment) -> Iterator[Meeting]:
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
     for shape in _held(experiment):
-        match experiment.program.context:
+        match experiment.context_form:
             case ContextForm.RING:
                 local = (_local_batch(experiment, Phase.PREFILL), n_local, *shape)
                 yield _meeting(experiment, Kind.PERMUTE, local, count=plan.cp - 1)
-            case ContextForm.ALLGATHER:
+            case _:
                 whole = (_local_batch(experiment, Phase.PREFILL), workload.prompt, *shape)
                 yield _meeting(experiment, Kind.ALL_GATHER, whole)
 
@@ -53,9 +64,43 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
         case LatentAttention():
             return ((attention.kv_rank + attention.rope_dim,),)
         case CompressedAttention():
-            raise AssertionError("an experiment refuses cp for compressed attention")
+            raise AssertionError("layers of compressed attention hold different things")
         case _:
             assert_never(attention)
+
+
+def _compressed(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
+    """The keys of all positions, and all entries or, where blocks are no whole windows, their makings.
+
+    Where an entry takes part of the window before its own, so are the last windows of all blocks.
+    """
+    plan, n_prompt = experiment.plan, experiment.workload.prompt
+    n_local = local_tokens(plan, Phase.PREFILL, n_prompt)
+    widths = {array.name: array.shape for array in layer_cache(experiment.model, plan, layer)}
+
+    def gathered(*shape: int) -> Meeting:
+        whole = (_local_batch(experiment, Phase.PREFILL), *shape)
+        return _meeting(experiment, Kind.ALL_GATHER, whole)
+
+    yield gathered(n_prompt, *widths["window"])
+    rate = _rate(experiment.model.attention, layer)
+    for name in ("entry", "index"):
+        if name not in widths:
+            continue
+        makings, has_whole_windows = widths[f"{name}_kv"], n_local % rate == 0
+        if not has_whole_windows:
+            yield from [gathered(n_prompt, *makings)] * 2
+            continue
+        if makings != widths[name]:
+            yield from [gathered(plan.cp, rate, *makings)] * 2
+        yield gathered(n_prompt // rate, *widths[name])
+
+
+def _rate(attention: Attention, layer: Layer) -> int:
+    """Positions of an entry of this layer."""
+    assert isinstance(attention, CompressedAttention)
+    is_sparse = layer.attention is AttentionKind.COMPRESSED_SPARSE
+    return attention.sparse_rate if is_sparse else attention.heavy_rate
 
 
 def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
@@ -71,26 +116,27 @@ def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
         yield _meeting(experiment, Kind.ALL_GATHER, shape)
 
 
-def _index_candidates(experiment: Experiment) -> Iterator[Meeting]:
-    """The scores of the positions that each device proposes, [b,1,n] of each."""
+def _index_candidates(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
+    """The scores of the positions, or entries, that each device proposes, [b,1,n] of each."""
     attention, plan = experiment.model.attention, experiment.plan
-    if isinstance(attention, LatentAttention) and attention.indexer is not None:
-        n_slots = cache_slots(plan, experiment.workload)
-        n_proposed = plan.cp * index_candidates(attention.indexer, n_slots)
-        shape = (_local_batch(experiment, Phase.DECODE), 1, n_proposed)
-        yield _meeting(experiment, Kind.ALL_GATHER, shape, dtype="f32")
+    arrays = {array.name: array for array in layer_cache(experiment.model, plan, layer)}
+    of_index = arrays.get("index_k", arrays.get("index"))
+    if isinstance(attention, GroupedAttention) or attention.indexer is None or of_index is None:
+        return
+    n_slots = of_index.n_slots(cache_slots(plan, experiment.workload))
+    n_proposed = plan.cp * index_candidates(attention.indexer, n_slots)
+    shape = (_local_batch(experiment, Phase.DECODE), 1, n_proposed)
+    yield _meeting(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
 def _merged(experiment: Experiment) -> Iterator[Meeting]:
     """The maxima [b,1,N] of all devices, then their numerators and denominators [b,1,N(H+1)]."""
     attention, plan = experiment.model.attention, experiment.plan
     match attention:
-        case GroupedAttention():
+        case GroupedAttention() | CompressedAttention():
             width = attention.head_dim
         case LatentAttention():
             width = attention.value_dim
-        case CompressedAttention():
-            raise AssertionError("an experiment refuses cp for compressed attention")
         case _:
             assert_never(attention)
     n_heads = attention.n_heads // plan.tp

@@ -6,7 +6,7 @@ Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabu
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshscope.arch.model import Layer, MlpKind, Model
+from meshscope.arch.model import CompressedAttention, Layer, MlpKind, Model
 from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
 from meshscope.plan.experiment import Experiment
@@ -90,24 +90,36 @@ def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
 
 
 def _split_residual(program: _Program) -> tuple[int, ...]:
-    """What one device holds of the residual stream between the blocks."""
+    """What one device holds of the residual stream between the blocks, all parallel streams of it."""
     batch, n_tokens, hidden = program.residual
-    if not program.is_split:
-        return program.residual
-    if program.step.phase is Phase.PREFILL:
-        return (batch, n_tokens // program.plan.tp, hidden)
-    return (batch // program.plan.tp, n_tokens, hidden)
+    hyper = program.model.hyper
+    width = (hidden,) if hyper is None else (hyper.n_streams, hidden)
+    if program.is_split and program.step.phase is Phase.PREFILL:
+        n_tokens //= program.plan.tp
+    elif program.is_split:
+        batch //= program.plan.tp
+    return (batch, n_tokens, *width)
 
 
 def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
-    weights = attention_weights(model, plan, layer)
-    across = context_meetings(program.experiment, program.step)
+    weights = _used(program, attention_weights(model, plan, layer))
+    across = context_meetings(program.experiment, program.step, layer)
     attention = _block(program, Part.ATTN, weights, across)
     if layer.mlp is MlpKind.DENSE:
         return (*attention, *_block(program, Part.MLP, dense_weights(model)))
     return (*attention, *_mixture(program))
+
+
+def _used(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """Without the queries of an indexer that has nothing to choose from: a prompt without an entry."""
+    attention = program.model.attention
+    if program.step.phase is Phase.DECODE or not isinstance(attention, CompressedAttention):
+        return weights
+    if program.workload.prompt >= attention.sparse_rate:
+        return weights
+    return tuple(w for w in weights if w.name not in {"index_wq", "index_weights"})
 
 
 def _embedded(program: _Program) -> tuple[Meeting, ...]:

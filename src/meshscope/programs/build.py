@@ -137,7 +137,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
         mixture=mixture,
         context=Context(
             size=plan.cp,
-            form=experiment.program.context,
+            form=experiment.context_form,
             phase=phase,
             n_prompt=experiment.workload.prompt,
         ),

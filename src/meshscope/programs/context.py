@@ -142,6 +142,11 @@ class Context:
         """Whether each device has other tokens of the step."""
         return self.is_split and self.phase is Phase.PREFILL
 
+    @property
+    def rank(self) -> Array | int:
+        """The place of this device on the axis."""
+        return lax.axis_index(AXIS) if self.is_split else 0
+
     def positions(self, first: Array, n_local: int) -> Array:
         """[S]: the positions of this device's tokens of a step that starts at `first`."""
         if self.splits_step:
@@ -195,6 +200,29 @@ class Context:
     def gathered(self, x: Array) -> Array:
         """[B, S, ...] of all blocks: [B, T, ...]."""
         return lax.all_gather(x, AXIS, axis=1, tiled=True)
+
+    def dealt(self, x: Array) -> Array:
+        """Of x [B, T, ...], which all devices have, every n-th from this device's place on, padded."""
+        if not self.is_split:
+            return x
+        n_each = -(-x.shape[1] // self.size)
+        missing = n_each * self.size - x.shape[1]
+        padded = jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+        rounds = padded.reshape(x.shape[0], n_each, self.size, *x.shape[2:])
+        return lax.dynamic_index_in_dim(rounds, self.rank, axis=2, keepdims=False)
+
+    def dealt_numbers(self, n_slots: int) -> Array:
+        """[T]: which of what is dealt in turn lies in each slot of this device's cache."""
+        return jnp.arange(n_slots) * self.size + self.rank
+
+    def dealt_slot(self, number: Array) -> tuple[Array, Array | None]:
+        """Where this one of what is dealt in turn lies, and whether it does on this device.
+
+        None: it does on any device.
+        """
+        if not self.is_split:
+            return number, None
+        return number // self.size, number % self.size == self.rank
 
     def attended(self, attending: Attending, held: Sequence[Array], positions: Array) -> Array:
         """[B, S, N, H]: attention to the positions of all devices, of which this one holds some.

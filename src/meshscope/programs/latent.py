@@ -217,15 +217,6 @@ def _selected(  # noqa: PLR0913  the inputs of the indexer
     return context.best(scores, indexer.top_k) & is_seen, cache
 
 
-def highest(scores: Array, is_seen: Array, top_k: int) -> Array:
-    """[B, S, T]: whether a score is one of the `top_k` highest of those in sight."""
-    scores = jnp.where(is_seen, scores, MASKED)
-    best = lax.top_k(scores, min(top_k, scores.shape[-1]))[1]  # [B, S, n_best]
-    is_best = jnp.zeros(scores.shape, bool)
-    rows = jnp.arange(scores.shape[0])[:, None, None], jnp.arange(scores.shape[1])[None, :, None]
-    return is_best.at[(*rows, best)].set(True) & is_seen
-
-
 def index_scores(q: Array, k: Array, weights: Array, indexer: Indexer) -> Array:
     """[B, S, T] of q [B, S, n, h], k [B, T, h], weights [B, S, n]: sum of weighted, rectified products."""
     scores = jnp.einsum("bsnh,bth->bsnt", q, k, preferred_element_type=jnp.float32)

@@ -5,8 +5,9 @@ has a micro-batch takes the branch with its layers, an idle one a branch that do
 all hand their activations on. The hand-over is made in every tick: what an idle stage sends is not
 used, but it is sent. A branch is taken by whole stages, so that devices that meet inside one agree.
 
-Shapes: B batch, S positions of this step, D residual width, V vocabulary; b is one device's share of
-the batch, m that of a micro-batch, P stages.
+Shapes: B batch, S positions of this step, D residual width, or streams times residual width where
+there are several in parallel, V vocabulary; b is one device's share of the batch, m that of a
+micro-batch, P stages.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ class Pipeline:
                 return self._tick(carry, time - stage, stage, weights, parts, positions), None
 
             x = jnp.zeros(self._residual(parts), self.decoder.activation_dtype)
-            lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, x.shape[2]), x.dtype)
+            lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, *x.shape[2:]), x.dtype)
             (_, cache, lasts), _ = lax.scan(tick, (x, cache, lasts), ticks)
             logits = self._logits(weights, lasts, stage, tokens.shape[0])
             with scope(Part.SAMPLE):
@@ -63,12 +64,12 @@ class Pipeline:
                 next_tokens = lax.psum(jnp.where(is_last, next_tokens, 0), "pp")
         return next_tokens, logits[None], cache
 
-    def _residual(self, parts: Array) -> tuple[int, int, int]:
+    def _residual(self, parts: Array) -> tuple[int, ...]:
         """[m, S, D], with what sp splits of it."""
-        shape = [parts.shape[1], parts.shape[2], self.decoder.model.hidden]
+        shape = [*parts.shape[1:], *self.decoder.streams.between, self.decoder.model.hidden]
         if self.layout.split_dim is not None:
             shape[self.layout.split_dim] //= self.layout.plan.tp
-        return (shape[0], shape[1], shape[2])
+        return tuple(shape)
 
     def _tick(  # noqa: PLR0913, PLR0917  the state of the loop
         self,
@@ -114,7 +115,8 @@ class Pipeline:
         """[m, S] -> [m, S, D] in place of `x`."""
         with scope(Part.EMBED):
             table = self.decoder.outer(weights)("embed")
-            return self.decoder.points.embedded(table, tokens).astype(x.dtype)
+            rows = self.decoder.points.embedded(table, tokens).astype(x.dtype)
+        return self.decoder.streams.opened(rows)
 
     def _branch(
         self,

@@ -53,16 +53,28 @@ class LayerCache:
     is_here: Array | None = None
     first_row: Array | int = 0
 
-    def written(self, name: str, new: Array, *, at: Array | int | None = None) -> "LayerCache":
-        """The cache with `new` [B, S, ...] written from `start` on, or from slot `at`."""
+    def written(
+        self,
+        name: str,
+        new: Array,
+        *,
+        at: Array | int | None = None,
+        is_here: Array | None = None,
+    ) -> "LayerCache":
+        """The cache with `new` [B, S, ...] written from `start` on.
+
+        Or from slot `at`, and then where `is_here`, the argument, is not false.
+        """
         array = self.arrays[name]
         new = new.astype(array.dtype)
-        first = self.start if at is None else at
+        first = at
+        if first is None:
+            first, is_here = self.start, self.is_here
         offsets: list[Array | int] = [self.first_row, first] + [0] * (new.ndim - 2)
         if self.index is not None:
             new, offsets = new[None], [self.index, *offsets]
-        if self.is_here is not None:
-            new = jnp.where(self.is_here, new, lax.dynamic_slice(array, offsets, new.shape))
+        if is_here is not None:
+            new = jnp.where(is_here, new, lax.dynamic_slice(array, offsets, new.shape))
         updated = lax.dynamic_update_slice(array, new, offsets)
         return replace(self, arrays={**self.arrays, name: updated})
 

@@ -25,6 +25,11 @@ Added = Callable[[Array], Array]
 class Streams(Protocol):
     """How blocks read from the residual stream and write to it."""
 
+    @property
+    def between(self) -> tuple[int, ...]:
+        """The dimensions of the residual stream between positions and width: [B, S, *between, D]."""
+        ...
+
     def opened(self, x: Array) -> Array:
         """The residual stream of embeddings [B, S, D]."""
         ...
@@ -41,6 +46,11 @@ class Streams(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleStream:
     """One stream, to which every block adds."""
+
+    @property
+    def between(self) -> tuple[int, ...]:
+        """None: [B, S, D]."""
+        return ()
 
     def opened(self, x: Array) -> Array:
         """The embeddings."""
@@ -65,9 +75,14 @@ class HyperStreams:
     hyper: HyperConnections
     norm_eps: float
 
+    @property
+    def between(self) -> tuple[int, ...]:
+        """The streams: [B, S, N, D]."""
+        return (self.hyper.n_streams,)
+
     def opened(self, x: Array) -> Array:
         """The embeddings in every stream."""
-        shape = (*x.shape[:2], self.hyper.n_streams, x.shape[2])
+        shape = (*x.shape[:2], *self.between, x.shape[2])
         return jnp.broadcast_to(x[:, :, None, :], shape)
 
     def read(self, x: Array, w: LayerWeights, block: str) -> tuple[Array, Added]:

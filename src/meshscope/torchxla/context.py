@@ -98,7 +98,7 @@ class ContextAttention:
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
         places = torch.arange(q.shape[3], device=torch_xla.device())
         own = rank * q.shape[3] + places
-        if self.experiment.program.context is ContextForm.ALLGATHER:
+        if self.experiment.context_form is ContextForm.ALLGATHER:
             k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
             every = torch.arange(k.shape[2], device=torch_xla.device())
             part = partly_attended(q, k, v, every[None, :] <= own[:, None], scale)
