@@ -5,7 +5,7 @@ import json
 import platform
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from meshscope.hardware.topology import Topology
 from meshscope.interconnect.points import ReadPoints, TimedCollective, ring_pairs
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
 from meshscope.plan.plan import Plan
-from meshscope.run.holding import held_child
-from meshscope.run.names import TOLD
+from meshscope.run.holding import Progress, followed, held_child
 from meshscope.run.run import check_can_run
 from meshscope.table.kinds import Kind
 
-Progress = Callable[[str, str], None]
 CHILD = ("-m", "meshscope.calibrate.child")
 LIVE = "devices"
 
@@ -34,7 +32,7 @@ def measured_profile(
     """Measures on live devices and fits; what was measured stays in `points_file` even if no fit is found."""
     check_can_run()
     report = _report(request, progress)
-    progress(LIVE, "done")
+    progress(LIVE, "done", None)
     points = [_timed(request.plan, told) for told in report["points"]]
     write_points(points, request.topology.chip.name, points_file)
     source = f"measured on {request.topology.name}, plan '{request.plan}'"
@@ -136,12 +134,7 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         asked, log = folder / "request.json", folder / "log"
         asked.write_text(json.dumps(request.as_dict()), encoding="utf-8")
         with held_child((*CHILD, str(asked), str(folder)), log) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                words = line.decode(errors="replace").strip()
-                if words.startswith(TOLD):
-                    progress(LIVE, words.removeprefix(TOLD))
-            returncode = child.wait()
+            returncode = followed(child, LIVE, progress)
         if returncode:
             raise _failure(request, returncode, folder / ERROR, log)
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))

@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from meshscope.run.names import heard_line
+
+# Called with a part of the work, what happens to it, and the seconds that it has left where known.
+Progress = Callable[[str, str, float | None], None]
 
 
 @contextmanager
@@ -33,3 +38,13 @@ def held_child(
             if pipe is not None:
                 pipe.close()
         child.wait()
+
+
+def followed(child: subprocess.Popen[bytes], what: str, progress: Progress) -> int:
+    """Passes on what the child tells until it ends; the code that it ends with."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        heard = heard_line(line.decode(errors="replace").strip("\r\n"))
+        if heard is not None:
+            progress(what, *heard)
+    return child.wait()
