@@ -15,7 +15,7 @@ from meshscope.run.names import heard_line, told_line
 class Terminal(io.StringIO):
     """Takes what is written, as a terminal."""
 
-    def isatty(self) -> bool:  # noqa: D102
+    def isatty(self) -> bool:
         return True
 
 

@@ -97,7 +97,7 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
     mesh_axes = request.plan.mesh
     mesh = jax.sharding.Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
     matrices, memory = _of_one_device(request, mesh)
-    points = [_point(request, mesh, *one, pace) for one in pace]
+    points = [_point(request, mesh, piece, pace) for piece in pace]
     return {
         "points": points,
         "n_left_out": len(pace.work) - len(points),
@@ -118,11 +118,10 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
                 yield kind, axis, size
 
 
-def _point(  # noqa: PLR0913  what is measured, where, and how far the work is
-    request: CalibrationRequest, mesh: Any, kind: Any, axis: str, asked_bytes: int, pace: Pace
-) -> dict[str, Any]:
+def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
     from meshscope.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
 
+    kind, axis, asked_bytes = piece
     payload_bytes = payload_of(kind, asked_bytes, mesh.shape[axis])
     words = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
     told(words, pace.left_s)

@@ -587,7 +587,7 @@ def _roofline(runs: Sequence[PageRun], new: Charts) -> Section:
                 f"{p.part} in {p.phase} {p.flops_per_s / roof.flops_per_s:.0%} of the peak"
                 for p in roof.points[:12]
             )
-            note = "FLOPs and bytes as the shapes of the operations say, over compute time alone. What is copied to the chip ahead of a part, such as weights in decode, is not among its bytes: its point stands too far right. What stays on the chip is, and can put it above the slope."
+            note = "A hollow mark is predicted. FLOPs and bytes as the shapes of the operations say, over compute time alone. What is copied to the chip ahead of a part, such as weights in decode, is not among its bytes: its point stands too far right. What stays on the chip is, and can put it above the slope."
             blocks = [
                 new.new(
                     "roofline",
