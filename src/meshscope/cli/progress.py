@@ -36,6 +36,7 @@ class Progress(Display):
         description = f"{what:8} {step}"
         if what not in self._tasks:
             self._tasks[what] = self.bars.add_task(description, total=1)
-        fields = {} if left_s is None else {"ends_s": time.monotonic() + left_s}
         done = 1 if step == DONE else 0
-        self.bars.update(self._tasks[what], description=description, completed=done, **fields)
+        self.bars.update(self._tasks[what], description=description, completed=done)
+        if left_s is not None:
+            self.bars.update(self._tasks[what], ends_s=time.monotonic() + left_s)
