@@ -59,5 +59,49 @@ def test_without_matplotlib_the_message_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
-        _write_plots(read_run(run / "one"), run / "plots", force=False)
+        _write_plots([read_run(run / "one")], run / "plots", force=False)
     assert not (run / "plots").exists()
+
+
+def test_several_runs_stand_side_by_side(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = (ASK[0], "--plan", "tp=4,dp=4", *ASK[5:])
+    _meshscope(monkeypatch, "predict", *ask, "--topology", "v6e-16", "--batch", "4", "--out", "two")
+    capsys.readouterr()
+    _meshscope(monkeypatch, "export", "one", "two", "--to", "plots", "--out", "both", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["runs"] == ["one", "two"]
+    images = {path.stem for path in (run / "both").glob("*.svg")}
+    assert images == {
+        "cost-prefill", "cost-decode", "scaling-prefill", "scaling-decode",
+        "volume-prefill", "volume-decode", "memory",
+    }  # fmt: skip
+    for name in images - {"scaling-prefill", "scaling-decode"}:
+        text = (run / "both" / f"{name}.svg").read_text()
+        assert all(f">{label}<" in text for label in ("dp=2,tp=4 v6e:2x4", "dp=4,tp=4 v6e:4x4")), (
+            name
+        )
+    assert ">ideal<" in (run / "both" / "scaling-decode.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--to", "perfetto", "--out", "x"), "--to perfetto takes one run, not 2"),
+        (("--to", "plots"), "plots of 2 runs belong to none of them. Say where with --out DIR."),
+    ],
+)
+def test_several_runs_are_one_export_only_as_plots(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["meshscope", "export", "one", "one", *options])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in run.iterdir()) == ["one"]

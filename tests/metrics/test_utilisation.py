@@ -3,6 +3,7 @@
 import pytest
 
 from meshscope.arch.config import read_model
+from meshscope.arch.model import AttentionKind, CompressedAttention
 from meshscope.hardware.chips import CHIPS
 from meshscope.metrics.utilisation import bubble_frac, mbu, mfu, model_flops, n_parameters
 from meshscope.plan.memory import Memory
@@ -40,9 +41,48 @@ def test_decode_sees_the_mean_context() -> None:
     assert model_flops(model, workload, Phase.DECODE) == pytest.approx(expected)
 
 
-def test_attention_over_a_chosen_context_has_no_known_flops() -> None:
-    model = read_model("deepseek-ai/DeepSeek-V3.2")
-    assert model_flops(model, Workload(), Phase.PREFILL) is None
+def test_an_indexer_looks_at_all_and_chooses_2048() -> None:
+    """DeepSeek-V3.2: 128 heads of 192 + 128 over its choice, 64 indexer heads of 128 over everything."""
+    model, plain = (read_model(f"deepseek-ai/DeepSeek-{v}") for v in ("V3.2", "V3.1-Base"))
+    workload = Workload(batch=1, prompt=8192, output=4)
+    for phase, contexts in ((Phase.PREFILL, [8192]), (Phase.DECODE, [8193, 8194, 8195])):
+        n_new, mean = (8192 if phase is Phase.PREFILL else 1), sum(contexts) / len(contexts)
+        indexer = 7168 * 128 + 1536 * 64 * 128 + 7168 * 64  # key, queries, weights of heads
+        attention = 2 * 128 * 320 * (2048 - mean) + 2 * 64 * (128 + 1) * mean
+        expected = model_flops(plain, workload, phase) + n_new * 61 * (2 * indexer + attention)
+        assert model_flops(model, workload, phase) == pytest.approx(expected, rel=1e-12)
+
+
+def test_windows_entries_and_choices_are_what_each_query_sees() -> None:
+    """DeepSeek-V4, decode: every position and entry that a query may see, counted one by one.
+
+    Two contexts apart, so that the weights, which are the same, fall out.
+    """
+    model = read_model("deepseek-ai/DeepSeek-V4")
+    of = model.attention
+    assert isinstance(of, CompressedAttention)
+
+    def products(kind: AttentionKind, at: int) -> int:
+        """Multiplications of one query at this position."""
+        keys = sum(at - of.window < position <= at for position in range(at + 1))
+        rate = of.sparse_rate if kind is AttentionKind.COMPRESSED_SPARSE else of.heavy_rate
+        entries = [] if kind is AttentionKind.SLIDING else range(at + 1)
+        seen = [e for e in entries if (e + 1) * rate <= at + 1]
+        if kind is not AttentionKind.COMPRESSED_SPARSE:
+            return of.n_heads * 2 * of.head_dim * (keys + len(seen))
+        indexed = len(seen) * of.indexer.n_heads * (of.indexer.head_dim + 1)
+        chosen = seen[: of.indexer.top_k]
+        return of.n_heads * 2 * of.head_dim * (keys + len(chosen)) + indexed
+
+    def of_all(prompt: int) -> float:
+        places = [(layer, at) for layer in model.layers for at in range(prompt, prompt + 5)]
+        return 2 * 3 * sum(products(layer.attention, at) for layer, at in places) / 5
+
+    def counted(prompt: int) -> float:
+        return model_flops(model, Workload(batch=3, prompt=prompt, output=6), Phase.DECODE)
+
+    assert len({layer.attention for layer in model.layers}) == 3
+    assert counted(2100) - counted(90) == pytest.approx(of_all(2100) - of_all(90), rel=1e-12)
 
 
 def test_mfu_of_an_8192_token_step_of_ccl_bench() -> None:

@@ -9,7 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from meshscope.metrics.join import compare
-from meshscope.report.text import Side, comparison_text, run_text
+from meshscope.report.side import Side
+from meshscope.report.text import comparison_text, run_text
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Source
 

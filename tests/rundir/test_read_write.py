@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -149,7 +150,7 @@ def rewrite_events(frame: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[P
     return apply
 
 
-AGAIN = r"Make it again: meshscope compile 'a model' --force$"
+AGAIN = r"Make it again: meshscope compile 'a model' --out '?/.+ --force$"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda run: (run / MANIFEST).unlink(), "it has no manifest.json"),
     "manifest cut": (lambda run: (run / MANIFEST).write_text('{"tool":'), "cannot read .*manifest"),
@@ -238,3 +239,12 @@ def test_a_path_without_a_folder_is_named_as_typed(
 def test_events_that_are_no_collectives_are_not_read_as_rows(run: Path) -> None:
     rewrite_events(lambda f: pl.concat([f, f.with_columns(kind=pl.lit(None, pl.String))]))(run)
     assert read_run(run).rows == RUN.rows
+
+
+def test_the_remedy_makes_the_run_where_it_lies_now(run: Path, tmp_path: Path) -> None:
+    path = run.rename(tmp_path / "moved")
+    command = ["meshscope", "compile", "m", "--force", "--out", "runs/made", "--plan", "tp=8"]
+    edit(MANIFEST, lambda d: d.update(schema=0, command=command))(path)
+    expected = f"Make it again: meshscope compile m --plan tp=8 --out {path} --force"
+    with pytest.raises(RunError, match=re.escape(expected)):
+        read_run(path)

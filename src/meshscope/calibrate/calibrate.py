@@ -4,7 +4,7 @@ import csv
 import json
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from meshscope import __version__
 from meshscope.calibrate.fit import fit_constants
 from meshscope.calibrate.request import REPORT, CalibrationRequest
 from meshscope.children.failure import Failure, How, failure_of
-from meshscope.children.held import heard, held_child
+from meshscope.children.held import Progress, followed, held_child
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.points import ReadPoints, TimedCollective, ring_pairs
@@ -22,7 +22,6 @@ from meshscope.plan.plan import Plan
 from meshscope.run.run import check_can_run
 from meshscope.table.kinds import Kind
 
-Progress = Callable[[str, str], None]
 CHILD = ("-m", "meshscope.calibrate.child")
 LIVE = "devices"
 
@@ -33,7 +32,7 @@ def measured_profile(
     """Measures on live devices and fits; what was measured stays in `points_file` even if no fit is found."""
     check_can_run()
     report = _report(request, progress)
-    progress(LIVE, "done")
+    progress(LIVE, "done", None)
     points = [_timed(request.plan, told) for told in report["points"]]
     write_points(points, request.topology.chip.name, points_file)
     source = f"measured on {request.topology.name}, plan '{request.plan}'"
@@ -135,7 +134,7 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         asked, log = folder / "request.json", folder / "log"
         asked.write_text(json.dumps(request.as_dict()), encoding="utf-8")
         with held_child((*CHILD, str(asked), str(folder)), log) as child:
-            returncode = heard(child, lambda words: progress(LIVE, words))
+            returncode = followed(child, LIVE, progress)
         if returncode:
             raise _failure(request, failure_of(returncode, folder / REPORT, log))
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,61 @@ from meshscope.children.inside import end_with_parent, reported, told
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.points import KINDS
 from meshscope.run.child import versions
+from meshscope.table.kinds import Kind
+from meshscope.units import format_bytes
 
 MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsewhere too
 LARGE_MATRIX_SIZES = (2048, 4096, 8192)
 MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
 CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
+
+
+Work = tuple[Kind, str, int]  # kind, axis, payload that is asked for
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """How fast the work goes; iterates over it until the budget is spent.
+
+    The time left is that of the latest pieces, of which each size has as many, for all that are left:
+    the largest sizes take longer.
+    """
+
+    work: list[Work]
+    budget_s: float
+    begins_s: list[float] = field(default_factory=list[float])
+    began_s: float = field(default_factory=time.monotonic)
+
+    def __iter__(self) -> Iterator[Work]:
+        """The pieces of work, as long as there is time."""
+        for piece in self.work:
+            if self.passed_s >= self.budget_s:
+                return
+            self.begins_s.append(time.monotonic())
+            yield piece
+
+    @property
+    def n_begun(self) -> int:
+        """How many pieces are done or being done."""
+        return len(self.begins_s)
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the work has left, never more than the budget; None before a piece is done."""
+        latest = self.begins_s[-1 - self._n_of_a_size :]
+        if len(latest) < 2:
+            return None
+        each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
+        return min(each_s * (len(self.work) - self.n_begun + 1), self.budget_s - self.passed_s)
+
+    @property
+    def _n_of_a_size(self) -> int:
+        return len({(kind, axis) for kind, axis, _ in self.work})
 
 
 def set_environment(request: CalibrationRequest) -> None:
@@ -41,35 +92,25 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
 
     from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
 
-    began = time.monotonic()
+    pace = Pace(work=list(_plan_of_work(request)), budget_s=request.budget_s)
     devices = live_devices(request.topology)
     mesh_axes = request.plan.mesh
     mesh = jax.sharding.Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
-
-    def is_time_left(*, share: float) -> bool:
-        return time.monotonic() - began < request.budget_s * share
-
     matrices, memory = _of_one_device(request, mesh)
-    points: list[dict[str, Any]] = []
-    n_left_out = 0
-    for kind, axis, asked_bytes in _plan_of_work(request):
-        if not is_time_left(share=1.0):
-            n_left_out += 1
-            continue
-        points.append(_point(request, mesh, kind, axis, asked_bytes))
+    points = [_point(request, mesh, piece, pace) for piece in pace]
     return {
         "points": points,
-        "n_left_out": n_left_out,
+        "n_left_out": len(pace.work) - len(points),
         "matrices": matrices,
         "memory": memory,
-        "seconds": time.monotonic() - began,
+        "seconds": pace.passed_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
         "devices": [described(device) for device in devices],
     }
 
 
-def _plan_of_work(request: CalibrationRequest) -> Iterator[tuple[Any, str, int]]:
+def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
     """Small sizes of all kinds and axes first, so that a short budget still tells of every kind."""
     for size in request.sizes:
         for axis in request.plan.mesh.names:
@@ -77,13 +118,13 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[tuple[Any, str, int]]
                 yield kind, axis, size
 
 
-def _point(
-    request: CalibrationRequest, mesh: Any, kind: Any, axis: str, asked_bytes: int
-) -> dict[str, Any]:
+def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
     from meshscope.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
 
+    kind, axis, asked_bytes = piece
     payload_bytes = payload_of(kind, asked_bytes, mesh.shape[axis])
-    told(f"{kind} over {axis}, {payload_bytes} B")
+    words = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
+    told(words, pace.left_s)
     repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
     return {
         "kind": kind,
@@ -108,7 +149,7 @@ def _of_one_device(
         matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
     memory: list[dict[str, Any]] = []
     for array_bytes in CPU_MEMORY_BYTES if is_cpu else MEMORY_BYTES:
-        told(f"memory, arrays of {array_bytes} B")
+        told(f"memory, arrays of {format_bytes(array_bytes)}")
         seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
         memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
     return matrices, memory

@@ -6,7 +6,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshscope.children.names import TOLD
+from meshscope.children.names import heard_line
+
+# Called with a part of the work, what happens to it, and the seconds that it has left where known.
+Progress = Callable[[str, str, float | None], None]
 
 
 @contextmanager
@@ -41,11 +44,11 @@ def held_child(
         child.wait()
 
 
-def heard(child: subprocess.Popen[bytes], told: Callable[[str], None]) -> int:
-    """Passes on what the child tells until it ends; its exit status."""
+def followed(child: subprocess.Popen[bytes], what: str, progress: Progress) -> int:
+    """Passes on what the child tells until it ends; the code that it ends with."""
     assert child.stdout is not None
     for line in child.stdout:
-        words = line.decode(errors="replace").strip()
-        if words.startswith(TOLD):
-            told(words.removeprefix(TOLD))
+        heard = heard_line(line.decode(errors="replace").strip("\r\n"))
+        if heard is not None:
+            progress(what, *heard)
     return child.wait()

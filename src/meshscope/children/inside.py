@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshscope.children.names import TOLD, error_report
+from meshscope.children.names import error_report, told_line
 from meshscope.errors import MeshscopeError
 
 
@@ -32,9 +32,9 @@ def end_with_parent(*, grace_s: float = 0.0) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def told(words: str) -> None:
-    """Tells the parent what is being done, on a line of standard output."""
-    sys.stdout.write(f"{TOLD}{words}\n")
+def told(words: str, left_s: float | None = None) -> None:
+    """Tells the parent what is being done, and the seconds that all has left, on a line of standard output."""
+    sys.stdout.write(told_line(words, left_s) + "\n")
     sys.stdout.flush()
 
 

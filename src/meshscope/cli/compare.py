@@ -9,8 +9,10 @@ from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
 from meshscope.report.document import compared, comparison_document, own_verdicts_document
-from meshscope.report.explanation import explanation_document, phase_changes
-from meshscope.report.text import Side, comparison_text
+from meshscope.report.explanation import explanation_of
+from meshscope.report.explanation_document import explanation_document
+from meshscope.report.side import Side
+from meshscope.report.text import comparison_text
 from meshscope.rundir.read import read_run
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Source
@@ -43,8 +45,7 @@ def command(
 
 
 def _why(left: Side, right: Side) -> dict[str, Any]:
-    changes = phase_changes((left.run, left.source), (right.run, right.source))
-    return {"explanation": explanation_document(changes, left=left.name, right=right.name)}
+    return {"explanation": explanation_document(explanation_of(left, right))}
 
 
 def _own_sides(run: Run) -> tuple[Side, Side]:

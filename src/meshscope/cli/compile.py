@@ -1,6 +1,7 @@
 """`meshscope compile`: the TPU compiler, no TPU."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,8 +23,10 @@ from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.report.document import run_document
+from meshscope.report.plain import plain
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
+from meshscope.rundir.history import earlier_compile
 from meshscope.rundir.run import Run
 from meshscope.rundir.write import HLO
 from meshscope.timing.timeline import write_timeline
@@ -76,7 +79,7 @@ def _compiled_run(options: CompileOptions) -> Run:
     predicted = predicted_run(experiment, profile)
     with new_folder(path, force=options.force) as partial:
         (partial / HLO).mkdir()
-        with Progress() as progress:
+        with _progress(experiment, path) as progress:
             result = compile_experiment(
                 experiment,
                 partial / HLO,
@@ -88,3 +91,12 @@ def _compiled_run(options: CompileOptions) -> Run:
         write_timeline(partial, result.steps)
         keep(run, partial)
     return replace(run, path=path)
+
+
+def _progress(experiment: Experiment, path: Path) -> Progress:
+    """Says how long each phase will take, where a run beside this one compiled the same model."""
+    earlier = earlier_compile(experiment.as_dict(), path.parent)
+    if earlier is None:
+        return Progress()
+    expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}
+    return Progress(expected_s, told_by=plain(earlier.name))

@@ -10,8 +10,7 @@ import typer
 
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import note, print_json
-from meshscope.cli.show import RunArgument
-from meshscope.errors import MissingToolError
+from meshscope.errors import MissingToolError, SpecError
 from meshscope.export.card import card_text
 from meshscope.export.ccl_bench import write_ccl_bench
 from meshscope.export.chakra import write_chakra
@@ -37,6 +36,8 @@ class Form(StrEnum):
     PLOTS = "plots"
 
 
+MAX_RUNS = 24  # side by side in one plot
+
 # What the output is called when nobody says: the run's name and this.
 ENDINGS: dict[Form, str] = {
     Form.PERFETTO: ".perfetto-trace",
@@ -51,7 +52,10 @@ ENDINGS: dict[Form, str] = {
 
 
 def command(
-    run: RunArgument,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folder of a run; for plots, of several."),
+    ],
     *,
     to: Annotated[Form, typer.Option("--to", help="The form.")],
     out: Annotated[
@@ -70,22 +74,46 @@ def command(
 
     Timelines: perfetto, chrome. Tables: csv, parquet. Execution traces: chakra. CCL-Bench's workload card:
     card, with a trace that its tools take and both definitions of its metrics: ccl-bench. Timelines show a step of each phase on every device, at its times where it has some, and otherwise in
-    the order of the schedule, which they say.
+    the order of the schedule, which they say. Plots of several runs stand side by side.
     """  # fmt: skip
-    found = read_run(run)
-    path = out or run.with_name(run.resolve().name + ENDINGS[to])
-    note_of = _write(found, to, path, force=force)
+    path = _place(runs, to, out)
+    found = [read_run(run) for run in runs]
+    note_of = (
+        _write(found[0], to, path, force=force)
+        if len(found) == 1
+        else _write_plots(found, path, force=force)
+    )
     if as_json:
-        print_json({"run": str(run), "to": to.value, "path": str(path), "note": note_of})
+        own = {"run": str(runs[0])} if len(runs) == 1 else {"runs": list(map(str, runs))}
+        print_json({**own, "to": to.value, "path": str(path), "note": note_of})
         return
     note(f"wrote {path}{f' ({note_of})' if note_of else ''}")
+
+
+def _place(runs: list[Path], to: Form, out: Path | None) -> Path:
+    """Where the export goes; SpecError for several runs where only one can be exported."""
+    if len(runs) > 1 and to is not Form.PLOTS:
+        raise SpecError(
+            f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
+        )
+    if len(runs) > MAX_RUNS:
+        raise SpecError(
+            f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} stand side by side. Give fewer."
+        )
+    if out is not None:
+        return out
+    if len(runs) > 1:
+        raise SpecError(
+            f"plots of {len(runs)} runs belong to none of them. Say where with --out DIR."
+        )
+    return runs[0].with_name(runs[0].resolve().name + ENDINGS[to])
 
 
 def _write(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
     """Writes the export; what there is to say about it."""
     match to:
         case Form.PLOTS:
-            return _write_plots(run, path, force=force)
+            return _write_plots([run], path, force=force)
         case Form.CCL_BENCH | Form.CHAKRA:
             return _write_folder(run, to, path, force=force)
         case Form.PERFETTO | Form.CHROME:
@@ -116,7 +144,7 @@ def _write_timeline(run: Run, to: Form, path: Path, *, force: bool) -> str | Non
     return _note_of(layout)
 
 
-def _write_plots(run: Run, path: Path, *, force: bool) -> str | None:
+def _write_plots(runs: list[Run], path: Path, *, force: bool) -> str | None:
     """A folder of PNG and SVG files; which plots the run cannot have, and why."""
     try:
         from meshscope.export.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
@@ -125,7 +153,7 @@ def _write_plots(run: Run, path: Path, *, force: bool) -> str | None:
             "plots need matplotlib, which is not installed. Install the extra: pip install 'meshscope[plots]'."
         ) from error
     with new_directory(path, force=force) as partial:
-        drawn = write_plots(run, partial)
+        drawn = write_plots(runs, partial)
         _mark(partial, Form.PLOTS)
     missing = [f"no {one.name}: {one.reason}" for one in drawn if one.figure is None]
     return "; ".join([f"{len(drawn) - len(missing)} plots", *missing])

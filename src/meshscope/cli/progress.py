@@ -1,53 +1,42 @@
-"""Progress on standard error: a line a phase that lives on a terminal, plain lines elsewhere."""
+"""Progress of one command on standard error: what each part of the work does, and the time left where known."""
 
-import sys
 import time
-from types import TracebackType
-from typing import Self
+from collections.abc import Mapping
 
-from rich.console import Console
-from rich.progress import Progress as Bars
-from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TaskID, TimeElapsedColumn
+
+from meshscope.cli.display import Display, LeftColumn, left_words, words_column
 
 DONE = "done"
 
 
-class Progress:
-    """Called with a phase and what happens to it; use it as a context manager."""
+class Progress(Display):
+    """Called with a part of the work, what happens to it, and the seconds that it has left where known.
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._bars: Bars | None = None
+    `expected_s` is what each part is thought to take in all, where something tells; `told_by` is what.
+    """
+
+    def __init__(
+        self, expected_s: Mapping[str, float] | None = None, *, told_by: str | None = None
+    ) -> None:
+        super().__init__(SpinnerColumn(), words_column(), TimeElapsedColumn(), LeftColumn())
+        self._expected_s = dict(expected_s or {})
+        self._told_by = f", as {told_by} took" if told_by else ""
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        """Starts the display."""
-        if sys.stderr.isatty():
-            console = Console(stderr=True, markup=False, highlight=False)
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._bars = Bars(*columns, console=console)
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends the display; its last state stays on the screen."""
-        if self._bars is not None:
-            self._bars.stop()
-
-    def __call__(self, phase: str, step: str) -> None:
-        """Says what happens to the phase now."""
-        if self._bars is None:
-            elapsed_s = time.monotonic() - self._started
-            sys.stderr.write(f"[{elapsed_s:5.1f} s] {phase}: {step}\n")
-            sys.stderr.flush()
+    def __call__(self, what: str, step: str, left_s: float | None = None) -> None:
+        """Says what happens now."""
+        if left_s is None and what in self._expected_s:
+            left_s = self._expected_s.pop(what)
+            step = f"{step}{self._told_by}"
+        if self.bars is None:
+            left = "" if left_s is None else f", {left_words(left_s)}"
+            self.write(f"{what}: {step}{left}")
             return
-        description = f"{phase:8} {step}"
-        if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(description, total=1)
+        description = f"{what:8} {step}"
+        if what not in self._tasks:
+            self._tasks[what] = self.bars.add_task(description, total=1)
         done = 1 if step == DONE else 0
-        self._bars.update(self._tasks[phase], description=description, completed=done)
+        self.bars.update(self._tasks[what], description=description, completed=done)
+        if left_s is not None:
+            self.bars.update(self._tasks[what], ends_s=time.monotonic() + left_s)

@@ -149,11 +149,7 @@ def _mfu(subject: Subject) -> Result:
     rows: list[tuple[Any, ...]] = []
     for step in subject.steps:
         flops = utilisation.model_flops(subject.model, subject.workload, step.phase)
-        share = (
-            None
-            if flops is None
-            else utilisation.mfu(flops, step.step_s, topology.n_chips, topology.chip)
-        )
+        share = utilisation.mfu(flops, step.step_s, topology.n_chips, topology.chip)
         rows.append((*_told(step), flops, share))
     return _steps_table(rows, "model_flops", "mfu_frac")
 

@@ -1,11 +1,14 @@
 """How much of the chips' peaks a step uses: MFU over model FLOPs, MBU over the bytes it must read."""
 
+from collections import Counter
 from math import prod
+from typing import assert_never
 
 from meshscope.arch.model import (
     AttentionKind,
     CompressedAttention,
     GroupedAttention,
+    Indexer,
     LatentAttention,
     Layer,
     Model,
@@ -18,34 +21,43 @@ from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 
 
-def model_flops(model: Model, workload: Workload, phase: Phase) -> float | None:
+def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
     """FLOPs that one step of the phase needs for the whole batch, whatever the program computes.
 
     Two for each weight of a matrix that a token meets (of routed experts its own share; of the
     embedding none; the output head for the last position of each sequence alone), and for attention two
-    for each product of a query with a key, and of a weight with a value, over the whole context: that half
-    of a causal context is masked is not taken off. A decode step is the mean one. Null for attention whose
-    context is chosen (an indexer, compressed entries), for which no convention exists.
+    for each product of a query with a key, and of a weight with a value, over the context that a layer
+    sees: all of it, at most a window, or what an indexer chooses; that half of a causal context is masked
+    is not taken off. The indexer's own products, with every position or entry, count, too. Compressed
+    entries count as positions; what pools them and mixes residual streams, element by element, does not
+    count. A decode step is the mean one.
 
-    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, the forward pass of it.
+    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, the forward pass of it; the indexer:
+    DeepSeek-V3.2-Exp, "Boosting Long-Context Efficiency with DeepSeek Sparse Attention", equation 1;
+    entries: transformers' DeepSeek-V4, of sections 2.3.1 and 2.3.2 of its report.
     """
-    attention = [
-        _attention_flops(model, layer, _context(workload, phase)) for layer in model.layers
-    ]
-    if None in attention:
-        return None
+    contexts = _contexts(workload, phase)
     n_new = workload.prompt if phase is Phase.PREFILL else 1
-    layers = sum(2.0 * _met_weights(model, layer) for layer in model.layers)
-    head = 2.0 * model.vocab * model.hidden
-    per_token = layers + sum(flops for flops in attention if flops is not None)
+    per_token = sum(
+        n * (2.0 * _met_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
+        for layer, n in Counter(model.layers).items()
+    )
+    head = 2.0 * sum(prod(weight.shape) for weight in _met_once(model))
     return workload.batch * (n_new * per_token + head)
 
 
-def _context(workload: Workload, phase: Phase) -> float:
-    """Positions that a query attends to, by the mean over the decode steps."""
+def _contexts(workload: Workload, phase: Phase) -> range:
+    """Positions that a query attends to in each step of the phase."""
     if phase is Phase.PREFILL:
-        return workload.prompt
-    return workload.prompt + (workload.n_decode_steps + 1) / 2
+        return range(workload.prompt, workload.prompt + 1)
+    return range(workload.prompt + 1, workload.prompt + max(workload.n_decode_steps, 1) + 1)
+
+
+def _met_once(model: Model) -> list[Weight]:
+    """The matrices behind the last layer, which the last position of a sequence alone meets."""
+    embed, *others = outer_weights(model, Plan())
+    matrices = [weight for weight in others if not weight.is_vector]
+    return [embed, *matrices] if model.has_tied_embeddings else matrices
 
 
 def _met_weights(model: Model, layer: Layer) -> float:
@@ -53,7 +65,7 @@ def _met_weights(model: Model, layer: Layer) -> float:
     return sum(
         prod(weight.shape) * _share(model, weight)
         for weight in layer_weights(model, Plan(), layer)
-        if len(weight.shape) > 1 and weight.dtype is None  # a table of integers multiplies nothing
+        if not weight.is_vector and weight.dtype is None  # a table of integers multiplies nothing
     )
 
 
@@ -63,8 +75,13 @@ def _share(model: Model, weight: Weight) -> float:
     return model.moe.n_active / model.moe.n_experts
 
 
-def _attention_flops(model: Model, layer: Layer, context: float) -> float | None:
-    """Of one query token, products with keys and values, all heads."""
+def _mean_attention_flops(model: Model, layer: Layer, contexts: range) -> float:
+    """Of one query token in one layer, the mean over the contexts."""
+    return sum(_attention_flops(model, layer, context) for context in contexts) / len(contexts)
+
+
+def _attention_flops(model: Model, layer: Layer, context: int) -> float:
+    """Of one query token, products with keys and values, all heads, and those of the indexer."""
     match model.attention:
         case GroupedAttention() as grouped:
             seen = context
@@ -73,9 +90,36 @@ def _attention_flops(model: Model, layer: Layer, context: float) -> float | None
             return 4.0 * grouped.n_heads * grouped.head_dim * seen
         case LatentAttention() as latent:
             widths = latent.qk_dim + latent.value_dim
-            return None if latent.indexer else 2.0 * latent.n_heads * widths * context
-        case CompressedAttention():
-            return None
+            if latent.indexer is None:
+                return 2.0 * latent.n_heads * widths * context
+            seen = min(context, latent.indexer.top_k)
+            return 2.0 * latent.n_heads * widths * seen + _indexer_flops(latent.indexer, context)
+        case CompressedAttention() as compressed:
+            return _compressed_flops(compressed, layer.attention, context)
+        case _:
+            assert_never(model.attention)
+
+
+def _compressed_flops(attention: CompressedAttention, kind: AttentionKind, context: int) -> float:
+    """Products with the window's keys and with the entries of all full windows before, or their choice."""
+    seen, choosing_flops = min(context, attention.window), 0.0
+    match kind:
+        case AttentionKind.COMPRESSED_SPARSE:
+            n_entries = context // attention.sparse_rate
+            seen += min(n_entries, attention.indexer.top_k)
+            choosing_flops = _indexer_flops(attention.indexer, n_entries)
+        case AttentionKind.HEAVILY_COMPRESSED:
+            seen += context // attention.heavy_rate
+        case AttentionKind.FULL | AttentionKind.SLIDING:
+            pass
+        case _:
+            assert_never(kind)
+    return 4.0 * attention.n_heads * attention.head_dim * seen + choosing_flops
+
+
+def _indexer_flops(indexer: Indexer, n_positions: int) -> float:
+    """Of one query: its heads' products with the key of each position, and their weighted sum."""
+    return 2.0 * indexer.n_heads * (indexer.head_dim + 1) * n_positions
 
 
 def n_parameters(model: Model) -> tuple[int, int, int]:

@@ -94,6 +94,7 @@ class Weight:
     where each expert has a tensor of its own, `{expert}`; a matrix there is [out, in] and is
     transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension. `dtype` is
     XLA's name of the format where it is not that of the other weights: a table of integers.
+    `is_vector` works element by element, whatever its shape: a norm's scale, a bias.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Weight:
     is_transposed: bool = False
     cut: Cut | None = None
     dtype: str | None = None
+    is_vector: bool = False
 
     def local_bytes(self, plan: Plan, dtype: str) -> int:
         """Bytes that one device holds, where weights are stored in `dtype`."""
@@ -154,7 +156,11 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     matrix = (Dim.VOCAB, Dim.HIDDEN)
     embed = Weight(name="embed", dims=matrix, shape=table, checkpoint="model.embed_tokens.weight")
     norm = Weight(
-        name="final_norm", dims=(Dim.NORM,), shape=(model.hidden,), checkpoint="model.norm.weight"
+        name="final_norm",
+        dims=(Dim.NORM,),
+        shape=(model.hidden,),
+        checkpoint="model.norm.weight",
+        is_vector=True,
     )
     head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint=head_tensor(model.family))
     heads = () if model.has_tied_embeddings else (head,)
@@ -197,7 +203,14 @@ class Declared:
         cut: Cut | None = None,
     ) -> Weight:
         """A norm's scale or a bias."""
-        return Weight(name=name, dims=dims, shape=shape, checkpoint=self.base + tensor, cut=cut)
+        return Weight(
+            name=name,
+            dims=dims,
+            shape=shape,
+            checkpoint=self.base + tensor,
+            cut=cut,
+            is_vector=True,
+        )
 
 
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:

@@ -128,7 +128,7 @@ def collectives_table(
     wide = _flat(_cells(line, sides, "; ".join(line.remarks)) for line in lines)
     if _fits(wide, console):
         return wide
-    footnotes = _Footnotes()
+    footnotes = Footnotes()
     marked = [_cells(line, sides, footnotes.marks(line.remarks)) for line in lines]
     flat = _flat(marked)
     return Group(flat if _fits(flat, console) else _stacked(marked), *footnotes.lines())
@@ -140,12 +140,13 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 @dataclass(slots=True)
-class _Footnotes:
+class Footnotes:
     """Texts that stand below a table, each once, with the marks that point to them."""
 
     texts: list[str] = field(default_factory=list[str])
 
     def marks(self, remarks: Iterable[str]) -> str:
+        """The marks of these texts, which are kept."""
         return " ".join(self._mark(remark) for remark in remarks)
 
     def _mark(self, remark: str) -> str:
@@ -154,6 +155,7 @@ class _Footnotes:
         return f"[{self.texts.index(remark) + 1}]"
 
     def lines(self) -> list[Table]:
+        """The texts with their marks, for the terminal."""
         grid = Table.grid(padding=(0, 1))
         grid.add_column(justify="right")
         grid.add_column(overflow="fold")

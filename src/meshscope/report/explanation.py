@@ -1,7 +1,7 @@
-"""Why A beats B, in a few plain sentences with figures, and the same figures for --json."""
+"""Why A beats B, in a few plain sentences with figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from meshscope.metrics.explanation import (
     PhaseChange,
@@ -14,6 +14,7 @@ from meshscope.metrics.explanation import (
 )
 from meshscope.report.document import run_latency
 from meshscope.report.plain import short
+from meshscope.report.side import Difference, Side, asked_differences
 from meshscope.report.words import phase_words, signed_bytes
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
@@ -21,16 +22,31 @@ from meshscope.units import format_bytes, format_seconds
 
 SAME_FRAC = 0.005  # times that differ by less are called the same
 MAX_PLACES = 3  # that are named in a sentence
+MOST_FRAC = 0.5  # of a difference that is called most of it
+MANY_TIMES = 5.0  # from here on a ratio is told as times, not as percent
+SMALL_FRAC = 0.015  # changes to be told with a decimal: below it, or short of the whole by less
 
 
-def phase_changes(left: tuple[Run, Source], right: tuple[Run, Source]) -> tuple[PhaseChange, ...]:
-    """What differs between the sides, phase by phase."""
-    return explained(
-        left[0].rows_of(left[1]),
-        right[0].rows_of(right[1]),
-        left_costs=_costs(*left),
-        right_costs=_costs(*right),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What was not asked alike of two sides, and what differs between them, phase by phase."""
+
+    left: Side
+    right: Side
+    asked: tuple[Difference, ...]
+    changes: tuple[PhaseChange, ...]
+
+
+def explanation_of(left: Side, right: Side) -> Explanation:
+    """What differs between the sides."""
+    changes = explained(
+        left.run.rows_of(left.source),
+        right.run.rows_of(right.source),
+        left_costs=_costs(left.run, left.source),
+        right_costs=_costs(right.run, right.source),
     )
+    asked = tuple(asked_differences(left, right))
+    return Explanation(left=left, right=right, asked=asked, changes=changes)
 
 
 def _costs(run: Run, source: Source) -> dict[Phase, StepCost]:
@@ -46,11 +62,59 @@ def _costs(run: Run, source: Source) -> dict[Phase, StepCost]:
     return found
 
 
-def sentences(changes: Sequence[PhaseChange], *, left: str, right: str) -> list[str]:
-    """Each phase's bytes and time in a sentence or two, then which side is faster and why."""
-    left, right = short(left), short(right)
-    found = [text for change in changes for text in _phase_sentences(change, left, right)]
-    return [*found, _verdict(changes, left, right)]
+def sentences(explanation: Explanation) -> list[str]:
+    """What was asked otherwise, each phase's bytes and time in a sentence or two, which side is faster and why."""
+    left, right = short(explanation.left.name), short(explanation.right.name)
+    found = list(_asked_sentences(explanation, left, right))
+    both: list[PhaseChange] = []
+    for change in explanation.changes:
+        sides = [side.has_phase(change.phase) for side in (explanation.left, explanation.right)]
+        if all(sides):
+            both.append(change)
+            found += _phase_sentences(change, left, right)
+        else:
+            name = left if sides[0] else right
+            found.append(_alone_sentence(change, name, sides.index(True)))
+    if len(both) < len(explanation.changes):
+        return [*found, "Which one is faster is not known: they do not have the same phases."]
+    return [*found, _verdict(both, left, right)]
+
+
+def _asked_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
+    """In what the sides differ from the beginning."""
+    known = [one for one in explanation.asked if one.left is not None and one.right is not None]
+    if known:
+        words = [
+            f"{short(o.name)} {_value(o.right, right)} and {_value(o.left, left)}" for o in known
+        ]
+        yield f"asked otherwise: {'; '.join(words)}."
+    for name, missing in (
+        (left, [short(one.name) for one in explanation.asked if one.left is None]),
+        (right, [short(one.name) for one in explanation.asked if one.right is None]),
+    ):
+        if missing:
+            yield f"not known of {name}: {_listed(missing)}."
+    work = [short(one.name) for one in known if one.is_work]
+    if work:
+        yield f"{left} and {right} do not do the same work, for they differ in {_listed(work)}."
+    sources = explanation.left.source, explanation.right.source
+    if Source.MEASURED in sources and len(set(sources)) > 1:
+        yield (
+            f"{left} was {sources[0]}, {right} {sources[1]}: seconds that were measured stand beside "
+            "seconds of a model."
+        )
+
+
+def _value(value: str | None, name: str) -> str:
+    return f"{short(value or '')} in {name}"
+
+
+def _alone_sentence(change: PhaseChange, name: str, side: int) -> str:
+    """A phase that only one side has."""
+    n, wire = change.count[side], change.wire_bytes[side]
+    cost = (change.left_cost, change.right_cost)[side]
+    takes = "" if cost is None else f"; it takes {format_seconds(cost.step_s)} by {cost.basis}"
+    return f"{phase_words(change.phase)} is in {name} alone: {format_bytes(wire)} in {n:,} collectives of a step{takes}."
 
 
 def _phase_sentences(change: PhaseChange, left: str, right: str) -> Iterator[str]:
@@ -74,11 +138,11 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     if ours == theirs:
         return f"{right} sends as many bytes as {left} in a step, {format_bytes(ours)}, {counts}."
     less = "less" if theirs < ours else "more"
-    share = f" ({float(abs(theirs - ours) / ours):.0%})" if ours else ""
+    share = f" ({_ratio(float(theirs / ours))})" if ours else ""
     moved = [place for place in change.places if place.wire_change][:MAX_PLACES]
     where = ", ".join(f"{_place_words(place)} {signed_bytes(place.wire_change)}" for place in moved)
     return (
-        f"{right} sends {format_bytes(abs(theirs - ours))}{share} {less} in a step, "
+        f"{right} sends {format_bytes(abs(theirs - ours))} {less} in a step{share}, "
         f"{format_bytes(theirs)} in place of {format_bytes(ours)}, {counts}: {where}."
     )
 
@@ -94,7 +158,8 @@ def _kinds_sentence(places: Sequence[Place], left: str, right: str) -> str:
         told = (place.axis, _kinds_words(place.left), _kinds_words(place.right))
         changes.setdefault(told, []).append(short(place.part))
     found = [
-        f"for {_listed(parts)} over {short(axis)} {right} has {theirs} where {left} has {ours}"
+        f"for {_listed(parts)} over {short(axis)}{', each,' if len(parts) > 1 else ''} "
+        f"{right} has {theirs} where {left} has {ours}"
         for (axis, ours, theirs), parts in changes.items()
     ]
     return f"{'; '.join(found[:MAX_PLACES])}."
@@ -118,38 +183,64 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
         if set(ours.basis.split("+")) == set(theirs.basis.split("+"))
         else f"{left} by {ours.basis}, {right} by {theirs.basis}"
     )
-    head = f"a step takes {format_seconds(theirs.step_s)} in {right} and {format_seconds(ours.step_s)} in {left}"
-    parts = _time_parts(ours, theirs)
-    why = f": {', '.join(parts)}" if parts else ""
-    return f"{head}, {_signed(theirs.step_s - ours.step_s)}{_share(theirs.step_s, ours.step_s)}{why} ({basis})."
+    seconds = (
+        f"{format_seconds(theirs.step_s)} in {right} and {format_seconds(ours.step_s)} in {left}"
+    )
+    parts = _part_changes(ours, theirs)
+    if _is_same(ours.step_s, theirs.step_s):
+        large = [n for n in parts if abs(parts[n]) > SAME_FRAC * ours.step_s][:MAX_PLACES]
+        but = ", ".join(f"{short(n)} {_signed(parts[n])}" for n in large)
+        return f"a step takes the same time, within {SAME_FRAC:.1%}: {seconds}{but and f', but {but}'} ({basis})."
+    told = [*_time_parts(ours, theirs), *_largest_part(parts, theirs.step_s - ours.step_s)]
+    why = f": {', '.join(told)}" if told else ""
+    return (
+        f"a step takes {seconds}, {_signed(theirs.step_s - ours.step_s)}"
+        f"{_share(theirs.step_s, ours.step_s)}{why} ({basis})."
+    )
+
+
+def _is_same(ours_s: float, theirs_s: float) -> bool:
+    return abs(theirs_s - ours_s) <= SAME_FRAC * ours_s
 
 
 def _time_parts(ours: StepCost, theirs: StepCost) -> list[str]:
-    """Compute, exposed communication by axis, and idle, where they are known and differ."""
+    """Compute, exposed communication by axis, and idle, where both sides know them and they differ."""
     found: list[str] = []
     if ours.compute_s is not None and theirs.compute_s is not None:
         found.append(f"compute {_signed(theirs.compute_s - ours.compute_s)}")
-    for axis in dict.fromkeys((*ours.exposed_by_axis_s, *theirs.exposed_by_axis_s)):
-        before, after = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (ours, theirs))
-        if before != after:
-            found.append(f"exposed communication over {short(axis)} {_signed(after - before)}")
+    if ours.exposed_s is not None and theirs.exposed_s is not None:
+        for axis in dict.fromkeys((*ours.exposed_by_axis_s, *theirs.exposed_by_axis_s)):
+            before, after = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (ours, theirs))
+            if before != after:
+                change = _signed(after - before)
+                found.append(f"exposed communication over {short(axis)} {change}")
     if ours.idle_s is not None and theirs.idle_s is not None and ours.idle_s != theirs.idle_s:
         found.append(f"idle {_signed(theirs.idle_s - ours.idle_s)}")
-    moved = _largest_part(ours, theirs)
-    return [*found, *([f"most of it in {moved}"] if moved else [])]
+    return found
 
 
-def _largest_part(ours: StepCost, theirs: StepCost) -> str | None:
-    """The part with the largest change, with compute and exposed communication together."""
-    names = dict.fromkeys((*ours.by_part_s, *theirs.by_part_s))
+def _part_changes(ours: StepCost, theirs: StepCost) -> dict[str, float]:
+    """By how many seconds each part differs, compute and exposed communication together, the largest first.
+
+    Empty where a side does not know its parts.
+    """
+    if not ours.by_part_s or not theirs.by_part_s:
+        return {}
     none = (0.0, 0.0)
+    names = dict.fromkeys((*ours.by_part_s, *theirs.by_part_s))
     changes = {
         n: sum(theirs.by_part_s.get(n, none)) - sum(ours.by_part_s.get(n, none)) for n in names
     }
-    if not changes or not any(changes.values()):
-        return None
-    name = max(changes, key=lambda n: abs(changes[n]))
-    return f"{short(name)} ({_signed(changes[name])})"
+    return dict(sorted(changes.items(), key=lambda one: -abs(one[1])))
+
+
+def _largest_part(changes: Mapping[str, float], whole_s: float) -> Iterator[str]:
+    """The part that changes most: most of the difference where it is, else as the largest."""
+    for name, change in list(changes.items())[:1]:
+        if change:
+            is_most = change / whole_s > MOST_FRAC
+            words = "most of it in" if is_most else "the largest change of a part in"
+            yield f"{words} {short(name)} ({_signed(change)})"
 
 
 def _signed(seconds: float) -> str:
@@ -157,18 +248,27 @@ def _signed(seconds: float) -> str:
 
 
 def _share(after: float, before: float) -> str:
-    return f" ({(after - before) / before:+.0%})" if before else ""
+    return f" ({_ratio(after / before)})" if before else ""
+
+
+def _ratio(ratio: float) -> str:
+    """`+12%`, `-0.4%`, `-99.7%`; what is many times as much says how many: `x 12`."""
+    if ratio >= MANY_TIMES:
+        return f"x {ratio:,.0f}" if ratio >= MANY_TIMES * 2 else f"x {ratio:.1f}"
+    change = ratio - 1
+    is_near = abs(change) < SMALL_FRAC or (change < 0 and ratio < SMALL_FRAC)
+    return f"{change:+.1%}" if is_near else f"{change:+.0%}"
 
 
 def _verdict(changes: Sequence[PhaseChange], left: str, right: str) -> str:
     """Which side is faster over the request, and which phase makes it so."""
-    ours, theirs = (_request_s(changes, side) for side in (0, 1))
+    ours, theirs = (request_s(changes, side) for side in (0, 1))
     if ours is None or theirs is None:
         known = {0: ours, 1: theirs}
         missing = [name for side, name in enumerate((left, right)) if known[side] is None]
         return f"Which one is faster is not known: nothing timed or modelled a step of {_listed(missing)}."
     words = f"{format_seconds(theirs)} in {right} and {format_seconds(ours)} in {left}"
-    if abs(theirs - ours) <= SAME_FRAC * ours:
+    if _is_same(ours, theirs):
         return f"Both take the same time for a request, within {SAME_FRAC:.1%}: {words}."
     faster, slower = (right, left) if theirs < ours else (left, right)
     shares = ", ".join(f"{phase_words(p)} {_signed(s)}" for p, s in _request_changes(changes))
@@ -206,7 +306,7 @@ def _request_bounds(changes: Sequence[PhaseChange], side: int) -> tuple[float, f
     return low, high
 
 
-def _request_s(changes: Sequence[PhaseChange], side: int) -> float | None:
+def request_s(changes: Sequence[PhaseChange], side: int) -> float | None:
     """All steps of all phases of one side; null where a phase is not known."""
     costs = [(change.left_cost, change.right_cost)[side] for change in changes]
     if not changes or None in costs:
@@ -224,67 +324,3 @@ def _request_changes(changes: Sequence[PhaseChange]) -> list[tuple[Phase | None,
         ours = change.left_cost.step_s * change.n_steps[0]
         found.append((change.phase, change.right_cost.step_s * change.n_steps[1] - ours))
     return found
-
-
-def explanation_document(
-    changes: Sequence[PhaseChange], *, left: str, right: str
-) -> dict[str, Any]:
-    """The sentences, and by phase the bytes of each place and the seconds of a step, on both sides."""
-    ours, theirs = (_request_s(changes, side) for side in (0, 1))
-    return {
-        "sentences": sentences(changes, left=left, right=right),
-        "request_s": {"left": ours, "right": theirs},
-        "phases": {
-            "unknown" if change.phase is None else change.phase.value: {
-                "places": [_place_document(place) for place in change.places],
-                "time": _time_document(change),
-            }
-            for change in changes
-        },
-    }
-
-
-def _place_document(place: Place) -> dict[str, Any]:
-    return {
-        "axis": place.axis,
-        "part": place.part,
-        "left": _traffic_document(place.left),
-        "right": _traffic_document(place.right),
-        "wire_bytes_change": float(place.wire_change),
-    }
-
-
-def _traffic_document(traffic: Traffic) -> dict[str, Any]:
-    return {
-        "count": traffic.count,
-        "payload_bytes": traffic.payload_bytes,
-        "wire_bytes": float(traffic.wire_bytes),
-        "n_unsized": traffic.n_unsized,
-        "kinds": dict(traffic.kinds),
-    }
-
-
-def _time_document(change: PhaseChange) -> dict[str, Any] | None:
-    """Null where a side has no time of its step."""
-    if change.left_cost is None or change.right_cost is None:
-        return None
-    return {
-        "step_s_change": change.step_change_s,
-        "left": _cost_document(change.left_cost),
-        "right": _cost_document(change.right_cost),
-    }
-
-
-def _cost_document(cost: StepCost) -> dict[str, Any]:
-    parts: Mapping[str, tuple[float, float]] = cost.by_part_s
-    return {
-        "step_s": cost.step_s,
-        "low_s": cost.low_s,
-        "high_s": cost.high_s,
-        "compute_s": cost.compute_s,
-        "exposed_s": cost.exposed_s,
-        "idle_s": cost.idle_s,
-        "exposed_by_axis_s": dict(cost.exposed_by_axis_s),
-        "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
-        "basis": cost.basis,
-    }

@@ -1,7 +1,6 @@
 """Runs and comparisons as text for people; the command line prints what these functions return."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -21,9 +20,10 @@ from meshscope.report.collectives import (
 from meshscope.report.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.report.dispatch import dispatch_lines
 from meshscope.report.document import compared, own_comparison
-from meshscope.report.explanation import phase_changes, sentences
+from meshscope.report.explanation import explanation_of, sentences
 from meshscope.report.live import live_lines
 from meshscope.report.plain import plain, short
+from meshscope.report.side import Side
 from meshscope.report.summary import memory_table, totals_table, unattributed_lines
 from meshscope.report.tables import new_table
 from meshscope.report.times import time_lines
@@ -115,15 +115,6 @@ def _verdict(comparison: Comparison, *, left: str, right: str) -> Text:
     return Text.assemble((head, style), *(f"\n  {finding}" for finding in findings))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One side of a comparison: its name in the text, the run, and which of its sources."""
-
-    name: str
-    run: Run
-    source: Source
-
-
 def comparison_text(
     comparison: Comparison, left: Side, right: Side, console: Console
 ) -> Iterator[RenderableType]:
@@ -147,17 +138,21 @@ def comparison_text(
     if left.run is right.run:
         yield from own_verdicts(right.run)
         return
-    if not comparison.is_exact or left.run.times != right.run.times:
+    if not comparison.is_exact or not _takes_as_long(left.run, right.run):
         yield from _why(left, right)
         yield Text("")
     yield _verdict(comparison, left=left.name, right=right.name)
 
 
+def _takes_as_long(left: Run, right: Run) -> bool:
+    """Whether nothing that was timed or modelled differs."""
+    return (left.times, left.measured) == (right.times, right.measured)
+
+
 def _why(left: Side, right: Side) -> Iterator[Text]:
     """What makes the difference, in sentences."""
-    changes = phase_changes((left.run, left.source), (right.run, right.source))
     yield Text("why", style="bold")
-    yield from (Text(f"- {text}") for text in sentences(changes, left=left.name, right=right.name))
+    yield from (Text(f"- {text}") for text in sentences(explanation_of(left, right)))
 
 
 def _different_lines(

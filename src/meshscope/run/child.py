@@ -19,7 +19,16 @@ from meshscope.children.inside import end_with_parent, reported, told
 from meshscope.hardware.chips import ChipKind
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.run.checkpoint import Checkpoint
-from meshscope.run.names import HLO, REPORT, TRACE, hlo_name
+from meshscope.run.names import (
+    HLO,
+    PROFILING,
+    REPORT,
+    TIMING,
+    TRACE,
+    WARMING_UP,
+    hlo_name,
+    stage_words,
+)
 from meshscope.torchxla.interpreter import tracing_environment
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
@@ -55,7 +64,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
             file.write(text)
     requests, tokens, warm_up_s = _timed(session, options)
-    told("profiling")
+    told(stage_words(PROFILING))
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
     if options["coordinator"] is not None:
@@ -117,16 +126,20 @@ def _timed(
     from meshscope.run.session import host_tokens  # noqa: PLC0415  imports JAX
 
     before = time.perf_counter()
-    told("warming up")
+    told(stage_words(WARMING_UP))
     for _ in range(options["warmup"]):
         session.request()
     warm_up_s = time.perf_counter() - before
     requests: list[dict[str, Any]] = []
     made: list[Any] = []
+    last_s = warm_up_s / options["warmup"]
     for index in range(options["repeats"]):
-        told(f"request {index + 1} of {options['repeats']}")
+        n_left = options["repeats"] - index + 1  # the one that is profiled among them
+        words = f"request {index + 1} of {options['repeats']}"
+        told(f"{stage_words(TIMING)}, {words}", n_left * last_s)
         seconds, made = session.request()
         requests.append(seconds)
+        last_s = seconds["prefill_s"] + sum(seconds["decode_s"])
     return requests, host_tokens(made), warm_up_s
 
 

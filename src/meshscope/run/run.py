@@ -5,13 +5,13 @@ import json
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meshscope.children.failure import Failure, How, failure_of
-from meshscope.children.held import heard, held_child
+from meshscope.children.held import Progress, followed, held_child
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
@@ -33,8 +33,6 @@ from meshscope.torchxla.interpreter import (
 from meshscope.trace.chrome import write_chrome_trace
 from meshscope.trace.perfetto import write_perfetto_trace
 from meshscope.trace.session import read_profile
-
-Progress = Callable[[str, str], None]
 
 CHILD = ("-m", "meshscope.run.child")
 CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
@@ -94,13 +92,13 @@ def run_experiment(
 ) -> RunResult:
     """Runs in a child, leaves `hlo/` and `trace/` in `folder`, and reads both."""
     report = run_process(experiment, folder, options, progress=progress)
-    progress(PROFILE, "reading")
+    progress(PROFILE, "reading", None)
     modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
     compiled = [
         row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
     ]
     measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
-    progress(PROFILE, "done")
+    progress(PROFILE, "done", None)
     return RunResult(
         rows=[*compiled, *measured_rows],
         measured=measured,
@@ -131,7 +129,7 @@ def run_process(
     (folder / HLO).mkdir()
     (folder / TRACE).mkdir()
     report = _reported(experiment, folder, options, progress)
-    progress(LIVE, "done")
+    progress(LIVE, "done", None)
     return report
 
 
@@ -216,7 +214,7 @@ def _reported(
             python=torchxla_python() if is_torchxla else sys.executable,
             environment=torchxla_environment() if is_torchxla else None,
         ) as child:
-            returncode = heard(child, lambda words: progress(LIVE, words))
+            returncode = followed(child, LIVE, progress)
         if returncode:
             raise _failure(experiment, failure_of(returncode, folder / REPORT, log))
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))

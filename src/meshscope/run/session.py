@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from meshscope.plan.experiment import Experiment
 from meshscope.programs.analysis import memory_analysis
 from meshscope.programs.build import BuiltProgram, build_program
+from meshscope.run.names import COMPILING, PLACING, stage_words
 from meshscope.table.kinds import Phase
 
 # An event is recorded when it ends. A thread that has handed its result on may still be inside one,
@@ -51,7 +52,7 @@ class Session:
         told: Callable[[str], None],
     ) -> "Session":
         """Compiles both phases, then puts weights and the prompt [B, S] on the devices."""
-        told("compiling")
+        told(stage_words(COMPILING))
         programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
         seconds: dict[str, float] = {}
         compiled: dict[Phase, Any] = {}
@@ -59,7 +60,7 @@ class Session:
             before = time.perf_counter()
             compiled[phase] = program.lower().compile()
             seconds[f"{phase}.compile"] = time.perf_counter() - before
-        told("placing weights")
+        told(stage_words(PLACING))
         before = time.perf_counter()
         prefill, last = programs[Phase.PREFILL], list(programs.values())[-1]
         weights = jax.block_until_ready(make_weights(prefill))

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.plan.experiment import Experiment
+from meshscope.run.names import COMPILING, PLACING, stage_words
 from meshscope.run.session import Session
 from meshscope.table.kinds import Phase
 from meshscope.torchxla.layouts import Spec
@@ -121,7 +122,7 @@ def traced_session(
 ) -> Session:
     """Traces and compiles both phases, then puts random weights and the prompt [B, S] on the devices."""
     jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch
-    told("compiling")
+    told(stage_words(COMPILING))
     programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
     compiled: dict[Phase, Any] = {}
     for phase, program in programs.items():
@@ -130,7 +131,7 @@ def traced_session(
         compiled[phase] = TracedStep(
             placement=Placement(program=program, mesh=mesh), executable=program.lower().load()
         )
-    told("placing weights")
+    told(stage_words(PLACING))
     first, last = compiled[Phase.PREFILL].placement, list(compiled.values())[-1].placement
     n_prompt = experiment.workload.prompt
     starts = [0, *range(n_prompt, n_prompt + experiment.workload.n_decode_steps)]

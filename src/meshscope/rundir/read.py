@@ -1,7 +1,7 @@
 """Reads a run folder; whatever is wrong with it is one RunError with the remedy."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from shlex import join
@@ -38,7 +38,7 @@ def read_run(path: Path) -> Run:
             times=tuple(map(time_from_dict, metrics.get("times", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document)}") from error
+        raise RunError(f"run '{path}': {_reason(error)}. {_remedy(document, path)}") from error
 
 
 def read_events(path: Path) -> pl.DataFrame:
@@ -63,7 +63,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if document.get("schema") != SCHEMA_VERSION:
         raise RunError(
             f"run '{path}' has schema {document.get('schema')}, this version reads {SCHEMA_VERSION}. "
-            f"{_remedy(document)}"
+            f"{_remedy(document, path)}"
         )
     _check_events(path, document)
     return document
@@ -75,17 +75,29 @@ def _check_events(path: Path, document: Mapping[str, Any]) -> None:
     expected = files.get(EVENTS) if isinstance(files, dict) else None
     events = path / EVENTS
     if not events.is_file():
-        raise RunError(f"run '{path}' has no {EVENTS}. {_remedy(document)}")
+        raise RunError(f"run '{path}' has no {EVENTS}. {_remedy(document, path)}")
     if sha256(events) != expected:
-        raise RunError(f"run '{path}': {EVENTS} is damaged or was changed. {_remedy(document)}")
+        raise RunError(
+            f"run '{path}': {EVENTS} is damaged or was changed. {_remedy(document, path)}"
+        )
 
 
-def _remedy(document: Mapping[str, Any]) -> str:
+def _remedy(document: Mapping[str, Any], path: Path) -> str:
+    """The command that makes the run again where it lies now, wherever it was made."""
     command = document.get("command")
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return "Make the run again, with --force."
-    words = [word for word in command if word != "--force"]
-    return f"Make it again: {join([*words, '--force'])}"
+    words = [*_without(command, "--force", "--out"), "--out", str(path), "--force"]
+    return f"Make it again: {join(words)}"
+
+
+def _without(words: Sequence[str], flag: str, option: str) -> Iterator[str]:
+    """The words but the flag, and the option with its value."""
+    is_value = False
+    for word in words:
+        if not is_value and word not in {flag, option} and not word.startswith(f"{option}="):
+            yield word
+        is_value = not is_value and word == option
 
 
 def _reason(error: Exception) -> str:
@@ -111,7 +123,7 @@ def _read_events(path: Path, document: Mapping[str, Any]) -> pl.DataFrame:
         frame = pl.read_parquet(path / EVENTS)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise RunError(
-            f"run '{path}': cannot read {EVENTS}: {error}. {_remedy(document)}"
+            f"run '{path}': cannot read {EVENTS}: {error}. {_remedy(document, path)}"
         ) from error
     return checked_table(frame, str(path / EVENTS))
 

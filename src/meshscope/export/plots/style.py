@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -89,6 +90,14 @@ def seconds_axis(axis: Any) -> None:
 def bytes_axis(axis: Any) -> None:
     """Ticks as `20 MB`."""
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_bytes(value))
+
+
+def gib_axis(axes: Axes, limit: float | None) -> None:
+    """The x axis in GiB, up to the limit or to what is drawn."""
+    most = max(limit or 0, axes.get_xlim()[1], 1)
+    step = 2.0 ** np.ceil(np.log2(most / 6))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 2**30:g} GiB")
+    axes.set_xticks([float(tick) for tick in np.arange(0, most + step / 2, step)])
 
 
 def colour_of(names: Sequence[str]) -> Callable[[str], str]:

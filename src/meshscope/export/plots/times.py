@@ -14,6 +14,7 @@ from meshscope.export.plots.style import (
     Drawn,
     Plotted,
     colour_of,
+    gib_axis,
     legend_below,
     name_of,
     new_axes,
@@ -24,6 +25,7 @@ from meshscope.figures.cost import cost_bars
 from meshscope.figures.roofline import RoofPoint, roof_of
 from meshscope.figures.timeline import StepTimeline, TimeSpan, axis_bursts, step_timelines
 from meshscope.metrics.catalogue import NO_COLLECTIVES, NO_MEMORY, NO_STEP
+from meshscope.plan.memory import Memory
 from meshscope.table.kinds import Phase, Source
 
 MAX_DRAWN_SPANS = 20_000
@@ -212,28 +214,21 @@ def draw_memory(it: Plotted) -> Iterator[Drawn]:
         yield Drawn(name="memory", reason=NO_MEMORY.reason)
         return
     figure, axes = new_axes(0.8 + 0.45 * len(it.run.memory))
-    bars = [
-        (
-            found,
-            [
-                ("weights", memory.weights_bytes),
-                ("KV cache", memory.kv_cache_bytes),
-                ("temporary", memory.temp_bytes or 0),
-            ],
-        )
-        for found, memory in it.run.memory.items()
-    ]
+    bars = [(source, memory_segments(memory)) for source, memory in it.run.memory.items()]
     stacked(axes, bars)
     limit = next((m.hbm_bytes for m in it.run.memory.values() if m.hbm_bytes is not None), None)
     if limit is not None:
         axes.axvline(limit, color="black", linestyle="--", linewidth=1, label="HBM of one device")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 2**30:g} GiB")
-    axes.set_xticks(_gib_ticks(max(limit or 0, axes.get_xlim()[1])))
+    gib_axis(axes, limit)
     axes.set_title("Memory of one device")
     legend_below(axes)
     yield Drawn(name="memory", figure=figure)
 
 
-def _gib_ticks(limit: float) -> list[float]:
-    step = 2.0 ** np.ceil(np.log2(max(limit, 1) / 6))
-    return [float(tick) for tick in np.arange(0, limit + step / 2, step)]
+def memory_segments(memory: Memory) -> list[tuple[str, float]]:
+    """Weights, cache and temporaries; what is not known of the last is nothing drawn."""
+    return [
+        ("weights", memory.weights_bytes),
+        ("KV cache", memory.kv_cache_bytes),
+        ("temporary", memory.temp_bytes or 0),
+    ]

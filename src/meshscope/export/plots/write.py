@@ -1,11 +1,11 @@
-"""Writes every plot that a run can have; what it cannot have says why."""
+"""Writes every plot that a run, or several side by side, can have; what cannot be drawn says why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 
-from meshscope.export.plots import times, traffic
+from meshscope.export.plots import several, times, traffic
 from meshscope.export.plots.style import STYLE, Drawn, Plotted, save
 from meshscope.metrics.catalogue import metrics_of
 from meshscope.metrics.of_run import subject_of
@@ -25,19 +25,36 @@ DRAW = (
 )
 
 
-def write_plots(run: Run, folder: Path) -> list[Drawn]:
+# Of several runs, in the order of the report.
+DRAW_SEVERAL = (
+    several.draw_costs,
+    several.draw_scaling,
+    several.draw_volumes,
+    several.draw_memories,
+)
+
+
+def write_plots(runs: Sequence[Run], folder: Path) -> list[Drawn]:
     """Writes NAME.png and NAME.svg into the folder; all plots, those that were not drawn with their reasons."""
     with mpl.rc_context(STYLE):
-        found = list(plots_of(run))
+        found = list(plots_of(runs))
         for drawn in found:
             if drawn.figure is not None:
                 save(drawn.figure, folder / drawn.name)
     return found
 
 
-def plots_of(run: Run) -> Iterator[Drawn]:
-    """Every plot of the run."""
-    subject = subject_of(run)
-    plotted = Plotted(run=run, subject=subject, metrics=metrics_of(subject))
+def plots_of(runs: Sequence[Run]) -> Iterator[Drawn]:
+    """Every plot of the only run, or of the runs side by side."""
+    plotted = [_plotted(run) for run in runs]
+    if len(plotted) > 1:
+        for draw_several in DRAW_SEVERAL:
+            yield from draw_several(plotted)
+        return
     for draw in DRAW:
-        yield from draw(plotted)
+        yield from draw(plotted[0])
+
+
+def _plotted(run: Run) -> Plotted:
+    subject = subject_of(run)
+    return Plotted(run=run, subject=subject, metrics=metrics_of(subject))

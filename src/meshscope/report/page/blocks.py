@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTable:
-    """A table that can be sorted and copied."""
+    """A table that can be sorted and copied; cells point to `footnotes` as [1], [2], ..."""
 
     block: ClassVar[str] = "table"
     id: str
@@ -53,6 +53,7 @@ class PageTable:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    footnotes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

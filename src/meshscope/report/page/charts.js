@@ -51,6 +51,11 @@
     if (parent) parent.append(node);
     return node;
   }
+  // ---- room for names
+  const boxAt = (x, y, width, height) => ({ x, y, right: x + width, bottom: y + height });
+  const meet = (a, b) => a.x < b.right && b.x < a.right && a.y < b.bottom && b.y < a.bottom;
+  const isInside = (a, b) => a.x >= b.x && a.right <= b.right && a.y >= b.y && a.bottom <= b.bottom;
+  const textWidth = (text) => 7 * text.length;
   function html(name, attributes, parent, text) {
     const node = document.createElement(name);
     for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
@@ -509,20 +514,25 @@
       const roof = make("path", { d: `M${toX(start)} ${toY(start * hbm)}L${toX(ridge)} ${toY(peak)}H${chart.right}`, class: "roof" }, chart.svg);
       chart.mark(roof, `roof: ${words(hbm, "B")}/s of HBM, ${words(peak, "FLOP/s")} in bf16\nridge at ${three(ridge)} FLOPs a byte`);
       const phases = [...new Set(points.map((p) => p[1]))];
-      const placed = [];
       for (const [source, phase, part, intensity, rate, seconds] of points) {
         const [x, y] = [toX(intensity), toY(rate)];
-        const colour = phases.indexOf(phase) ? "ax1" : "c-compute";
+        const colour = `${phases.indexOf(phase) ? "ax1" : "c-compute"}${source === "predicted" ? " hollow" : ""}`;
         const node = phases.indexOf(phase)
           ? make("path", { d: `M${x} ${y - 7}l7 12h-14z`, class: colour }, chart.svg)
           : make("circle", { cx: x, cy: y, r: 6, class: colour }, chart.svg);
         const roofHere = Math.min(peak, intensity * hbm);
         chart.mark(node, `${part}, ${phase} (${source})\n${words(rate, "FLOP/s")}${share(rate, roofHere)} of the roof at ${three(intensity)} FLOPs a byte\n${words(seconds, "s")} of compute a step`);
-        const right = x < chart.right - 80;
-        let labelY = y + 4;
-        while (placed.some(([a, b]) => Math.abs(a - x) < 80 && Math.abs(b - labelY) < 13)) labelY += 13;
-        placed.push([x, labelY]);
-        chart.text(x + (right ? 11 : -11), labelY, part, { class: "value", "text-anchor": right ? "start" : "end" });
+      }
+      // A name stands where it is free beside its mark; without room the mark tells it when pointed at.
+      const taken = points.map(([, , , intensity, rate]) => boxAt(toX(intensity) - 8, toY(rate) - 8, 16, 16));
+      const field = boxAt(chart.left, top, chart.right - chart.left, bottom - top);
+      for (const [, , part, intensity, rate] of points) {
+        const [x, y, wide] = [toX(intensity), toY(rate), textWidth(part)];
+        const places = [[x + 11, y - 7], [x - 11 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 9], [x + 9, y - 20], [x + 9, y + 6], [x - 9 - wide, y - 20], [x - 9 - wide, y + 6]];
+        const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => meet(one, other)));
+        if (!box) continue;
+        taken.push(box);
+        chart.text(box.x, box.y + 11, part, { class: "value" });
       }
       return chart.legend(phases, bottom + 58, (phase) => (phases.indexOf(phase) ? "ax1" : "c-compute"));
     },

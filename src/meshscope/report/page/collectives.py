@@ -1,14 +1,14 @@
 """The collectives of a run as tables: with their sources side by side, and what the compiler made of them."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import polars as pl
 
 from meshscope.metrics.grouping import grouped, layer_ranges
 from meshscope.metrics.totals import Total, request_totals, step_totals
 from meshscope.metrics.volume import volume
-from meshscope.report.collectives import Line
+from meshscope.report.collectives import Footnotes, Line
 from meshscope.report.document import compared, own_comparison
 from meshscope.report.page.blocks import (
     Block,
@@ -19,7 +19,6 @@ from meshscope.report.page.blocks import (
     shown,
     table_of_frame,
     table_of_rows,
-    text_cell,
     unknown,
 )
 from meshscope.report.page.side import PageRun
@@ -41,15 +40,17 @@ def collectives_block(run: PageRun) -> Block:
     comparison = own_comparison(run.run)
     durations = _durations(run)
     rows: list[list[Cell]] = []
+    notes = Footnotes()
     sides: tuple[str, ...] = ()
     for phase in phases_of(run.run):
         names, lines = phase_lines(run.run, phase, comparison)
         sides = tuple(names)
-        rows += [[Cell(text=phase_words(phase)), *_cells(line, durations)] for line in lines]
+        rows += [[Cell(text=phase_words(phase)), *_cells(line, durations, notes)] for line in lines]
     if not rows:
         return unknown("the run has no collectives: nothing travels between devices")
     names = [*_BEFORE, *(f"{side}" for side in sides), *_BEHIND]
-    return table_of_rows(run.key("rows"), "Collectives", *_without_empty(names, rows))
+    table = table_of_rows(run.key("rows"), "Collectives", *_without_empty(names, rows))
+    return replace(table, footnotes=tuple(notes.texts))
 
 
 def _without_empty(names: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[Cell]]]:
@@ -71,7 +72,7 @@ def _identity(row: Collective, layers: tuple[int, ...]) -> Hashable:
     return (*place, row.kind, row.axis, row.groups, row.dtype, row.shape)
 
 
-def _cells(line: Line, durations: Durations) -> list[Cell]:
+def _cells(line: Line, durations: Durations, notes: Footnotes) -> list[Cell]:
     row = line.row
     dur_s, exposed_s = durations.get(_identity(row, line.layers), (None, None))
     verdict = "" if line.verdict is None else line.verdict.value
@@ -89,7 +90,7 @@ def _cells(line: Line, durations: Durations) -> list[Cell]:
         _bytes(None if row.wire_bytes is None else float(row.wire_bytes)),
         _seconds(dur_s),
         _seconds(exposed_s),
-        text_cell("; ".join(shown(remark, 120) for remark in line.remarks), 400),
+        Cell(text=notes.marks(shown(remark, 400) for remark in line.remarks)),
     ]
 
 

@@ -17,7 +17,7 @@ from meshscope.metrics.request_time import ASSUMPTION
 from meshscope.metrics.roofs import Roofs, roofs_of
 from meshscope.metrics.unattributed import unattributed
 from meshscope.report.conditions import condition_lines
-from meshscope.report.explanation import phase_changes, sentences
+from meshscope.report.explanation import explanation_of, sentences
 from meshscope.report.page import charts
 from meshscope.report.page.blocks import (
     Block,
@@ -40,6 +40,7 @@ from meshscope.report.page.collectives import collectives_block, inserted_blocks
 from meshscope.report.page.headline import strongest_costs
 from meshscope.report.page.side import PageRun
 from meshscope.report.roofs import WORDS
+from meshscope.report.side import Side
 from meshscope.report.times import time_document
 from meshscope.table.kinds import Phase, Source
 from meshscope.units import format_gib, format_seconds
@@ -290,9 +291,9 @@ def _plan_row(run: PageRun) -> list[Cell]:
 
 def _why(first: PageRun, other: PageRun) -> Iterator[Block]:
     """What makes the difference between the first run and another, in sentences."""
-    changes = phase_changes((first.run, first.source), (other.run, other.source))
+    left, right = (Side(name=r.letter, run=r.run, source=r.source) for r in (first, other))
     yield Words(text=f"{other.letter} against {first.letter}", class_name="heading")
-    for sentence in sentences(changes, left=first.letter, right=other.letter):
+    for sentence in sentences(explanation_of(left, right)):
         yield Words(text=shown(sentence, 800), class_name="say")
 
 
@@ -587,7 +588,7 @@ def _roofline(runs: Sequence[PageRun], new: Charts) -> Section:
                 f"{p.part} in {p.phase} {p.flops_per_s / roof.flops_per_s:.0%} of the peak"
                 for p in roof.points[:12]
             )
-            note = "FLOPs and bytes as the shapes of the operations say, over compute time alone. What is copied to the chip ahead of a part, such as weights in decode, is not among its bytes: its point stands too far right. What stays on the chip is, and can put it above the slope."
+            note = "A hollow mark is predicted. FLOPs and bytes as the shapes of the operations say, over compute time alone. What is copied to the chip ahead of a part, such as weights in decode, is not among its bytes: its point stands too far right. What stays on the chip is, and can put it above the slope."
             blocks = [
                 new.new(
                     "roofline",

@@ -1,0 +1,116 @@
+"""FLOPs of a model by the published formulas, against every product in the traced program of its prefill.
+
+The program computes what is masked, too: windows and the choice of an indexer are as wide as the prompt.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import pytest
+
+from meshscope.arch.config import model_from_config
+from meshscope.arch.model import MlpKind, Model
+from meshscope.hardware.topology import parse_topology
+from meshscope.metrics.utilisation import model_flops
+from meshscope.plan.experiment import Loop, Program, experiment_of
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.workload import Workload
+from meshscope.table.kinds import Phase
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+PROMPT = 16
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 101,
+}
+LATENT = SMALL | {
+    "num_key_value_heads": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+COMPRESSED = SMALL | {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 24,
+    "o_groups": 8,
+    "o_lora_rank": 4,
+    "sliding_window": PROMPT,
+    "compress_ratios": [0, 4, 128, 4],
+    "compress_rate_hca": 8,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": PROMPT,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "num_hash_layers": 2,
+    "hc_mult": 3,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": SMALL,
+    "qwen2": SMALL | {"attention_bias": True},
+    "deepseek_v3": LATENT,
+    "deepseek_v32": LATENT | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": PROMPT},
+    "deepseek_v4": COMPRESSED,
+}
+
+
+def products(jaxpr: Any) -> Iterator[float]:
+    """FLOPs of every product of arrays in the program and in what it calls."""
+    for equation in jaxpr.eqns:
+        shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            shared = prod(shapes[0][i] for i in contracted)
+            yield 2.0 * shared * prod(equation.outvars[0].aval.shape)
+        elif equation.primitive.name.startswith("ragged_dot"):
+            yield 2.0 * prod(shapes[0]) * shapes[1][-1]
+        for value in equation.params.values():
+            for called in value if isinstance(value, (list, tuple)) else (value,):
+                body = getattr(called, "jaxpr", called)
+                if hasattr(body, "eqns"):
+                    yield from products(body)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_product_of_the_program_is_counted(family: str) -> None:
+    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+
+    experiment = experiment_of(
+        model=model_from_config(CONFIGS[family] | {"model_type": family}, name="m", source="t"),
+        plan=parse_plan("tp=1"),
+        topology=parse_topology("cpu:1"),
+        workload=Workload(batch=2, prompt=PROMPT, output=2),
+        program=Program(loop=Loop.UNROLL),
+    )
+    built = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
+    traced = built.step.trace(*built.arguments)
+    found = sum(products(traced.jaxpr.jaxpr))
+    counted = model_flops(experiment.model, experiment.workload, Phase.PREFILL)
+    assert found == counted + 2 * PROMPT * mixed_flops(experiment.model)
+
+
+def mixed_flops(model: Model) -> float:
+    """Of one token, what is left out: sums of experts' outputs, and of residual streams around a block."""
+    of_experts = 0 if model.moe is None else 2 * model.moe.n_active * model.hidden
+    n_mixed = sum(layer.mlp is not MlpKind.DENSE for layer in model.layers)
+    n_streams = 0 if model.hyper is None else model.hyper.n_streams
+    return n_mixed * of_experts + model.n_layers * 2 * 2 * n_streams**2 * model.hidden
