@@ -54,9 +54,9 @@ def test_refusal_of_the_compiler_is_told_in_its_words(
 ) -> None:
     program = (
         "import json, pathlib, sys\n"
-        "said = {'type': 'XlaRuntimeError', 'message': 'no such shape', 'is_ours': False}\n"
+        "said = {'type': 'XlaRuntimeError', 'message': 'no such shape', 'is_ours': False, 'errno': None}\n"
         "told = json.dumps(said)\n"
-        "pathlib.Path(sys.argv[2], f'{sys.argv[3]}.error.json').write_text(told)\n"
+        "pathlib.Path(sys.argv[1]).with_name(f'{sys.argv[3]}.error.json').write_text(told)\n"
         "raise SystemExit(1)"
     )
 

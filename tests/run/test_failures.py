@@ -1,17 +1,19 @@
 """A child that crashes or refuses is one message."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from meshscope.arch.config import read_model
-from meshscope.errors import RunFailedError, SpecError
+from meshscope.errors import RunError, RunFailedError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.run import run as module
 from meshscope.run.run import RunOptions, run_experiment
+from meshscope.rundir.folder import new_folder
 
 WHAT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
 
@@ -31,11 +33,11 @@ def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
 
 
-def failing(kind: str, message: str, *, is_ours: bool) -> str:
-    said = {"type": kind, "message": message, "is_ours": is_ours}
+def failing(kind: str, message: str, *, is_ours: bool = False, number: int | None = None) -> str:
+    said = {"type": kind, "message": message, "is_ours": is_ours, "errno": number}
     return (
         "import json, pathlib, sys\n"
-        f"pathlib.Path(sys.argv[2], 'report.error.json').write_text(json.dumps({said!r}))\n"
+        f"pathlib.Path(sys.argv[1]).with_name('work.error.json').write_text(json.dumps({said!r}))\n"
         "raise SystemExit(1)"
     )
 
@@ -46,7 +48,7 @@ def failing(kind: str, message: str, *, is_ours: bool) -> str:
         ("import os; os.kill(os.getpid(), 11)", rf"ran {WHAT} crashed \(SIGSEGV\)"),
         ("import os; os.kill(os.getpid(), 9)", rf"ran {WHAT} was killed.*memory"),
         ("import sys; sys.exit('the last words')", "Its last words: the last words"),
-        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED", is_ours=False), rf"run {WHAT}: Xla.*RES"),
+        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED"), rf"run {WHAT}: Xla.*RES"),
     ],
 )
 def test_failure_of_the_child_is_a_message(
@@ -61,3 +63,15 @@ def test_a_fault_of_the_user_is_told_as_it_is(
 ) -> None:
     with pytest.raises(SpecError, match=r"^Use fewer\.$"):
         run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
+
+
+def test_a_full_disk_is_told_as_of_our_own_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = failing("OSError", "No space left on device", number=errno.ENOSPC)
+    with (
+        pytest.raises(RunError, match=r"cannot write the run '.*r': No space left on device"),
+        new_folder(tmp_path / "r", force=False) as folder,
+    ):
+        run_with_child(program, folder, monkeypatch)
+    assert list(tmp_path.iterdir()) == []

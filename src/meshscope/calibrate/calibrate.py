@@ -14,6 +14,7 @@ from meshscope.calibrate.fit import fit_constants
 from meshscope.calibrate.request import REPORT, CalibrationRequest
 from meshscope.children.failure import Failure, How, failure_of
 from meshscope.children.held import Progress, followed, held_child
+from meshscope.children.names import error_report
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.hardware.topology import Topology
 from meshscope.interconnect.points import ReadPoints, TimedCollective, ring_pairs
@@ -136,7 +137,7 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         with held_child((*CHILD, str(asked), str(folder)), log) as child:
             returncode = followed(child, LIVE, progress)
         if returncode:
-            raise _failure(request, failure_of(returncode, folder / REPORT, log))
+            raise _failure(request, failure_of(returncode, error_report(asked), log))
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshscope.calibrate.request import REPORT, CalibrationRequest, request_from_dict
 from meshscope.children.inside import end_with_parent, reported, told
+from meshscope.children.names import error_report
 from meshscope.hardware.chips import ChipKind
 from meshscope.interconnect.points import KINDS
 from meshscope.run.child import versions
@@ -162,7 +163,8 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     request = request_from_dict(json.loads(Path(request_file).read_text(encoding="utf-8")))
     set_environment(request)
-    return reported(lambda: measure(request), directory / REPORT)
+    errors = error_report(Path(request_file))
+    return reported(lambda: measure(request), directory / REPORT, errors)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Why a child process left no report, as far as it can be known."""
 
+import errno
 import json
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from meshscope.children.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
-from meshscope.children.names import error_report
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class How(StrEnum):
@@ -27,12 +30,12 @@ class Failure:
     words: str
 
 
-def failure_of(returncode: int, report: Path, log: Path) -> Failure:
-    """Of a child that ended so; its error report is removed, as it has been read."""
-    error_file = error_report(report)
-    if error_file.exists():
-        said = json.loads(error_file.read_text(encoding="utf-8"))
-        error_file.unlink()
+def failure_of(returncode: int, errors: Path, log: Path) -> Failure:
+    """Of a child that ended so; OSError where it had no room to write, as if we had written ourselves."""
+    if errors.exists():
+        said = json.loads(errors.read_text(encoding="utf-8"))
+        if said["errno"] in NO_ROOM:
+            raise OSError(said["errno"], os.strerror(said["errno"]))
         message = said["message"][:MAX_TOLD_CHARACTERS]
         if said["is_ours"]:
             return Failure(how=How.OURS, kind=said["type"], words=message)

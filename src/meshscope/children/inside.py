@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshscope.children.names import error_report, told_line
+from meshscope.children.names import told_line
 from meshscope.errors import MeshscopeError
 
 
@@ -38,7 +38,7 @@ def told(words: str, left_s: float | None = None) -> None:
     sys.stdout.flush()
 
 
-def reported(work: Callable[[], Mapping[str, Any]], report: Path) -> int:
+def reported(work: Callable[[], Mapping[str, Any]], report: Path, errors: Path) -> int:
     """Does the work and writes what it returns; every failure that Python sees becomes an error report.
 
     Returns the exit status of the process.
@@ -47,7 +47,8 @@ def reported(work: Callable[[], Mapping[str, Any]], report: Path) -> int:
         report.write_text(json.dumps(work()), encoding="utf-8")
     except Exception as error:  # noqa: BLE001  told to the parent, which words the message
         is_ours = isinstance(error, MeshscopeError)
+        number = error.errno if isinstance(error, OSError) else None
         said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        error_report(report).write_text(json.dumps(said), encoding="utf-8")
+        errors.write_text(json.dumps(said | {"errno": number}), encoding="utf-8")
         return 1
     return 0

@@ -20,6 +20,6 @@ def heard_line(line: str) -> tuple[str, float | None] | None:
     return words, float(left) if left else None
 
 
-def error_report(report: Path) -> Path:
-    """Where a child says why there is no report."""
-    return report.with_suffix(".error.json")
+def error_report(request: Path, name: str = "work") -> Path:
+    """Where a child says why there is no report: beside what was asked of it, away from what it writes."""
+    return request.with_name(f"{name}.error.json")

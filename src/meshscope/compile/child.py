@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.children.inside import end_with_parent, reported
+from meshscope.children.names import error_report
 from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.programs.analysis import memory_analysis
@@ -133,7 +134,7 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one compilation; a report in `PHASE.json`, or in `PHASE.error.json` why there is none."""
+    """Runs one compilation; a report in `PHASE.json`, or why there is none beside the experiment."""
     experiment_file, out_dir, phase_name = arguments
     end_with_parent()
     directory, phase = Path(out_dir), Phase(phase_name)
@@ -142,7 +143,9 @@ def main(arguments: list[str]) -> int:
     if experiment.program.frontend is Frontend.TORCHXLA:
         set_torchxla_environment(experiment)
     return reported(
-        lambda: compile_phase(experiment, phase, directory), directory / f"{phase}.json"
+        lambda: compile_phase(experiment, phase, directory),
+        directory / f"{phase}.json",
+        error_report(Path(experiment_file), phase),
     )
 
 

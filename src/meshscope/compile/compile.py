@@ -20,6 +20,7 @@ from typing import Any
 
 from meshscope.children.failure import Failure, How, failure_of
 from meshscope.children.held import held_child
+from meshscope.children.names import error_report
 from meshscope.compile.cycles import (
     FLAG,
     Cycles,
@@ -233,8 +234,9 @@ def _run_children(
                 for phase in [p for p, child in waiting.items() if child.poll() is not None]:
                     returncode = waiting.pop(phase).returncode
                     if returncode:
-                        report, log = hlo_dir / f"{phase}.json", _log(experiment_file, phase)
-                        raise _failure(experiment, phase, failure_of(returncode, report, log))
+                        errors = error_report(experiment_file, phase)
+                        failure = failure_of(returncode, errors, _log(experiment_file, phase))
+                        raise _failure(experiment, phase, failure)
                     progress(phase, "compiled")
                 time.sleep(POLL_S)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from meshscope.children.failure import Failure, How, failure_of
 from meshscope.children.held import held_child
 from meshscope.children.inside import end_with_parent, reported
+from meshscope.children.names import error_report
 from meshscope.compile.child import GZIP_LEVEL, set_environment, slice_devices
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.hardware.chips import ChipKind
@@ -44,7 +45,7 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
         ) as child:
             returncode = child.wait()
         if returncode:
-            raise _failure(proto, topology, failure_of(returncode, report, log))
+            raise _failure(proto, topology, failure_of(returncode, error_report(report), log))
         return json.loads(report.read_text(encoding="utf-8"))
 
 
@@ -109,7 +110,8 @@ def main(arguments: list[str]) -> int:
             file.write(compiled.as_text())
         return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
 
-    return reported(versions, Path(arguments[3]))
+    report = Path(arguments[3])
+    return reported(versions, report, error_report(report))
 
 
 if __name__ == "__main__":

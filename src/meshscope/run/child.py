@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.children.inside import end_with_parent, reported, told
+from meshscope.children.names import error_report
 from meshscope.hardware.chips import ChipKind
 from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
 from meshscope.run.checkpoint import Checkpoint
@@ -177,7 +178,9 @@ def main(arguments: list[str]) -> int:
     experiment = experiment_from_dict(request["experiment"])
     set_environment(experiment, n_processes=request["options"]["n_processes"])
     return reported(
-        lambda: run_request(experiment, request["options"], directory), directory / REPORT
+        lambda: run_request(experiment, request["options"], directory),
+        directory / REPORT,
+        error_report(Path(request_file)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshscope.children.failure import Failure, How, failure_of
 from meshscope.children.held import Progress, followed, held_child
+from meshscope.children.names import error_report
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
@@ -216,7 +217,7 @@ def _reported(
         ) as child:
             returncode = followed(child, LIVE, progress)
         if returncode:
-            raise _failure(experiment, failure_of(returncode, folder / REPORT, log))
+            raise _failure(experiment, failure_of(returncode, error_report(request), log))
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
