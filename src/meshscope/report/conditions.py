@@ -67,7 +67,11 @@ def _program(asked: Mapping[str, Any]) -> str:
         return f"{asked['engine']}'s conventions"
     words = f"{program['frontend']}, {program['partitioner']} partitioner"
     layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
-    across = f", {asked.get('context') or program.get('context', 'ring')} over cp" if "cp" in asked["mesh"] else ""
+    across = (
+        f", {asked.get('context') or program.get('context', 'ring')} over cp"
+        if "cp" in asked["mesh"]
+        else ""
+    )
     return f"{words}{layers} (--loop {program['loop']}){across}{_microbatches(asked)}"
 
 
