@@ -82,6 +82,7 @@ class HyperStreams:
 
     def opened(self, x: Array) -> Array:
         """The embeddings in every stream."""
+        x = _as_it_came(x)
         shape = (*x.shape[:2], *self.between, x.shape[2])
         return jnp.broadcast_to(x[:, :, None, :], shape)
 
@@ -98,7 +99,7 @@ class HyperStreams:
 
         def added(out: Array) -> Array:
             kept = jnp.einsum("bsnm,bsnd->bsmd", mixture, x)
-            return post[..., None] * out[:, :, None, :] + kept
+            return post[..., None] * _as_it_came(out)[:, :, None, :] + kept
 
         return _collapsed(x, jax.nn.sigmoid(into) + eps), added
 
@@ -128,6 +129,11 @@ class HyperStreams:
             lambda _, matrix: scaled(scaled(matrix, -1), -2),
             matrix,
         )
+
+
+def _as_it_came(x: Array) -> Array:
+    """[B, S, D] as it is: in decode the compiler would drop S, which is 1, from the sum before."""
+    return lax.optimization_barrier(x)
 
 
 def _collapsed(x: Array, shares: Array) -> Array:
