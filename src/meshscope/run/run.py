@@ -12,6 +12,7 @@ from typing import Any
 
 from meshscope.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
@@ -143,6 +144,11 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
             f"--frontend torchxla runs with random weights in one process, not with {what}. Leave it out, "
             "or use --frontend jax."
         )
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        raise SpecError(
+            f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "
+            "or a TPU slice or --topology cpu:8."
+        )
     check_torchxla()
     transformers_config(experiment.model)
 
@@ -242,7 +248,8 @@ def _failure(
         message = told["message"][:MAX_TOLD_CHARACTERS]
         if told["is_ours"]:
             return SpecError(message)
-        return RunFailedError(f"JAX could not run {what}: {told['type']}: {message}")
+        who = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+        return RunFailedError(f"{who} could not run {what}: {told['type']}: {message}")
     if was_killed(returncode):
         return RunFailedError(
             f"the process that ran {what} was killed; the machine probably ran out of memory. "
