@@ -1,7 +1,6 @@
-"""Runs a traced program on JAX's virtual CPU devices, fed with the weights of a golden file.
+"""Runs a traced program on virtual CPU devices, fed with the weights of a golden file.
 
-torch_xla itself cannot run manual regions on CPU devices: its collectives are written for replicas.
-After the repair (`lowering.py`) the same program runs, so that its numbers can be checked here.
+By XLA's client in JAX (`Running`), or by torch_xla's own runtime (`RunningItself`), as `run` does.
 """
 
 import re
@@ -12,6 +11,12 @@ import numpy as np
 
 from meshscope.plan.experiment import Experiment
 from meshscope.table.kinds import Phase
+from meshscope.torchxla.executing import (
+    forget_traces,
+    host_array,
+    live_program,
+    order_of_collectives,
+)
 from meshscope.torchxla.lowering import ORDER
 from meshscope.torchxla.program import TracedProgram, build_program
 
@@ -96,6 +101,27 @@ class Running:
         for device, part in enumerate(parts):
             whole[self._index(tuple(sizes), spec, device)] = part
         return whole
+
+
+class RunningItself:
+    """The same by torch_xla: one phase, its weights in place."""
+
+    def __init__(
+        self, experiment: Experiment, phase: Phase, weights: dict[str, np.ndarray]
+    ) -> None:
+        self.program: TracedProgram = build_program(experiment, phase, [])
+        self.live = live_program(self.program)
+        forget_traces()
+        held = values_of(self.program, weights)
+        self.held = {name: self.live.placed(name, value) for name, value in held.items()}
+        self.held[ORDER] = order_of_collectives()
+
+    def step(self, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The whole results of one step: next tokens, logits, cache."""
+        placed = {name: self.live.placed(name, np.asarray(value)) for name, value in given.items()}
+        tokens, position = placed.pop("tokens"), placed.pop("position")
+        next_tokens, logits, cache = self.live(self.held, tokens, placed, position)
+        return [host_array(x) for x in (next_tokens, logits, *cache.values())]
 
 
 def _array(parts: list[np.ndarray], devices: list[Any], name: str | None, running: Running) -> Any:

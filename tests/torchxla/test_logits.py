@@ -2,7 +2,7 @@
 
 The traced program runs on virtual CPU devices as XLA compiles it for them; of a manual region that is
 after the repair. `CASES` is the table of what is run, and of each manual region some case is: no plan
-is compiled only. torch_xla itself runs none of the manual regions on CPU devices.
+is compiled only. XLA is that of JAX; `ITSELF` are the plans that torch_xla's own runtime runs, too.
 """
 
 import importlib.util
@@ -110,6 +110,13 @@ TELLING = {
     Case("deepseek_v2", "dp=4,tp=2,ep=4"),
     Case("deepseek_v3", "tp=8,ep=8"),
 }
+ITSELF = [
+    pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),
+    pytest.param(Case("qwen3", "fsdp=2,tp=4"), marks=pytest.mark.matrix),
+    pytest.param(Case("llama", "dp=2,tp=4", Partitioner.AUTO), marks=pytest.mark.matrix),
+    pytest.param(Case("deepseek_v3", "cp=2,tp=4,sp"), marks=pytest.mark.matrix),
+    pytest.param(Case("qwen3_moe", "dp=2,tp=4,ep=8")),  # all-to-alls and annotations
+]
 
 
 def _marked(case: Case) -> Any:
@@ -137,11 +144,21 @@ def tiny_experiment(case: Case) -> Experiment:
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """Prefill and decode steps, greedy tokens fed back; the vocabulary of 101 divides by no tp."""
+    _check_logits(case, running.Running)
+
+
+@pytest.mark.parametrize("case", ITSELF, ids=lambda case: "-".join(case[:2]))
+def test_torch_xla_itself_gives_the_same(case: Case) -> None:
+    """Its runtime compiles and runs the repaired program, manual regions included."""
+    _check_logits(case, running.RunningItself)
+
+
+def _check_logits(case: Case, runner: Any) -> None:
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = tiny_experiment(case)
 
-    prefill = running.Running(experiment, Phase.PREFILL, weights)
-    decode = running.Running(experiment, Phase.DECODE, weights)
+    prefill = runner(experiment, Phase.PREFILL, weights)
+    decode = runner(experiment, Phase.DECODE, weights)
     names = prefill.program.cache
     given = {n: np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names}
     tokens, logits, *cache = prefill.step({"tokens": prompt, "position": 0, **given})

@@ -27,19 +27,21 @@ class Memory:
 def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]]) -> Memory:
     """Bytes that one device needs, by the compiler's account of each phase; the hungrier one counts.
 
-    An account holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program.
+    An account holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program. Without
+    any, what is not known of weights and cache is None.
     """
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
     every = list(analyses)
-    total_bytes = max(
+    totals = [
         a["argument_bytes"] + a["output_bytes"] + a["temp_bytes"] - a["alias_bytes"] for a in every
-    )
+    ]
+    total_bytes = max(totals, default=None)
     hbm_bytes = experiment.topology.chip.device_hbm_bytes
     return Memory(
         weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
         kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max(a["temp_bytes"] for a in every),
+        temp_bytes=max((a["temp_bytes"] for a in every), default=None),
         total_bytes=total_bytes,
         hbm_bytes=hbm_bytes,
-        fits=None if hbm_bytes is None else total_bytes <= hbm_bytes,
+        fits=None if hbm_bytes is None or total_bytes is None else total_bytes <= hbm_bytes,
     )

@@ -26,6 +26,9 @@ LOOPED = (
     "bytes and flops of a step are not told: the layers are a loop, and the compiler counts its body "
     "once. Run with --loop unroll."
 )
+UNTOLD = (
+    "bytes and flops of a step are not told: torch_xla does not hand on the compiler's account."
+)
 SHARED_CORES = (
     "virtual devices share the cores of this machine: durations show that the plumbing works, "
     "not what a plan costs"
@@ -127,7 +130,8 @@ def _load_lines(measured: Measured) -> Iterator[RenderableType]:
         own = [load for load in measured.loads if load.phase is phase]
         if own:
             table.add_row(phase.value, *_load_cells(own, n_steps))
-    yield table
+    if table.row_count:
+        yield table
     for phase in measured.n_profiled_steps:
         own_times = [time for time in measured.times if time.phase is phase]
         if own_times:
@@ -142,7 +146,8 @@ def _roofline_lines(run: Run, measured: Measured, latency: Latency) -> Iterator[
         steps[Phase.DECODE] = latency.itl.mean_s
     found = rooflines(measured.costs, steps, chip) if chip is not None else []
     if chip is not None and chip.hbm_bytes_per_s is not None and not measured.costs:
-        yield Text(LOOPED, style="dim")
+        is_loop = run.manifest.experiment.get("layers_are") == "scanned"
+        yield Text(LOOPED if is_loop else UNTOLD, style="dim")
     if not found or chip is None:
         return
     yield Text("")
@@ -192,10 +197,10 @@ def _slowest_words(times: Sequence[CollectiveTime]) -> str:
     where = " ".join(
         filter(None, (worst.part, worst.kind, f"over {worst.axis}" if worst.axis else ""))
     )
-    waited = "waiting is not known"
-    if worst.wait_s is not None:
-        waited = f"{format_seconds(worst.wait_s)} waiting for the slowest"
+    told = f"most time in {where}: {format_seconds(worst.dur_s)} each"
+    if worst.wait_s is None:
+        return f"{told}; how much of it is waiting is not known"
     return (
-        f"most time in {where}: {format_seconds(worst.dur_s)} each, "
-        f"{format_seconds(worst.wire_s)} of the fastest participant, {waited}"
+        f"{told}, {format_seconds(worst.wire_s)} of the fastest participant, "
+        f"{format_seconds(worst.wait_s)} waiting for the slowest"
     )

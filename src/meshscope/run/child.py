@@ -1,4 +1,4 @@
-"""The child process: runs an experiment on the devices that JAX sees, times it and profiles it.
+"""The child process: runs an experiment on the devices that JAX or torch_xla opens, times it and profiles it.
 
 Started as `python -m meshscope.run.child REQUEST.json OUT_DIR`; writes the compiled HLO of each
 phase, a profile, and a report, or an error report. It is a process of its own because JAX reads its
@@ -34,32 +34,46 @@ from meshscope.torchxla.interpreter import tracing_environment
 
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+DUMPS = "dumps"  # what XLA writes for torch_xla; removed when it was read
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 
 
-def set_environment(experiment: Experiment, *, n_processes: int) -> None:
-    """What JAX reads when it is imported; to be called before it is.
+def set_environment(experiment: Experiment, out: Path, *, n_processes: int) -> None:
+    """What JAX or torch_xla reads when it is imported; to be called before it is.
 
     Virtual CPU devices are asked for by number; for others JAX's own choice of platform stands.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        _set_torchxla_environment(experiment, out)
+        return
     if experiment.topology.chip.kind is ChipKind.CPU:
         os.environ["JAX_PLATFORMS"] = "cpu"
         n_devices = experiment.topology.n_devices // n_processes
         flag = f"--xla_force_host_platform_device_count={n_devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    if experiment.program.frontend is Frontend.TORCHXLA:
-        os.environ.update(tracing_environment(experiment.topology.n_devices))
+
+
+def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
+    """torch_xla opens the devices; JAX, on the CPU, rewrites programs and computes nothing.
+
+    torch_xla does not hand out what was compiled, so XLA dumps it.
+    """
+    os.environ.update(tracing_environment(experiment.topology.n_devices))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if experiment.topology.chip.kind is ChipKind.TPU:
+        os.environ["PJRT_DEVICE"] = "TPU"
+        del os.environ["CPU_NUM_DEVICES"]
+    phases = "|".join(phase.value for phase in experiment.phases)
+    flags = (
+        f"--xla_dump_to={out / DUMPS} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=^({phases})"
+    )
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Builds, compiles, runs, times and profiles; returns the report."""
-    from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
-    from meshscope.run.processes import gather_profiles, join_processes  # noqa: PLC0415
-
-    join_processes(options)
-    devices = live_devices(experiment.topology)
-    session = _session(experiment, devices, options)
+    session, devices = _started(experiment, options, out)
     for phase, text in session.hlo_texts().items():
         path = out / HLO / hlo_name(phase)
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
@@ -69,31 +83,49 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
     if options["coordinator"] is not None:
+        from meshscope.run.processes import gather_profiles  # noqa: PLC0415  imports JAX
+
         gather_profiles(out / TRACE, process_id=options["process_id"])
+    memory = session.memory()
+    shutil.rmtree(out / DUMPS, ignore_errors=True)
     return {
         "requests": requests,
         "tokens": tokens,
         "profiled": profiled,
         "seconds": {**session.seconds, "warm_up": warm_up_s},
-        "memory": session.memory(),
+        "memory": memory,
         "costs": session.costs(),
         "versions": versions() | _tracing_versions(experiment),
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
-        "devices": [described(device) for device in devices],
+        "devices": devices,
     }
 
 
-def _session(experiment: Experiment, devices: list[Any], options: Mapping[str, Any]) -> Any:
-    """The programs on their devices, those of JAX or those that torch_xla traced."""
+def _started(
+    experiment: Experiment, options: Mapping[str, Any], out: Path
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The programs on their devices, and what JAX or torch_xla calls these."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend is Frontend.TORCHXLA:
-        from meshscope.run.traced import traced_session  # noqa: PLC0415  imports torch_xla
+        from meshscope.torchxla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
+        from meshscope.torchxla.session import TorchSession  # noqa: PLC0415
 
-        return traced_session(experiment, devices, seed=options["seed"], prompt=prompt, told=told)
-    from meshscope.run.session import Session  # noqa: PLC0415  imports JAX
+        told("opening devices")
+        found = open_devices(experiment.topology)
+        seed, dumps = options["seed"], out / DUMPS
+        session = TorchSession.started(experiment, seed=seed, prompt=prompt, dumps=dumps, told=told)
+        return session, found
+    from meshscope.run.devices import described, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.run.processes import join_processes  # noqa: PLC0415
+    from meshscope.run.session import Session  # noqa: PLC0415
 
+    join_processes(options)
+    devices = live_devices(experiment.topology)
     make_weights = _weights_maker(experiment, options)
-    return Session.started(experiment, devices, make_weights=make_weights, prompt=prompt, told=told)
+    session = Session.started(
+        experiment, devices, make_weights=make_weights, prompt=prompt, told=told
+    )
+    return session, [described(device) for device in devices]
 
 
 def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
@@ -176,7 +208,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     experiment = experiment_from_dict(request["experiment"])
-    set_environment(experiment, n_processes=request["options"]["n_processes"])
+    set_environment(experiment, directory, n_processes=request["options"]["n_processes"])
     return reported(
         lambda: run_request(experiment, request["options"], directory),
         directory / REPORT,

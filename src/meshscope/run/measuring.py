@@ -187,23 +187,30 @@ def _measured_rows(
 ) -> list[Collective]:
     """The compiled rows that were seen, each with its measured count; then what no row explains."""
     seen, staged = _executions_a_device(rows), _due_in_stages(compiled)
+    every: dict[tuple[Any, ...], set[int]] = {}
+    for row in compiled:
+        every.setdefault((row.phase, row.hlo_name), set()).update(_devices(row))
     found: list[Collective] = []
     for row in compiled:
         if row.phase is None or row.hlo_name is None:
             continue
         key = names[row.phase], row.hlo_name
-        devices = {device for group in row.groups for device in group}
-        n_seen = sum(
-            n for (*name, device), n in seen.items() if (*name,) == key and device in devices
-        )
+        devices = _devices(row)
+        n_seen = Fraction(sum(seen.get((*key, device), 0) for device in devices))
+        if n_unknown := seen.get((*key, None)):  # the backend tells no device: all take part alike
+            n_seen += Fraction(n_unknown * len(devices), len(every[row.phase, row.hlo_name]))
         due = expected.get(key, 0)
         if row.stage is not None:
             due = min(due, staged[row.phase, row.hlo_name, row.stage])
         n_due = due * len(devices) * n_steps[row.phase]
-        count = round(Fraction(row.count * n_seen, n_due)) if n_due else 0
+        count = round(row.count * n_seen / n_due) if n_due else 0
         if count:
             found.append(replace(row, source=Source.MEASURED, count=count))
     return found
+
+
+def _devices(row: Collective) -> set[int]:
+    return {device for group in row.groups for device in group}
 
 
 def _due_in_stages(compiled: Sequence[Collective]) -> dict[tuple[Any, ...], int]:
@@ -218,8 +225,8 @@ def _due_in_stages(compiled: Sequence[Collective]) -> dict[tuple[Any, ...], int]
     return due
 
 
-def _executions_a_device(rows: pl.DataFrame) -> dict[tuple[str, str, int], int]:
-    """How often each collective instruction executed on each device."""
+def _executions_a_device(rows: pl.DataFrame) -> dict[tuple[str, str, int | None], int]:
+    """How often each collective instruction executed on each device; None where none is told."""
     counted = (
         rows.filter(pl.col("kind").is_not_null()).group_by("module", "hlo_name", "device").len()
     )

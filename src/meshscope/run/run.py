@@ -14,6 +14,7 @@ from meshscope.children.failure import Failure, How, failure_of
 from meshscope.children.held import Progress, followed, held_child
 from meshscope.children.names import error_report
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
@@ -142,6 +143,11 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
             f"--frontend torchxla runs with random weights in one process, not with {what}. Leave it out, "
             "or use --frontend jax."
         )
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        raise SpecError(
+            f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "
+            "or a TPU slice or --topology cpu:8."
+        )
     check_torchxla()
     transformers_config(experiment.model)
 
@@ -232,7 +238,8 @@ def _failure(experiment: Experiment, failure: Failure) -> RunFailedError | SpecE
         case How.OURS:
             return SpecError(failure.words)
         case How.REFUSED:
-            return RunFailedError(f"JAX could not run {what}: {failure.words}")
+            who = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+            return RunFailedError(f"{who} could not run {what}: {failure.words}")
         case How.KILLED:
             return RunFailedError(
                 f"the process that ran {what} was killed; the machine probably ran out of memory. "

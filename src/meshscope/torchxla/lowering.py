@@ -117,6 +117,15 @@ class Lowered:
             )
         return Compiled(executable=executable)
 
+    def proto(self) -> bytes:
+        """The program as an HLO proto, with its scopes, for another runtime to compile."""
+        with self.context:
+            text = self.module.operation.get_asm(enable_debug_info=True)
+            computation = _jax.mlir.mlir_module_to_xla_computation(
+                text, use_tuple_args=False, return_tuple=False
+            )
+        return computation.as_serialized_hlo_module_proto()
+
     def load(self) -> Any:
         """Compiled and ready to run, for devices that are there."""
         options = _options(self.devices)

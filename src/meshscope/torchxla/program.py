@@ -70,6 +70,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
         next_tokens, logits, cache = step.traced(model)
     outputs = [next_tokens, logits, *cache.values()]
     proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)  # noqa: SLF001
+    tensors.position = None  # what is registered with transformers outlives the trace
     layouts = tensors.layouts
     rows: Spec = (layouts.data, (), ())
     specs = (rows[:1], rows, *(tensors.arguments[n].spec for n in cache))

@@ -5,7 +5,7 @@ traced as torch_xla writes them, for replicas; `lowering.py` makes them mean par
 """
 
 # pyright: reportMissingImports=false
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,8 @@ class Tensors:
         self.arguments: dict[str, Argument] = {}
         self.is_inside = False  # a manual region, where every tensor is a share
         self.position: Any = None  # of the step's first token, once it is an argument
+        # In a pipeline, weights that fsdp splits: module, name, and what makes the whole one.
+        self.shares: list[tuple[Any, str, Callable[[], Any]]] = []
 
     def argument(
         self,
@@ -100,7 +102,7 @@ class Tensors:
 
     def entered(self, tensor: Any, spec: Spec) -> Any:
         """One device's share of a tensor laid out like this: here a manual region begins."""
-        local = xs.enable_manual_sharding(tensor, _partition(spec), mesh=self._mesh)
+        local = xs.enable_manual_sharding(tensor, partition(spec), mesh=self._mesh)
         return unwrap_sharded_tensor(local)
 
     def left(self, tensor: Any, spec: Spec) -> Any:
@@ -109,18 +111,24 @@ class Tensors:
             size * int(np.prod([self.layouts.mesh.size(axis) for axis in axes], initial=1))
             for size, axes in zip(tensor.shape, spec, strict=True)
         )
-        whole = xs.disable_manual_sharding(tensor, _partition(spec), shape, mesh=self._mesh)
+        whole = xs.disable_manual_sharding(tensor, partition(spec), shape, mesh=self._mesh)
         return unwrap_sharded_tensor(whole)
 
     def _op_sharding(self, spec: Spec) -> Any:
-        return self._mesh.get_op_sharding(_partition(spec))
+        return self._mesh.get_op_sharding(partition(spec))
+
+    def rank(self, *axes: str) -> Any:
+        """[1]: the device's place along these axes of the plan, in a manual region."""
+        found = self.layouts.axes(*axes)
+        size = int(np.prod([self.layouts.mesh.size(axis) for axis in found], initial=1))
+        return self.entered(torch.arange(size, device=torch_xla.device()), (found,))
 
     def groups(self, *axes: str) -> Groups:
         """The device groups of these axes of the plan."""
         return self.layouts.mesh.groups(*self.layouts.axes(*axes))
 
 
-def _partition(spec: Spec) -> tuple[Any, ...]:
+def partition(spec: Spec) -> tuple[Any, ...]:
     """The spec as torch_xla writes it."""
     return tuple(axes if len(axes) > 1 else next(iter(axes), None) for axes in spec)
 
@@ -147,6 +155,12 @@ def all_gather(x: Any, dim: int, groups: Groups) -> Any:
     n_parts = len(groups[0])
     gather = _XLAC._xla_all_gather  # noqa: SLF001
     return gather(x, dim, n_parts, _lists(groups), False, 1, True)
+
+
+def reduce_scatter(x: Any, dim: int, groups: Groups) -> Any:
+    """The device's share along `dim` of the sum of all devices of a group; in a manual region."""
+    scatter = _XLAC._xla_reduce_scatter  # noqa: SLF001
+    return scatter("sum", x, _token(), 1.0, dim, len(groups[0]), _lists(groups), False)[0]
 
 
 def all_to_all(x: Any, groups: Groups) -> Any:
