@@ -161,8 +161,10 @@ class _Player:
             self._branch(instruction, depth)
         elif opcode.endswith("-start") and not is_collective:
             self._start_copy(instruction)
-        elif not is_collective or instruction.estimated_cycles is not None:
-            # A fusion around a collective that has no estimate of its own does nothing else.
+        elif instruction.estimated_cycles is not None or not (
+            is_collective or id(instruction) in self.schedule.awaited
+        ):
+            # A fusion around a collective, or its end, without an estimate of its own does nothing else.
             self._compute(computation, instruction)
 
     def _compute(self, computation: Computation, instruction: Instruction) -> None:
