@@ -138,7 +138,17 @@ def _distribution(ratios: list[float]) -> str:
     )
 
 
-NAMES = ("matmul", "vector", "weight", "matvec", "cache", "act", "wide", "tile_cycles", "run_cycles")
+NAMES = (
+    "matmul",
+    "vector",
+    "weight",
+    "matvec",
+    "cache",
+    "act",
+    "wide",
+    "tile_cycles",
+    "run_cycles",
+)
 PULL = 0.1  # of a chip's constants towards those of all chips, as a relative error
 # Nothing computes or reads faster than the peak: caches that lie in VMEM here do not in a whole model.
 AT_MOST_PEAK = frozenset({"matmul", "weight", "matvec", "cache"})

@@ -224,8 +224,9 @@ class Prices:
 
 
 def copied_bytes(start: Instruction) -> int:
-    """Bytes that a copy moves: its start holds the source and the target."""
-    return held(start.shape_text).n_bytes // (2 if len(start.arrays) > 1 else 1)
+    """Bytes that a copy moves: its start holds the source, perhaps more of it than is taken, and the target."""
+    sizes = [array.n_bytes or 0 for array in start.arrays if array.dims]
+    return min(sizes[:2], default=0)
 
 
 def part_of(instruction: Instruction) -> str | None:
