@@ -321,13 +321,17 @@ REASONS = (
         "tp=4 of CCL-Bench is measured at 85.1 ms, less than a quarter of its own tp=1 (55.5 ms) and its "
         "own 64 all-reduces of 67.1 MB (38.6 ms at the 167 GB/s on the wire that it reports) one after "
         "the other, which are 94 ms. So its program hides a part of its communication, or not every step "
-        "is a whole chunk; in ours, as compiled, no all-reduce hides. With all of them hidden ours would "
-        "take its compute, 91 ms compiled (+7 %)."
+        "is a whole chunk; in ours, as compiled, no all-reduce hides: 37 of our 110 ms are all-reduces, "
+        "73 the core's. 7 of these are two passes a layer over the residual stream (the sum over tp is added, "
+        "then normed). With the compiler's estimates of these passes it would be 18 ms more (+51 %); they "
+        "contradict what passes were measured to take on v5p, v6e and tpu7x (benchmarks/pass_cycles.py), "
+        "so that passes are priced by their bytes."
     ),
     (
-        "The compiled steps of tp=1 and tp=2 are 12 and 13 % long. The compiler's cycles are many where a "
-        "sum over tp is added, normed and read on every device: some twenty passes over the residual "
-        "stream a layer. Whether a v6e takes them is not known here: nothing was run on a TPU."
+        "What remains too long at tp=1 and tp=4 are products of matrices with something fused into them. "
+        "The compiler puts those of the MLP at 47 to 79 % of the peak; on v5p, 26 such products of "
+        "a MaxText step were measured at 71 to 94 %. A v6e has four times the matrix unit for the same vector "
+        "unit, so that these figures do not carry over, and the compiler's cycles are kept."
     ),
     (
         "TTFT of the paper is 13 to 900 times ours. 128 tokens of a 3B model are 0.8 TFLOP, which two "

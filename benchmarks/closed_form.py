@@ -2,11 +2,11 @@
 
     python benchmarks/closed_form.py speed
     python benchmarks/closed_form.py compare CACHE     CACHE: the folder of closed_form_grid.py
-    python benchmarks/closed_form.py fit CACHE         constants for meshscope/timing/efficiency.py
+    python benchmarks/closed_form.py fit CACHE         constants: meshscope/timing/fitted.json
 
 `compare` reads the compiled programs of the grid, writes benchmarks/closed_form.csv (one line a phase)
 and prints the distribution of |closed / compiled - 1|, apart for the half on which the constants were
-fitted (every other experiment in the order of the grid) and the half that judges them.
+fitted (every other experiment in the order of the grid, which is random) and the half that judges them.
 """
 
 import csv
@@ -32,11 +32,24 @@ from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Part, Phase
 from meshscope.table.timed import StepTime
 from meshscope.timing.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
-from meshscope.timing.efficiency import PEAKS, Efficiency
+from meshscope.timing.efficiency import ALL_CHIPS, FITTED, PEAKS, Efficiency
 from meshscope.timing.predicted import step_time
-from meshscope.timing.rates import KERNEL_FRAC
+from meshscope.timing.rates import KERNEL_FRAC, PASS_FRAC
 from meshscope.timing.shares import Shares
-from meshscope.timing.terms import ACTS, CACHE, KERNEL, MATMUL, PARTS, RUNS, VECTOR, WEIGHTS, WIDE
+from meshscope.timing.terms import (
+    ACTS,
+    CACHE,
+    KERNEL,
+    MATMUL,
+    MOVED,
+    PARTS,
+    PREFETCHED,
+    RUNS,
+    TILES,
+    VECTOR,
+    WEIGHTS,
+    WIDE,
+)
 
 CSV = Path(__file__).with_suffix(".csv")
 WANTED_PER_S = 10_000
@@ -125,30 +138,28 @@ def _distribution(ratios: list[float]) -> str:
     )
 
 
-NAMES = ("matmul", "vector", "weight", "matvec", "cache", "act", "wide", "run_cycles")
+NAMES = (
+    "matmul",
+    "vector",
+    "weight",
+    "matvec",
+    "cache",
+    "act",
+    "wide",
+    "tile_cycles",
+    "run_cycles",
+)
 PULL = 0.1  # of a chip's constants towards those of all chips, as a relative error
-
-
-NAMES = ("matmul", "vector", "weight", "matvec", "cache", "act", "wide", "run_cycles")
-PULL = 0.1  # of a chip's constants towards those of all chips, as a relative error
-FILE = Path(__file__).parents[1] / "src" / "meshscope" / "timing" / "fitted.py"
-HEAD = '''"""Constants of the closed form, made by `python benchmarks/closed_form.py fit`.
-
-Fitted to {n_fitted} steps compiled by libtpu {version}, every other experiment of the grid in
-benchmarks/closed_form_grid.py (layers scanned); the other {n_judging} judge: 90 of 100 of their
-compute times lie within the factor SPREAD. A share below the HBM's own tells that arrays are read
-several times or laid out anew; one of the matrix units' peak is at most 1.
-"""
-
-from meshscope.table.kinds import Part
-from meshscope.timing.shares import Shares
-
-N_FITTED = {n_fitted}
-N_JUDGING = {n_judging}
-SPREAD = {spread:.3f}
-
-FITTED: dict[str, tuple[tuple[Part, Shares], ...]] = {{
-'''
+# Nothing computes or reads faster than the peak: caches that lie in VMEM here do not in a whole model.
+AT_MOST_PEAK = frozenset({"matmul", "weight", "matvec", "cache"})
+FILE = Path(__file__).parents[1] / "src" / "meshscope" / "timing" / FITTED
+SAYS = (
+    "Constants of the closed form, made by benchmarks/closed_form.py fit: fitted to a random half of "
+    "the compiled experiments of benchmarks/closed_form_grid.py (layers scanned); the others judge, "
+    "and 90 of 100 of their compute times lie within the factor 'spread'. A share below the HBM's own "
+    "tells that arrays are read several times or laid out anew; those of matrix units, weights and cache "
+    "are at most 1."
+)
 
 
 def fit(cache: Path) -> None:
@@ -157,7 +168,7 @@ def fit(cache: Path) -> None:
     rows = [row for pair in grid if pair.is_fitted for row in _rows(pair)]
     judging = [pair for pair in grid if not pair.is_fitted]
     everyone = {part: _solve([r for r in rows if r.part is part]) for part in PARTS}
-    fitted = {"": everyone}
+    fitted = {ALL_CHIPS: everyone}
     for chip in dict.fromkeys(pair.chip for pair in grid):
         of_chip = [row for row in rows if row.chip == chip]
         fitted[chip] = {
@@ -165,31 +176,28 @@ def fit(cache: Path) -> None:
         }
     errors = [abs(np.log(_compute_s(pair, fitted) / pair.compiled.compute_s)) for pair in judging]
     spread = float(np.exp(np.quantile(errors, 0.9)))
-    head = HEAD.format(
-        n_fitted=len(grid) - len(judging),
-        n_judging=len(judging),
-        version=version("libtpu"),
-        spread=spread,
-    )
-    FILE.write_text(head + "".join(map(_written, fitted.items())) + "}\n")
+    document = {
+        "is": SAYS,
+        "libtpu": version("libtpu"),
+        "n_fitted": len(grid) - len(judging),
+        "n_judging": len(judging),
+        "spread": float(f"{spread:.4g}"),
+        "chips": {
+            chip: {part.value: _rounded(values) for part, values in parts.items() if values}
+            for chip, parts in fitted.items()
+        },
+    }
+    FILE.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {FILE.name}: spread {spread:.3f}")
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 def _compute_s(pair: Pair, fitted: dict[str, dict[Part, dict[str, float]]]) -> float:
     own = tuple((part, Shares(**values)) for part, values in fitted[pair.chip].items() if values)
     return float(closed(pair, replace(PEAKS, parts=own))[1].compute_s[0])
-
-
-def _written(entry: tuple[str, dict[Part, dict[str, float]]]) -> str:
-    chip, parts = entry
-    lines = [f'    "{chip}": (\n']
-    for part, values in parts.items():
-        if values:
-            told = "".join(f"                {k}={float(f'{v:.3g}')},\n" for k, v in values.items())
-            lines.append(
-                f"        (\n            Part.{part.name},\n            Shares(\n{told}            ),\n        ),\n"
-            )
-    return "".join([*lines, "    ),\n"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +206,8 @@ class Row:
 
     chip: str
     part: Part
-    at_peak: dict[str, float]  # seconds, of run_cycles seconds a cycle
-    kernel_s: float
+    at_peak: dict[str, float]  # seconds; of cycles, seconds at one cycle each
+    known_s: float  # of kernels and passes, by constants that are not fitted here
     compiled_s: float
     total_s: float
 
@@ -219,7 +227,8 @@ def _rows(pair: Pair) -> Iterator[Row]:
         if not q.any():
             continue
         is_single = n_sequences == 1 and (pair.phase is Phase.DECODE or part is Part.LM_HEAD)
-        weights_s = q[WEIGHTS] / rates.hbm_bytes_per_s
+        weight_bytes = q[WEIGHTS] + (q[PREFETCHED] if is_single else 0.0)
+        weights_s = weight_bytes / rates.hbm_bytes_per_s
         yield Row(
             chip=pair.chip,
             part=part,
@@ -230,9 +239,11 @@ def _rows(pair: Pair) -> Iterator[Row]:
                 "cache": q[CACHE] / rates.hbm_bytes_per_s,
                 "act": q[ACTS] / rates.hbm_bytes_per_s,
                 "wide": q[WIDE] / rates.hbm_bytes_per_s,
+                "tile_cycles": q[TILES] / rates.clock_hz,
                 "run_cycles": q[RUNS] / rates.clock_hz,
             },
-            kernel_s=q[KERNEL] / rates.flops_per_s / KERNEL_FRAC,
+            known_s=q[KERNEL] / rates.flops_per_s / KERNEL_FRAC
+            + q[MOVED] / rates.hbm_bytes_per_s / PASS_FRAC,
             compiled_s=by_part.get(part, 0.0),
             total_s=pair.compiled.compute_s,
         )
@@ -251,8 +262,9 @@ def _solve(rows: list[Row], prior: dict[str, float] | None = None) -> dict[str, 
         "act": 5,
         "wide": 5,
     }
-    inverse = {n: 1 / v if n != "run_cycles" else v for n, v in (prior or {}).items()} or {
+    inverse = {n: v if n.endswith("_cycles") else 1 / v for n, v in (prior or {}).items()} or {
         **start,
+        "tile_cycles": 8.0,
         "run_cycles": 5000.0,
     }
     guess = dict(inverse)
@@ -264,7 +276,7 @@ def _solve(rows: list[Row], prior: dict[str, float] | None = None) -> dict[str, 
             is_products = line["matmul"] * guess["matmul"] >= line[of_weights] * guess[of_weights]
             line[of_weights if is_products else "matmul"] = 0.0
             matrix.append([line[n] * guess[n] / row.total_s for n in NAMES])
-            target.append((row.compiled_s - row.kernel_s) / row.total_s)
+            target.append((row.compiled_s - row.known_s) / row.total_s)
         weight = PULL if prior else 1e-3
         for at, name in enumerate(NAMES):
             pull = [0.0] * len(NAMES)
@@ -272,12 +284,14 @@ def _solve(rows: list[Row], prior: dict[str, float] | None = None) -> dict[str, 
             matrix.append(pull)
             target.append(weight)
         found, _ = nnls(np.array(matrix), np.array(target))
-        new = {n: max(f * guess[n], 1e-3) for n, f in zip(NAMES, found, strict=True)}
-        new["matmul"] = max(1.0, new["matmul"])
+        new = {
+            n: max(f * guess[n], 1.0 if n in AT_MOST_PEAK else 1e-3)
+            for n, f in zip(NAMES, found, strict=True)
+        }
         if all(abs(new[n] / guess[n] - 1) < 1e-4 for n in NAMES):
             break
         guess = new
-    return {n: v if n == "run_cycles" else 1 / v for n, v in guess.items()}
+    return {n: v if n.endswith("_cycles") else 1 / v for n, v in guess.items()}
 
 
 def speed() -> None:

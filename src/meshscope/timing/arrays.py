@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from meshscope.hlo.dataflow import Dataflow
+from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import Computation, Instruction
 from meshscope.units import DTYPE_BITS, array_bytes
 
@@ -13,6 +14,8 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^{}]*\})?")
 _IN_VMEM = re.compile(r"S\([1-9]\d*\)")
 # Of their first operand these take what their result holds; the others read all of it.
 _TAKES_PART = frozenset({"gather", "dynamic-slice", "slice"})
+# Of their operand these take what is taken of their result.
+_LAYS_OUT = frozenset({"copy", "bitcast"})
 _MAX_NESTING = 8
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -75,6 +78,8 @@ def _read(flow: Dataflow, computation: Computation, instruction: Instruction, at
 
 def _written(flow: Dataflow, computation: Computation, instruction: Instruction) -> Traffic:
     whole = held(instruction.shape_text)
+    if instruction.opcode == "fusion" and _holds_collective(flow.fused(instruction)):
+        return _computed(flow.fused(instruction))
     inner, root = computation, instruction
     for _ in range(_MAX_NESTING):
         if root.opcode != "fusion":
@@ -86,25 +91,48 @@ def _written(flow: Dataflow, computation: Computation, instruction: Instruction)
     return whole
 
 
+def _holds_collective(fused: Computation) -> bool:
+    return any(inner.opcode in KIND_OF_OPCODE for inner in fused.instructions)
+
+
+def _computed(fused: Computation) -> Traffic:
+    """What a fusion around a collective writes itself: the collective's arrays pass through it."""
+    elements = fused.producers(fused.root) if fused.root.opcode == "tuple" else [fused.root]
+    own = [e for e in elements if e.opcode not in KIND_OF_OPCODE and e.opcode != "parameter"]
+    return sum((held(element.shape_text) for element in own), start=Traffic())
+
+
 def _taken_inside(flow: Dataflow, fused: Computation, at: int, depth: int) -> int | None:
     """Bytes that a fusion takes of one operand where it slices it; None where it reads all of it."""
     parameter = fused.parameters.get(at)
-    users = flow.users(fused, parameter) if parameter else []
+    return None if parameter is None else _taken_by_users(flow, fused, parameter, depth)
+
+
+def _taken_by_users(
+    flow: Dataflow, fused: Computation, array: Instruction, depth: int
+) -> int | None:
+    users = flow.users(fused, array)
     taken = 0
     for user in users:
-        own = _taken_by(flow, user, parameter.name if parameter else "", depth)
+        own = _taken_by(flow, fused, user, array.name, depth)
         if own is None:
             return None
         taken += own
     return taken if users else None
 
 
-def _taken_by(flow: Dataflow, user: Instruction, name: str, depth: int) -> int | None:
+def _taken_by(
+    flow: Dataflow, fused: Computation, user: Instruction, name: str, depth: int
+) -> int | None:
     at = user.operands.index(name)
     if user.opcode in _TAKES_PART and at == 0:
         return held(user.shape_text).n_bytes
-    if user.opcode == "dynamic-update-slice" and at == 0:
-        return 0
+    is_updated = user.opcode == "dynamic-update-slice" and at == 0
+    is_handed_on = user.opcode == "tuple" and user.is_root and _holds_collective(fused)
+    if is_updated or is_handed_on or user.opcode in KIND_OF_OPCODE:
+        return 0  # what a collective sends, the wires read
+    if flow.consists_of(user, _LAYS_OUT) and not user.is_root:
+        return _taken_by_users(flow, fused, user, depth)
     if user.opcode == "fusion" and depth < _MAX_NESTING:
         return _taken_inside(flow, flow.fused(user), at, depth + 1)
     return None

@@ -24,8 +24,9 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.kernels import SPLASH_BLOCKS, Kernel
 from meshscope.table.kinds import Part, Phase
 from meshscope.timing.efficiency import Efficiency, efficiency_of
+from meshscope.timing.layouts import ROWS
 from meshscope.timing.meetings import Hides, MeetingLine, meeting_lines
-from meshscope.timing.rates import KERNEL_FRAC, Rates, rates_of
+from meshscope.timing.rates import KERNEL_FRAC, PASS_FRAC, Rates, rates_of
 from meshscope.timing.terms import (
     ACTS,
     B_ALL,
@@ -33,9 +34,12 @@ from meshscope.timing.terms import (
     CACHE,
     KERNEL,
     MATMUL,
+    MOVED,
     PARTS,
+    PREFETCHED,
     RUNS,
     TERMS,
+    TILES,
     VECTOR,
     WEIGHTS,
     WIDE,
@@ -129,6 +133,8 @@ class _Stacked:
     cache_s: FloatArray
     act_s: FloatArray
     wide_s: FloatArray
+    moved_s: FloatArray  # [plan, 1]
+    tile_s: FloatArray  # [plan, part] seconds a tile
     run_s: FloatArray  # [plan, part]
     is_once: FloatArray  # [part]
     payload: FloatArray  # [plan, line, term]
@@ -187,6 +193,8 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
         cache_s=byte_s / share("cache"),
         act_s=byte_s / share("act"),
         wide_s=byte_s / share("wide"),
+        moved_s=byte_s / PASS_FRAC,
+        tile_s=share("tile_cycles") / clock_hz,
         run_s=share("run_cycles") / clock_hz,
         is_once=forms[0].terms.is_once if forms else np.zeros(len(PARTS)),
         payload=payload,
@@ -262,8 +270,21 @@ def _terms(
     scores = np.where(is_plain, b * s * prompt, 0.0)
     cached = b * (np.floor(prompt / cp) + np.ceil(output / cp))
     one = np.ones(len(prompt))
+    positions = np.where(is_decode > 0, cached, 0.0)
+    slots = positions / b
+    is_full, is_single = b >= ROWS, b <= 1
+    is_partial = ~is_full & ~is_single
     return np.stack(
-        [one, b, b * s, causal, scores, np.where(is_decode, cached, 0.0), b_all], axis=1
+        [
+            *(one, b, b * s, causal, scores, positions, b_all),
+            slots * np.where(is_full, np.ceil(b / ROWS), 0.0),
+            np.where(is_partial, slots, 0.0),
+            np.where(is_single, slots, 0.0),
+            np.where(is_partial, positions, 0.0),
+            np.where(is_single & (is_decode == 0), s, 0.0),
+            np.where(b * s > 1, one, 0.0),
+        ],
+        axis=1,
     )
 
 
@@ -281,9 +302,12 @@ def _parts_s(
     def of(quantity: int, per: FloatArray) -> FloatArray:
         return quantities[..., quantity] * per[at]
 
-    weights_s = np.where(is_single, of(WEIGHTS, forms.matvec_s), of(WEIGHTS, forms.weight_s))
+    # A single token reads the table as it comes; several have it fetched ahead.
+    alone_s = of(WEIGHTS, forms.matvec_s) + of(PREFETCHED, forms.matvec_s)
+    weights_s = np.where(is_single, alone_s, of(WEIGHTS, forms.weight_s))
     products_s = np.maximum(of(MATMUL, forms.matmul_s), weights_s)
     moved_s = of(CACHE, forms.cache_s) + of(ACTS, forms.act_s) + of(WIDE, forms.wide_s)
+    moved_s = moved_s + of(MOVED, forms.moved_s) + of(TILES, forms.tile_s)
     computed_s = products_s + of(KERNEL, forms.kernel_s) + of(VECTOR, forms.vector_s)
     return computed_s + moved_s + quantities[..., RUNS] * forms.run_s[at]
 

@@ -1,14 +1,22 @@
-"""Which share of its peaks the closed form grants each part of a model: constants fitted to compiled programs."""
+"""Which share of its peaks the closed form grants each part of a model: constants fitted to compiled programs.
 
+`python benchmarks/closed_form.py fit` writes `fitted.json`, and in it which programs were fitted.
+"""
+
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.table.kinds import Part
-from meshscope.timing.fitted import FITTED, N_FITTED, SPREAD
 from meshscope.timing.rates import HBM_FRAC, MATMUL_FRAC
 from meshscope.timing.shares import Shares
 
-ALL_CHIPS = ""  # the key of constants fitted to the programs of all chips together
+FITTED = "fitted.json"
+ALL_CHIPS = "all"  # the key of constants fitted to the programs of all chips together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +56,21 @@ USUAL = Efficiency(
 )
 
 
+@cache
 def efficiency_of(chip: Chip) -> Efficiency:
     """The constants of a chip: fitted ones where there are, else what large operations usually reach."""
-    if chip.kind is not ChipKind.TPU or not FITTED:
+    if chip.kind is not ChipKind.TPU:
         return USUAL
+    told = _document()
+    parts = told["chips"].get(chip.name, told["chips"][ALL_CHIPS])
     return Efficiency(
         usual=USUAL.usual,
-        parts=FITTED.get(chip.name, FITTED[ALL_CHIPS]),
-        spread=SPREAD,
-        source=f"shares of the peaks fitted to {N_FITTED} compiled steps (timing/fitted.py)",
+        parts=tuple((Part(part), Shares(**shares)) for part, shares in parts.items()),
+        spread=told["spread"],
+        source=f"shares of the peaks fitted to {told['n_fitted']} compiled steps (timing/{FITTED})",
     )
+
+
+def _document() -> Mapping[str, Any]:
+    """What is kept, with how it came about."""
+    return json.loads(files("meshscope.timing").joinpath(FITTED).read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from meshscope.hlo.module import Computation, Instruction
 from meshscope.table.timed import TimeBasis
 from meshscope.timing.arrays import flops, held, traffic
 from meshscope.timing.kernels import known_flops, stated_cost
+from meshscope.timing.passes import pass_price
 from meshscope.timing.rates import KERNEL_FRAC, KERNEL_INTERVAL, Price, Rates
 
 # Bookkeeping, nothing but addresses, and calls, whose work is that of what they call.
@@ -160,6 +161,9 @@ class Prices:
             is_profiled = profiled is not None
             basis = TimeBasis.CYCLE_PROFILE if is_profiled else TimeBasis.COMPILER_CYCLES
             price = self._rates.cycles(cycles, basis)
+            passed = pass_price(self._flow, computation, instruction, moved, self._rates)
+            if passed is not None and not is_profiled and passed.seconds.s < price.seconds.s:
+                price = passed
             return Work(
                 price=price,
                 flops=n_flops,
@@ -220,8 +224,9 @@ class Prices:
 
 
 def copied_bytes(start: Instruction) -> int:
-    """Bytes that a copy moves: its start holds the source and the target."""
-    return held(start.shape_text).n_bytes // (2 if len(start.arrays) > 1 else 1)
+    """Bytes that a copy moves: its start holds the source, perhaps more of it than is taken, and the target."""
+    sizes = [array.n_bytes or 0 for array in start.arrays if array.dims]
+    return min(sizes[:2], default=0)
 
 
 def part_of(instruction: Instruction) -> str | None:

@@ -9,7 +9,7 @@ class Shares:
 
     `vector` is of the matrix units' peak; `matvec` stands for `weight` where a device has a single
     token, which the vector units multiply. A share below the HBM's own tells that arrays are read
-    several times, or laid out anew.
+    several times, or laid out anew. `tile_cycles` are those in which the vector unit moves a tile.
     """
 
     matmul: float
@@ -19,4 +19,5 @@ class Shares:
     cache: float
     act: float
     wide: float
+    tile_cycles: float = 0.0
     run_cycles: float = 0.0

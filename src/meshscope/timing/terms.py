@@ -35,25 +35,36 @@ from meshscope.plan.weights import (
     outer_weights,
     router_weights,
     shared_weights,
+    stored_kv_heads,
 )
 from meshscope.table.kinds import Part, Phase
+from meshscope.timing.layouts import LANES, of_cache, of_projections, of_residual
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
 
 # 1; sequences b of one device (of one micro-batch); tokens b s of a step on one device; scores that
 # the blocks of a causal mask leave, or all of them where attention is plain; cached positions b c;
-# sequences of all micro-batches.
-TERMS = ("one", "b", "bs", "causal", "scores", "bc", "b_all")
-ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(len(TERMS))
+# sequences of all micro-batches. Then what decides how arrays are laid out: slots of the cache by whether
+# a device has 8 sequences or more (times the tiles that these fill), 2 to 7, or one; cached positions of
+# 2 to 7; tokens of a prompt that a device has alone; and 1 where a device has several tokens.
+TERMS = (
+    *("one", "b", "bs", "causal", "scores", "bc", "b_all"),
+    *("slots_full", "slots_partial", "slots_single", "bc_partial", "tokens_single", "several"),
+)
+ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(7)
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
 # (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
-# as wide as heads or experts; how often a part runs; bytes of weights that come while others compute.
+# as wide as heads or experts; how often a part runs; bytes of weights that come while others compute;
+# tiles that the vector unit lays out anew, and bytes that pass through memory for the same reason.
 QUANTITIES = (
     *("matmul_flops", "kernel_flops", "vector_flops"),
     *("weight_bytes", "cache_bytes", "act_bytes", "wide_bytes", "n_runs", "prefetched_bytes"),
+    *("n_tiles", "moved_bytes"),
 )
-MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS, PREFETCHED = range(len(QUANTITIES))
+MATMUL, KERNEL, VECTOR, WEIGHTS, CACHE, ACTS, WIDE, RUNS, PREFETCHED, TILES, MOVED = range(
+    len(QUANTITIES)
+)
 PARTS = (
     Part.EMBED,
     Part.ATTN,
@@ -63,7 +74,6 @@ PARTS = (
     Part.MOE_SHARED,
     Part.LM_HEAD,
 )
-LANES = 128
 # What sp splits of the passes over the residual stream: norms and sums; products read it whole.
 SPLIT_FRAC = 0.6
 # Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
@@ -189,6 +199,7 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
     model, plan = device.model, device.plan
     weights = attention_weights(model, plan, layer)
     width = sum(device.elements(w) for w in weights if w.name.startswith(("wq", "wk", "wv")))
+    yield from _laid_out(device)
     # Norms of queries and keys are computed in float32, in passes of their own.
     has_norm = isinstance(model.attention, GroupedAttention) and model.attention.has_qk_norm
     passes = 2 if has_norm else 1
@@ -206,6 +217,25 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
         prod(array.local_shape(plan)) / array.rate for array in layer_cache(model, plan, layer)
     )
     yield Part.ATTN, CACHE, BC, positions * device.cache_bytes
+
+
+def _laid_out(device: _Device) -> Iterator[_Entry]:
+    """Tiles and bytes of one layer that are laid out anew; of grouped attention alone is known which."""
+    model, plan = device.model, device.plan
+    if not isinstance(model.attention, GroupedAttention):
+        return
+    local_heads = model.attention.n_heads // plan.tp
+    local_kv_heads = stored_kv_heads(model.attention, plan) // plan.tp
+    head_dim = model.attention.head_dim
+    found = [of_projections(model.hidden, local_heads, local_kv_heads, head_dim)]
+    if device.phase is Phase.DECODE:
+        found += of_cache(local_kv_heads, head_dim)
+    else:
+        found += [of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)]
+    for moved in found:
+        of_cache_or_not = device.cache_bytes if moved.size != "several" else device.act_bytes
+        yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
+        yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * of_cache_or_not
 
 
 def _scores(device: _Device, layer: Layer) -> tuple[float, int]:

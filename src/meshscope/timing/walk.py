@@ -37,6 +37,7 @@ Pick = Callable[[Seconds], float]
 _COPY_ENGINE = ("copies",)
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
+_MAX_HANDS = 3  # from the start of a copy over its done and a bitcast to who computes with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,16 @@ class Schedule:
         has_end = anchor.result is not None and anchor.result is not anchor.instruction
         if first.is_async and has_end:
             self.awaited.setdefault(id(anchor.result), []).append(collective.name)
+
+    def part_that_uses(self, computation: Computation, start: Instruction) -> str | None:
+        """The part of the model that uses the result of a copy; None where the text does not tell."""
+        users = [start]
+        for _ in range(_MAX_HANDS):
+            users = [u for user in users for u in self.flow.users(computation, user)]
+            parts = [part for user in users if (part := part_of(user)) is not None]
+            if parts or not users:
+                return parts[0] if parts else None
+        return None
 
     def walk(self, pick: Pick) -> Walked:
         """One run of the module; `pick` takes the low, the middle or the high end of a duration."""
@@ -160,9 +171,11 @@ class _Player:
         elif opcode == "conditional":
             self._branch(instruction, depth)
         elif opcode.endswith("-start") and not is_collective:
-            self._start_copy(instruction)
-        elif not is_collective or instruction.estimated_cycles is not None:
-            # A fusion around a collective that has no estimate of its own does nothing else.
+            self._start_copy(computation, instruction)
+        elif instruction.estimated_cycles is not None or not (
+            is_collective or id(instruction) in self.schedule.awaited
+        ):
+            # A fusion around a collective, or its end, without an estimate of its own does nothing else.
             self._compute(computation, instruction)
 
     def _compute(self, computation: Computation, instruction: Instruction) -> None:
@@ -171,7 +184,7 @@ class _Player:
             return
         self.works[instruction.name] = work
         seconds = self.pick(work.price.seconds)
-        self.machine.run(_task(instruction, ON_CORE, seconds, work.price))
+        self.machine.run(_task(instruction, ON_CORE, seconds, work.price, part_of(instruction)))
 
     def _issue(self, collective: ScheduledCollective) -> None:
         """A synchronous collective is awaited at once; one without a price takes no time here, and is told."""
@@ -198,10 +211,12 @@ class _Player:
         if (flight := self._under_way.pop(name, None)) is not None:
             self.machine.wait(flight)
 
-    def _start_copy(self, start: Instruction) -> None:
+    def _start_copy(self, computation: Computation, start: Instruction) -> None:
+        """A copy belongs to the part that uses what it brings; one for several parts, to the first."""
         price = self.schedule.prices.copied(start)
         self.copied_bytes[start.name] = copied_bytes(start)
-        task = _task(start, ON_COPIES, self.pick(price.seconds), price)
+        part = part_of(start) or self.schedule.part_that_uses(computation, start)
+        task = _task(start, ON_COPIES, self.pick(price.seconds), price, part)
         self._under_way[start.name] = self.machine.issue(task, _COPY_ENGINE)
 
     def _done(self, computation: Computation, done: Instruction) -> None:
@@ -268,6 +283,8 @@ class _Player:
         return [self.schedule.module.computation(name, caller) for name in names]
 
 
-def _task(instruction: Instruction, lane: str, seconds: float, price: Price) -> Task:
-    key: tuple[Hashable, ...] = (lane, instruction.name, part_of(instruction), price.basis)
+def _task(
+    instruction: Instruction, lane: str, seconds: float, price: Price, part: str | None
+) -> Task:
+    key: tuple[Hashable, ...] = (lane, instruction.name, part, price.basis)
     return Task(name=instruction.name, lane=lane, seconds=seconds, key=key)
