@@ -15,6 +15,7 @@ PAGES = [
     "docs/table.md",
     "docs/metrics.md",
     "docs/sql.md",
+    "docs/compare.md",
     "docs/moe.md",
     "docs/fsdp.md",
     "docs/time.md",

@@ -1,12 +1,15 @@
 """Workload cards: complete, valid, and true."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from meshscope.export.card import card_of, card_text
 from meshscope.export.schema import CARD_SCHEMA, faults_of
+from meshscope.table.kinds import Phase, Source
+from meshscope.table.measured import Measured
 
 
 def test_what_can_be_known_is_filled(make_run) -> None:
@@ -22,7 +25,7 @@ def test_what_can_be_known_is_filled(make_run) -> None:
         },
     }  # fmt: skip
     assert workload["data"] == {
-        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "random tokens",
+        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "none: shapes alone, no program was run",
     }  # fmt: skip
     assert workload["hardware"]["xpu_spec"] == {
         "type": "TPU", "model": "tpu_v6e", "total_count": 8, "count_per_node": 4,
@@ -47,6 +50,26 @@ def test_what_can_be_known_is_filled(make_run) -> None:
 def test_cards_of_all_sorts_are_valid(make_run, model: str, plan: str, topology: str) -> None:
     card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
     assert list(faults_of(card)) == []
+
+
+def test_a_measured_run_says_what_it_was_fed_and_how_many_steps_it_recorded(make_run) -> None:
+    run = make_run(plan="tp=8", topology="cpu:8")
+    measured = Measured(
+        requests=(), n_profiled_steps={Phase.PREFILL: 1, Phase.DECODE: 4}, loads=(), times=(),
+        findings=(), costs=(),
+    )  # fmt: skip
+    versions = {"jaxlib": "0.10.2", "libtpu": "0.0.42.1"}
+    manifest = replace(run.manifest, source=Source.MEASURED, versions=versions)
+    live = replace(run, measured=measured, manifest=manifest)
+    card = card_of(live)
+    assert card["workload"]["model"]["iteration"] == 5
+    assert card["workload"]["data"]["dataset"] == "random tokens"
+    assert card["workload"]["hardware"]["xpu_spec"]["count_per_node"] == 8
+    assert card["workload"]["hardware"]["driver_version"] is None
+    library = card["Model-executor"]["communication_library"]
+    assert (library["name"], library["version"]) == ("xla", "jaxlib 0.10.2")
+    told = card_of(replace(live, measured=replace(measured, texts=("It was",))))
+    assert told["workload"]["data"]["dataset"] == "one prompt of text"
 
 
 def test_a_micro_batch_is_told_in_sequences(make_run) -> None:

@@ -110,5 +110,24 @@ def test_measured_steps_are_numbered_and_averaged(tmp_path: Path) -> None:
     assert last_step(table)["start_s"].to_list() == [50]
 
 
+def test_a_measured_row_knows_how_many_steps_the_request_has(tmp_path: Path) -> None:
+    ops = pl.DataFrame(
+        [
+            {
+                **dict.fromkeys(POLARS_SCHEMA), "source": source, "phase": "decode", "n_steps": 1,
+                "start_s": 0.0, "dur_s": 1.0, "step": 4,
+            }
+            for source in ("measured", "compiled")
+        ],
+        schema={**POLARS_SCHEMA, "step": pl.Int64},
+    )  # fmt: skip
+    (tmp_path / "trace").mkdir()
+    ops.write_parquet(tmp_path / OPS)
+    own = events().with_columns(pl.lit("measured").alias("source"), pl.lit("decode").alias("phase"))
+    table = read_timeline(tmp_path, own)
+    assert table is not None
+    assert table["n_steps"].to_list() == [9, 1]
+
+
 def test_a_run_without_timeline_has_none(tmp_path: Path) -> None:
     assert read_timeline(tmp_path, events()) is None

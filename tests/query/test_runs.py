@@ -106,3 +106,9 @@ def test_importing_meshscope_loads_nothing_slow() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_run_is_shown_in_one_line(folder: Path) -> None:
+    text = repr(meshscope.open(str(folder))[0])
+    assert text.startswith("Run('")
+    assert (text.count("\n"), len(text) < 400) == (0, True)

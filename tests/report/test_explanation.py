@@ -141,6 +141,23 @@ def test_what_an_imported_run_does_not_say_is_no_difference(predicted_run: Run) 
     assert "same work" not in "\n".join(told(predicted_run, imported))
 
 
+def test_versions_differ_where_both_sides_have_one(predicted_run: Run) -> None:
+    def made(**versions: str) -> Run:
+        return replace(predicted_run, manifest=replace(predicted_run.manifest, versions=versions))
+
+    newer = told(made(jax="0.10.2"), made(jax="0.12.0.1", torch_xla="2.9.0"))
+    assert newer[0] == "asked otherwise: jax 0.12.0.1 in B and 0.10.2 in A."
+    assert not any("torch_xla" in text for text in newer)
+
+
+def test_what_rounding_leaves_is_no_change(predicted_run: Run) -> None:
+    slow = with_times(predicted_run, step(5.0, exposed_s=1.0), step(0.5, Phase.DECODE))
+    fast = with_times(predicted_run, step(3.0, exposed_s=1.0 - 1e-15), step(0.5, Phase.DECODE))
+    text = next(one for one in told(slow, fast) if one.startswith("prefill: a step takes"))
+    assert "compute -2 s" in text
+    assert "exposed" not in text
+
+
 def test_a_phase_of_one_side_alone_is_said_to_be(predicted_run: Run) -> None:
     rows = tuple(row for row in predicted_run.rows if row.phase is Phase.PREFILL)
     manifest = replace(predicted_run.manifest, phases=(Phase.PREFILL,))

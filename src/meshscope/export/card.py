@@ -31,6 +31,12 @@ _PRECISIONS = {
     "s8": "int8",
 }
 
+# Whose version is that of the driver, and of what carries collectives out: on a TPU libtpu is both; the
+# devices of a CPU have no driver, and XLA's own code moves their bytes.
+_DRIVERS = {ChipKind.TPU: ("libtpu",), ChipKind.GPU: (), ChipKind.CPU: ()}
+_LIBRARIES = {ChipKind.TPU: "xla", ChipKind.GPU: None, ChipKind.CPU: "xla"}
+_VERSIONED = {ChipKind.TPU: ("libtpu", "jaxlib"), ChipKind.GPU: (), ChipKind.CPU: ("jaxlib",)}
+
 
 def card_text(run: Run, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
     """The card as YAML."""
@@ -48,6 +54,8 @@ def card_of(
     asked = run.manifest.experiment
     topology = parse_topology(str(asked["topology"]))
     model = _model(asked.get("model"))
+    if n_steps is None and run.measured is not None:
+        n_steps = sum(run.measured.n_profiled_steps.values()) or None
     card = {
         "version": 1,
         "description": _description(run, topology),
@@ -57,7 +65,7 @@ def card_of(
         "contact": None,
         "workload": {
             "model": _model_fields(run, model, n_steps),
-            "data": _data(asked.get("workload")),
+            "data": _data(run),
             "hardware": _hardware(run, topology),
         },
         "Model-executor": _executor(run, topology),
@@ -145,14 +153,23 @@ def _head_dim(model: Model) -> int:
             return compressed.head_dim
 
 
-def _data(workload: Mapping[str, Any] | None) -> dict[str, Any]:
-    known = workload or {}
+def _data(run: Run) -> dict[str, Any]:
+    known = run.manifest.experiment.get("workload") or {}
     return {
         "batch_size": known.get("batch"),
         "seq_len": known.get("prompt"),
         "output_len": known.get("output"),
-        "dataset": None if workload is None else "random tokens",
+        "dataset": _dataset(run),
     }
+
+
+def _dataset(run: Run) -> str | None:
+    """What was fed to the program; nothing is known of somebody else's."""
+    if "imported" in run.manifest.experiment:
+        return None
+    if run.measured is None:
+        return "none: shapes alone, no program was run"
+    return "one prompt of text" if run.measured.texts else "random tokens"
 
 
 def _hardware(run: Run, topology: Topology) -> dict[str, Any]:
@@ -168,10 +185,17 @@ def _hardware(run: Run, topology: Topology) -> dict[str, Any]:
             "type": chip.kind.value.upper(),
             "model": _chip_name(chip),
             "total_count": topology.n_chips,
-            "count_per_node": min(chip.chips_per_host, topology.n_chips),
+            "count_per_node": _chips_of_node(topology),
         },
-        "driver_version": _versioned(run, "libtpu"),
+        "driver_version": _versioned(run, *_DRIVERS[chip.kind]),
     }
+
+
+def _chips_of_node(topology: Topology) -> int:
+    """Chips of one host; virtual CPU devices are all of one."""
+    if topology.chip.kind is ChipKind.CPU:
+        return topology.n_chips
+    return min(topology.chip.chips_per_host, topology.n_chips)
 
 
 def _chip_name(chip: Chip) -> str:
@@ -230,8 +254,8 @@ def _executor(run: Run, topology: Topology) -> dict[str, Any]:
             "pp_mb": _microbatch(asked, plan),
         },
         "communication_library": {
-            "name": "xla" if is_tpu else None,
-            "version": _versioned(run, "libtpu", "jaxlib") if is_tpu else None,
+            "name": _LIBRARIES[topology.chip.kind],
+            "version": _versioned(run, *_VERSIONED[topology.chip.kind]),
             "env": dict(run.manifest.flags),
         },
         "protocol_selection": protocols,

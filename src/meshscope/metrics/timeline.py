@@ -43,7 +43,7 @@ def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     if (folder / TIMELINE).is_file():
         found.append(timeline_of(read_table(folder / TIMELINE), events))
     if (folder / OPS).is_file():
-        found.append(_measured(read_table(folder / OPS)))
+        found.append(_measured(read_table(folder / OPS), events))
     return pl.concat(found) if found else None
 
 
@@ -57,13 +57,24 @@ def read_table(path: Path) -> pl.DataFrame:
         ) from error
 
 
-def _measured(ops: pl.DataFrame) -> pl.DataFrame:
+def _measured(ops: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """What devices did, steps numbered from 0 in each phase; what runs beside steps is left out."""
     known = ops.filter(pl.col("step").is_not_null(), pl.col("phase").is_not_null())
     numbered = known.with_columns(
         (pl.col("step").rank("dense").over("phase") - 1).alias("step"), pl.lit(1).alias("count")
     )
-    return numbered.select(_column(name, numbered.columns) for name in TIMELINE_SCHEMA)
+    # A profile holds a few steps; how many the request has the events know.
+    full = _with_phase_steps(numbered, events).with_columns(
+        pl.coalesce("phase_steps", "n_steps").alias("n_steps")
+    )
+    return full.select(_column(name, full.columns) for name in TIMELINE_SCHEMA)
+
+
+def _with_phase_steps(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """The rows with the steps that a request has of their phase."""
+    steps = events.group_by("source", "phase").agg(pl.col("n_steps").first().alias("phase_steps"))
+    keys = ["source", "phase"]
+    return rows.join(steps, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def last_step(timeline: pl.DataFrame) -> pl.DataFrame:
@@ -90,11 +101,7 @@ def timeline_of(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     is_copy = pl.col("lane") == COPY
     opcode = pl.when(is_copy).then(pl.lit(COPY)).otherwise(pl.col("opcode")).alias("opcode")
     layer = pl.when(pl.col("is_one_layer")).then(pl.col("layer"))
-    n_steps = events.group_by("source", "phase").agg(pl.col("n_steps").first().alias("phase_steps"))
-    known = joined.join(
-        n_steps, on=["source", "phase"], how="left", nulls_equal=True, maintain_order="left"
-    )
-    full = known.with_columns(
+    full = _with_phase_steps(joined, events).with_columns(
         opcode,
         layer,
         pl.lit(1).alias("count"),

@@ -18,7 +18,7 @@ from meshscope.report.side import Difference, Side, asked_differences
 from meshscope.report.words import phase_words, signed_bytes
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
-from meshscope.units import format_bytes, format_seconds
+from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
 
 SAME_FRAC = 0.005  # times that differ by less are called the same
 MAX_PLACES = 3  # that are named in a sentence
@@ -207,16 +207,20 @@ def _time_parts(ours: StepCost, theirs: StepCost) -> list[str]:
     """Compute, exposed communication by axis, and idle, where both sides know them and they differ."""
     found: list[str] = []
     if ours.compute_s is not None and theirs.compute_s is not None:
-        found.append(f"compute {_signed(theirs.compute_s - ours.compute_s)}")
+        found += _told("compute", theirs.compute_s - ours.compute_s)
     if ours.exposed_s is not None and theirs.exposed_s is not None:
         for axis in dict.fromkeys((*ours.exposed_by_axis_s, *theirs.exposed_by_axis_s)):
             before, after = (cost.exposed_by_axis_s.get(axis, 0.0) for cost in (ours, theirs))
-            if before != after:
-                change = _signed(after - before)
-                found.append(f"exposed communication over {short(axis)} {change}")
-    if ours.idle_s is not None and theirs.idle_s is not None and ours.idle_s != theirs.idle_s:
-        found.append(f"idle {_signed(theirs.idle_s - ours.idle_s)}")
+            found += _told(f"exposed communication over {short(axis)}", after - before)
+    if ours.idle_s is not None and theirs.idle_s is not None:
+        found += _told("idle", theirs.idle_s - ours.idle_s)
     return found
+
+
+def _told(name: str, change_s: float) -> Iterator[str]:
+    """The change, where it is one: sums of many seconds err by less than a nanosecond."""
+    if abs(change_s) >= NANOSECOND_S:
+        yield f"{name} {_signed(change_s)}"
 
 
 def _part_changes(ours: StepCost, theirs: StepCost) -> dict[str, float]:

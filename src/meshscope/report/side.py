@@ -40,7 +40,7 @@ class Difference:
 
 
 def asked_differences(left: Side, right: Side) -> list[Difference]:
-    """What was not asked alike: model, request, slice, plan, program, and versions of the compiler."""
+    """What was not asked alike: model, request, slice, plan, program, and versions that both sides have."""
     ours, theirs = (dict(_asked(side.run)) for side in (left, right))
     return [
         Difference(
@@ -51,6 +51,7 @@ def asked_differences(left: Side, right: Side) -> list[Difference]:
         )
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
+        and (name not in COMPILERS or name in ours.keys() & theirs)
     ]
 
 

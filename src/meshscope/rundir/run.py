@@ -11,6 +11,8 @@ from meshscope.table.kinds import Phase, Source
 from meshscope.table.measured import Measured
 from meshscope.table.timed import StepTime
 
+MAX_WORD = 120  # characters of a name in the short form of a run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -26,7 +28,7 @@ class Manifest:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """A run in memory; `path` is null while it is in no folder."""
 
@@ -36,6 +38,14 @@ class Run:
     memory: Mapping[Source, Memory]
     measured: Measured | None = None
     times: tuple[StepTime, ...] = ()  # modelled, of predicted and compiled steps
+
+    def __repr__(self) -> str:
+        """One line: a notebook and a failed test show it whole."""
+        asked = self.manifest.experiment
+        model = (asked.get("model") or {}).get("name")
+        told = (self.manifest.source.value, model, asked.get("plan"), asked.get("topology"))
+        words = ", ".join(repr(str(word)[:MAX_WORD]) for word in told if word is not None)
+        return f"Run({str(self.path)!r}: {words}, {len(self.rows)} rows)"
 
     def times_of(self, source: Source) -> tuple[StepTime, ...]:
         """The modelled step times of one source, in the order of the phases."""

@@ -1,6 +1,7 @@
 """Plots of several runs side by side: step times, bytes, memory, and step times against devices."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from meshscope.export.plots.style import (
     BLUE,
@@ -21,6 +22,7 @@ from meshscope.figures.cost import CostBar, cost_bars
 from meshscope.figures.volume import volume_bars
 from meshscope.metrics.catalogue import NO_COLLECTIVES, NO_MEMORY, NO_STEP
 from meshscope.metrics.registry import Unknown
+from meshscope.plan.experiment import Frontend, Partitioner
 from meshscope.table.kinds import Phase, Source
 
 NO_SCALING = "the runs use equally many devices, or have no times"
@@ -33,8 +35,8 @@ def run_labels(runs: Sequence[Plotted]) -> list[str]:
         [str((one.get("model") or {}).get("name", "imported")).rpartition("/")[2] for one in asked],
         [str(one.get("plan", "")) for one in asked],
         [str(one.get("topology", "")) for one in asked],
-        [str((one.get("program") or {}).get("partitioner", "")) for one in asked],
-        [str((one.get("program") or {}).get("frontend", "")) for one in asked],
+        [_unusual(one, "partitioner", Partitioner.MANUAL) for one in asked],
+        [_unusual(one, "frontend", Frontend.JAX) for one in asked],
         [run.source.value for run in runs],
     ]
     kept = [column for column in columns if len(set(column)) > 1] or [columns[1]]
@@ -43,6 +45,12 @@ def run_labels(runs: Sequence[Plotted]) -> list[str]:
         label if labels.count(label) == 1 else f"{label} ({number})"
         for number, label in enumerate(labels, start=1)
     ]
+
+
+def _unusual(asked: Mapping[str, Any], name: str, usual: str) -> str:
+    """What the program was asked to be, where it is not the usual one."""
+    value = (asked.get("program") or {}).get(name)
+    return "" if value in {None, usual} else str(value)
 
 
 def draw_costs(runs: Sequence[Plotted]) -> Iterator[Drawn]:
@@ -152,7 +160,7 @@ def draw_scaling(runs: Sequence[Plotted]) -> Iterator[Drawn]:
                 label=name_of(label),
             )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        axes.set_ylim(bottom=0)
         axes.set_xticks([*best], [str(n) for n in best])
         axes.minorticks_off()
         seconds_axis(axes.yaxis)

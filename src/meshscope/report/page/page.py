@@ -13,8 +13,9 @@ from markupsafe import Markup
 
 from meshscope import __version__
 from meshscope.report.page.blocks import Chart, Section, shown
+from meshscope.report.page.drawing import Charts
 from meshscope.report.page.headline import headline
-from meshscope.report.page.sections import Charts, sections
+from meshscope.report.page.sections import sections
 from meshscope.report.page.side import page_runs
 from meshscope.rundir.run import Run
 

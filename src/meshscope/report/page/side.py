@@ -11,9 +11,13 @@ from meshscope.metrics.catalogue import Result, metrics_of
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.registry import Unknown
 from meshscope.metrics.subject import Subject
+from meshscope.plan.experiment import Frontend, Partitioner
 from meshscope.report.page.blocks import PageTable, Words, shown, table_of_frame, unknown
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
+
+# What a short name leaves out: how a program is usually asked for.
+USUAL = {"partitioner": Partitioner.MANUAL, "frontend": Frontend.JAX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,9 @@ class PageRun:
         """Model, plan and slice in a few words."""
         asked = self.run.manifest.experiment
         model = (asked.get("model") or {}).get("name", "imported")
-        words = (str(model).rpartition("/")[2], asked.get("plan"), asked.get("topology"))
+        program = asked.get("program") or {}
+        unusual = [program.get(name) for name in USUAL if program.get(name) != USUAL[name]]
+        words = (str(model).rpartition("/")[2], asked.get("plan"), asked.get("topology"), *unusual)
         return " ".join(shown(word, 60) for word in words if word)
 
     @property
