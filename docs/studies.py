@@ -79,7 +79,7 @@ def _sizes(row: Row) -> list[str]:
 def what_is_hidden(study: str, ways: Sequence[str] = ()) -> None:
     """Cycles of each program, and of each large window; synchronous collectives hide nothing."""
     lines: list[list[str]] = []
-    for case in read("moe/cases.csv"):
+    for case in sorted(read("moe/cases.csv"), key=lambda row: int(row["n_devices"])):
         if case["study"] != study or case["refused"] or (ways and case["way"] not in ways):
             continue
         windows = [row for row in read("moe/windows.csv") if _is_of(row, case)]

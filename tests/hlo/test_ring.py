@@ -65,6 +65,23 @@ def test_the_turns_of_a_ring_are_a_permute_each() -> None:
     assert len(rows) == 3
 
 
+def test_what_the_compiler_hands_on_beside_its_products_is_a_gather() -> None:
+    """Each shard is sent as it came, by synchronous permutes: no sum travels."""
+    turns = [
+        f"%k{turn} = f32[8,4] collective-permute(%k{turn - 1}), channel_id={turn}, "
+        "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, "
+        f'metadata={{op_name="{SCOPE}/dot_general"}}'
+        for turn in (1, 2, 3)
+    ]
+
+    (row,) = _rows(
+        [*turns, *(_dot(turn, f"k{turn}") for turn in range(4))], Mesh(axes=(("tp", 4),))
+    )
+
+    assert (row.kind, row.algorithm) == (Kind.ALL_GATHER, "windowed einsum")
+    assert row.payload_bytes == 32 * 4 * 4
+
+
 @pytest.mark.parametrize(
     ("name", "inserted_by"), [("ppermute", "program"), ("collective-permute", "partitioner")]
 )

@@ -22,7 +22,9 @@ from meshscope.units import format_shape
 
 ALGORITHM = "windowed einsum"
 _MAX_VISITED = 500  # instructions between two permutes of one ring
-_HANDED_ON = frozenset({"parameter", "get-tuple-element", "collective-permute-done"})
+_HANDED_ON = frozenset(
+    {"parameter", "get-tuple-element", "collective-permute", "collective-permute-done"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
