@@ -53,6 +53,32 @@ ODD_CONFIG = {
     "mlp_bias": True,
 }
 
+TINY_V4 = "tiny-deepseek-v4"  # one layer of each kind of attention, and a second sparse one
+TINY_V4_CONFIG = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 256,
+    "o_groups": 8,
+    "o_lora_rank": 128,
+    "sliding_window": 128,
+    "compress_ratios": [0, 4, 128, 4],
+    "index_n_heads": 8,
+    "index_head_dim": 128,
+    "index_topk": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "num_hash_layers": 1,
+    "hc_mult": 4,
+    "vocab_size": 32000,
+}
+
 
 class Case(NamedTuple):
     model: str
@@ -62,7 +88,7 @@ class Case(NamedTuple):
     n_layers: int | None = None
     batch: int = 8
     prompt: int = 128
-    context: ContextForm = ContextForm.RING
+    context: ContextForm = ContextForm.AUTO
     kernels: Kernels = Kernels.AUTO
 
 
@@ -142,6 +168,18 @@ WHOLE_MATRIX += [
 ]
 
 WHOLE_MATRIX += [
+    Case(TINY_V4, topology, plan, Loop.SCAN, prompt=prompt)
+    for topology, plan, prompt in (
+        ("v6e-8", "dp=2,tp=4,ep=8", 256),
+        ("v6e-8", "pp=2,tp=4", 256),
+        ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 256),
+        ("v6e-8", "cp=2,tp=4", 256),  # blocks of whole windows
+        ("v5p-16", "cp=2,tp=4,sp", 128),  # of those of sparse layers alone
+        ("v6e-8", "pp=2,cp=2,tp=2", 256),
+    )
+]
+WHOLE_MATRIX += [
+    Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, padded on the way
     Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
     Case(QWEN_32B, "v6e-8", "tp=8,sp", Loop.UNROLL, 2),
     Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
@@ -171,6 +209,8 @@ def experiment_for(case: Case) -> Experiment:
 
 
 def _model(name: str) -> Model:
+    if name == TINY_V4:
+        return model_from_config(TINY_V4_CONFIG, name=name, source="test")
     if name == ODD_VOCABULARY:
         return model_from_config(ODD_CONFIG, name=name, source="test")
     return read_model(name)

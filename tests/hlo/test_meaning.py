@@ -342,3 +342,45 @@ def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: s
     )
 
     assert row.shape == (4, 1, 8)
+
+
+def test_a_sum_that_travels_as_tiles_has_the_shape_in_which_it_was_computed() -> None:
+    """As libtpu 0.0.42.1 writes the last position's sum over cp between two slices."""
+    attributes = (
+        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="psum.37_0",'
+        '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}, '
+        'metadata={op_name="jit(f)/prefill/lm_head/psum"}'
+    )
+    text = f"""\
+HloModule m, is_scheduled=true, num_partitions=4
+
+%fused (rows: bf16[8,1,3072], zeros: bf16[8,1,3072], is_last: pred[8,1,3072]) -> bf16[24,8,128] {{
+  %rows = bf16[8,1,3072] parameter(0)
+  %zeros = bf16[8,1,3072] parameter(1)
+  %is_last = pred[8,1,3072] parameter(2)
+  %kept = bf16[8,1,3072] select(%is_last, %rows, %zeros)
+  ROOT %tiles = bf16[24,8,128] bitcast(%kept)
+}}
+
+ENTRY %main (a: bf16[8,1,3072], b: bf16[8,1,3072], c: pred[8,1,3072]) -> bf16[24,8,128] {{
+  %a = bf16[8,1,3072] parameter(0)
+  %b = bf16[8,1,3072] parameter(1)
+  %c = pred[8,1,3072] parameter(2)
+  %part = bf16[24,8,128] fusion(%a, %b, %c), kind=kLoop, calls=%fused
+  %token = token[] after-all()
+  %send = (bf16[24,8,128], u32[], token[]) send(%part, %token), channel_id=6, {attributes}
+  %recv = (bf16[24,8,128], u32[], token[]) recv(%token), channel_id=5, {attributes}
+  %sent = token[] send-done(%send), channel_id=6, is_host_transfer=true
+  %done = (bf16[24,8,128], token[]) recv-done(%recv), channel_id=5, is_host_transfer=true
+  ROOT %sum = bf16[24,8,128] get-tuple-element(%done), index=0
+}}
+"""
+    (row,) = collectives_of(
+        parse_hlo(text, "m.hlo"),
+        mesh=Mesh(axes=(("cp", 2), ("tp", 4))),
+        n_steps_of={},
+        crosses_slices=lambda groups: any(min(g) < 4 <= max(g) for g in groups),
+    )
+
+    assert (row.kind, row.axis, row.crosses_slices) == (Kind.ALL_REDUCE, "cp", True)
+    assert (row.shape, row.payload_bytes) == ((8, 3072), 8 * 3072 * 2)

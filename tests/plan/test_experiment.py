@@ -27,9 +27,10 @@ def _experiment(
     engine: Engine = Engine.MESHSCOPE,
     program: Program | None = None,
     n_layers: int | None = None,
+    model: str = "Llama-3.1-8B",
 ) -> Experiment:
     return experiment_of(
-        model=read_model("Llama-3.1-8B"),
+        model=read_model(model),
         plan=parse_plan(plan),
         topology=parse_topology(topology),
         workload=workload or Workload(batch=8),
@@ -105,12 +106,19 @@ def test_a_pipeline_that_cannot_be_is_refused(
         _experiment(plan, engine=engine, program=program)
 
 
-def test_a_ring_within_stages_is_refused_on_cpu_devices() -> None:
-    """A plan with both is fine on TPU, and on CPU devices with gathered keys."""
-    with pytest.raises(SpecError, match="Use --context allgather, or a plan without pp or cp"):
-        _experiment("pp=2,cp=2,tp=2", "cpu:8")
-    _experiment("pp=2,cp=2,tp=2")
-    _experiment("pp=2,cp=2,tp=2", "cpu:8", program=Program(context=ContextForm.ALLGATHER))
+def test_keys_are_gathered_where_there_is_no_ring_and_asking_for_one_is_refused() -> None:
+    """Within the stages of a pipeline on CPU devices, and of compressed attention."""
+    ring = Program(context=ContextForm.RING)
+    for plan, topology, model in (
+        ("pp=2,cp=2,tp=2", "cpu:8", "Llama-3.1-8B"),
+        ("cp=2,tp=4", "v6e-8", "DeepSeek-V4"),
+    ):
+        gathered = _experiment(plan, topology, model=model)
+        assert gathered.context_form is ContextForm.ALLGATHER
+        with pytest.raises(SpecError, match=r"no --context ring: .* Use --context allgather, or"):
+            _experiment(plan, topology, model=model, program=ring)
+    for plan, topology in (("pp=2,cp=2,tp=2", "v6e-8"), ("cp=2,tp=4", "cpu:8")):
+        assert _experiment(plan, topology).context_form is ContextForm.RING
 
 
 def test_there_is_at_least_one_microbatch() -> None:

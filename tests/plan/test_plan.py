@@ -167,12 +167,6 @@ def test_groups_of_heads_that_go_out_together_are_not_split() -> None:
         check_model(Plan(tp=16), read_model("DeepSeek-V4"))
 
 
-@pytest.mark.parametrize("text", ["pp=2,tp=4", "cp=2,tp=4"])
-def test_axes_that_compressed_attention_lacks_are_refused(text: str) -> None:
-    with pytest.raises(PlanError, match=r"=2 is not written for.*Use tp, dp, fsdp or ep."):
-        check_model(parse_plan(text), read_model("DeepSeek-V4"))
-
-
 def test_an_ffn_and_kv_heads_that_do_not_fit_are_refused() -> None:
     odd = replace(LLAMA, ffn=100)
     with pytest.raises(PlanError, match="ffn=100 is not divisible by tp=8"):

@@ -195,6 +195,9 @@ def test_a_cache_of_entries_grows_by_the_rates_and_is_whole_on_every_device_of_t
     for plan, n_sequences in (("tp=8", 8), ("dp=2,tp=4", 4)):
         held_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan(plan), workload)
         assert held_bytes == n_elements * n_sequences * 2
+    over_cp = 43 * window + 21 * (sparse - 195 * (512 + 128)) + 20 * (heavy - 6 * 512)
+    held_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan("cp=4,tp=2"), workload)
+    assert held_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
 
 
 def test_a_table_of_experts_is_held_whole_in_its_own_format() -> None:

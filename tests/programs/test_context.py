@@ -19,6 +19,38 @@ def _context(size: int, phase: Phase) -> Any:
     return Context(size=size, form=ContextForm.RING, phase=phase, n_prompt=N_PROMPT)
 
 
+@pytest.mark.parametrize(("n_positions", "n_best"), [(40, 7), (5, 9), (64, 64)])
+def test_the_best_of_equal_scores_are_the_first_ones(n_positions: int, n_best: int) -> None:
+    """Scores of nine values, so that equal ones are cut through; as a stable sort has them."""
+    scores = np.random.default_rng(0).integers(0, 9, (3, 4, n_positions)).astype(np.float32)
+    best = np.argsort(-scores, axis=-1, kind="stable")[..., :n_best]
+    expected = np.zeros(scores.shape, bool)
+    np.put_along_axis(expected, best, values=True, axis=-1)
+
+    got = _context(1, Phase.PREFILL).best(jax.numpy.asarray(scores), n_best)
+
+    assert (np.asarray(got) == expected).all()
+
+
+def test_what_is_dealt_lies_where_decode_reads_it() -> None:
+    """Over four devices, 11 entries of the prompt and the next five, which decode makes."""
+    size, n_entries, n_all = 4, 11, 16
+    prefill, decode = _context(size, Phase.PREFILL), _context(size, Phase.DECODE)
+    entries = jax.numpy.arange(n_entries)[None, :, None]
+    dealt = _on_each(lambda: prefill.dealt(entries)[0, :, 0], size)
+    numbers = _on_each(lambda: decode.dealt_numbers(n_all // size), size)
+    slots, is_here = (
+        _on_each(lambda part=part: decode.dealt_slot(jax.numpy.arange(n_all))[part], size)
+        for part in (0, 1)
+    )
+
+    assert (is_here.sum(axis=0) == 1).all()
+    for number in range(n_all):
+        device, slot = is_here[:, number].argmax(), slots[0, number]
+        assert numbers[device, slot] == number
+        assert number >= n_entries or dealt[device, slot] == number
+
+
 def _on_each(function: Any, size: int) -> np.ndarray:
     """What `function()` gives on each device of cp, [size, ...]."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415

@@ -162,7 +162,7 @@ TELLING_V3_PLANS = TELLING_PLANS | {
     *("cp=2,tp=4", "pp=2,dp=2,tp=2,ep=4", "pp=2,cp=2,tp=2,sp"),
 }
 TELLING_AUTO_V3_PLANS = {"tp=8", "dp=2,tp=4,ep=8"}
-SLOW = {("deepseek_v4", "tp=8,sp")}
+SLOW = {("deepseek_v4", "tp=8,sp"), ("deepseek_v4", "cp=2,tp=4,sp")}
 
 
 def _is_telling(case: Case) -> bool:

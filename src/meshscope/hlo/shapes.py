@@ -107,6 +107,17 @@ def as_fed(flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape
     return arrays[0] if is_same and prod(arrays[0].dims) == prod(array.dims) else array
 
 
+def before_tiling(
+    flow: Dataflow, place: Place, operand: Instruction, tiles: ArrayShape
+) -> ArrayShape:
+    """An array that travels as its tiles lie in memory in the shape in which it was computed.
+
+    Without its dims of 1: a sum of `[8,3072]` whose rows were cut out of `[8,1,3072]`.
+    """
+    whole = as_fed(flow, *flow.origin(place, operand), tiles)
+    return tiles if whole is tiles else replace(whole, dims=_long_dims(whole))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
     """The way of a collective's result through instructions that only move it."""

@@ -11,11 +11,20 @@ from meshscope.hlo.meaning import Anchor, Element, Meaning, operand_of
 from meshscope.hlo.module import ArrayShape, Instruction
 from meshscope.hlo.operations import Operation, operation
 from meshscope.hlo.provenance import served_name
-from meshscope.hlo.shapes import as_program_sees, gathered_in_place, without_layer_dim
+from meshscope.hlo.shapes import (
+    as_program_sees,
+    before_tiling,
+    gathered_in_place,
+    without_layer_dim,
+)
 from meshscope.plan.mesh import Groups
 from meshscope.table.kinds import Kind
 
 OPCODE = "send/recv"
+TILE = (
+    8,
+    128,
+)  # a sum of 16 bits may travel as its tiles lie in memory, `[24,8,128]` for `[8,3072]`
 ALGORITHM = "megascale over DCN"
 
 # Transfer types as libtpu 0.0.42 and 0.0.50 write them.
@@ -95,6 +104,8 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
     scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
     if operand is None:
         return payload
+    if kind is Kind.ALL_REDUCE and payload.dims[-2:] == TILE:
+        payload = before_tiling(flow, *operand, payload)
     return without_layer_dim(flow, *operand, payload, scope=scope)
 
 

@@ -82,7 +82,7 @@ def _compressed(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
         whole = (_local_batch(experiment, Phase.PREFILL), *shape)
         return _meeting(experiment, Kind.ALL_GATHER, whole)
 
-    yield gathered(n_prompt, *widths["window"])
+    yield gathered(n_prompt, 1, *widths["window"])
     rate = _rate(experiment.model.attention, layer)
     for name in ("entry", "index"):
         if name not in widths:
@@ -93,7 +93,7 @@ def _compressed(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
             continue
         if makings != widths[name]:
             yield from [gathered(plan.cp, rate, *makings)] * 2
-        yield gathered(n_prompt // rate, *widths[name])
+        yield gathered(n_prompt // rate, 1, *widths[name])
 
 
 def _rate(attention: Attention, layer: Layer) -> int:

@@ -122,7 +122,7 @@ class _Step:
         kv = self.turned(kv[:, :, None, :])[:, :, 0]
         k_positions = self.positions
         if self.context.splits_step:
-            kv, k_positions = self.context.gathered(kv), self.context.prompt_positions
+            kv, k_positions = self._gathered(kv), self.context.prompt_positions
         cache = self._kept(cache, "window", kv)
         if self.phase is Phase.DECODE:
             kv, now = cache.read("window", x.dtype), self.positions[0]
@@ -206,7 +206,7 @@ class _Step:
             ]
         windows = rank * kv.shape[1] + jnp.arange(kv.shape[1])
         entries = self._entries_of(name, kv, gate, windows, w, before)
-        return self.context.gathered(entries), cache
+        return self._gathered(entries), cache
 
     def _grown(
         self, name: str, kv: Array, gate: Array, w: LayerWeights, cache: LayerCache
@@ -238,6 +238,10 @@ class _Step:
         entries = _pooled(kv, gate + bias, windows, w(f"{name}_norm").shape[0], before)
         entries = rms_norm(entries, w(f"{name}_norm"), self.eps)
         return self.turned(entries[:, :, None, :], windows * self.rate)[:, :, 0]
+
+    def _gathered(self, keys: Array) -> Array:
+        """[B, T, H] of [B, S, H] of all devices, as heads of one key, which is what attention wants."""
+        return self.context.gathered(keys[:, :, None, :])[:, :, 0]
 
     def _full_windows(self, x: Array) -> Array:
         """[B, S, C] -> [B, E, M, C], the positions of an unfinished window left out."""

@@ -189,7 +189,7 @@ class Context:
         """
         values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
-            return _marked(scores.shape, places, values=True)
+            return _at_least(scores, values[..., -1:], values.shape[-1])
         proposed = lax.all_gather(values, AXIS, axis=2, tiled=True)
         chosen = lax.top_k(proposed, min(n_best, proposed.shape[-1]))[1]
         is_chosen = _marked(proposed.shape, chosen, values=True)
@@ -274,6 +274,17 @@ class Context:
             largest=partial.largest,
         )
         return merged.with_sinks(attending.sinks).shared(attending.q.dtype)
+
+
+def _at_least(scores: Array, least: Array, n_best: int) -> Array:
+    """[B, S, T]: whether a score is among the `n_best`, of which `least` [B, S, 1] is the lowest.
+
+    Of equals, the first ones count, as `top_k` has it. A scatter of its places would say the same,
+    element by element.
+    """
+    is_above, is_equal = scores > least, scores == least
+    n_left = n_best - is_above.sum(axis=-1, keepdims=True)
+    return is_above | (is_equal & (jnp.cumsum(is_equal, axis=-1) <= n_left))
 
 
 def _marked(shape: tuple[int, ...], places: Array, *, values: Array | bool) -> Array:
