@@ -11,6 +11,7 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 from meshscope.arch.model import Family
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.weights import Dim
 from meshscope.torchxla.configs import transformers_config
 from meshscope.torchxla.rules import Rule, rules_of
 from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
@@ -108,7 +109,8 @@ def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -
     n_stages = tensors.layouts.plan.pp
     tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
     local = tensors.entered(tensor, (("pp",), *spec))[0]
-    dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes]
+    n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # whose own dimension stays where ep lays it
+    dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
 
     def whole() -> Any:
         x = local
