@@ -88,3 +88,36 @@ def test_fixed_slots_travel_whatever_the_routing() -> None:
     assert dispatch.n_slots == 20
     assert {dispatch.received_rows(skew) for skew in (1, 2, 100)} == {Fraction(7 * 20)}
     assert dispatch.n_most_rows == 7 * 20
+
+
+@pytest.mark.parametrize(
+    ("factor", "n_expert_slots", "n_worst_dropped"),
+    [
+        # 32 experts a device; 8 devices x 10 tokens may all choose the same 8 of its experts.
+        (None, 10, 0),
+        (
+            2.0,
+            1,
+            640 - 64,
+        ),  # 10 x 8 x 2 / 256 = 0.6: at least one, from each of 8 devices for each of 8
+        (8.0, 3, 640 - 192),  # 2.5, rounded up
+        (64.0, 10, 0),  # never more than there are tokens
+    ],
+)
+def test_slots_of_experts_are_for_one_expert_alone(
+    factor: float | None, n_expert_slots: int, n_worst_dropped: int
+) -> None:
+    assert DEEPSEEK is not None
+    dispatch = dispatch_of(
+        DEEPSEEK,
+        parse_plan("dp=8,ep=8"),
+        n_tokens=10,
+        form=CAPACITY,
+        capacity_factor=factor,
+        has_expert_slots=True,
+    )
+    assert dispatch is not None
+    assert dispatch.n_expert_slots == n_expert_slots
+    assert dispatch.n_slots == 32 * n_expert_slots
+    assert dispatch.n_buffer_rows == 8 * 32 * n_expert_slots
+    assert dispatch.n_worst_dropped == n_worst_dropped

@@ -97,6 +97,13 @@ CASES += [
         ("qwen2", "pp=2,dp=4", None),
         ("llama-tied", "pp=2,tp=4", 8),
         ("mixtral", "pp=2,tp=4", None),
+        ("qwen3", "pp=2,tp=4,sp", None),
+        ("qwen3", "pp=2,fsdp=4", None),
+        ("llama-tied", "pp=2,fsdp=2,tp=2,sp", 2),
+        ("mixtral", "pp=2,tp=4,ep=4", None),
+        ("mixtral", "pp=2,dp=4,ep=4", 1),
+        ("mixtral", "pp=2,fsdp=4,ep=4", None),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=2,sp", 2),
     )
 ]
 TELLING = {

@@ -30,7 +30,8 @@ class Dispatch:
     """One device's part in the exchange of rows, in one layer of one step.
 
     `n_buffer_rows` is what a device can receive; `n_slots` of them from each device where every
-    pair of devices has the same fixed number, None where rows lie as they come.
+    pair of devices has the same fixed number, None where rows lie as they come. `n_expert_slots` of
+    those are for each expert, where a slot is for one expert alone and not for any of its device.
     """
 
     form: DispatchForm
@@ -41,6 +42,7 @@ class Dispatch:
     n_local_experts: int
     n_buffer_rows: int
     n_slots: int | None
+    n_expert_slots: int | None = None
 
     @property
     def n_rows(self) -> int:
@@ -54,7 +56,13 @@ class Dispatch:
 
     @property
     def n_worst_dropped(self) -> int:
-        """Rows that one device may have to drop of those sent to it, in the worst routing."""
+        """Rows that one device may have to drop of those sent to it, in the worst routing.
+
+        With slots for experts: all tokens choose the same ones of its experts.
+        """
+        if self.n_expert_slots is not None:
+            n_room = self.n_ranks * min(self.n_active, self.n_local_experts) * self.n_expert_slots
+            return max(0, self.n_worst_rows - n_room)
         return max(0, self.n_worst_rows - self.n_buffer_rows)
 
     def received_rows(self, skew: float) -> Fraction:
@@ -92,6 +100,7 @@ class Dispatch:
             "n_rows": self.n_rows,
             "n_buffer_rows": self.n_buffer_rows,
             "n_slots": self.n_slots,
+            "n_expert_slots": self.n_expert_slots,
             "n_worst_dropped_rows": self.n_worst_dropped,
             "received_bytes": {
                 "balanced": float(self.received_rows(1.0) * row_bytes),
@@ -101,18 +110,20 @@ class Dispatch:
         }
 
 
-def dispatch_of(
+def dispatch_of(  # noqa: PLR0913  what travels, how, and how much of it
     moe: MixtureOfExperts,
     plan: Plan,
     *,
     n_tokens: int,
     form: DispatchForm,
     capacity_factor: float | None,
+    has_expert_slots: bool = False,
 ) -> Dispatch | None:
     """The exchange of one device's `n_tokens`; None where no row travels.
 
     Without a capacity factor there is room for the worst routing, and nothing is ever dropped.
-    With one, a device has room for that many times the mean.
+    With one, a device has room for that many times the mean; or each expert has, at least one slot
+    of every device, where slots are for experts.
     """
     axes = exchange_axes(plan)
     if not axes:
@@ -121,7 +132,12 @@ def dispatch_of(
     n_choices = min(moe.n_active, n_local)
     worst = n_tokens * n_choices
     n_rows = n_tokens * moe.n_active
-    if form is DispatchForm.RAGGED:
+    n_expert_slots = None
+    if has_expert_slots:
+        n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
+        n_slots = n_local * n_expert_slots
+        room = plan.ep * n_slots
+    elif form is DispatchForm.RAGGED:
         room = plan.ep * worst
         if capacity_factor is not None:
             room = min(room, ceil(n_rows * capacity_factor))
@@ -140,7 +156,15 @@ def dispatch_of(
         n_local_experts=n_local,
         n_buffer_rows=room,
         n_slots=n_slots,
+        n_expert_slots=n_expert_slots,
     )
+
+
+def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float | None) -> int:
+    """Of one device for one expert: room for all its tokens, or the factor times the mean, at least 1."""
+    if capacity_factor is None:
+        return n_tokens
+    return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
 
 
 def exchange_axes(plan: Plan) -> tuple[str, ...]:

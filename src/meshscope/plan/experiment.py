@@ -12,7 +12,13 @@ from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.plan.context import ContextForm, local_tokens
-from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.plan.dispatch import (
+    Dispatch,
+    DispatchForm,
+    dispatch_of,
+    exchange_axes,
+    routed_tokens,
+)
 from meshscope.plan.kernels import KernelChoices, Kernels, kernel_choices
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import AXES, Plan, check_batch, check_model, parse_plan
@@ -180,17 +186,19 @@ class Experiment:
         """The exchange of rows in a layer of experts; None without experts, or where no row travels.
 
         In a pipeline, that of one micro-batch.
-        For the auto partitioner, whose exchange is the compiler's: what it would be by hand.
+        For JAX's auto partitioner, whose exchange is the compiler's: what it would be by hand.
         """
         if self.model.moe is None:
             return None
-        is_manual = self.program.partitioner is Partitioner.MANUAL
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        is_ours = is_torchxla or self.program.partitioner is Partitioner.MANUAL
         return dispatch_of(
             self.model.moe,
             self.plan,
             n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
-            form=self.dispatch_form if is_manual else self._natural_form,
-            capacity_factor=self.capacity_factor if is_manual else None,
+            form=self.dispatch_form if is_ours else self._natural_form,
+            capacity_factor=self.capacity_factor if is_ours else None,
+            has_expert_slots=is_torchxla,
         )
 
     @property
@@ -228,13 +236,16 @@ class Experiment:
     def _held_tokens(self, phase: Phase) -> int:
         """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
-        n_tokens = local_tokens(self.plan, phase, n_tokens)
+        if self.program.frontend is Frontend.JAX:  # torch_xla's experts see the tokens of all of cp
+            n_tokens = local_tokens(self.plan, phase, n_tokens)
         n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
         return n_sequences * n_tokens
 
     def _dispatch_as_dict(self) -> dict[str, Any] | None:
         """What travels to experts in one layer of each phase, and under which skew of the routing."""
-        if self.program.partitioner is Partitioner.AUTO and self.model.moe is not None:
+        is_auto = self.program.partitioner is Partitioner.AUTO
+        is_jax = self.program.frontend is Frontend.JAX
+        if is_jax and is_auto and self.model.moe is not None:
             return {"form": self.dispatch_form.value, "by": "compiler"}
         found = {phase.value: self.dispatch(phase) for phase in self.phases}
         row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
@@ -344,11 +355,15 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
 
 def _check_torchxla(program: Program, plan: Plan) -> None:
     """SpecError when the program is asked for what a trace of transformers' modules does not have."""
-    others = [axis for axis in ("fsdp", "cp", "ep") if getattr(plan, axis) > 1] + ["sp"] * plan.sp
-    if plan.pp > 1 and others:
+    if plan.pp > 1 and plan.cp > 1:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla has pp with tp and dp alone, not with "
-            f"{' and '.join(others)}. Leave it out, or use --frontend jax."
+            f"plan '{plan}': --frontend torchxla has no pp with cp: its stages and its ring would be one "
+            "manual region inside the other. Leave one out, or use --frontend jax."
+        )
+    if plan.pp > 1 and "tp" in exchange_axes(plan):
+        raise PlanError(
+            f"plan '{plan}': in a stage, --frontend torchxla exchanges rows over {plan.data_axis} alone, and "
+            f"ep={plan.ep} lies over tp, too. Use ep={plan.data_size} or ep={plan.tp}, or --frontend jax."
         )
     lacking = {
         "--loop scan": program.loop is Loop.SCAN,

@@ -17,6 +17,7 @@ WORDS = {
     "one_hot_pinned": "products with a one-hot mask, rows annotated on both sides of the exchange",
     "gathered": "rows gathered by index and sorted by expert",
 }
+EXPERT_SLOTS = "a fixed number of rows from each device to each expert"
 
 
 def dispatch_lines(dispatch: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -30,7 +31,8 @@ def dispatch_lines(dispatch: Mapping[str, Any]) -> Iterator[RenderableType]:
     skew = dispatch["routing_skew"]
     facts = [(phase.value, dispatch[phase.value]) for phase in Phase if phase.value in dispatch]
     form, axes = facts[0][1]["form"], "+".join(facts[0][1]["axes"])
-    words = WORDS.get(form, form)
+    has_expert_slots = facts[0][1].get("n_expert_slots") is not None
+    words = EXPERT_SLOTS if has_expert_slots else WORDS.get(form, form)
     yield Text(f"experts on {axes} ({facts[0][1]['n_ranks']} devices), {words}")
     table = new_table(
         "dispatch\na layer",

@@ -12,14 +12,13 @@ expert, n devices of the exchange, F width of an expert.
 
 # pyright: reportMissingImports=false
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
 import torch_xla
 import transformers.integrations.moe as registry
 
-from meshscope.plan.dispatch import exchange_axes
+from meshscope.plan.dispatch import exchange_axes, slots_of_expert
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.weights import Dim
 from meshscope.table.kinds import Part, Phase
@@ -58,11 +57,18 @@ def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors)
         # [E, T, F] stays where the weights are.
         tensors.annotate(inner, (of_experts, layouts.data, of_ffn))
     with scope(Part.MOE_COMBINE.value):
-        hot = torch.nn.functional.one_hot(chosen, module.num_experts).to(x.dtype)
+        hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
         share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
         out = torch.einsum("etf,edf->etd", inner, module.down_proj)
         out = (out * share_of.t()[..., None]).sum(dim=0)
         return tensors.annotate(out, (layouts.data, ()))
+
+
+def _own_experts(module: Any, tensors: Tensors) -> Any:
+    """[E], or [e] of a device in a manual region: the numbers of the experts whose weights are there."""
+    axes = tensors.layouts.split(Dim.EXPERT) if tensors.is_inside else ()
+    numbers = torch.arange(module.num_experts, device=torch_xla.device())
+    return tensors.entered(numbers, (axes,)) if axes else numbers
 
 
 def _stacked(module: Any, name: str) -> Any:
@@ -81,6 +87,9 @@ class _Exchange:
 
     def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
         """[T, D] in and out; tokens are laid out over the axes of the exchange and the data axis."""
+        if self.tensors.is_inside:  # of a stage: all is local already
+            gates = _stacked(module, "gate_up_proj")
+            return self._local(module, x, chosen, shares, gates, module.down_proj)
         n_tokens = x.shape[0]
         data = self.tensors.layouts.data
         for tensor in (x, chosen, shares):  # else the region's layout spreads into attention
@@ -118,13 +127,6 @@ class _Exchange:
             n_parts *= self.tensors.layouts.mesh.size(axis)
         return n_parts
 
-    def n_slots(self, n_tokens: int, n_experts: int, n_active: int) -> int:
-        """Of one device for one expert: room for all its tokens, or the factor times the mean."""
-        factor = self.experiment.capacity_factor
-        if factor is None:
-            return n_tokens
-        return min(n_tokens, max(1, ceil(n_tokens * n_active * factor / n_experts)))
-
     def _local(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
         self, module: Any, x: Any, chosen: Any, shares: Any, gates: Any, downs: Any
     ) -> Any:
@@ -133,7 +135,10 @@ class _Exchange:
         n_tokens, n_active = chosen.shape
         n_experts = module.num_experts
         groups = self.tensors.groups(*exchange_axes(plan))
-        n_ranks, n_slots = len(groups[0]), self.n_slots(n_tokens, n_experts, n_active)
+        moe = self.experiment.model.moe
+        assert moe is not None
+        n_ranks = len(groups[0])
+        n_slots = slots_of_expert(moe, n_tokens, self.experiment.capacity_factor)
         with scope(Part.MOE_DISPATCH.value):
             flat = chosen.reshape(-1)
             hot = torch.nn.functional.one_hot(flat, n_experts + 1)[:, :n_experts]
@@ -160,7 +165,8 @@ class _Exchange:
             back = _padded(back.reshape(nowhere, -1), 1)[place]  # [t*K, D]
             weighted = back.reshape(n_tokens, n_active, -1) * shares.to(back.dtype)[..., None]
             summed = weighted.sum(dim=1)
-            is_partial = plan.tp > 1 and "tp" not in plan.expert_axes
+            # In a stage, partial sums of all experts are added up behind the block.
+            is_partial = plan.tp > 1 and "tp" not in plan.expert_axes and not self.tensors.is_inside
             return all_reduce(summed, self.tensors.groups("tp")) if is_partial else summed
 
 

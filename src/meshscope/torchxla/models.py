@@ -11,9 +11,10 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 from meshscope.arch.model import Family
 from meshscope.errors import SpecError
 from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.weights import Dim
 from meshscope.torchxla.configs import transformers_config
 from meshscope.torchxla.rules import Rule, rules_of
-from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors
+from meshscope.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.units import format_bytes
 
 MAX_NAMED = 4  # parameters named in a message
@@ -50,9 +51,7 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
     shared: dict[int, Any] = {}
     values: dict[str, Any] = {}
     for path, module in model.named_modules():
-        for name, parameter in list(module._parameters.items()):  # noqa: SLF001  where modules keep them
-            if parameter is None:
-                continue
+        for name, parameter in _own_parameters(module).items():
             full = f"{path}.{name}"
             if id(parameter) not in shared:
                 n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
@@ -60,6 +59,8 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
                 shared[id(parameter)] = make(tensors, full, parameter, rules[full])
             del module._parameters[name]  # noqa: SLF001
             module.__dict__[name] = shared[id(parameter)]
+            if callable(shared[id(parameter)]):  # a share, made whole when the module is called
+                tensors.shares.append((module, name, shared[id(parameter)]))
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is None:
                 continue
@@ -79,6 +80,11 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
     return values
 
 
+def _own_parameters(module: Any) -> dict[str, Any]:
+    """Those of the module itself, where modules keep them."""
+    return {n: p for n, p in module._parameters.items() if p is not None}  # noqa: SLF001
+
+
 def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
     """A number that scales complex ones: torch_xla makes a constant of any other, and data of this."""
     name = "model.rotary_emb.attention_scaling"
@@ -96,14 +102,24 @@ def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
 
 
 def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
-    """One device's share of the weight of its own stage."""
+    """One device's share of the weight of its own stage; a function that gathers it where fsdp splits it."""
     shape = tuple(parameter.shape)
     stored = rule.stored_shape(shape)
     spec = rule.spec(shape, tensors.layouts)
     n_stages = tensors.layouts.plan.pp
     tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
     local = tensors.entered(tensor, (("pp",), *spec))[0]
-    return local if rule.n_stacked == 1 else local.reshape(shape[0], -1, *shape[2:])
+    n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # whose own dimension stays where ep lays it
+    dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
+
+    def whole() -> Any:
+        x = local
+        for dim in dims:
+            assert spec[dim] == ("fsdp",)
+            x = all_gather(x, dim, tensors.groups("fsdp"))
+        return x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
+
+    return whole if dims else whole()
 
 
 def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> None:

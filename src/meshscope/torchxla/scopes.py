@@ -86,7 +86,9 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         if streams.is_split:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 _lay_out(norm, tensors, streams.residual, streams.entered)
-    if streams.is_split:
+    if (
+        streams.is_split and experiment.plan.pp == 1
+    ):  # out of a pipeline come the last positions alone
         _lay_out(model.model.norm, tensors, streams.residual)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 

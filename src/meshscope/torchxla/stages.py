@@ -10,6 +10,7 @@ batch, m that of a micro-batch, K key and value heads, T slots, H width.
 """
 
 # pyright: reportMissingImports=false
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,7 +25,15 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.stages import n_ticks, stage_layers
 from meshscope.table.kinds import Part, Phase
 from meshscope.torchxla.layouts import Spec
-from meshscope.torchxla.tensors import Tensors, all_reduce, permuted, scope
+from meshscope.torchxla.streams import streams_of
+from meshscope.torchxla.tensors import (
+    Tensors,
+    all_gather,
+    all_reduce,
+    permuted,
+    reduce_scatter,
+    scope,
+)
 
 STAGES = ("pp",)
 
@@ -103,13 +112,13 @@ class Pipeline(torch.nn.Module):
         super().__init__()
         self.stage_layers = torch.nn.ModuleList(layers)
         self.experiment, self.phase, self.tensors = experiment, phase, tensors
+        self.streams = streams_of(experiment, phase, tensors.layouts)
 
     def forward(self, hidden_states: Any, **given: Any) -> Any:
         """[B, S, D] -> [B, 1, D], the last positions as the last stage made them."""
-        tensors, data = self.tensors, self.tensors.layouts.data
-        whole: Spec = (data, (), ())
+        tensors = self.tensors
         with scope(Part.EMBED.value):
-            x = tensors.entered(hidden_states, whole)
+            x = tensors.entered(hidden_states, self.streams.residual)
         cache = given["past_key_values"]
         cache_spec: Spec = (STAGES, *self._cache_spec)
         for layer in cache.layers:
@@ -128,13 +137,21 @@ class Pipeline(torch.nn.Module):
         tensors.is_inside = True
         out = self._ticks(x, stage, inside)
         with scope(Part.LM_HEAD.value):
-            is_last = stage == self.experiment.plan.pp - 1
-            out = torch.where(is_last, out, torch.zeros_like(out))
-            out = all_reduce(out, tensors.groups("pp"))
+            out = self._of_last(out, stage)
         tensors.is_inside = False
         for layer in cache.layers:
             layer.leave(tensors, cache_spec)
-        return tensors.left(out, whole)
+        return tensors.left(out, self.streams.rows)
+
+    def _of_last(self, out: Any, stage: Any) -> Any:
+        """[b, 1, D] as the last stage made it, on all stages; with sp, its last device or all have it."""
+        tensors, plan = self.tensors, self.experiment.plan
+        is_last, axes = stage == plan.pp - 1, ("pp",)
+        if self.streams.is_split and self.phase is Phase.PREFILL:
+            is_last, axes = is_last & (tensors.rank("tp") == plan.tp - 1), ("pp", "tp")
+        elif self.streams.is_split:
+            out = all_gather(out, 0, tensors.groups("tp"))
+        return all_reduce(torch.where(is_last, out, torch.zeros_like(out)), tensors.groups(*axes))
 
     @property
     def _cache_spec(self) -> Spec:
@@ -147,7 +164,7 @@ class Pipeline(torch.nn.Module):
         n_stages, device = self.experiment.plan.pp, torch_xla.device()
         n_parts = self.experiment.n_microbatches(self.phase)
         parts = x.reshape(n_parts, -1, *x.shape[1:])
-        n_rows = parts.shape[1]
+        n_rows = given["past_key_values"].layers[0].local[0].shape[0] // n_parts
         ticks = n_ticks(n_parts, n_stages)
         coming, lasts = torch.zeros_like(parts[0]), list[Any]()
         for tick in range(ticks):
@@ -185,21 +202,39 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
     """Puts the pipeline in the place of the layers, of which those of the first stage stay."""
     n_layers = layers_of_stage(experiment)
     layers = list(model.model.layers)[:n_layers]
+    dim = 1 if phase is Phase.PREFILL else 0  # what sp splits: the prompt, or the batch
+    is_split = streams_of(experiment, phase, tensors.layouts).is_split
     groups = tensors.groups("tp")
-    if experiment.plan.tp > 1:
-        for layer in layers:
-            for block in (layer.self_attn, layer.mlp):
-                _add_sum(block, groups)
+    for layer in layers:
+        for block in (layer.self_attn, layer.mlp):
+            if is_split:
+                _add_behind(block, lambda x: reduce_scatter(x, dim, groups))
+            elif experiment.plan.tp > 1:
+                _add_behind(block, lambda x: all_reduce(x, groups))
+        if is_split:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                _add_behind(norm, lambda x: all_gather(x, dim, groups))
+    _gather_when_used(tensors)
     pipeline = Pipeline(layers, experiment, phase, tensors)
     model.model.layers = torch.nn.ModuleList([pipeline])
 
 
-def _add_sum(block: Any, groups: Any) -> None:
-    """The partial sums at the end of a block added up over tp."""
+def _add_behind(block: Any, meeting: Callable[[Any], Any]) -> None:
+    """What devices exchange of a block's output, in its scope: partial sums, or shares of a stream."""
 
     def behind(_module: Any, _inputs: Any, output: Any) -> Any:
         if isinstance(output, tuple):
-            return (all_reduce(output[0], groups), *output[1:])
-        return all_reduce(output, groups)
+            return (meeting(output[0]), *output[1:])
+        return meeting(output)
 
     block.register_forward_hook(behind, prepend=True)
+
+
+def _gather_when_used(tensors: Tensors) -> None:
+    """Weights that fsdp splits, put together when their module is called, in its scope."""
+    for module, name, whole in tensors.shares:
+
+        def before(*_: Any, module: Any = module, name: str = name, whole: Any = whole) -> None:
+            module.__dict__[name] = whole()
+
+        module.register_forward_pre_hook(before)

@@ -153,6 +153,7 @@ def _token() -> Any:
 def all_gather(x: Any, dim: int, groups: Groups) -> Any:
     """The shares of a group behind each other along `dim`; in a manual region."""
     n_parts = len(groups[0])
+    _token()  # it takes the one that is set
     gather = _XLAC._xla_all_gather  # noqa: SLF001
     return gather(x, dim, n_parts, _lists(groups), False, 1, True)
 
@@ -160,7 +161,8 @@ def all_gather(x: Any, dim: int, groups: Groups) -> Any:
 def reduce_scatter(x: Any, dim: int, groups: Groups) -> Any:
     """The device's share along `dim` of the sum of all devices of a group; in a manual region."""
     scatter = _XLAC._xla_reduce_scatter  # noqa: SLF001
-    return scatter("sum", x, _token(), 1.0, dim, len(groups[0]), _lists(groups), False)[0]
+    n_parts = len(groups[0])
+    return scatter("sum", x, _token(), 1.0, dim, n_parts, _lists(groups), False, None, None)[0]
 
 
 def all_to_all(x: Any, groups: Groups) -> Any:
