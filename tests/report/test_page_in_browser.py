@@ -1,6 +1,7 @@
 """The page in a headless Chromium: charts are drawn, keys reach everything, and no host is asked."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -39,6 +40,13 @@ def browser(compiled_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iter
             PartCost(
                 part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.004, flops=1e12,
                 hbm_bytes=1e9,
+            ),
+            *(  # close to each other
+                PartCost(
+                    part=f"moe.{name}", compute_s=0.001, collective_s=0.0, exposed_s=0.0,
+                    flops=1e11 * (1 + i / 50), hbm_bytes=1e8,
+                )
+                for i, name in enumerate(("router", "experts", "shared", "dispatch", "combine"))
             ),
         ),
     )  # fmt: skip
@@ -123,18 +131,45 @@ def test_light_dark_and_auto_follow_each_other(browser: Browser) -> None:
     assert len(set(seen)) == 2
 
 
-def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=390,
-        height=800,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
+@contextmanager
+def as_wide_as(browser: Browser, width: int) -> Iterator[None]:
+    """The page in a window of this width, drawn anew."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
     try:
-        assert browser.ask("document.documentElement.scrollWidth") <= 390
+        yield
     finally:
         browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
+    with as_wide_as(browser, 390):
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+
+
+def test_tables_fit_a_usual_window(browser: Browser) -> None:
+    with as_wide_as(browser, 1400):
+        wide = browser.ask(
+            "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth + 1)"
+            ".map(s => [s.getAttribute('aria-labelledby'), s.scrollWidth, s.clientWidth])"
+        )
+    assert wide == []
+
+
+def test_names_in_the_roofline_stand_apart_and_inside(browser: Browser) -> None:
+    figure = "[...document.querySelectorAll('figure')].find(f => f.innerText.includes('Roofline'))"
+    boxes = browser.ask(
+        f"[...{figure}.querySelectorAll('svg text.value')].map(t => t.getBBox())"
+        ".map(b => [b.x, b.y, b.x + b.width, b.y + b.height])"
+    )
+    whole = browser.ask(f"{figure}.querySelector('svg').viewBox.baseVal.width")
+    assert boxes
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert 0 <= left <= right <= whole
+        assert bottom <= 296  # the scale below
+        for other in boxes[:i]:
+            meets = left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
+            assert not meets
 
 
 def test_paper_is_white_and_has_no_buttons(browser: Browser) -> None:

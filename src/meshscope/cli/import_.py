@@ -1,6 +1,7 @@
 """`meshscope import`: HLO text that someone else dumped becomes a run."""
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from meshscope.cli.keeping import keep
 from meshscope.cli.making import new_manifest
 from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
+from meshscope.cli.progress import DONE, Progress
 from meshscope.compile.handed import compile_graph
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
@@ -22,6 +24,7 @@ from meshscope.hlo.parse import read_hlo
 from meshscope.plan.experiment import Frontend
 from meshscope.plan.plan import Plan, parse_plan
 from meshscope.report.document import run_document
+from meshscope.report.plain import plain
 from meshscope.report.text import run_text
 from meshscope.rundir.folder import new_folder
 from meshscope.rundir.names import default_folder, safe_name
@@ -129,11 +132,17 @@ def _compiled(
     """The texts of graphs that torch_xla saved, compiled for the slice, and the compiler's versions."""
     texts: list[Path] = []
     versions: Mapping[str, str] = {}
-    for name, proto in zip(_kept_names(protos), protos, strict=True):
-        text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
-        note(f"{proto}: compiling for {topology.name}")
-        versions = compile_graph(proto, topology, text)
-        texts.append(text)
+    began_s = time.monotonic()
+    with Progress() as progress:
+        for name, proto in zip(_kept_names(protos), protos, strict=True):
+            text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
+            n_done, n_left = len(texts), len(protos) - len(texts)
+            left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
+            words = f"compiling for {topology.name}, {n_done + 1} of {len(protos)}"
+            progress(plain(proto.name), words, left_s)
+            versions = compile_graph(proto, topology, text)
+            texts.append(text)
+            progress(plain(proto.name), DONE)
     return texts, versions
 
 

@@ -11,8 +11,17 @@ from meshscope.trace.timeline import safe
 MAX_ROWS = 50
 MAX_WORDS = 200  # characters of a text in a cell
 
-_CELL = "padding:2px 10px 2px 0;border:0;vertical-align:top"
+_CELL = "padding:2px 10px 2px 0;border:0;vertical-align:top;white-space:nowrap"
+_HEAD = "border-bottom:1px solid currentColor"
+_SCROLL = "overflow-x:auto"
+WHOLE = 1e4  # from here on, a figure needs no decimals
 _TABLE = "border-collapse:collapse;border:0;font-variant-numeric:tabular-nums"
+
+
+def folded_html(table: pl.DataFrame, *, title: str) -> str:
+    """The table behind its title, which unfolds it."""
+    n = f"{len(table):,} row{'' if len(table) == 1 else 's'}"
+    return f"<details><summary><b>{_text(title)}</b>, {n}</summary>{table_html(table)}</details>"
 
 
 def table_html(table: pl.DataFrame, *, title: str = "") -> str:
@@ -23,7 +32,8 @@ def table_html(table: pl.DataFrame, *, title: str = "") -> str:
     more = len(table) - MAX_ROWS
     foot = f"<p>{more:,} more rows</p>" if more > 0 else ""
     caption = f"<p><b>{_text(title)}</b></p>" if title else ""
-    return f'{caption}<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{foot}'
+    whole = f'<table style="{_TABLE}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'{caption}<div style="{_SCROLL}">{whole}</div>{foot}'
 
 
 def _row(row: Sequence[Any], figures: Sequence[bool]) -> str:
@@ -32,8 +42,8 @@ def _row(row: Sequence[Any], figures: Sequence[bool]) -> str:
 
 
 def _cell(tag: str, value: Any, *, is_figure: bool) -> str:
-    side = "right" if is_figure else "left"
-    return f'<{tag} style="{_CELL};text-align:{side}">{_text(value)}</{tag}>'
+    look = f"{_CELL};text-align:{'right' if is_figure else 'left'}"
+    return f'<{tag} style="{look};{_HEAD if tag == "th" else ""}">{_text(value)}</{tag}>'
 
 
 def _text(value: Any) -> str:
@@ -42,7 +52,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return f"{value:,.0f}" if WHOLE <= abs(value) < float("inf") else f"{value:,.6g}"
     text = safe(str(value))
     return escape(text if len(text) <= MAX_WORDS else f"{text[: MAX_WORDS - 3]}...", quote=True)
 

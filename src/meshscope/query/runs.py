@@ -20,7 +20,7 @@ from meshscope.query.database import (
     runs_table,
     timeline_table,
 )
-from meshscope.query.html import table_html
+from meshscope.query.html import folded_html, table_html
 from meshscope.rundir.read import read_run
 from meshscope.rundir.run import Run
 
@@ -53,10 +53,10 @@ class Metrics(Mapping[str, pl.DataFrame]):
         return len(self._tables)
 
     def _repr_html_(self) -> str:
-        """For notebooks: each metric, then what is not known."""
+        """For notebooks: each metric, to be unfolded, then what is not known."""
         titles = {metric.name: metric.title for metric in METRICS}
-        tables = [table_html(table, title=titles[name]) for name, table in self._tables.items()]
-        return "".join([*tables, table_html(self.unknown, title="not known")])
+        tables = [folded_html(table, title=titles[name]) for name, table in self._tables.items()]
+        return "".join([*tables, folded_html(self.unknown, title="not known")])
 
 
 class Runs(Sequence[Run]):
@@ -115,7 +115,10 @@ class Runs(Sequence[Run]):
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run."""
-        return table_html(self.table.drop("path", "versions"), title=f"{len(self)} runs")
+        return table_html(
+            self.table.drop("path", "versions"),
+            title=f"{len(self)} run{'' if len(self) == 1 else 's'}",
+        )
 
 
 def open_runs(pattern: str) -> Runs:

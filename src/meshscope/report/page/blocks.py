@@ -11,7 +11,7 @@ from meshscope.report.cells import column_words, figure_words
 from meshscope.report.plain import plain
 
 MAX_TEXT = 240  # characters of a text from outside that are shown
-WRAPPED = 72  # characters from which on a cell takes several lines
+BROKEN, WRAPPED = 24, 72  # characters from which on a cell may take several lines, and does
 MAX_ROWS = 300  # of one table
 
 # Columns of metrics whose unit stands in another column.
@@ -143,13 +143,21 @@ def cell(column: str, value: Any) -> Cell:
             value=value if is_finite else None,
             class_name="figure",
         )
+    if column == "time_basis":
+        return text_cell(basis_words(str(value)))
     return text_cell(value)
+
+
+def basis_words(basis: str) -> str:
+    """What a time rests on, in words that wrap."""
+    return basis.replace("+", ", ").replace("_", " ")
 
 
 def text_cell(value: object, limit: int = MAX_TEXT) -> Cell:
     """A text, which wraps where it is long."""
     text = shown(value, limit)
-    return Cell(text=text, class_name="long" if len(text) > WRAPPED else "")
+    look = "long" if len(text) > WRAPPED else "wrap" if len(text) > BROKEN else ""
+    return Cell(text=text, class_name=look)
 
 
 def figure(text: str, value: float | None) -> Cell:

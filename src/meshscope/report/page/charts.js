@@ -257,8 +257,11 @@
       return node;
     }
 
+    // What is centred stays within the drawing, as wide as it is.
     text(x, y, text, attributes = {}) {
-      return make("text", { x, y, ...attributes }, this.svg, text);
+      const half = attributes["text-anchor"] === "middle" ? textWidth(text) / 2 : 0;
+      const inside = half ? Math.max(half, Math.min(x, this.width - half)) : x;
+      return make("text", { x: inside, y, ...attributes }, this.svg, text);
     }
 
     // A scale below the drawing, in numbers of `unit`.

@@ -13,6 +13,7 @@ from meshscope.report.page.blocks import (
     Tile,
     Tiles,
     Words,
+    basis_words,
     shown,
     unknown,
 )
@@ -118,9 +119,7 @@ def _latency(run: PageRun) -> Iterator[Block]:
             if document[key] is not None
         )
     )
-    yield Words(
-        text=f"Basis: {document['basis'].replace('+', ', ').replace('_', ' ')}, the larger part first."
-    )
+    yield Words(text=f"Basis: {basis_words(document['basis'])}, the larger part first.")
 
 
 def modelled(run: PageRun) -> dict[str, Any] | None:

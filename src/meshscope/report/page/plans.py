@@ -13,6 +13,7 @@ from meshscope.report.page.blocks import (
     Panel,
     Section,
     Words,
+    basis_words,
     cell,
     figure,
     shown,
@@ -113,7 +114,7 @@ def _request_cells(run: PageRun) -> list[Cell]:
     for key in ("ttft_s", "tpot_s", "e2e_s"):
         bounds = document["intervals"].get(key, (None, None))
         cells += [cell(key, document[key]), Cell(text=between(*bounds))]
-    return [*cells, text_cell(document["basis"].replace("+", ", ").replace("_", " "))]
+    return [*cells, text_cell(basis_words(document["basis"]))]
 
 
 def _sent(run: PageRun, phase: Phase) -> float | None:
