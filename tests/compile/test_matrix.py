@@ -168,14 +168,14 @@ WHOLE_MATRIX += [
 ]
 
 WHOLE_MATRIX += [
-    Case(TINY_V4, topology, plan, Loop.SCAN, prompt=prompt)
-    for topology, plan, prompt in (
-        ("v6e-8", "dp=2,tp=4,ep=8", 256),
-        ("v6e-8", "pp=2,tp=4", 256),
-        ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 256),
-        ("v6e-8", "cp=2,tp=4", 256),  # blocks of whole windows
-        ("v5p-16", "cp=2,tp=4,sp", 128),  # of those of sparse layers alone
-        ("v6e-8", "pp=2,cp=2,tp=2", 256),
+    Case(TINY_V4, topology, plan, Loop.SCAN, batch=batch, prompt=prompt)
+    for topology, plan, batch, prompt in (
+        ("v6e-8", "dp=2,tp=4,ep=8", 8, 256),
+        ("v6e-8", "pp=2,tp=4", 8, 256),
+        ("v5p-16", "pp=2,dp=2,tp=2,ep=4", 8, 256),
+        ("v6e-8", "cp=2,tp=4", 8, 256),  # blocks of whole windows
+        ("v5p-16", "cp=2,tp=4,sp", 2, 128),  # of those of sparse layers alone
+        ("v6e-8", "pp=2,cp=2,tp=2", 8, 256),
     )
 ]
 WHOLE_MATRIX += [
