@@ -48,9 +48,6 @@ CASES = {
     "cp": Case(DENSE, "cp=2,tp=4"),
     "pp": Case(DENSE, "pp=2,tp=4"),
     "fsdp": Case(DENSE, "fsdp=8"),
-    "pp-sp": Case(DENSE, "pp=2,tp=4,sp"),
-    "pp-fsdp": Case(DENSE, "pp=2,fsdp=4"),
-    "pp-ep": Case(MIXTURE, "pp=2,dp=4,ep=4"),
     "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
 }
 DAILY = {"sp", "ep"}
@@ -92,9 +89,6 @@ def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
         "cp": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
         "pp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_REDUCE)},
         "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
-        "pp-sp": {(Part.STAGE, Kind.PERMUTE)},
-        "pp-fsdp": {(Part.STAGE, Kind.PERMUTE)},
-        "pp-ep": {(Part.STAGE, Kind.PERMUTE)},
         "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
     }[name]
     assert expected <= equal, [str(m) for m in comparison.matches]

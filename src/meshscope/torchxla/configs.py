@@ -1,5 +1,6 @@
 """The config that transformers needs to build a model: the inverse of `arch/config.py`."""
 
+from math import prod
 from typing import Any, assert_never
 
 from meshscope.arch.model import (
@@ -15,6 +16,11 @@ from meshscope.arch.model import (
     RopeType,
 )
 from meshscope.errors import SpecError
+from meshscope.plan.plan import parse_plan
+from meshscope.plan.weights import layer_weights, outer_weights
+from meshscope.units import format_bytes
+
+MAX_NAMED, MAX_TOLD_LAYERS = 4, 1  # of the parameters that a message names
 
 # The families whose module text in transformers the hooks and the expert dispatch were tried with.
 FAMILIES = (
@@ -36,7 +42,8 @@ def transformers_config(model: Model) -> dict[str, Any]:
     if model.family not in FAMILIES:
         raise SpecError(
             f"--frontend torchxla has no rules for {model.family} ({model.name}): its modules in "
-            f"transformers were not tried. Use --frontend jax, or one of {', '.join(FAMILIES)}."
+            f"transformers were not tried, and all of its parameters would be left unsharded, {_largest(model)} "
+            f"and more. Use --frontend jax, or one of {', '.join(FAMILIES)}."
         )
     # Stages of the same model with fewer layers keep their kinds, so the lists are written out.
     return {
@@ -55,6 +62,18 @@ def transformers_config(model: Model) -> dict[str, Any]:
         **_attention(model),
         **_experts(model),
     }
+
+
+def _largest(model: Model) -> str:
+    """The largest parameters by name and size in bf16, as a checkpoint names them."""
+    plan, sizes = parse_plan("tp=1"), dict[str, int]()
+    layers = [layer_weights(model, plan, layer) for layer in model.layers[:MAX_TOLD_LAYERS]]
+    for index, own in enumerate([outer_weights(model, plan), *layers]):
+        for weight in own:
+            name = weight.checkpoint.format(layer=index - 1, expert="*")
+            sizes[name] = sizes.get(name, 0) + 2 * prod(weight.shape)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMED]
+    return ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
 
 
 def _attention(model: Model) -> dict[str, Any]:
