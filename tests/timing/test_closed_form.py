@@ -1,5 +1,7 @@
 """The closed form against the rows of the prediction, the declaration of weights, and itself one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,21 @@ from meshscope.plan.plan import parse_plan
 from meshscope.plan.weights import device_weight_bytes, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
-from meshscope.table.kinds import Phase
+from meshscope.table.kinds import Part, Phase
 from meshscope.timing.closed_form import closed_steps, plan_form, stacked
 from meshscope.timing.efficiency import PEAKS
 from meshscope.timing.predicted import predicted_times
-from meshscope.timing.terms import ACTS, CACHE, KERNEL, MATMUL, PARTS, VECTOR, WEIGHTS
+from meshscope.timing.terms import (
+    ACTS,
+    CACHE,
+    KERNEL,
+    MATMUL,
+    MOVED,
+    PARTS,
+    TILES,
+    VECTOR,
+    WEIGHTS,
+)
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
 MLA = "deepseek-ai/DeepSeek-V2-Lite"
@@ -196,3 +208,33 @@ def test_ring_of_cp_hides_behind_attention():
     prefill, decode = predicted_times(_experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 8192), 3))
     assert prefill.exposed_by_axis_s["cp"] < 0.1 * prefill.exposed_by_axis_s["tp"]
     assert decode.exposed_by_axis_s["cp"] > 0
+
+
+def test_cache_of_two_heads_is_laid_out_a_tile_a_position_and_of_one_head_in_passes():
+    """Llama-3.1-8B, 8 heads of keys and values: in 16 sequences of 640 slots, in and out of the layers.
+
+    tp=4: in, each slot has 2 heads x 2 full tiles of 8 sequences; out, each position is one tile of 2
+    heads; both for keys and values. tp=8: four passes, read and written, of keys and values.
+    """
+    slots, b = 512 + 128, 16
+    two, one = (
+        _closed(_experiment(LLAMA, f"v6e-{tp}", f"tp={tp}", (b, 512), 1), Phase.DECODE)[1]
+        for tp in (4, 8)
+    )
+    weights = 2 * 4096  # of keys and values: a tile for each row of the residual stream
+    assert two.quantities[0, :, TILES].sum() == 2 * (2 * 2 * slots + b * slots) + weights
+    queries = 4096  # 4 heads on a device
+    assert one.quantities[0, :, TILES].sum() == queries
+    assert one.quantities[0, :, MOVED].sum() == 4 * 2 * (b * slots * 128 * 2)
+
+
+def test_experts_whose_rows_travel_pass_over_all_the_room_and_compute_what_is_expected():
+    """Without a capacity factor 8 devices have room for all rows of all tokens; with factor 1 for an eighth."""
+    experiment = _experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3)
+    narrow = replace(experiment, program=replace(experiment.program, capacity_factor=1.0))
+    (_, wide_steps), (_, narrow_steps) = (_closed(e, Phase.PREFILL) for e in (experiment, narrow))
+    experts = PARTS.index(Part.MOE_EXPERTS)
+    wide, less = wide_steps.quantities[0, experts], narrow_steps.quantities[0, experts]
+    assert wide[MATMUL] == less[MATMUL]
+    assert wide[TILES] == pytest.approx(8 * less[TILES])
+    assert wide_steps.step_s[0] > narrow_steps.step_s[0]

@@ -8,7 +8,7 @@ from meshscope.plan.experiment import experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
-from meshscope.timing.kernels import known_flops, stated_cost
+from meshscope.timing.kernels import expected_cost, known_flops, stated_cost
 from meshscope.timing.terms import balanced_rows
 
 
@@ -38,6 +38,20 @@ def test_ragged_dot_multiplies_the_rows_that_experts_have():
     assert known_flops(*kernel) == 2 * 4096 * 128 * 256
     assert known_flops(*kernel, 64) == 2 * 64 * 128 * 256
     assert known_flops(*kernel, 9999) == 2 * 4096 * 128 * 256
+
+
+def test_ragged_dot_that_states_all_its_room_counts_for_the_rows_that_are_expected():
+    """A quarter of the rows: a quarter of the flops; of the bytes all weights, and a quarter of the rows'."""
+    kernel = _kernel("s32[5];bf16[4096,128];bf16[4,128,256]", "ragged-dot-none.2")
+    weights, rows = 2 * 4 * 128 * 256, 2 * 4096 * 128
+    stated = (2 * 4096 * 128 * 256, weights + rows)
+    flops, n_bytes = expected_cost(*kernel, stated, 1024)
+    assert flops == stated[0] // 4
+    assert (
+        n_bytes == weights + rows // 4 - (3 * 16) // 4
+    )  # the kernel here tells 8 numbers as result
+    assert expected_cost(*kernel, stated, None) == stated
+    assert expected_cost(*_kernel("bf16[64,64]", "mine.1"), stated, 4) == stated
 
 
 def test_another_kernel_is_not_guessed_at():

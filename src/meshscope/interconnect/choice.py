@@ -4,11 +4,13 @@ Known: what libtpu 0.0.42 wrote for 67 MB collectives over v4, v5e, v5p and v6e 
 chips, and what measured rates leave no doubt of. It gathers in one ring through all chips of v5e and
 v6e (emitters `1DAllGather*`, over 2x4, 4x4 and 16x16), axis after axis on v4 and v5p (`2DAllGather`,
 `3DAllGather`; v5p measured at one link's rate over 2x2x1). tpu7x measured at two links' rate over
-2x2x1 and 2x2x2 alike: one ring. All-reduces take whichever of one ring (2x4) and a colour for each
+2x2x1 and 2x2x2 alike: one ring. On a slice of 2x2 chips v5e and v6e, too, gather and scatter axis by
+axis (emitter `2DAllGatherOnMajorDim`, strategy `StrategySubgroupND`). All-reduces take whichever of one ring (2x4) and a colour for each
 axis (4x4, 8x8, 16x16, 2x2x2, 4x4x4) is faster.
 """
 
-from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS, ONE_WAY, PHASES
 from meshscope.table.kinds import Kind
 
@@ -37,11 +39,16 @@ def told_strategy(algorithm: str) -> str | None:
     return next((ours for words, ours in _WORDS if words in algorithm), None)
 
 
-def usual_strategies(kind: Kind, chip: Chip) -> frozenset[str] | None:
-    """Those among which the compiler takes the fastest; None where it may take any."""
+def usual_strategies(
+    kind: Kind, topology: Topology, available: frozenset[str]
+) -> frozenset[str] | None:
+    """Those of the available among which the compiler takes the fastest; None where it may take any."""
+    chip = topology.chip
     if chip.kind is not ChipKind.TPU:
         return None
-    if kind in _HALVES:
-        is_axis_by_axis = chip.name in {"v4", "v5p"}
-        return frozenset({PHASES if is_axis_by_axis else BOTH_WAYS})
-    return frozenset({BOTH_WAYS, COLOURS})
+    if kind not in _HALVES:
+        return frozenset({BOTH_WAYS, COLOURS})
+    is_small = chip.name in {"v5e", "v6e"} and topology.grid == (2, 2)
+    if chip.name in {"v4", "v5p"} or (is_small and PHASES in available):
+        return frozenset({PHASES})
+    return frozenset({BOTH_WAYS})

@@ -58,7 +58,8 @@ def _eligible(
     named = tuple(demand for demand in demands if demand.name == told)
     if named:
         return named
-    usual = usual_strategies(kind, geometry.topology.chip)
+    available = frozenset(demand.name for demand in demands)
+    usual = usual_strategies(kind, geometry.topology, available)
     return tuple(d for d in demands if usual is None or d.name in usual) or demands
 
 

@@ -44,6 +44,33 @@ def known_flops(
     return 0 if name.startswith("ragged-dot") else None
 
 
+def expected_cost(
+    computation: Computation,
+    instruction: Instruction,
+    stated: tuple[int, int],
+    expert_rows: int | None,
+) -> tuple[int, int]:
+    """What a kernel states, of a ragged dot for the rows that routing is expected to bring.
+
+    It states all rows that its buffer has room for. Those that no expert has are skipped; weights are
+    read for however few.
+    """
+    rows = [
+        array
+        for operand in computation.producers(instruction)
+        for array in operand.arrays[:1]
+        if array.dtype.startswith(("bf", "f")) and len(array.dims) == 2
+    ]
+    if expert_rows is None or not instruction.name.startswith("ragged-dot") or not rows:
+        return stated
+    skipped_frac = 1 - min(1.0, expert_rows / rows[-1].dims[0])
+    row_bytes = sum(array.n_bytes or 0 for array in (rows[-1], *instruction.arrays[:1]))
+    return (
+        round(stated[0] * (1 - skipped_frac)),
+        max(0, round(stated[1] - skipped_frac * row_bytes)),
+    )
+
+
 def _splash_flops(
     computation: Computation, instruction: Instruction, shapes: list[tuple[int, ...]]
 ) -> int | None:

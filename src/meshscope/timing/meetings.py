@@ -9,14 +9,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshscope.hardware.topology import Topology
 from meshscope.interconnect import (
     LinkConstants,
     collective_lines,
     constants_of,
     geometry_of,
 )
-from meshscope.interconnect.strategies import PHASES
 from meshscope.plan.experiment import Engine, Experiment
 from meshscope.plan.stages import n_ticks
 from meshscope.predict.meeting import Meeting, Stage, Step
@@ -55,17 +53,6 @@ class MeetingLine:
     wire_factor: float
     hides: Hides | None
     ranges: tuple[tuple[int, int], ...]
-
-
-def strategy_of(kind: Kind, topology: Topology) -> str | None:
-    """The strategy that libtpu takes where it is not the usual one of the chip.
-
-    On a slice of 2x2 chips, v5e and v6e gather and scatter axis by axis, as the larger slices do not
-    (emitter `2DAllGatherOnMajorDim`, strategy `StrategySubgroupND`, libtpu 0.0.42.1).
-    """
-    is_small = topology.chip.name in {"v5e", "v6e"} and topology.grid == (2, 2)
-    is_half = kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}
-    return PHASES if is_small and is_half else None
 
 
 def meeting_lines(
@@ -213,8 +200,7 @@ def _line(
 ) -> MeetingLine:
     meeting = counted.meeting
     geometry = geometry_of(experiment.topology, meeting.groups)
-    told = strategy_of(meeting.kind, experiment.topology)
-    lines = collective_lines(meeting.kind, geometry, constants, told)
+    lines = collective_lines(meeting.kind, geometry, constants)
     return MeetingLine(
         part=meeting.part,
         kind=meeting.kind,

@@ -8,8 +8,8 @@ do (benchmarks/pass_cycles.py prints both). So a large pass takes its bytes, or 
 needs, but never longer than the compiler says.
 
 Left to the compiler: passes that lay an array out anew (another tile, or another dimension along the
-lanes), whose cost is the shuffling; those on tiles that do not fill a register; updates in place;
-and small ones, where beginning counts.
+lanes), whose cost is the shuffling; those on tiles that do not fill a register, but for filling an array
+with one number; updates in place; and small ones, where beginning counts.
 """
 
 import re
@@ -48,6 +48,8 @@ _COMPUTING = _SLOW | frozenset(
     )
 )
 _LAID_OUT = re.compile(r"([a-z]\w*)\[([\d,]*)\]\{([\d,]*)(?::((?:T\([\d,]*\))*))?[^{}]*\}")
+_ROWS = re.compile(r"T\((\d+),128\)")
+_PER_STORE = 4 * 8 * 128
 _FULL_TILES = ("T(8,128)", "T(16,128)", "T(32,128)")
 _SMALL = 8  # arrays below this part of the largest do not count: vectors along it, and scalars
 
@@ -68,8 +70,17 @@ def pass_price(
     )
 
 
+def _is_fill(instruction: Instruction, computation: Computation) -> bool:
+    """Whether it writes one number everywhere: nothing is laid out anew, on whatever tiles."""
+    operands = computation.producers(instruction)
+    is_scalar = all(not array.dims for operand in operands for array in operand.arrays)
+    return instruction.opcode == "broadcast" and is_scalar
+
+
 def is_pass(flow: Dataflow, computation: Computation, instruction: Instruction) -> bool:
     """Whether it passes over arrays that all lie alike: full tiles, and the same numbers along the lanes."""
+    if _is_fill(instruction, computation):
+        return True
     inside = list(_inside(flow, computation, instruction))
     if not all(i.opcode in _MOVING | _COMPUTING for _, i in inside):
         return False
@@ -79,6 +90,12 @@ def is_pass(flow: Dataflow, computation: Computation, instruction: Instruction) 
     sizes = [prod(_dims(dims)) for _, dims, _, _ in arrays]
     large = [a for a, n in zip(arrays, sizes, strict=True) if n * _SMALL > max(sizes)]
     return len({_lanes(a) for a in large}) == 1 and all(a[3].startswith(_FULL_TILES) for a in large)
+
+
+def _stored_tiles(array: tuple[str, str, str, str]) -> float:
+    """Registers that hold the tiles of an array, each of `rows` of its 8 rows."""
+    rows = _ROWS.match(array[3])
+    return prod(_dims(array[1])) / 128 / min(8, int(rows[1]) if rows else 8)
 
 
 def _lanes(array: tuple[str, str, str, str]) -> int | None:
@@ -101,7 +118,12 @@ def _inside(
 
 
 def _numbers(flow: Dataflow, computation: Computation, instruction: Instruction) -> float:
-    """Numbers that the vector unit works on, slow operations counted several times."""
+    """Numbers that the vector unit works on, slow operations counted several times.
+
+    Of a fill, a store for each tile: one a cycle, where four operations are.
+    """
+    if _is_fill(instruction, computation):
+        return sum(map(_stored_tiles, _LAID_OUT.findall(instruction.shape_text))) * _PER_STORE
     total = 0
     for home, inner in _inside(flow, computation, instruction):
         if inner.opcode not in _COMPUTING:

@@ -15,7 +15,6 @@ from meshscope.table.kinds import Kind, Part, Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis
 from meshscope.timing.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
 from meshscope.timing.efficiency import Efficiency
-from meshscope.timing.meetings import strategy_of
 from meshscope.timing.rates import CYCLES_INTERVAL, HBM_INTERVAL, MATMUL_INTERVAL
 from meshscope.timing.terms import (
     ACTS,
@@ -172,7 +171,6 @@ def _timed(row: Collective, experiment: Experiment, constants: LinkConstants) ->
         groups=row.groups,
         payload_bytes=row.payload_bytes,
         topology=experiment.topology,
-        algorithm=strategy_of(row.kind, experiment.topology),
         constants=constants,
     ).seconds
     is_ring = row.kind is Kind.PERMUTE and row.part is Part.ATTN

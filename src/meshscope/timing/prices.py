@@ -10,7 +10,7 @@ from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import Computation, Instruction
 from meshscope.table.timed import TimeBasis
 from meshscope.timing.arrays import flops, held, traffic
-from meshscope.timing.kernels import known_flops, stated_cost
+from meshscope.timing.kernels import expected_cost, known_flops, stated_cost
 from meshscope.timing.passes import pass_price
 from meshscope.timing.rates import KERNEL_FRAC, KERNEL_INTERVAL, Price, Rates
 
@@ -194,6 +194,8 @@ class Prices:
         """A kernel by what its author states, by its operands where we know it, else by its bytes."""
         moved = traffic(self._flow, computation, instruction)
         stated = stated_cost(instruction)
+        if stated:
+            stated = expected_cost(computation, instruction, stated, self._expert_rows)
         n_flops = stated[0] if stated else known_flops(computation, instruction, self._expert_rows)
         hbm_bytes = max(moved.hbm_bytes, stated[1]) if stated else moved.hbm_bytes
         if n_flops is None:

@@ -38,7 +38,7 @@ from meshscope.plan.weights import (
     stored_kv_heads,
 )
 from meshscope.table.kinds import Part, Phase
-from meshscope.timing.layouts import LANES, of_cache, of_projections, of_residual
+from meshscope.timing.layouts import LANES, of_cache, of_projections, of_residual, of_room
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
@@ -102,6 +102,7 @@ class _Device:
     weight_dtype: str
     act_bytes: float
     cache_bytes: float
+    room_rows: float  # of rows from others, for each token; 0 where no row travels
 
     def read(self, weight: Weight) -> float:
         """Bytes of a weight as the device uses it: its share over tp, gathered over fsdp."""
@@ -122,11 +123,22 @@ def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
         weight_dtype=workload.weight_dtype,
         act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
         cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
+        room_rows=_room_of_token(experiment, phase),
     )
     found = np.zeros((len(PARTS), len(QUANTITIES), len(TERMS)))
     for part, quantity, term, value in _all(device):
         found[PARTS.index(part), quantity, term] += value
     return PlanTerms(coefficients=found)
+
+
+def _room_of_token(experiment: Experiment, phase: Phase) -> float:
+    dispatch = experiment.dispatch(phase)
+    if dispatch is None:
+        return 0.0
+    over_tp = (
+        experiment.plan.tp if "tp" in dispatch.axes else 1
+    )  # each device of tp routes its share
+    return dispatch.n_buffer_rows / dispatch.n_tokens / over_tp
 
 
 _Entry = tuple[Part, int, int, float]
@@ -272,7 +284,8 @@ def _width(device: _Device) -> float:
 def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     """Router and shared experts for every token; of the routed experts' rows a device has its share.
 
-    Balanced routing: each device of the experts' axes has as many rows as any other.
+    Balanced routing: each device of the experts' axes has as many rows as any other. What passes over rows
+    passes over all that a device has room for; kernels skip those that routing does not fill.
     """
     model, plan = device.model, device.plan
     moe = model.moe
@@ -288,8 +301,12 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     n_local = moe.n_experts / plan.ep
     yield Part.MOE_EXPERTS, MATMUL, BS, 2 * rows * in_experts / n_local
     yield Part.MOE_EXPERTS, WEIGHTS, ONE, sum(map(device.read, experts))
-    yield Part.MOE_EXPERTS, ACTS, BS, rows * model.hidden * device.act_bytes
-    yield Part.MOE_EXPERTS, WIDE, BS, rows * moe.ffn * device.act_bytes
+    room = max(rows, device.room_rows)
+    is_exchanged = device.room_rows > 0
+    passed = of_room(hidden=model.hidden, ffn=moe.ffn, is_exchanged=is_exchanged)
+    yield Part.MOE_EXPERTS, TILES, BS, room * passed.n_tiles
+    yield Part.MOE_EXPERTS, MOVED, BS, room * passed.n_elements * device.act_bytes
+    yield Part.MOE_EXPERTS, MOVED, ONE, sum(map(device.read, experts))
     yield Part.MOE_EXPERTS, RUNS, ONE, 1
     if moe.shared_ffn is not None:
         width = moe.shared_ffn / plan.tp
