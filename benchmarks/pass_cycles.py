@@ -6,7 +6,8 @@
 `timing.rates.PASS_FRAC` is the median of every second line, the interval holds all of them. Sources:
 openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb (v6e); openxla/xprof@5fe358978e59,
 golden hlo_stats of a MaxText step on 4 v5p chips; AI-Hypercomputer's HBM microbenchmarks of Trillium
-(tpu-recipes) and Ironwood (accelerator-microbenchmarks).
+(tpu-recipes) and Ironwood (accelerator-microbenchmarks). Of the 98 fusions of the v5p step one of each
+sort was taken; what lays an array out anew, and what moves less than 20 MB, was left out.
 """
 
 import os

@@ -21,7 +21,8 @@ from meshscope.hlo.module import Computation, Instruction
 from meshscope.timing.arrays import Traffic
 from meshscope.timing.rates import Price, Rates
 
-# The smallest pass among those that were measured and reach such a share.
+# Below, beginning counts. On v5p slices of 4 MB reached 45 % of the HBM's rate, passes of 22 MB 84 %: in
+# between the price may be short by up to 1.7 times.
 MIN_BYTES = 4_000_000
 # One vector unit: 4 operations a cycle on registers of 8 x 128 numbers (jax-ml/scaling-book@0819a7d,
 # tpus.md), of which one may be transcendental.
