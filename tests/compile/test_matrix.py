@@ -93,16 +93,12 @@ class Case(NamedTuple):
 
 
 TELLING = [
-    Case(LLAMA_8B, "v6e-8", "fsdp=2,tp=4"),
     Case(LLAMA_3B, "tpu7x-8", "fsdp=2,tp=4"),  # tied embeddings; collectives on the sparse core
     Case(ODD_VOCABULARY, "v6e-8", "tp=8", Loop.UNROLL),  # tp does not divide the vocabulary
     Case(LLAMA_8B, "2xv6e:2x4", "fsdp=2,tp=8"),  # weights are gathered over DCN
     Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
-    Case(GPT_OSS, "v6e-8", "tp=8,ep=8"),  # two kinds of layers in turn
-    Case(V3, "v6e:8x8", "dp=8,tp=8,ep=64", n_layers=6, batch=64),
-    Case(QWEN_MOE, "v6e-8", "pp=2,dp=2,tp=2,ep=4"),
     Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # handed on over DCN
 ]
 
