@@ -5,20 +5,13 @@ Published: Ironwood (accelerator-microbenchmarks v1.1-legacy, GEMM, TFLOP/s a de
 (matmul of 8192^3: 827.47 and 754.22 TFLOP/s).
 """
 
-import os
 import re
 from collections.abc import Iterator
 
+from meshscope.compile.child import set_environment
 from meshscope.hardware.chips import Chip, chip_of
 
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v6e-8",  # of no effect: each slice is named where it is asked for
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-}
+set_environment()
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 # Chip, slice, n of n x n products, measured TFLOP/s of one device.
 MEASURED = (

@@ -10,7 +10,6 @@ golden hlo_stats of a MaxText step on 4 v5p chips; AI-Hypercomputer's HBM microb
 sort was taken; what lays an array out anew, and what moves less than 20 MB, was left out.
 """
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from meshscope.compile.child import set_environment
 from meshscope.hardware.chips import chip_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
@@ -101,14 +101,7 @@ def estimated_s(measured: Measured) -> float | None:
     """Seconds of the same pass by the compiler's cycles at the chip's clock; None where it is not ours to write."""
     if measured.program is None:
         return None
-    os.environ |= {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_ACCELERATOR_TYPE": "v6e-8",  # of no effect: each slice is named where it is asked for
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
+    set_environment()
     import jax  # noqa: PLC0415  after the environment
     import numpy as np  # noqa: PLC0415
     from jax.experimental import topologies  # noqa: PLC0415
