@@ -168,6 +168,8 @@ WHOLE_MATRIX += [
         ("v6e-8", "cp=2,tp=4", 8, 256),  # blocks of whole windows
         ("v5p-16", "cp=2,tp=4,sp", 2, 128),  # of those of sparse layers alone
         ("v6e-8", "pp=2,cp=2,tp=2", 8, 256),
+        ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 8, 256),  # decode gathers the batch at the end
+        ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
     )
 ]
 WHOLE_MATRIX += [

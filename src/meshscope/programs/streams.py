@@ -108,7 +108,9 @@ class HyperStreams:
         x = x[:, -1:]
         coefficients = self._projected(x, outer("collapse"))
         scale, bias = (outer(f"collapse_{name}").astype(jnp.float32) for name in ("scale", "bias"))
-        return _collapsed(x, jax.nn.sigmoid(coefficients * scale + bias) + self.hyper.eps)
+        return _as_it_came(
+            _collapsed(x, jax.nn.sigmoid(coefficients * scale + bias) + self.hyper.eps)
+        )
 
     def _projected(self, x: Array, matrix: Array) -> Array:
         """[B, S, N, D] normed over N and D together, times [N*D, C], in float32."""
@@ -132,7 +134,7 @@ class HyperStreams:
 
 
 def _as_it_came(x: Array) -> Array:
-    """[B, S, D] as it is: in decode the compiler would drop S, which is 1, from the sum before."""
+    """[B, S, D] as it is: in decode the compiler would give the sum before, where S is 1, another shape."""
     return lax.optimization_barrier(x)
 
 
