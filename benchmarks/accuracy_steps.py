@@ -21,8 +21,9 @@ import numpy as np
 from meshscope.arch.config import read_model
 from meshscope.compile.compile import compile_experiment
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, Loop, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine, Loop, Program
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 from meshscope.timing.closed_form import ClosedSteps, closed_steps, plan_form, stacked

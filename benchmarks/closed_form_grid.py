@@ -19,8 +19,9 @@ from meshscope.arch.config import read_model
 from meshscope.compile.child import compile_phase, set_environment
 from meshscope.errors import MeshscopeError
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Loop, Program
 from meshscope.plan.workload import Workload
 
 N_EXPERIMENTS = 200

@@ -23,7 +23,8 @@ from meshscope.compile.child import set_environment, topology_devices
 set_environment()
 from meshscope.arch.config import read_model
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Loop, Program, experiment_of
+from meshscope.plan.experiment import experiment_of
+from meshscope.plan.program import Loop, Program
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.programs.build import build_program

@@ -21,9 +21,10 @@ from meshscope.compile.compile import compile_experiment
 from meshscope.errors import CompileError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Loop, Partitioner, Program
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 

@@ -35,8 +35,9 @@ from meshscope.figures.cost import segments_of
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.request_time import basis_of, request_time
 from meshscope.metrics.totals import request_totals
-from meshscope.plan.experiment import Engine, experiment_of
+from meshscope.plan.experiment import experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine
 from meshscope.plan.workload import Workload
 from meshscope.rundir.run import Run
 from meshscope.table.collective import Collective

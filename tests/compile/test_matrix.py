@@ -11,9 +11,10 @@ from meshscope.arch.model import Model
 from meshscope.compile.compile import CompileResult, compile_experiment
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Experiment, Loop, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Loop, Program
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
 from meshscope.table.collective import Collective

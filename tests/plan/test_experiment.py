@@ -6,15 +6,9 @@ from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import (
-    Engine,
-    Experiment,
-    Partitioner,
-    Program,
-    experiment_from_dict,
-    experiment_of,
-)
+from meshscope.plan.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine, Partitioner, Program
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 

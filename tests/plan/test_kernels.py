@@ -7,15 +7,10 @@ import pytest
 from meshscope.arch.config import read_model
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import (
-    Experiment,
-    Partitioner,
-    Program,
-    experiment_from_dict,
-    experiment_of,
-)
+from meshscope.plan.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.plan.kernels import Kernels, splash_block
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Partitioner, Program
 from meshscope.plan.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"

@@ -8,8 +8,9 @@ import pytest
 from meshscope.arch.config import model_from_config, read_model
 from meshscope.arch.model import Model
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine, Program
 from meshscope.plan.workload import Workload
 
 MakeExperiment = Callable[..., Experiment]

@@ -6,8 +6,9 @@ import pytest
 
 from meshscope.arch.model import Model
 from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
+from meshscope.plan.program import Engine
 from meshscope.plan.weights import device_weight_bytes
 from meshscope.predict.memory import predicted_memory
 

@@ -10,8 +10,9 @@ import pytest
 
 from meshscope.arch.model import Model
 from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Experiment, Program
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.plan import Plan, parse_plan
+from meshscope.plan.program import Program
 from meshscope.plan.weights import layer_weights, outer_weights
 from meshscope.predict import predict
 from meshscope.table.collective import Collective

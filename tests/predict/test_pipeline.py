@@ -8,7 +8,8 @@ import pytest
 from meshscope.arch.model import Model
 from meshscope.metrics.join import Verdict, compare
 from meshscope.metrics.totals import step_totals
-from meshscope.plan.experiment import Experiment, Program
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Program
 from meshscope.predict import predict
 from meshscope.predict.memory import predicted_memory
 from meshscope.table.collective import Collective

@@ -7,7 +7,8 @@ import pytest
 
 from meshscope.arch.model import Model
 from meshscope.errors import PlanError
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Engine
 from meshscope.predict import predict
 from meshscope.table.kinds import Kind, Part, Phase
 

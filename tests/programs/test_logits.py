@@ -11,8 +11,9 @@ from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import Experiment, Loop, Partitioner, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import Plan, parse_plan
+from meshscope.plan.program import Loop, Partitioner, Program
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 

@@ -13,8 +13,9 @@ from meshscope.arch.config import model_from_config
 from meshscope.arch.model import MlpKind, Model
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.utilisation import model_flops
-from meshscope.plan.experiment import Loop, Program, experiment_of
+from meshscope.plan.experiment import experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Loop, Program
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
 

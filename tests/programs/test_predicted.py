@@ -10,8 +10,9 @@ from meshscope.arch.config import model_from_config
 from meshscope.hardware.topology import parse_topology
 from meshscope.hlo.attribution import scope_of
 from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Loop, Program, experiment_of
+from meshscope.plan.experiment import experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Loop, Program
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
 from meshscope.table.kinds import Phase

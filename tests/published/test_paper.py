@@ -17,8 +17,9 @@ from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.totals import request_totals
-from meshscope.plan.experiment import Engine, Experiment, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine
 from meshscope.plan.workload import Workload
 from meshscope.predict import paper, predict
 from meshscope.table.collective import Collective

@@ -11,8 +11,9 @@ from meshscope.arch.config import model_from_config
 from meshscope.compile.compile import compile_experiment
 from meshscope.hardware.topology import parse_topology
 from meshscope.metrics.join import Verdict, compare
-from meshscope.plan.experiment import Experiment, Frontend, Program, experiment_of
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Frontend, Program
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
 from meshscope.table.kinds import Kind, Part, Phase

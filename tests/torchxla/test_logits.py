@@ -19,14 +19,9 @@ from meshscope.arch.config import model_from_config  # noqa: E402  after the ski
 from meshscope.errors import PlanError  # noqa: E402
 from meshscope.hardware.topology import parse_topology  # noqa: E402
 from meshscope.plan.context import ContextForm  # noqa: E402
-from meshscope.plan.experiment import (  # noqa: E402
-    Experiment,
-    Frontend,
-    Partitioner,
-    Program,
-    experiment_of,
-)
+from meshscope.plan.experiment import Experiment, experiment_of  # noqa: E402
 from meshscope.plan.plan import parse_plan  # noqa: E402
+from meshscope.plan.program import Frontend, Partitioner, Program  # noqa: E402
 from meshscope.plan.workload import Workload  # noqa: E402
 from meshscope.table.kinds import Phase  # noqa: E402
 

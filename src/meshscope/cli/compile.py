@@ -21,7 +21,8 @@ from meshscope.cli.tracing import tell_python
 from meshscope.compile.compile import check_can_compile, compile_experiment
 from meshscope.compile.cycles import Cycles
 from meshscope.errors import SpecError
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Engine
 from meshscope.report.document import run_document
 from meshscope.report.plain import plain
 from meshscope.report.text import run_text

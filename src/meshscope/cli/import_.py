@@ -21,8 +21,8 @@ from meshscope.hardware.topology import Topology, parse_topology
 from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
-from meshscope.plan.experiment import Frontend
 from meshscope.plan.plan import Plan, parse_plan
+from meshscope.plan.program import Frontend
 from meshscope.report.document import run_document
 from meshscope.report.plain import plain
 from meshscope.report.text import run_text

@@ -13,17 +13,10 @@ from meshscope.cli.profiles import ProfileOption
 from meshscope.hardware.topology import parse_topology
 from meshscope.plan.context import ContextForm
 from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import (
-    Engine,
-    Experiment,
-    Frontend,
-    Loop,
-    Partitioner,
-    Program,
-    experiment_of,
-)
+from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.kernels import Kernels
 from meshscope.plan.plan import parse_plan
+from meshscope.plan.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.plan.workload import Workload
 from meshscope.rundir.names import default_folder
 from meshscope.units import dtype_name

@@ -20,7 +20,8 @@ from meshscope.cli.tracing import tell_python
 from meshscope.errors import SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Engine, Experiment, Frontend
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Engine, Frontend
 from meshscope.report.document import run_document
 from meshscope.report.text import run_text
 from meshscope.run.checkpoint import Checkpoint, Texts

@@ -3,7 +3,8 @@
 import sys
 
 from meshscope.cli.output import note
-from meshscope.plan.experiment import Experiment, Frontend
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Frontend
 from meshscope.torchxla.interpreter import VARIABLE, torchxla_python
 
 

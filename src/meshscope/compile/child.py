@@ -16,7 +16,8 @@ from typing import Any
 from meshscope.children.inside import end_with_parent, reported
 from meshscope.children.names import error_report
 from meshscope.hardware.topology import Topology
-from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
+from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.plan.program import Frontend
 from meshscope.programs.analysis import memory_analysis
 from meshscope.table.kinds import Phase
 from meshscope.torchxla.interpreter import tracing_environment

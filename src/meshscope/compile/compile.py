@@ -34,8 +34,9 @@ from meshscope.hlo.collectives import operations_in, rows_of
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import n_steps_of, phase_collectives
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.plan.experiment import Experiment, Frontend
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory, compiled_memory
+from meshscope.plan.program import Frontend
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step

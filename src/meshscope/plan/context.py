@@ -6,7 +6,9 @@ generated every cp-th one behind it: decode then finds as many of them on each d
 
 from enum import StrEnum
 
-from meshscope.arch.model import Indexer
+from meshscope.arch.model import CompressedAttention, Indexer, Model
+from meshscope.hardware.chips import ChipKind
+from meshscope.hardware.topology import Topology
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import Plan
 from meshscope.plan.workload import Workload
@@ -46,3 +48,16 @@ def ring_pairs(groups: Groups) -> Groups:
 def index_candidates(indexer: Indexer, n_slots: int) -> int:
     """Positions that one device proposes where an indexer chooses among those of all devices."""
     return min(indexer.top_k, n_slots)
+
+
+def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
+    """Why blocks of keys cannot travel around a ring; None where they can.
+
+    On CPU, a permute waits for all devices of the program, and takes any permute for its own: those
+    of stages that take different branches are mixed up.
+    """
+    if isinstance(model.attention, CompressedAttention):
+        return "compressed entries are gathered, as many as a query may see"
+    if plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
+        return "on CPU devices, XLA takes the permutes of a ring for the hand-over between stages"
+    return None

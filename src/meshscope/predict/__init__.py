@@ -2,7 +2,8 @@
 
 from typing import assert_never
 
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Engine
 from meshscope.predict.meeting import Stage, Step, rows_of, steps_of
 from meshscope.predict.meshscope_engine import meshscope_stages
 from meshscope.predict.vllm_engine import vllm_stages

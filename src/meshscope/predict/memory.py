@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory
+from meshscope.plan.program import Engine
 from meshscope.plan.stages import stage_layers
 from meshscope.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.predict.vllm_engine import stored_vocab

@@ -14,8 +14,9 @@ from meshscope.arch.model import Layer
 from meshscope.arch.repeats import repeats_of, unrolled
 from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import cache_slots
-from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.kernels import RAGGED_DOT_ROWS, Kernel
+from meshscope.plan.program import Partitioner
 from meshscope.plan.stages import stage_runs, stage_slots
 from meshscope.plan.weights import Weight, layer_weights, outer_weights
 from meshscope.programs.context import Context

@@ -18,7 +18,8 @@ from typing import Any
 from meshscope.children.inside import end_with_parent, reported, told
 from meshscope.children.names import error_report
 from meshscope.hardware.chips import ChipKind
-from meshscope.plan.experiment import Experiment, Frontend, experiment_from_dict
+from meshscope.plan.experiment import Experiment, experiment_from_dict
+from meshscope.plan.program import Frontend
 from meshscope.run.checkpoint import Checkpoint
 from meshscope.run.names import (
     HLO,

@@ -18,8 +18,9 @@ from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.hlo.phases import phase_collectives
-from meshscope.plan.experiment import Experiment, Frontend
+from meshscope.plan.experiment import Experiment
 from meshscope.plan.memory import Memory, compiled_memory
+from meshscope.plan.program import Frontend
 from meshscope.run.measuring import measured_of
 from meshscope.run.names import HLO, REPORT, TRACE, hlo_name
 from meshscope.rundir.write import write_table

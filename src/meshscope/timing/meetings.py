@@ -15,7 +15,8 @@ from meshscope.interconnect import (
     constants_of,
     geometry_of,
 )
-from meshscope.plan.experiment import Engine, Experiment
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Engine
 from meshscope.plan.stages import n_ticks
 from meshscope.predict.meeting import Meeting, Stage, Step
 from meshscope.predict.meshscope_engine import meshscope_stages

@@ -10,7 +10,8 @@ from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.arch.model import Family
 from meshscope.errors import SpecError
-from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Partitioner
 from meshscope.plan.weights import Dim
 from meshscope.torchxla.configs import transformers_config
 from meshscope.torchxla.rules import Rule, rules_of

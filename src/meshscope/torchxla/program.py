@@ -8,7 +8,8 @@ import torch
 import torch_xla
 import torch_xla.runtime as xr
 
-from meshscope.plan.experiment import Experiment, Partitioner
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Partitioner
 from meshscope.table.kinds import Part, Phase
 from meshscope.torchxla.attention import register_attention
 from meshscope.torchxla.caching import Caches, n_cache_slots, new_arrays

@@ -22,7 +22,7 @@ from meshscope.figures.cost import CostBar, cost_bars
 from meshscope.figures.volume import volume_bars
 from meshscope.metrics.catalogue import NO_COLLECTIVES, NO_MEMORY, NO_STEP
 from meshscope.metrics.registry import Unknown
-from meshscope.plan.experiment import Frontend, Partitioner
+from meshscope.plan.program import Frontend, Partitioner
 from meshscope.table.kinds import Phase, Source
 
 NO_SCALING = "the runs use equally many devices, or have no times"

@@ -11,7 +11,7 @@ from meshscope.metrics.catalogue import Result, metrics_of
 from meshscope.metrics.of_run import subject_of
 from meshscope.metrics.registry import Unknown
 from meshscope.metrics.subject import Subject
-from meshscope.plan.experiment import Frontend, Partitioner
+from meshscope.plan.program import Frontend, Partitioner
 from meshscope.report.page.blocks import PageTable, Words, shown, table_of_frame, unknown
 from meshscope.rundir.run import Run
 from meshscope.table.kinds import Phase, Source
