@@ -139,10 +139,31 @@ def test_the_kernel_is_prepared_as_with_the_masks_of_jax(window: int | None) -> 
 
 
 class _Weights(dict[str, Any]):
-    """As LayerWeights, without a plan."""
+    """As LayerWeights, without a plan; those of several layers are [layers, e, ...]."""
+
+    layer: int | None = None
 
     def __call__(self, name: str) -> Any:
-        return self[name]
+        return self[name] if self.layer is None else self[name][self.layer]
+
+    def stacked(self, name: str) -> tuple[Any, int] | None:
+        if self.layer is None:
+            return None
+        array = self[name]
+        return array.reshape(-1, *array.shape[2:]), self.layer * array.shape[1]
+
+
+def _experts(weights: _Weights) -> Experts:
+    moe = MixtureOfExperts(
+        n_experts=4,
+        n_active=2,
+        ffn=8,
+        shared_ffn=None,
+        scoring=Scoring.SOFTMAX,
+        is_normalized=True,
+        activation=Activation.SWIGLU,
+    )
+    return Experts(moe=moe, weights=weights)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])
@@ -154,19 +175,29 @@ def test_rows_filled_up_to_a_tile_leave_the_outputs_of_experts_as_they_are(
     weights = _Weights(
         {f"experts_w_{n}": jax.random.normal(key, shape) for n, shape in shapes.items()}
     )
-    moe = MixtureOfExperts(
-        n_experts=4,
-        n_active=2,
-        ffn=8,
-        shared_ffn=None,
-        scoring=Scoring.SOFTMAX,
-        is_normalized=True,
-        activation=Activation.SWIGLU,
-    )
-    experts = Experts(moe=moe, weights=weights)  # type: ignore[arg-type]
+    experts = _experts(weights)
     rows, sizes = jax.random.normal(key, (9, 16)), jnp.array(counts, jnp.int32)
 
-    got = replace(experts, row_tile=8)(rows, sizes)
+    got = replace(experts, has_kernel=True)(rows, sizes)
 
     assert got.shape == (9, 16)
     np.testing.assert_allclose(got, experts(rows, sizes), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_experts_read_where_they_lie_in_a_stack_give_the_same(layer: int) -> None:
+    key = jax.random.key(2)
+    shapes = {"gate": (3, 4, 16, 8), "up": (3, 4, 16, 8), "down": (3, 4, 8, 16)}
+    weights = _Weights(
+        {f"experts_w_{n}": jax.random.normal(key, shape) for n, shape in shapes.items()}
+    )
+    weights.layer = layer
+    rows, sizes = jax.random.normal(key, (9, 16)), jnp.array((3, 0, 2, 1), jnp.int32)
+    alone = _experts(weights)
+
+    got = replace(alone, has_kernel=True)(rows, sizes)
+
+    np.testing.assert_allclose(got, alone(rows, sizes), rtol=1e-5, atol=1e-5)
+    text = str(jax.make_jaxpr(replace(alone, has_kernel=True))(rows, sizes))
+    assert "f32[12,16,8] = reshape" in text  # the experts of all three layers
+    assert "slice_sizes=(1, 4, 16, 8)" not in text

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from meshscope.arch.config import read_model
+from meshscope.arch.model import MlpKind
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import parse_topology
 from meshscope.interconnect import collective_time
 from meshscope.plan.experiment import Experiment, experiment_of
 from meshscope.plan.plan import parse_plan
-from meshscope.plan.weights import device_weight_bytes, outer_weights
+from meshscope.plan.weights import device_weight_bytes, expert_weights, outer_weights
 from meshscope.plan.workload import Workload
 from meshscope.predict import predict
 from meshscope.table.kinds import Part, Phase
@@ -28,6 +29,7 @@ from meshscope.timing.terms import (
     TILES,
     VECTOR,
     WEIGHTS,
+    expert_load,
 )
 
 LLAMA, QWEN, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B"
@@ -99,7 +101,10 @@ def test_communication_is_that_of_the_predicted_rows(experiment: Experiment, pha
 
 @pytest.mark.parametrize("experiment", [e for e in CASES if e.plan.pp == 1 and e.plan.fsdp == 1])
 def test_weights_are_read_once_a_step(experiment: Experiment):
-    """All that a device holds but the embedding's table, of which a step looks up rows; untied heads only."""
+    """All that a device holds but the embedding's table, of which a step looks up rows; untied heads only.
+
+    Of experts, those that some token of the step chooses.
+    """
     _, closed = _closed(experiment, Phase.DECODE)
     model, plan = experiment.model, experiment.plan
     held = device_weight_bytes(model, plan, "bf16")
@@ -107,6 +112,12 @@ def test_weights_are_read_once_a_step(experiment: Experiment):
     outside = table.local_bytes(plan, "bf16") + norm.local_bytes(plan, "bf16")
     norms = sum(2 * model.hidden for _ in model.layers)  # what stands before each MLP is no matrix
     read = closed.quantities[0, :, WEIGHTS].sum()
+    load = expert_load(experiment, Phase.DECODE)
+    if load is not None:
+        assert model.moe is not None
+        n_layers = sum(layer.mlp is not MlpKind.DENSE for layer in model.layers)
+        experts = sum(w.local_bytes(plan, "bf16") for w in expert_weights(model)) * n_layers
+        held -= experts * (1 - load.experts * plan.ep / model.moe.n_experts)
     assert held - outside - 2 * norms <= read <= held - outside
 
 

@@ -1,5 +1,8 @@
 """What kernels compute, by the operands that the compiler writes down."""
 
+import numpy as np
+import pytest
+
 from meshscope.arch.config import read_model
 from meshscope.hardware.topology import parse_topology
 from meshscope.hlo.module import Computation, Instruction
@@ -8,8 +11,8 @@ from meshscope.plan.experiment import experiment_of
 from meshscope.plan.plan import parse_plan
 from meshscope.plan.workload import Workload
 from meshscope.table.kinds import Phase
-from meshscope.timing.kernels import expected_cost, known_flops, stated_cost
-from meshscope.timing.terms import balanced_rows
+from meshscope.timing.kernels import ExpertLoad, known_flops, ragged_dot_cost, stated_cost
+from meshscope.timing.terms import expert_load
 
 
 def _kernel(operands: str, name: str, config: str = "") -> tuple[Computation, Instruction]:
@@ -36,22 +39,27 @@ def test_splash_attention_computes_the_blocks_on_and_below_the_diagonal():
 def test_ragged_dot_multiplies_the_rows_that_experts_have():
     kernel = _kernel("s32[5];bf16[4096,128];bf16[4,128,256]", "ragged-dot-none.2")
     assert known_flops(*kernel) == 2 * 4096 * 128 * 256
-    assert known_flops(*kernel, 64) == 2 * 64 * 128 * 256
-    assert known_flops(*kernel, 9999) == 2 * 4096 * 128 * 256
 
 
-def test_ragged_dot_that_states_all_its_room_counts_for_the_rows_that_are_expected():
-    """A quarter of the rows: a quarter of the flops; of the bytes all weights, and a quarter of the rows'."""
-    kernel = _kernel("s32[5];bf16[4096,128];bf16[4,128,256]", "ragged-dot-none.2")
-    weights, rows = 2 * 4 * 128 * 256, 2 * 4096 * 128
-    stated = (2 * 4096 * 128 * 256, weights + rows)
-    flops, n_bytes = expected_cost(*kernel, stated, 1024)
-    assert flops == stated[0] // 4
-    assert (
-        n_bytes == weights + rows // 4 - (3 * 16) // 4
-    )  # the kernel here tells 8 numbers as result
-    assert expected_cost(*kernel, stated, None) == stated
-    assert expected_cost(*_kernel("bf16[64,64]", "mine.1"), stated, 4) == stated
+def test_ragged_dot_counts_for_the_rows_and_experts_that_are_expected():
+    """A quarter of the rows, 1.5 of the four experts; 20 experts in a stack of layers are read no more."""
+    load = ExpertLoad(rows=1024, experts=1.5)
+    expert, rows, result = 2 * 128 * 256, 2 * 4096 * 128, 16  # the kernel here tells 8 numbers
+    of_four, of_stack = (
+        ragged_dot_cost(
+            *_kernel(f"s32[5];bf16[4096,128];bf16[{n},128,256]", "ragged-dot-none.2"), load
+        )
+        for n in (4, 20)
+    )
+    assert of_four == (2 * 1024 * 128 * 256, 1.5 * expert + (rows + result) / 4)
+    assert of_stack == of_four
+    assert ragged_dot_cost(*_kernel("bf16[64,64]", "mine.1"), load) is None
+
+
+def test_no_more_rows_and_experts_are_counted_than_there_are():
+    kernel = _kernel("s32[5];bf16[64,128];bf16[4,128,256]", "ragged-dot-none.2")
+    found = ragged_dot_cost(*kernel, ExpertLoad(rows=9999, experts=7))
+    assert found == (2 * 64 * 128 * 256, 2 * (4 * 128 * 256 + 64 * 128 + 8))
 
 
 def test_another_kernel_is_not_guessed_at():
@@ -64,12 +72,29 @@ def test_cost_that_the_author_states_is_taken_where_it_is_not_zero():
     assert stated_cost(_kernel("f32[8]", "a", config.format(0, 0))[1]) is None
 
 
-def test_balanced_rows_are_those_of_all_tokens_over_all_devices():
+@pytest.mark.parametrize(
+    ("plan", "rows_share"), [("dp=2,tp=4,ep=8", 8), ("tp=8", 1), ("dp=8,ep=8", 8)]
+)
+def test_load_of_experts_is_that_of_all_tokens_that_may_choose_them(
+    plan: str, rows_share: int
+) -> None:
+    """Of 128 experts a token chooses 8; a device has all of them, cut, or 16."""
     experiment = experiment_of(
         model=read_model("Qwen/Qwen3-30B-A3B"),
-        plan=parse_plan("dp=2,tp=4,ep=8"),
+        plan=parse_plan(plan),
         topology=parse_topology("v6e-8"),
         workload=Workload(batch=8, prompt=256),
     )
-    assert balanced_rows(experiment, Phase.PREFILL) == 8 * 256 * 8 // 8
-    assert balanced_rows(experiment, Phase.DECODE) == 8
+    prefill, decode = (expert_load(experiment, phase) for phase in Phase)
+    assert prefill is not None
+    assert decode is not None
+    assert prefill.rows == 8 * 256 * 8 // rows_share
+    assert prefill.experts == pytest.approx(128 / experiment.plan.ep)
+    assert decode.rows == 8 * 8 // rows_share
+    # Brute force: every token draws 8 of 128 experts, and each device has the first ones.
+    n_local, draws = 128 // experiment.plan.ep, np.random.default_rng(3)
+    drawn = [
+        len({e for _ in range(8) for e in draws.choice(128, 8, replace=False) if e < n_local})
+        for _ in range(2000)
+    ]
+    assert decode.experts == pytest.approx(np.mean(drawn), rel=0.02)

@@ -40,7 +40,7 @@ from meshscope.plan.program import Frontend
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase
 from meshscope.timing.steps import TimedStep, timed_step
-from meshscope.timing.terms import balanced_rows
+from meshscope.timing.terms import expert_load
 from meshscope.torchxla.configs import transformers_config
 from meshscope.torchxla.interpreter import (
     check_torchxla,
@@ -153,7 +153,7 @@ def read_phase(
         topology=experiment.topology,
         chip_profile=chip_profile,
         cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
-        expert_rows=balanced_rows(experiment, phase),
+        experts=expert_load(experiment, phase),
         notes=notes,
     )
     return step.rows(rows), step

@@ -15,7 +15,7 @@ from meshscope.arch.repeats import repeats_of, unrolled
 from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import cache_slots
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.kernels import RAGGED_DOT_ROWS, Kernel
+from meshscope.plan.kernels import Kernel
 from meshscope.plan.program import Partitioner
 from meshscope.plan.stages import stage_runs, stage_slots
 from meshscope.plan.weights import Weight, layer_weights, outer_weights
@@ -124,7 +124,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "points": points,
             "form": experiment.dispatch_form,
             "capacity_factor": experiment.capacity_factor,
-            "row_tile": _row_tile(experiment),
+            "has_kernel": _has_expert_kernel(experiment),
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
     write = repeats_of if experiment.is_scanned else unrolled
@@ -159,11 +159,10 @@ def _prefill_kernel(
     return PrefillKernel(layout=layout, mesh=mesh)
 
 
-def _row_tile(experiment: Experiment) -> int:
-    """What the rows of experts are a multiple of."""
+def _has_expert_kernel(experiment: Experiment) -> bool:
+    """Whether experts are computed by the kernel of a ragged dot."""
     experts = experiment.kernels.experts
-    has_kernel = experts is not None and experts.kernel is Kernel.RAGGED_DOT
-    return RAGGED_DOT_ROWS if has_kernel else 1
+    return experts is not None and experts.kernel is Kernel.RAGGED_DOT
 
 
 def _named(function: Any, name: str) -> Any:

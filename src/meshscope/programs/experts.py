@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.arch.model import Activation, GroupScore, MixtureOfExperts, Scoring
+from meshscope.plan.kernels import RAGGED_DOT_ROWS
 from meshscope.programs.numerics import Array
 from meshscope.programs.state import LayerWeights
 
@@ -72,13 +73,13 @@ class Experts:
     """The experts of this device; `bias_share` of the last bias is added here.
 
     Where tp splits the width of an expert, one device adds the bias and the others do not.
-    Rows are filled up to a multiple of `row_tile`.
+    The kernel of a ragged dot wants its rows filled up, and reads experts where they lie.
     """
 
     moe: MixtureOfExperts
     weights: LayerWeights
     bias_share: Array | float = 1.0
-    row_tile: int = 1
+    has_kernel: bool = False
 
     def __call__(self, rows: Array, n_rows_of: Array) -> Array:
         """[R, D]: the outputs for rows sorted by expert, the first `n_rows_of[0]` for the first.
@@ -86,13 +87,14 @@ class Experts:
         Rows beyond the sum of `n_rows_of` [e] come out as zeros.
         """
         n_rows = rows.shape[0]
-        rows = jnp.pad(rows, ((0, -n_rows % self.row_tile), (0, 0)))
+        if self.has_kernel:
+            rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))
         ends = jnp.cumsum(n_rows_of)
         place = jnp.arange(rows.shape[0])
         expert = jnp.searchsorted(ends, place, side="right")  # e for rows beyond the last
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
-            out = lax.ragged_dot(x, self.weights(f"experts_w_{letter}"), n_rows_of)
+            out = self._grouped(x, f"experts_w_{letter}", n_rows_of)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
@@ -101,6 +103,21 @@ class Experts:
         inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
         out = product(inner, "down", self.bias_share)
         return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))[:n_rows]
+
+    def _grouped(self, x: Array, name: str, n_rows_of: Array) -> Array:
+        """[R, Y]: each row times the matrix of its expert.
+
+        The kernel passes over experts without rows, those of other layers in a stack among them. As a
+        plain product, every expert would take all rows.
+        """
+        stacked = self.weights.stacked(name) if self.has_kernel else None
+        if stacked is None:
+            return lax.ragged_dot(x, self.weights(name), n_rows_of)
+        weights, first = stacked
+        n_rows_of_all = jnp.zeros(weights.shape[0], n_rows_of.dtype)
+        return lax.ragged_dot(
+            x, weights, lax.dynamic_update_slice(n_rows_of_all, n_rows_of, (first,))
+        )
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:

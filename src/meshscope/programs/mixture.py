@@ -84,7 +84,7 @@ class ManualMixture:
     points: Points
     form: DispatchForm
     capacity_factor: float | None
-    row_tile: int = 1
+    has_kernel: bool = False
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
@@ -158,7 +158,7 @@ class ManualMixture:
         """This device's experts; one device of tp adds the bias where each holds a share of all."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share, row_tile=self.row_tile)
+        return Experts(moe=self.moe, weights=w, bias_share=share, has_kernel=self.has_kernel)
 
     def _split(self, ids: Array) -> Array:
         """This tp device's part of the ids [B, S], as sp splits the residual stream."""
@@ -200,7 +200,7 @@ class AutoMixture:
     mesh: Mesh
     form: DispatchForm
     capacity_factor: float | None
-    row_tile: int = 1
+    has_kernel: bool = False
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
@@ -280,7 +280,7 @@ class AutoMixture:
             order = jnp.argsort(flat, stable=True)
             rows = tokens[order // self.moe.n_active]
         with scope(Part.MOE_EXPERTS):
-            experts = Experts(moe=self.moe, weights=w, row_tile=self.row_tile)
+            experts = Experts(moe=self.moe, weights=w, has_kernel=self.has_kernel)
             out = experts(rows, counted(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
             return summed_rows(unsorted(out, order), shares)

@@ -26,6 +26,10 @@ class Points(Protocol):
         """A weight as the layer uses it: gathered over fsdp."""
         ...
 
+    def is_used_as_held(self, spec: Weight) -> bool:
+        """Whether a layer uses the array that its device holds, as it is."""
+        ...
+
     def embedded(self, table: Array, tokens: Array) -> Array:
         """Rows of the embedding, which tp splits over the vocabulary: [B, S] -> [B, S, D]."""
         ...
@@ -60,6 +64,10 @@ class ManualPoints:
         if self.plan.fsdp == 1 or dim is None:
             return value
         return lax.all_gather(value, "fsdp", axis=dim, tiled=True)
+
+    def is_used_as_held(self, spec: Weight) -> bool:
+        """Where fsdp does not split it."""
+        return self.plan.fsdp == 1 or spec.fsdp_dim(self.plan) is None
 
     def embedded(self, table: Array, tokens: Array) -> Array:
         """Each device looks up the rows that it holds, zeros elsewhere; the sum is the embedding."""
@@ -113,6 +121,10 @@ class AutoPoints:
     def weight(self, value: Array, spec: Weight) -> Array:  # noqa: ARG002  the compiler decides when to gather
         """The weight as it is."""
         return value
+
+    def is_used_as_held(self, spec: Weight) -> bool:  # noqa: ARG002  the same for all
+        """Not known here: arrays are global, and the compiler decides."""
+        return False
 
     def embedded(self, table: Array, tokens: Array) -> Array:
         """A plain look-up, its result laid out like the residual stream."""

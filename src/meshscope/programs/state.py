@@ -35,6 +35,18 @@ class LayerWeights:
         whole = self.points.weight(array, spec)
         return whole if spec.dtype is not None else whole.astype(self.dtype)
 
+    def stacked(self, name: str) -> tuple[Array, Array | int] | None:
+        """The weight of all layers [layers * n, ...] of this one's stack, and where its own n begin.
+
+        For what can read a part of an array where it lies: taking it out is a copy, unless the compiler
+        fuses it. None without a stack, and where a weight is gathered or converted before it is used.
+        """
+        array, spec = self.arrays[name], self.specs[name]
+        is_converted = spec.dtype is None and array.dtype != jnp.dtype(self.dtype)
+        if self.index is None or is_converted or not self.points.is_used_as_held(spec):
+            return None
+        return array.reshape(-1, *array.shape[2:]), self.index * array.shape[1]
+
     def biased(self, x: Array, name: str) -> Array:
         """`x` plus this bias, if the layer has it."""
         return x + self(name) if name in self else x

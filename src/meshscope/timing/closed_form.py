@@ -45,6 +45,7 @@ from meshscope.timing.terms import (
     WIDE,
     FloatArray,
     PlanTerms,
+    expert_tokens_of_token,
     plan_terms,
 )
 
@@ -71,6 +72,8 @@ class PlanForm:
     n_stages: int
     n_microbatches: int
     has_kernel: bool
+    missed_frac: float  # of tokens, those that do not choose a given expert; 1 without experts
+    expert_tokens: float  # that may choose a device's experts, for each token that it holds
 
 
 def plan_form(
@@ -81,7 +84,7 @@ def plan_form(
     efficiency: Efficiency | None = None,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
-    chip = experiment.topology.chip
+    chip, plan, moe = experiment.topology.chip, experiment.plan, experiment.model.moe
     constants = None if profile is None else profile.constants
     lines = meeting_lines(experiment, phase, constants)
     if lines and constants is None:
@@ -94,11 +97,13 @@ def plan_form(
         rates=rates_of(chip, profile),
         efficiency=efficiency or efficiency_of(chip),
         constants=constants,
-        data_size=experiment.plan.data_size,
-        cp=experiment.plan.cp,
-        n_stages=experiment.plan.pp,
+        data_size=plan.data_size,
+        cp=plan.cp,
+        n_stages=plan.pp,
         n_microbatches=experiment.n_microbatches(phase),
         has_kernel=experiment.kernels.prefill_attention.kernel is Kernel.SPLASH,
+        missed_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
+        expert_tokens=0.0 if moe is None else expert_tokens_of_token(experiment.model, plan),
     )
 
 
@@ -149,6 +154,8 @@ class _Stacked:
     n_microbatches: FloatArray
     n_stages: FloatArray
     has_kernel: FloatArray
+    missed_frac: FloatArray
+    expert_tokens: FloatArray
     is_decode: FloatArray
 
 
@@ -209,6 +216,8 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
         n_microbatches=of([f.n_microbatches for f in forms]),
         n_stages=of([f.n_stages for f in forms]),
         has_kernel=of([f.has_kernel for f in forms]),
+        missed_frac=of([f.missed_frac for f in forms]),
+        expert_tokens=of([f.expert_tokens for f in forms]),
         is_decode=of([f.phase is Phase.DECODE for f in forms]),
     )
 
@@ -274,9 +283,10 @@ def _terms(
     slots = positions / b
     is_full, is_single = b >= ROWS, b <= 1
     is_partial = ~is_full & ~is_single
+    hit_frac = 1 - forms.missed_frac[at] ** (b * s * forms.expert_tokens[at])
     return np.stack(
         [
-            *(one, b, b * s, causal, scores, positions, b_all),
+            *(one, b, b * s, causal, scores, positions, b_all, hit_frac),
             slots * np.where(is_full, np.ceil(b / ROWS), 0.0),
             np.where(is_partial, slots, 0.0),
             np.where(is_single, slots, 0.0),

@@ -4,12 +4,21 @@ A custom call that talks to other chips is priced with the collectives, not here
 """
 
 import re
+from dataclasses import dataclass
 from math import prod
 
 from meshscope.hlo.module import Computation, Instruction
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """What routing is expected to bring to one device in a layer: rows, and experts that have some."""
+
+    rows: int
+    experts: float
 
 
 def stated_cost(instruction: Instruction) -> tuple[int, int] | None:
@@ -21,13 +30,8 @@ def stated_cost(instruction: Instruction) -> tuple[int, int] | None:
     return cost if any(cost) else None
 
 
-def known_flops(
-    computation: Computation, instruction: Instruction, expert_rows: int | None = None
-) -> int | None:
-    """Flops of a splash attention or ragged dot by its operands; None for another kernel.
-
-    A ragged dot skips the rows of its buffer that no expert has: `expert_rows` are those expected.
-    """
+def known_flops(computation: Computation, instruction: Instruction) -> int | None:
+    """Flops of a splash attention or ragged dot by its operands; None for another kernel."""
     shapes = [
         array.dims
         for operand in computation.producers(instruction)
@@ -39,36 +43,34 @@ def known_flops(
         return _splash_flops(computation, instruction, shapes)
     if name.startswith("ragged-dot") and len(shapes) >= 2 and len(shapes[-1]) == 3:
         rows, weights = shapes[-2], shapes[-1]
-        n_rows = rows[0] if expert_rows is None else min(rows[0], expert_rows)
-        return 2 * n_rows * prod(rows[1:]) * weights[-1]
+        return 2 * prod(rows) * weights[-1]
     return 0 if name.startswith("ragged-dot") else None
 
 
-def expected_cost(
-    computation: Computation,
-    instruction: Instruction,
-    stated: tuple[int, int],
-    expert_rows: int | None,
-) -> tuple[int, int]:
-    """What a kernel states, of a ragged dot for the rows that routing is expected to bring.
+def ragged_dot_cost(
+    computation: Computation, instruction: Instruction, load: ExpertLoad
+) -> tuple[int, int] | None:
+    """Flops and bytes of a ragged dot for the rows that routing is expected to bring; None for another kernel.
 
-    It states all rows that its buffer has room for. Those that no expert has are skipped; weights are
-    read for however few.
+    It states all rows that its buffer has room for, and the experts of all layers where they lie in a
+    stack. libtpu's kernel (0.0.42.1, read from the text in the compiled program) lists the tiles of
+    experts that have rows, and takes those alone: the others are neither computed nor read.
     """
-    rows = [
+    floats = [
         array
         for operand in computation.producers(instruction)
         for array in operand.arrays[:1]
-        if array.dtype.startswith(("bf", "f")) and len(array.dims) == 2
+        if array.dtype.startswith(("bf", "f"))
     ]
-    if expert_rows is None or not instruction.name.startswith("ragged-dot") or not rows:
-        return stated
-    skipped_frac = 1 - min(1.0, expert_rows / rows[-1].dims[0])
-    row_bytes = sum(array.n_bytes or 0 for array in (rows[-1], *instruction.arrays[:1]))
-    return (
-        round(stated[0] * (1 - skipped_frac)),
-        max(0, round(stated[1] - skipped_frac * row_bytes)),
-    )
+    is_ragged = instruction.name.startswith("ragged-dot") and len(floats) >= 2
+    if not is_ragged or len(floats[-1].dims) != 3 or len(floats[-2].dims) != 2:
+        return None
+    (n_rows, width), (n_experts, _, n_out) = floats[-2].dims, floats[-1].dims
+    n_kept = min(n_rows, load.rows)
+    row_bytes = sum(array.n_bytes or 0 for array in (floats[-2], *instruction.arrays[:1])) / n_rows
+    read_frac = min(1.0, load.experts / n_experts)
+    n_bytes = n_kept * row_bytes + read_frac * (floats[-1].n_bytes or 0)
+    return 2 * n_kept * width * n_out, round(n_bytes)
 
 
 def _splash_flops(

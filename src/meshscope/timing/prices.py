@@ -10,7 +10,7 @@ from meshscope.hlo.meaning import KIND_OF_OPCODE
 from meshscope.hlo.module import Computation, Instruction
 from meshscope.table.timed import TimeBasis
 from meshscope.timing.arrays import flops, held, traffic
-from meshscope.timing.kernels import expected_cost, known_flops, stated_cost
+from meshscope.timing.kernels import ExpertLoad, known_flops, ragged_dot_cost, stated_cost
 from meshscope.timing.passes import pass_price
 from meshscope.timing.rates import KERNEL_FRAC, KERNEL_INTERVAL, Price, Rates
 
@@ -127,9 +127,9 @@ class Prices:
         flow: Dataflow,
         rates: Rates,
         profile: Mapping[str, int] | None = None,
-        expert_rows: int | None = None,
+        experts: ExpertLoad | None = None,
     ) -> None:
-        self._expert_rows = expert_rows
+        self._experts = experts
         self._flow = flow
         self._profile = profile or {}
         self._rates = rates
@@ -193,11 +193,15 @@ class Prices:
     def _kernel(self, computation: Computation, instruction: Instruction) -> Work:
         """A kernel by what its author states, by its operands where we know it, else by its bytes."""
         moved = traffic(self._flow, computation, instruction)
-        stated = stated_cost(instruction)
-        if stated:
-            stated = expected_cost(computation, instruction, stated, self._expert_rows)
-        n_flops = stated[0] if stated else known_flops(computation, instruction, self._expert_rows)
-        hbm_bytes = max(moved.hbm_bytes, stated[1]) if stated else moved.hbm_bytes
+        load, stated = self._experts, stated_cost(instruction)
+        ragged = None if load is None else ragged_dot_cost(computation, instruction, load)
+        n_flops: int | None
+        if ragged is not None:
+            n_flops, hbm_bytes = ragged
+        elif stated is not None:
+            n_flops, hbm_bytes = stated[0], max(moved.hbm_bytes, stated[1])
+        else:
+            n_flops, hbm_bytes = known_flops(computation, instruction), moved.hbm_bytes
         if n_flops is None:
             price = self._rates.unknown(n_bytes=moved.n_bytes)
         else:

@@ -13,6 +13,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis, Unestimated
+from meshscope.timing.kernels import ExpertLoad
 from meshscope.timing.machine import ON_COPIES, Key, Span
 from meshscope.timing.prices import Prices
 from meshscope.timing.rates import rates_of
@@ -45,16 +46,16 @@ def timed_step(  # noqa: PLR0913  a module, where it runs, and what is known of 
     topology: Topology,
     chip_profile: ChipProfile | None = None,
     cycle_profile: Mapping[str, int] | None = None,
-    expert_rows: int | None = None,
+    experts: ExpertLoad | None = None,
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
     `cycle_profile` are cycles by instruction that count in place of the compiler's estimates, kernels
-    left out; `expert_rows` is how many rows routing brings to a device's experts, of those that its
-    buffers have room for; `notes` are told with the time.
+    left out; `experts` is what routing brings to a device's experts, of the rows that its buffers have
+    room for; `notes` are told with the time.
     """
-    prices = Prices(found.flow, rates_of(topology.chip, chip_profile), cycle_profile, expert_rows)
+    prices = Prices(found.flow, rates_of(topology.chip, chip_profile), cycle_profile, experts)
     constants = None if chip_profile is None else chip_profile.constants
     schedule = Schedule(module, found, prices, Wires(topology, constants))
     middle = schedule.walk(lambda seconds: seconds.s)

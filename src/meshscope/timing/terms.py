@@ -25,6 +25,7 @@ from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import exchange_axes
 from meshscope.plan.experiment import Experiment
+from meshscope.plan.kernels import Kernel
 from meshscope.plan.plan import Plan
 from meshscope.plan.stages import stage_layers
 from meshscope.plan.weights import (
@@ -38,21 +39,30 @@ from meshscope.plan.weights import (
     stored_kv_heads,
 )
 from meshscope.table.kinds import Part, Phase
-from meshscope.timing.layouts import LANES, of_cache, of_projections, of_residual, of_room
+from meshscope.timing.kernels import ExpertLoad
+from meshscope.timing.layouts import (
+    LANES,
+    Moved,
+    of_cache,
+    of_latents,
+    of_projections,
+    of_residual,
+    of_room,
+)
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
 
 # 1; sequences b of one device (of one micro-batch); tokens b s of a step on one device; scores that
 # the blocks of a causal mask leave, or all of them where attention is plain; cached positions b c;
-# sequences of all micro-batches. Then what decides how arrays are laid out: slots of the cache by whether
+# sequences of all micro-batches; the share of a device's experts that some row is meant for. Then what decides how arrays are laid out: slots of the cache by whether
 # a device has 8 sequences or more (times the tiles that these fill), 2 to 7, or one; cached positions of
 # 2 to 7; tokens of a prompt that a device has alone; and 1 where a device has several tokens.
 TERMS = (
-    *("one", "b", "bs", "causal", "scores", "bc", "b_all"),
+    *("one", "b", "bs", "causal", "scores", "bc", "b_all", "hit"),
     *("slots_full", "slots_partial", "slots_single", "bc_partial", "tokens_single", "several"),
 )
-ONE, B, BS, CAUSAL, SCORES, BC, B_ALL = range(7)
+ONE, B, BS, CAUSAL, SCORES, BC, B_ALL, HIT = range(8)
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
 # (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
 # as wide as heads or experts; how often a part runs; bytes of weights that come while others compute;
@@ -76,6 +86,10 @@ PARTS = (
 )
 # What sp splits of the passes over the residual stream: norms and sums; products read it whole.
 SPLIT_FRAC = 0.6
+# What brings rows to experts and back sorts, counts and places them in operations of a microsecond each: as
+# long as this many runs of the experts (72 us a layer in decode of Mixtral on v5e, 53 us and more of
+# DeepSeek-V2-Lite on v6e).
+RUNS_OF_EXCHANGE = 20
 # Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
 # v5e and v6e, 263 MB do not, and on v4 none does).
 PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
@@ -103,10 +117,17 @@ class _Device:
     act_bytes: float
     cache_bytes: float
     room_rows: float  # of rows from others, for each token; 0 where no row travels
+    has_expert_kernel: bool
+    is_scanned: bool
 
     def read(self, weight: Weight) -> float:
         """Bytes of a weight as the device uses it: its share over tp, gathered over fsdp."""
         return self.elements(weight) * DTYPE_BITS[weight.dtype or self.weight_dtype] / 8
+
+    @property
+    def converts(self) -> bool:
+        """Whether weights are held in another format than the one that is computed in."""
+        return DTYPE_BITS[self.weight_dtype] / 8 != self.act_bytes
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))
@@ -124,6 +145,8 @@ def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
         act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
         cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
         room_rows=_room_of_token(experiment, phase),
+        has_expert_kernel=has_expert_kernel(experiment),
+        is_scanned=experiment.is_scanned,
     )
     found = np.zeros((len(PARTS), len(QUANTITIES), len(TERMS)))
     for part, quantity, term, value in _all(device):
@@ -232,22 +255,27 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
 
 def _laid_out(device: _Device) -> Iterator[_Entry]:
-    """Tiles and bytes of one layer that are laid out anew; of grouped attention alone is known which."""
+    """Tiles and bytes of one layer that are laid out anew; of compressed entries and indexers nothing is known."""
+    for moved in _moved_in_attention(device):
+        of_cache_or_not = device.cache_bytes if moved.size != "several" else device.act_bytes
+        yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
+        yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * of_cache_or_not
+
+
+def _moved_in_attention(device: _Device) -> Iterator[Moved]:
     model, plan = device.model, device.plan
+    if isinstance(model.attention, LatentAttention) and device.phase is Phase.DECODE:
+        yield from of_latents(model.attention.kv_rank + model.attention.rope_dim)
     if not isinstance(model.attention, GroupedAttention):
         return
     local_heads = model.attention.n_heads // plan.tp
     local_kv_heads = stored_kv_heads(model.attention, plan) // plan.tp
     head_dim = model.attention.head_dim
-    found = [of_projections(model.hidden, local_heads, local_kv_heads, head_dim)]
+    yield of_projections(model.hidden, local_heads, local_kv_heads, head_dim)
     if device.phase is Phase.DECODE:
-        found += of_cache(local_kv_heads, head_dim)
+        yield from of_cache(local_kv_heads, head_dim)
     else:
-        found += [of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)]
-    for moved in found:
-        of_cache_or_not = device.cache_bytes if moved.size != "several" else device.act_bytes
-        yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
-        yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * of_cache_or_not
+        yield of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)
 
 
 def _scores(device: _Device, layer: Layer) -> tuple[float, int]:
@@ -300,17 +328,40 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     rows = rows_of_token(model, plan)
     n_local = moe.n_experts / plan.ep
     yield Part.MOE_EXPERTS, MATMUL, BS, 2 * rows * in_experts / n_local
-    yield Part.MOE_EXPERTS, WEIGHTS, ONE, sum(map(device.read, experts))
+    yield from _expert_reads(device, experts)
     room = max(rows, device.room_rows)
     is_exchanged = device.room_rows > 0
     passed = of_room(hidden=model.hidden, ffn=moe.ffn, is_exchanged=is_exchanged)
     yield Part.MOE_EXPERTS, TILES, BS, room * passed.n_tiles
     yield Part.MOE_EXPERTS, MOVED, BS, room * passed.n_elements * device.act_bytes
-    yield Part.MOE_EXPERTS, MOVED, ONE, sum(map(device.read, experts))
-    yield Part.MOE_EXPERTS, RUNS, ONE, 1
+    yield Part.MOE_EXPERTS, RUNS, ONE, RUNS_OF_EXCHANGE if is_exchanged else 1
     if moe.shared_ffn is not None:
         width = moe.shared_ffn / plan.tp
         yield from _block(device, Part.MOE_SHARED, shared_weights(model), BS, 3 * width)
+
+
+def _expert_reads(device: _Device, experts: tuple[Weight, ...]) -> Iterator[_Entry]:
+    """Weights of experts: the kernel reads those that have rows, a plain product all of them.
+
+    It reads them where they lie, but for those that are converted first, or that fsdp gathers of what
+    is taken out of a stack of layers.
+    """
+    held = sum(map(device.read, experts))
+    if not device.has_expert_kernel:
+        yield Part.MOE_EXPERTS, WEIGHTS, ONE, held
+        return
+    used = sum(map(device.elements, experts)) * device.act_bytes if device.converts else held
+    yield Part.MOE_EXPERTS, WEIGHTS, HIT, used
+    if device.converts:
+        yield Part.MOE_EXPERTS, MOVED, ONE, held + used
+    elif device.is_scanned and device.plan.fsdp > 1:
+        yield Part.MOE_EXPERTS, MOVED, ONE, held / device.plan.fsdp
+
+
+def has_expert_kernel(experiment: Experiment) -> bool:
+    """Whether experts are computed by a kernel that passes over those without rows."""
+    experts = experiment.kernels.experts
+    return experts is not None and experts.kernel is Kernel.RAGGED_DOT
 
 
 def rows_of_token(model: Model, plan: Plan) -> float:
@@ -322,11 +373,27 @@ def rows_of_token(model: Model, plan: Plan) -> float:
     return model.moe.n_active / over_tp
 
 
-def balanced_rows(experiment: Experiment, phase: Phase) -> int | None:
-    """Rows that balanced routing brings to one device's experts in a layer; None without experts."""
-    if experiment.model.moe is None:
+def expert_tokens_of_token(model: Model, plan: Plan) -> float:
+    """Tokens that may choose an expert of a device, for each token that its tp group holds."""
+    assert model.moe is not None
+    return rows_of_token(model, plan) * plan.ep / model.moe.n_active
+
+
+def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
+    """What balanced routing brings to one device's experts in a layer; None without experts.
+
+    Every token chooses K of E experts, all equally likely and each token by itself: of T tokens, none
+    chooses a given expert with the probability (1 - K/E)^T.
+    """
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    if model.moe is None:
         return None
-    plan, workload = experiment.plan, experiment.workload
     n_tokens = local_tokens(plan, phase, workload.prompt if phase is Phase.PREFILL else 1)
-    n_sequences = workload.batch // plan.data_size // experiment.n_microbatches(phase)
-    return ceil(n_sequences * n_tokens * rows_of_token(experiment.model, plan))
+    n_held = n_tokens * (workload.batch // plan.data_size // experiment.n_microbatches(phase))
+    missed = (1 - model.moe.n_active / model.moe.n_experts) ** (
+        n_held * expert_tokens_of_token(model, plan)
+    )
+    return ExpertLoad(
+        rows=ceil(n_held * rows_of_token(model, plan)),
+        experts=model.moe.n_experts / plan.ep * (1 - missed),
+    )
