@@ -7,11 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as MemoryLayout
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshscope.arch.model import Layer
 from meshscope.arch.repeats import repeats_of, unrolled
+from meshscope.hardware.chips import ChipKind
 from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import cache_slots
 from meshscope.plan.experiment import Experiment
@@ -85,14 +88,30 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         )
     # The HLO names a program after its function.
     named = _named(step, phase.value)
-    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs.outputs, is_leaf=_is_spec)
+    of_inputs, of_outputs = (
+        jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
+        for tree in (specs.inputs, specs.outputs)
+    )
+    if _has_own_cache_layout(experiment, phase):
+        weights, tokens, cache, position = of_inputs
+        cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
+        of_inputs, of_outputs = (weights, tokens, cache, position), (*of_outputs[:2], cache)
     return BuiltProgram(
         phase=phase,
-        step=jax.jit(named, donate_argnums=(2,), out_shardings=shardings),
+        step=jax.jit(named, donate_argnums=(2,), in_shardings=of_inputs, out_shardings=of_outputs),
         arguments=_abstract(specs, mesh, phase),
         is_stacked=specs.is_stacked,
         is_pipeline=is_pipeline,
     )
+
+
+def _has_own_cache_layout(experiment: Experiment, phase: Phase) -> bool:
+    """Whether the compiler decides how the cache lies in memory.
+
+    As servers do for decode steps: given the usual layout, a TPU program turns the whole cache at its
+    beginning and back at its end, in every step.
+    """
+    return phase is Phase.DECODE and experiment.topology.chip.kind is ChipKind.TPU
 
 
 def _pipeline(experiment: Experiment, decoder: Decoder, layout: Layout) -> Pipeline:
