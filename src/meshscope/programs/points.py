@@ -26,6 +26,10 @@ class Points(Protocol):
         """A weight as the layer uses it: gathered over fsdp."""
         ...
 
+    def gathers(self, spec: Weight) -> bool:
+        """Whether `weight` is a collective that is written here."""
+        ...
+
     def is_used_as_held(self, spec: Weight) -> bool:
         """Whether a layer uses the array that its device holds, as it is."""
         ...
@@ -65,9 +69,13 @@ class ManualPoints:
             return value
         return lax.all_gather(value, "fsdp", axis=dim, tiled=True)
 
+    def gathers(self, spec: Weight) -> bool:
+        """Where fsdp splits it."""
+        return self.plan.fsdp > 1 and spec.fsdp_dim(self.plan) is not None
+
     def is_used_as_held(self, spec: Weight) -> bool:
-        """Where fsdp does not split it."""
-        return self.plan.fsdp == 1 or spec.fsdp_dim(self.plan) is None
+        """Where nothing is gathered."""
+        return not self.gathers(spec)
 
     def embedded(self, table: Array, tokens: Array) -> Array:
         """Each device looks up the rows that it holds, zeros elsewhere; the sum is the embedding."""
@@ -121,6 +129,10 @@ class AutoPoints:
     def weight(self, value: Array, spec: Weight) -> Array:  # noqa: ARG002  the compiler decides when to gather
         """The weight as it is."""
         return value
+
+    def gathers(self, spec: Weight) -> bool:  # noqa: ARG002  the same for all
+        """The collectives are the compiler's."""
+        return False
 
     def is_used_as_held(self, spec: Weight) -> bool:  # noqa: ARG002  the same for all
         """Not known here: arrays are global, and the compiler decides."""

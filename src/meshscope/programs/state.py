@@ -28,10 +28,12 @@ class LayerWeights:
 
     def __call__(self, name: str) -> Array:
         """The weight, gathered where the plan splits it, in the dtype of activations or in its own."""
-        array = self.arrays[name]
+        array, spec = self.arrays[name], self.specs[name]
         if self.index is not None:
+            is_alone = array.shape[0] == 1
             array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
-        spec = self.specs[name]
+            if is_alone and self.points.gathers(spec):
+                array = lax.optimization_barrier(array)  # else [1, ...] is what is gathered
         whole = self.points.weight(array, spec)
         return whole if spec.dtype is not None else whole.astype(self.dtype)
 

@@ -29,7 +29,8 @@ class Session:
     """What stays on the devices between requests.
 
     `positions` holds the position of each step's first token; `new_cache` makes an empty cache,
-    `as_input` what a step takes of the tokens that the step before returned.
+    `as_input` what a step takes of the tokens that the step before returned, `as_cache` the cache as
+    decode steps take it.
     """
 
     experiment: Experiment
@@ -39,6 +40,7 @@ class Session:
     positions: list[Any]
     new_cache: Any
     as_input: Any
+    as_cache: Callable[[Any], Any]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +78,7 @@ class Session:
             positions=[on_devices(np.int32(at), position.sharding) for at in starts],
             new_cache=_zeros_maker(cache),
             as_input=jax.jit(_next_tokens, out_shardings=last.arguments[1].sharding),
+            as_cache=_cache_mover(compiled),
             seconds=seconds,
         )
 
@@ -119,7 +122,8 @@ class Session:
         """One step, marked in the trace and waited for; its seconds, next tokens and cache."""
         before = time.perf_counter()
         with jax.profiler.StepTraceAnnotation(phase.value, step_num=number):
-            tokens = tokens if phase is Phase.PREFILL else self.as_input(tokens)
+            if phase is Phase.DECODE:
+                tokens, cache = self.as_input(tokens), self.as_cache(cache)
             tokens, _, cache = self.compiled[phase](self.weights, tokens, cache, position)
             jax.block_until_ready(tokens)
         return time.perf_counter() - before, tokens, cache
@@ -158,6 +162,27 @@ def _zeros_maker(abstract: Any) -> Any:
 
     shardings = jax.tree.unflatten(structure, [leaf.sharding for leaf in leaves])
     return jax.jit(new_cache, out_shardings=shardings).lower().compile()
+
+
+def _cache_mover(compiled: dict[Phase, Any]) -> Callable[[Any], Any]:
+    """What lays a cache out as decode takes it, where that is another way than prefill leaves it.
+
+    A cache that lies right is not touched, so that the first decode step of a request pays for it.
+    """
+    if Phase.DECODE not in compiled:
+        return _same
+    wanted = compiled[Phase.DECODE].input_formats[0][2]
+    if compiled[Phase.PREFILL].output_formats[2] == wanted:
+        return _same
+
+    def moved(cache: Any) -> Any:
+        return jax.device_put(cache, wanted, donate=True)
+
+    return moved
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _next_tokens(tokens: Any) -> Any:
