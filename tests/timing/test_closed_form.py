@@ -221,22 +221,19 @@ def test_ring_of_cp_hides_behind_attention():
     assert decode.exposed_by_axis_s["cp"] > 0
 
 
-def test_cache_of_two_heads_is_laid_out_a_tile_a_position_and_of_one_head_in_passes():
-    """Llama-3.1-8B, 8 heads of keys and values: in 16 sequences of 640 slots, in and out of the layers.
-
-    tp=4: in, each slot has 2 heads x 2 full tiles of 8 sequences; out, each position is one tile of 2
-    heads; both for keys and values. tp=8: four passes, read and written, of keys and values.
-    """
+def test_weights_of_few_heads_are_laid_out_and_the_cache_is_not():
+    """Llama-3.1-8B: two heads of keys and values a device, and one with four of queries; decode reads
+    its cache once, as the compiler lays it out."""
     slots, b = 512 + 128, 16
     two, one = (
         _closed(_experiment(LLAMA, f"v6e-{tp}", f"tp={tp}", (b, 512), 1), Phase.DECODE)[1]
         for tp in (4, 8)
     )
-    weights = 2 * 4096  # of keys and values: a tile for each row of the residual stream
-    assert two.quantities[0, :, TILES].sum() == 2 * (2 * 2 * slots + b * slots) + weights
-    queries = 4096  # 4 heads on a device
+    keys_and_values, queries = 2 * 4096, 4096  # a tile for each row of the residual stream
+    assert two.quantities[0, :, TILES].sum() == keys_and_values
     assert one.quantities[0, :, TILES].sum() == queries
-    assert one.quantities[0, :, MOVED].sum() == 4 * 2 * (b * slots * 128 * 2)
+    assert one.quantities[0, :, MOVED].sum() == 0
+    assert one.quantities[0, :, CACHE].sum() == 2 * b * slots * 128 * 2
 
 
 def test_experts_whose_rows_travel_pass_over_all_the_room_and_compute_what_is_expected():

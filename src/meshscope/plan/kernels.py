@@ -38,6 +38,10 @@ SPLASH_BLOCKS = (512, 256, 128)
 # the weights of all experts (libtpu 0.0.42.1 and 0.0.50.1, docs/kernels.md).
 RAGGED_DOT_ROWS = 8
 
+# Of a stack of layers, the kernel is given the experts of all, up to this many: it lists them one by one,
+# and takes the longer to compile (25 s for 6,144, libtpu 0.0.42.1).
+MAX_STACKED_EXPERTS = 8192
+
 KERNEL_DTYPES = ("bf16", "f32")  # Mosaic refuses loads of f16 (libtpu 0.0.42.1)
 
 

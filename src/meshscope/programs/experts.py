@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.arch.model import Activation, GroupScore, MixtureOfExperts, Scoring
-from meshscope.plan.kernels import RAGGED_DOT_ROWS
+from meshscope.plan.kernels import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 from meshscope.programs.numerics import Array
 from meshscope.programs.state import LayerWeights
 
@@ -111,7 +111,7 @@ class Experts:
         plain product, every expert would take all rows.
         """
         stacked = self.weights.stacked(name) if self.has_kernel else None
-        if stacked is None:
+        if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
             return lax.ragged_dot(x, self.weights(name), n_rows_of)
         weights, first = stacked
         n_rows_of_all = jnp.zeros(weights.shape[0], n_rows_of.dtype)

@@ -24,7 +24,6 @@ from meshscope.plan.experiment import Experiment
 from meshscope.plan.kernels import SPLASH_BLOCKS, Kernel
 from meshscope.table.kinds import Part, Phase
 from meshscope.timing.efficiency import Efficiency, efficiency_of
-from meshscope.timing.layouts import ROWS
 from meshscope.timing.meetings import Hides, MeetingLine, meeting_lines
 from meshscope.timing.rates import KERNEL_FRAC, PASS_FRAC, Rates, rates_of
 from meshscope.timing.terms import (
@@ -280,18 +279,11 @@ def _terms(
     cached = b * (np.floor(prompt / cp) + np.ceil(output / cp))
     one = np.ones(len(prompt))
     positions = np.where(is_decode > 0, cached, 0.0)
-    slots = positions / b
-    is_full, is_single = b >= ROWS, b <= 1
-    is_partial = ~is_full & ~is_single
     hit_frac = 1 - forms.missed_frac[at] ** (b * s * forms.expert_tokens[at])
     return np.stack(
         [
             *(one, b, b * s, causal, scores, positions, b_all, hit_frac),
-            slots * np.where(is_full, np.ceil(b / ROWS), 0.0),
-            np.where(is_partial, slots, 0.0),
-            np.where(is_single, slots, 0.0),
-            np.where(is_partial, positions, 0.0),
-            np.where(is_single & (is_decode == 0), s, 0.0),
+            np.where((b <= 1) & (is_decode == 0), s, 0.0),
             np.where(b * s > 1, one, 0.0),
         ],
         axis=1,

@@ -25,7 +25,7 @@ from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import exchange_axes
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.kernels import Kernel
+from meshscope.plan.kernels import MAX_STACKED_EXPERTS, Kernel
 from meshscope.plan.plan import Plan
 from meshscope.plan.stages import stage_layers
 from meshscope.plan.weights import (
@@ -42,9 +42,6 @@ from meshscope.table.kinds import Part, Phase
 from meshscope.timing.kernels import ExpertLoad
 from meshscope.timing.layouts import (
     LANES,
-    Moved,
-    of_cache,
-    of_latents,
     of_projections,
     of_residual,
     of_room,
@@ -55,12 +52,11 @@ FloatArray = NDArray[np.float64]
 
 # 1; sequences b of one device (of one micro-batch); tokens b s of a step on one device; scores that
 # the blocks of a causal mask leave, or all of them where attention is plain; cached positions b c;
-# sequences of all micro-batches; the share of a device's experts that some row is meant for. Then what decides how arrays are laid out: slots of the cache by whether
-# a device has 8 sequences or more (times the tiles that these fill), 2 to 7, or one; cached positions of
-# 2 to 7; tokens of a prompt that a device has alone; and 1 where a device has several tokens.
+# sequences of all micro-batches; the share of a device's experts that some token chooses. Then what decides
+# how arrays are laid out: tokens of a prompt that a device has alone; and 1 where it has several tokens.
 TERMS = (
     *("one", "b", "bs", "causal", "scores", "bc", "b_all", "hit"),
-    *("slots_full", "slots_partial", "slots_single", "bc_partial", "tokens_single", "several"),
+    *("tokens_single", "several"),
 )
 ONE, B, BS, CAUSAL, SCORES, BC, B_ALL, HIT = range(8)
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
@@ -255,27 +251,19 @@ def _attention(device: _Device, layer: Layer) -> Iterator[_Entry]:
 
 
 def _laid_out(device: _Device) -> Iterator[_Entry]:
-    """Tiles and bytes of one layer that are laid out anew; of compressed entries and indexers nothing is known."""
-    for moved in _moved_in_attention(device):
-        of_cache_or_not = device.cache_bytes if moved.size != "several" else device.act_bytes
-        yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
-        yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * of_cache_or_not
-
-
-def _moved_in_attention(device: _Device) -> Iterator[Moved]:
+    """Tiles and bytes of one layer that are laid out anew; of grouped attention alone is known which."""
     model, plan = device.model, device.plan
-    if isinstance(model.attention, LatentAttention) and device.phase is Phase.DECODE:
-        yield from of_latents(model.attention.kv_rank + model.attention.rope_dim)
     if not isinstance(model.attention, GroupedAttention):
         return
     local_heads = model.attention.n_heads // plan.tp
     local_kv_heads = stored_kv_heads(model.attention, plan) // plan.tp
     head_dim = model.attention.head_dim
-    yield of_projections(model.hidden, local_heads, local_kv_heads, head_dim)
-    if device.phase is Phase.DECODE:
-        yield from of_cache(local_kv_heads, head_dim)
-    else:
-        yield of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)
+    found = [of_projections(model.hidden, local_heads, local_kv_heads, head_dim)]
+    if device.phase is Phase.PREFILL:
+        found += [of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)]
+    for moved in found:
+        yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
+        yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * device.act_bytes
 
 
 def _scores(device: _Device, layer: Layer) -> tuple[float, int]:
@@ -344,18 +332,22 @@ def _expert_reads(device: _Device, experts: tuple[Weight, ...]) -> Iterator[_Ent
     """Weights of experts: the kernel reads those that have rows, a plain product all of them.
 
     It reads them where they lie, but for those that are converted first, or that fsdp gathers of what
-    is taken out of a stack of layers.
+    is taken out of a stack of layers, and where the stack is too long.
     """
     held = sum(map(device.read, experts))
     if not device.has_expert_kernel:
         yield Part.MOE_EXPERTS, WEIGHTS, ONE, held
         return
+    assert device.model.moe is not None
+    n_stacked = device.model.moe.n_experts // device.plan.ep * device.model.n_layers
     used = sum(map(device.elements, experts)) * device.act_bytes if device.converts else held
     yield Part.MOE_EXPERTS, WEIGHTS, HIT, used
     if device.converts:
         yield Part.MOE_EXPERTS, MOVED, ONE, held + used
     elif device.is_scanned and device.plan.fsdp > 1:
         yield Part.MOE_EXPERTS, MOVED, ONE, held / device.plan.fsdp
+    elif device.is_scanned and n_stacked > MAX_STACKED_EXPERTS:
+        yield Part.MOE_EXPERTS, MOVED, ONE, held
 
 
 def has_expert_kernel(experiment: Experiment) -> bool:
