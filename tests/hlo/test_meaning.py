@@ -171,6 +171,33 @@ def test_a_nameless_sum_belongs_to_what_makes_its_operand_not_to_the_fusion_arou
     assert (row.layer, row.part) == (1, Part.MOE_COMBINE)
 
 
+def test_a_nameless_scatter_is_named_by_its_sum_and_keeps_the_dims_of_one() -> None:
+    """As libtpu 0.0.42.1 writes what tp adds up behind experts in decode, where sp splits the batch."""
+    named = 'metadata={op_name="decode/while/body/layers0-3/moe.combine/reduce_scatter"}'
+    of_experts = 'metadata={op_name="jit(f)/decode/while/body/layers0-3/moe.experts/dot_general"}'
+    added = f"""
+%of_combine (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0), {named}
+  %y = f32[] parameter(1), {named}
+  ROOT %z = f32[] add(%x, %y)
+}}
+"""
+    nameless = REDUCE.partition(", to_apply")[0] + ", to_apply=%of_combine"
+    row = _row(
+        [
+            f"%rows = f32[8,8] multiply(%whole, %ones), {of_experts}",
+            "%operand = f32[8,1,8] bitcast(%rows)",
+            f"%sum = f32[8,1,8] {nameless.format('%operand')}",
+            "%kept = f32[2,1,8] dynamic-slice(%sum, %mine, %origin, %origin), dynamic_slice_sizes={2,1,8}",
+            "ROOT %out = f32[2,1,8] negate(%kept)",
+        ],
+        added,
+    )
+
+    assert (row.kind, row.part, row.shape) == (Kind.REDUCE_SCATTER, Part.MOE_COMBINE, (8, 1, 8))
+    assert row.inserted_by == "program"
+
+
 def test_a_sum_that_is_also_used_whole_is_no_scatter() -> None:
     row = _row(
         [

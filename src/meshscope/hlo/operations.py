@@ -25,6 +25,7 @@ from meshscope.hlo.shapes import (
     as_fed,
     as_program_sees,
     result_arrays,
+    same_but_for_ones,
     scattered_whole,
     without_layer_dim,
 )
@@ -212,7 +213,8 @@ def _payload(
         seen = as_program_sees(flow, place, element.result, whole, op_name=name, is_split=is_split)
     operand = operand_of(flow, element.site, element.index)
     if operand is not None and kind is Kind.REDUCE_SCATTER and own_name(element.site) is None:
-        seen = as_fed(flow, *operand, seen)
+        fed = as_fed(flow, *operand, seen)
+        seen = seen if same_but_for_ones(fed, seen) else fed
     if operand is not None:
         seen = without_layer_dim(flow, *operand, seen, scope=scope)
     return seen, seen != whole or element.is_combined

@@ -49,12 +49,17 @@ def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
 
 
 def kept_name(flow: Dataflow, element: Element) -> str | None:
-    """The op_name of a collective, or where a rewrite took it, the one left on a move of its result.
+    """The op_name of a collective, or where a rewrite took it, the one left on its sum or behind it.
 
-    A name on a move is that of the collective when it says so, or when what feeds it has the same.
+    A name on a move of its result is that of the collective when it says so, or when what feeds it
+    has the same.
     """
     own = own_name(element.site)
-    if scope_of(own) != NO_SCOPE or element.result is None:
+    if scope_of(own) != NO_SCOPE:
+        return own
+    if (of_sum := _name_of_sum(flow, element)) is not None:
+        return of_sum
+    if element.result is None:
         return own
     computation, queue = element.anchor.place.computation, deque([element.result])
     for _ in range(_MAX_NEIGHBOURS):
@@ -67,6 +72,21 @@ def kept_name(flow: Dataflow, element: Element) -> str | None:
                 return name if is_its_own or name == _name_before(flow, element) else own
         queue += moved
     return own
+
+
+def _name_of_sum(flow: Dataflow, element: Element) -> str | None:
+    """The op_name that the numbers have which a reduction adds up; None where it says no scope.
+
+    JAX gives each reduction a computation of its own, whose parameters are named after it.
+    """
+    instruction = element.site.instruction
+    computation = flow.module.computations.get(instruction.called.get("to_apply", ("",))[0])
+    if computation is None or element.is_combined:
+        return None
+    names = (i.op_name for i in computation.instructions if i.opcode == "parameter")
+    return next(
+        (n for n in names if leaf(n) in _PROGRAM_PRIMITIVES and scope_of(n) != NO_SCOPE), None
+    )
 
 
 def own_name(site: Site) -> str | None:

@@ -107,6 +107,11 @@ def as_fed(flow: Dataflow, place: Place, operand: Instruction, array: ArrayShape
     return arrays[0] if is_same and prod(arrays[0].dims) == prod(array.dims) else array
 
 
+def same_but_for_ones(one: ArrayShape, other: ArrayShape) -> bool:
+    """Whether two shapes differ in dims of 1 at most."""
+    return _long_dims(one) == _long_dims(other)
+
+
 def before_tiling(
     flow: Dataflow, place: Place, operand: Instruction, tiles: ArrayShape
 ) -> ArrayShape:

@@ -17,6 +17,7 @@ from meshscope.plan.dispatch import Dispatch
 from meshscope.programs.experts import Experts, counted, summed_rows, unsorted
 from meshscope.programs.numerics import Array
 from meshscope.programs.points import scope
+from meshscope.programs.runs import Runs, received_runs
 from meshscope.table.kinds import Part
 
 
@@ -57,10 +58,8 @@ def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and 
     if meanwhile is not None:
         received, beside = lax.optimization_barrier((received, meanwhile()))
     with scope(Part.MOE_EXPERTS):
-        by_expert = jnp.argsort(table.expert_of_received, stable=True)
-        n_rows_of = counted(table.expert_of_received, dispatch.n_local_experts)
-        out = experts(received[by_expert], n_rows_of)
-        out = unsorted(out, by_expert)
+        runs = table.runs
+        out = experts(received[runs.sources], runs.rows_of_experts)[runs.places]
     with scope(Part.MOE_COMBINE):
         back = table.returned(out, rows)
         return summed_rows(unsorted(back, order), shares), beside
@@ -70,15 +69,15 @@ def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and 
 class _Table:
     """Who sends how many rows to whom; `sizes` [n, n] is [from, to], dropped rows left out.
 
-    `starts` [n, n] is where the rows for each device start on each, [from, to];
-    `expert_of_received` [B] the local expert of each row of the buffer, e where it is empty.
+    `starts` [n, n] is where the rows for each device start on each, [from, to]; `runs` how those that
+    come to this one lie in its buffer.
     """
 
     dispatch: Dispatch
     me: Array
     sizes: Array
     starts: Array
-    expert_of_received: Array
+    runs: Runs
 
     def sent(self, rows: Array) -> Array:
         """The rows of all devices for the experts of this one: [R, D] -> [B, D]."""
@@ -140,33 +139,17 @@ def _table(counts: Array, dispatch: Dispatch) -> _Table:
     me = lax.axis_index(dispatch.axes)
     if dispatch.n_slots is None:
         sizes = jnp.clip(dispatch.n_buffer_rows - _before(wanted), 0, wanted)
+        bases = _before(sizes)[:, me]
     else:
         sizes = jnp.minimum(wanted, dispatch.n_slots)
+        bases = jnp.arange(n_ranks, dtype=sizes.dtype) * dispatch.n_slots
     return _Table(
         dispatch=dispatch,
         me=me,
         sizes=sizes,
         starts=jnp.cumsum(wanted, axis=1) - wanted,
-        expert_of_received=_experts_of_buffer(grouped[:, me], sizes[:, me], dispatch),
+        runs=received_runs(grouped[:, me], sizes[:, me], bases, n_rows=dispatch.n_buffer_rows),
     )
-
-
-def _experts_of_buffer(counts: Array, sizes: Array, dispatch: Dispatch) -> Array:
-    """[B]: the local expert of each row of the buffer.
-
-    `counts` [n, e] says how many rows each device has for each expert here, `sizes` [n] how many it
-    sends: the first ones.
-    """
-    place = jnp.arange(dispatch.n_buffer_rows)
-    if dispatch.n_slots is None:
-        ends = jnp.cumsum(sizes)
-        source = jnp.minimum(jnp.searchsorted(ends, place, side="right"), dispatch.n_ranks - 1)
-        slot = place - (ends - sizes)[source]
-    else:
-        source, slot = place // dispatch.n_slots, place % dispatch.n_slots
-    ends_of_source = jnp.cumsum(counts, axis=1)[source]  # [B, e]
-    expert = (slot[:, None] >= ends_of_source).sum(axis=1)
-    return jnp.where(slot < sizes[source], expert, dispatch.n_local_experts)
 
 
 def _before(sizes: Array) -> Array:

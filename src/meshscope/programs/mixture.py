@@ -119,6 +119,8 @@ class ManualMixture:
                 out = local_mixture(tokens, chosen, shares, experts, first=first, n_local=n_local)
         with scope(Part.MOE_COMBINE):
             out = out.reshape(x.shape)
+            if x.shape[1] == 1:  # else the sum behind it is sometimes compiled as one of [B, D]
+                out = lax.optimization_barrier(out)
         if self.moe.shared_ffn is not None:
             with scope(Part.MOE_SHARED):
                 shared = shared_experts(x, w, self.moe, inner)
