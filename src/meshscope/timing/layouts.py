@@ -8,7 +8,7 @@ tiles of as many rows, each of which the vector unit moves by itself. Read off t
   own, laid out anew in each layer; of queries with a multiple of 8 heads, a pass.
 - Experts whose rows travel: buffers with room for the worst routing are cleared on both sides of the
   exchange, gathered into the order of experts and back, and what no row fills is selected away; rows travel
-  as two halves, in tiles of two. Between the experts' products three arrays as wide as they pass.
+  as two halves, in tiles of two, which are put together behind the exchange. Between the experts' products three arrays as wide as they pass.
 - tpu7x, one sequence and sp: the residual stream between the collectives and the products.
 """
 
@@ -19,10 +19,9 @@ ROWS: Final = 8  # of a full tile
 LANES: Final = 128
 KEYS_AND_VALUES: Final = 2
 CLEARED: Final = 2  # times that the room is written before rows come, on the way there and back
-# Tiles of two that are moved for each of them: to select, and, cheaper, before and behind the exchange.
-# Added up over a prefill of Mixtral on v5e, once one of DeepSeek-V2-Lite on v6e had come out a fifth short
-# with the first alone; that one is 3 % long now, and so judges no more.
-SHUFFLED: Final = 1.8
+# Of the tiles of two that are shuffled behind the exchange, as many as cost a tile: read off a prefill of
+# DeepSeek-V2-Lite on v6e.
+SHUFFLED: Final = 0.34
 GATHERED: Final = 6  # times that it is read or written to bring rows into an order and back
 
 

@@ -82,10 +82,10 @@ PARTS = (
 )
 # What sp splits of the passes over the residual stream: norms and sums; products read it whole.
 SPLIT_FRAC = 0.6
-# What brings rows to experts and back sorts, counts and places them in operations of a microsecond each: as
-# long as this many runs of the experts (72 us a layer in decode of Mixtral on v5e, 53 us and more of
-# DeepSeek-V2-Lite on v6e).
-RUNS_OF_EXCHANGE = 20
+# What brings rows to experts and back counts and places them in operations of a microsecond each: as long
+# as this many runs of the experts (39 us a layer in decode of Mixtral on v5e, 41 us of DeepSeek-V2-Lite on
+# v6e).
+RUNS_OF_EXCHANGE = 13
 # Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
 # v5e and v6e, 263 MB do not, and on v4 none does).
 PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
