@@ -150,6 +150,7 @@ NAMES = (
     "run_cycles",
 )
 PULL = 0.1  # of a chip's constants towards those of all chips, as a relative error
+PULL_OF_TILES = 1.0  # few steps lay much out anew, and of some chips none that is fitted to
 # Nothing computes or reads faster than the peak: caches that lie in VMEM here do not in a whole model.
 AT_MOST_PEAK = frozenset({"matmul", "weight", "matvec", "cache"})
 FILE = Path(__file__).parents[1] / "src" / "meshscope" / "timing" / FITTED
@@ -277,8 +278,9 @@ def _solve(rows: list[Row], prior: dict[str, float] | None = None) -> dict[str, 
             line[of_weights if is_products else "matmul"] = 0.0
             matrix.append([line[n] * guess[n] / row.total_s for n in NAMES])
             target.append((row.compiled_s - row.known_s) / row.total_s)
-        weight = PULL if prior else 1e-3
         for at, name in enumerate(NAMES):
+            of_name = PULL_OF_TILES if name == "tile_cycles" else PULL
+            weight = of_name if prior else 1e-3
             pull = [0.0] * len(NAMES)
             pull[at] = weight * guess[name] / inverse[name]
             matrix.append(pull)
