@@ -45,6 +45,11 @@ class Scope:
         return self.n_layers * self.n_ticks
 
     @property
+    def is_every_tick(self) -> bool:
+        """Whether stages run the operations of one layer in all ticks, busy or not, each written out."""
+        return self.n_microbatches == self.n_ticks > 1 and self.n_layers == 1
+
+    @property
     def missing(self) -> str | None:
         """Which of phase, layer and part the scopes do not name; None when all is told."""
         needs_layer = self.part is not None and self.part not in OUTSIDE_LAYERS

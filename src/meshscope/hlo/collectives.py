@@ -121,7 +121,7 @@ def _pooled(operations: list[Operation]) -> list[Operation]:
     pooled: dict[int, Operation | None] = {}
     for same in parts.values():
         count = sum(o.count for o in same)
-        if count % same[0].scope.n_times == 0:
+        if count % same[0].scope.n_times == 0 or same[0].scope.is_every_tick:
             first = replace(same[0], count=count, carriers=carriers_of(same))
             pooled |= {id(o): None for o in same} | {id(same[0]): first}
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
@@ -169,6 +169,8 @@ def _rows(
 
 def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
     """The layers that an operation stands for, how often it runs in each, and what does not fit."""
+    if scope.is_every_tick:  # written tick by tick, some of which may be compiled another way
+        return list(scope.layers or [None]), count, None
     each, rest = divmod(count, scope.n_times)
     if not rest:
         return list(scope.layers or [None]), each * scope.n_microbatches, None

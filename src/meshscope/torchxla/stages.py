@@ -11,6 +11,7 @@ batch, m that of a micro-batch, K key and value heads, T slots, H width.
 
 # pyright: reportMissingImports=false
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import torch_xla
 from transformers.cache_utils import StaticLayer
 
-from meshscope.arch.model import GroupedAttention, LatentAttention
+from meshscope.arch.model import GroupedAttention, LatentAttention, MlpKind
 from meshscope.errors import PlanError
 from meshscope.plan.experiment import Experiment
 from meshscope.plan.stages import n_ticks, stage_layers
@@ -205,12 +206,13 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
     dim = 1 if phase is Phase.PREFILL else 0  # what sp splits: the prompt, or the batch
     is_split = streams_of(experiment, phase, tensors.layouts).is_split
     groups = tensors.groups("tp")
-    for layer in layers:
-        for block in (layer.self_attn, layer.mlp):
+    for layer, kind in zip(layers, experiment.model.layers, strict=False):
+        of_mlp = None if kind.mlp is MlpKind.DENSE else Part.MOE_COMBINE
+        for block, part in ((layer.self_attn, None), (layer.mlp, of_mlp)):
             if is_split:
-                _add_behind(block, lambda x: reduce_scatter(x, dim, groups))
+                _add_behind(block, lambda x: reduce_scatter(x, dim, groups), part)
             elif experiment.plan.tp > 1:
-                _add_behind(block, lambda x: all_reduce(x, groups))
+                _add_behind(block, lambda x: all_reduce(x, groups), part)
         if is_split:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 _add_behind(norm, lambda x: all_gather(x, dim, groups))
@@ -219,13 +221,17 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
     model.model.layers = torch.nn.ModuleList([pipeline])
 
 
-def _add_behind(block: Any, meeting: Callable[[Any], Any]) -> None:
-    """What devices exchange of a block's output, in its scope: partial sums, or shares of a stream."""
+def _add_behind(block: Any, meeting: Callable[[Any], Any], part: Part | None = None) -> None:
+    """What devices exchange of a block's output, partial sums or shares of a stream.
+
+    In the block's scope, or in that of the part where a block has several.
+    """
 
     def behind(_module: Any, _inputs: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (meeting(output[0]), *output[1:])
-        return meeting(output)
+        with nullcontext() if part is None else scope(part.value):
+            if isinstance(output, tuple):
+                return (meeting(output[0]), *output[1:])
+            return meeting(output)
 
     block.register_forward_hook(behind, prepend=True)
 
