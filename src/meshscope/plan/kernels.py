@@ -65,6 +65,11 @@ class KernelChoices:
     experts: Choice | None
 
     @property
+    def has_expert_kernel(self) -> bool:
+        """Whether experts are computed by a kernel, which passes over those without rows."""
+        return self.experts is not None and self.experts.kernel is Kernel.RAGGED_DOT
+
+    @property
     def refused(self) -> dict[str, str]:
         """Why parts for which there is a kernel are plain all the same, by part."""
         parts = {"prefill attention": self.prefill_attention, "the experts": self.experts}

@@ -143,7 +143,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: Layout, mesh: Mesh) -
             "points": points,
             "form": experiment.dispatch_form,
             "capacity_factor": experiment.capacity_factor,
-            "has_kernel": _has_expert_kernel(experiment),
+            "has_kernel": experiment.kernels.has_expert_kernel,
         }
         mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
     write = repeats_of if experiment.is_scanned else unrolled
@@ -176,12 +176,6 @@ def _prefill_kernel(
     if experiment.kernels.prefill_attention.kernel is not Kernel.SPLASH:
         return None
     return PrefillKernel(layout=layout, mesh=mesh)
-
-
-def _has_expert_kernel(experiment: Experiment) -> bool:
-    """Whether experts are computed by the kernel of a ragged dot."""
-    experts = experiment.kernels.experts
-    return experts is not None and experts.kernel is Kernel.RAGGED_DOT
 
 
 def _named(function: Any, name: str) -> Any:

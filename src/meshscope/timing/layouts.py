@@ -8,7 +8,8 @@ tiles of as many rows, each of which the vector unit moves by itself. Read off t
   own, laid out anew in each layer; of queries with a multiple of 8 heads, a pass.
 - Experts whose rows travel: buffers with room for the worst routing are cleared on both sides of the
   exchange, gathered into the order of experts and back, and what no row fills is selected away; rows travel
-  as two halves, in tiles of two, which are put together behind the exchange. Between the experts' products three arrays as wide as they pass.
+  as two halves, in tiles of two, which are put together behind the exchange. Between the experts'
+  products three arrays as wide as they pass.
 - tpu7x, one sequence and sp: the residual stream between the collectives and the products.
 """
 

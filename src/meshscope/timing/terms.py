@@ -25,7 +25,7 @@ from meshscope.plan.caches import layer_cache
 from meshscope.plan.context import local_tokens
 from meshscope.plan.dispatch import exchange_axes
 from meshscope.plan.experiment import Experiment
-from meshscope.plan.kernels import MAX_STACKED_EXPERTS, Kernel
+from meshscope.plan.kernels import MAX_STACKED_EXPERTS
 from meshscope.plan.plan import Plan
 from meshscope.plan.stages import stage_layers
 from meshscope.plan.weights import (
@@ -141,7 +141,7 @@ def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
         act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
         cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
         room_rows=_room_of_token(experiment, phase),
-        has_expert_kernel=has_expert_kernel(experiment),
+        has_expert_kernel=experiment.kernels.has_expert_kernel,
         is_scanned=experiment.is_scanned,
     )
     found = np.zeros((len(PARTS), len(QUANTITIES), len(TERMS)))
@@ -348,12 +348,6 @@ def _expert_reads(device: _Device, experts: tuple[Weight, ...]) -> Iterator[_Ent
         yield Part.MOE_EXPERTS, MOVED, ONE, held / device.plan.fsdp
     elif device.is_scanned and n_stacked > MAX_STACKED_EXPERTS:
         yield Part.MOE_EXPERTS, MOVED, ONE, held
-
-
-def has_expert_kernel(experiment: Experiment) -> bool:
-    """Whether experts are computed by a kernel that passes over those without rows."""
-    experts = experiment.kernels.experts
-    return experts is not None and experts.kernel is Kernel.RAGGED_DOT
 
 
 def rows_of_token(model: Model, plan: Plan) -> float:
