@@ -42,6 +42,11 @@ def test_request_of_one_token_has_no_time_per_token():
     assert (request.tpot, request.e2e) == (None, PREFILL.step)
 
 
+def test_an_unknown_number_of_tokens_has_no_end():
+    request = request_time([PREFILL, DECODE], n_decode_steps=None)
+    assert (request.ttft, request.tpot, request.e2e) == (PREFILL.step, DECODE.step, None)
+
+
 def test_what_is_not_known_stays_unknown():
     assert request_time([PREFILL], n_decode_steps=3).e2e is None
     assert request_time([], n_decode_steps=3).ttft is None

@@ -16,9 +16,9 @@ from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import DONE, Progress
 from meshscope.compile.handed import compile_graph
+from meshscope.compile.imported import read_imported
 from meshscope.errors import SpecError
 from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.hlo.collectives import collectives_of
 from meshscope.hlo.module import HloModule
 from meshscope.hlo.parse import read_hlo
 from meshscope.plan.plan import Plan, parse_plan
@@ -32,6 +32,7 @@ from meshscope.rundir.run import Run
 from meshscope.rundir.write import HLO
 from meshscope.table.collective import Collective
 from meshscope.table.kinds import Phase, Source
+from meshscope.timing.timeline import write_timeline
 
 
 def command(  # noqa: PLR0913  the options of the command
@@ -61,7 +62,8 @@ def command(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Read HLO text that someone else dumped, into a run.
 
-    The plan tells how the devices of the dump are laid out; no model is needed.
+    The plan tells how the devices of the dump are laid out; no model is needed. A scheduled text of
+    a TPU that is one whole phase has the time of its step, too.
     """
     if frontend is Frontend.JAX:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
@@ -106,22 +108,25 @@ def _imported_run(  # noqa: PLR0913  the options of the command
         dumps[0].name.split(".")[0], topology.name, str(plan).replace("=", "")
     )
     modules = [_read(dump, is_partial=is_partial) for dump in dumps]
-    rows = [row for module in modules for row in _rows(module, topology, plan, phase)]
+    read = read_imported(modules, topology=topology, plan=plan, phase=phase)
     run = Run(
         path=None,
         manifest=new_manifest(
             Source.COMPILED,
-            _known(origins, topology, plan),
-            phases=_phases(rows, phase),
+            _known(origins, topology, plan, phase),
+            phases=_phases(read.rows, phase),
             versions=versions,
         ),
-        rows=tuple(rows),
+        rows=tuple(read.rows),
         memory={},
+        times=tuple(step.time for step in read.steps),
     )
     with new_folder(path, force=force) as partial:
         (partial / HLO).mkdir()
         for dump, name in zip(dumps, names, strict=True):
             shutil.copyfile(dump, partial / HLO / name)
+        if read.steps:
+            write_timeline(partial, read.steps)
         keep(run, partial)
     return replace(run, path=path)
 
@@ -163,22 +168,14 @@ def _read(dump: Path, *, is_partial: bool) -> HloModule:
     return module
 
 
-def _rows(
-    module: HloModule, topology: Topology, plan: Plan, phase: Phase | None
-) -> list[Collective]:
-    """How many steps a request takes is not in a dump: each phase counts as one step."""
-    return collectives_of(
-        module,
-        mesh=plan.mesh,
-        n_steps_of=dict.fromkeys(Phase, 1),
-        crosses_slices=topology.crosses_slices,
-        default_phase=phase,
-    )
+def _known(
+    dumps: Sequence[Path], topology: Topology, plan: Plan, phase: Phase | None
+) -> dict[str, Any]:
+    """What is known of the experiment; the names are those of `Experiment.as_dict`.
 
-
-def _known(dumps: Sequence[Path], topology: Topology, plan: Plan) -> dict[str, Any]:
-    """What is known of the experiment; the names are those of `Experiment.as_dict`."""
-    return {
+    `phase` is there where the user named it, for dumps whose scopes do not.
+    """
+    known: dict[str, Any] = {
         "imported": [str(dump) for dump in dumps],
         "plan": str(plan),
         "mesh": dict(plan.mesh.axes),
@@ -186,6 +183,7 @@ def _known(dumps: Sequence[Path], topology: Topology, plan: Plan) -> dict[str, A
         "n_devices": topology.n_devices,
         "n_chips": topology.n_chips,
     }
+    return known if phase is None else known | {"phase": phase.value}
 
 
 def _phases(rows: Sequence[Collective], phase: Phase | None) -> list[Phase]:

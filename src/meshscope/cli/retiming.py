@@ -5,23 +5,23 @@ from pathlib import Path
 
 from meshscope.cli.profiles import asked_profile
 from meshscope.compile.compile import read_phase
-from meshscope.errors import SpecError
+from meshscope.compile.imported import read_imported
+from meshscope.hardware.topology import parse_topology
+from meshscope.hlo.parse import read_hlo
 from meshscope.plan.experiment import experiment_from_dict
+from meshscope.plan.plan import parse_plan
 from meshscope.rundir.run import Run
 from meshscope.rundir.write import HLO
 from meshscope.table.collective import Collective
-from meshscope.table.kinds import Source
+from meshscope.table.kinds import Phase, Source
 from meshscope.table.timed import StepTime
 from meshscope.timing.predicted import predicted_times, timed_predictions
 
 
 def retimed(run: Run, profile_path: Path) -> Run:
-    """The run with predicted and compiled times by this profile; SpecError for an imported run."""
+    """The run with predicted and compiled times by this profile."""
     if "imported" in run.manifest.experiment:
-        raise SpecError(
-            "an imported run is of a program that we do not know in full, so that its times are not "
-            "modelled. Leave --profile out."
-        )
+        return _retimed_import(run, profile_path)
     experiment = experiment_from_dict(run.manifest.experiment)
     profile = asked_profile(profile_path, experiment.topology.chip)
     rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
@@ -37,3 +37,20 @@ def retimed(run: Run, profile_path: Path) -> Run:
         rows += run.rows_of(Source.COMPILED)
     rows += run.rows_of(Source.MEASURED)
     return replace(run, rows=tuple(rows), times=tuple(times))
+
+
+def _retimed_import(run: Run, profile_path: Path) -> Run:
+    """An imported run by this profile; where the texts tell no times, they tell none now."""
+    assert run.path is not None
+    known = run.manifest.experiment
+    topology = parse_topology(known["topology"])
+    profile = asked_profile(profile_path, topology.chip)
+    phase = known.get("phase")
+    read = read_imported(
+        [read_hlo(path, is_partial=True) for path in sorted((run.path / HLO).iterdir())],
+        topology=topology,
+        plan=parse_plan(known["plan"]),
+        phase=None if phase is None else Phase(phase),
+        chip_profile=profile,
+    )
+    return replace(run, rows=tuple(read.rows), times=tuple(step.time for step in read.steps))

@@ -119,7 +119,7 @@ def _of_profile(function: Callable[[Measured], pl.DataFrame]) -> Callable[[Subje
 def _request_time(subject: Subject) -> Result:
     if not subject.times:
         return NO_MODEL_OF_TIME
-    n_decode_steps = 0 if subject.workload is None else subject.workload.n_decode_steps
+    n_decode_steps = None if subject.workload is None else subject.workload.n_decode_steps
     return step_time.modelled_latency(subject.times, n_decode_steps=n_decode_steps)
 
 

@@ -26,12 +26,12 @@ class RequestTime:
     basis: str | None
 
 
-def request_time(times: Iterable[StepTime], *, n_decode_steps: int) -> RequestTime:
-    """The request whose phases have these step times."""
+def request_time(times: Iterable[StepTime], *, n_decode_steps: int | None) -> RequestTime:
+    """The request whose phases have these step times; None where nobody said how many tokens it makes."""
     by_phase = {time.phase: time for time in times}
     prefill, decode = (by_phase.get(phase) for phase in (Phase.PREFILL, Phase.DECODE))
     e2e = None
-    if prefill is not None and (decode is not None or not n_decode_steps):
+    if prefill is not None and n_decode_steps is not None and (decode or not n_decode_steps):
         e2e = prefill.step + (decode.step * n_decode_steps if decode else NO_TIME)
     return RequestTime(
         ttft=None if prefill is None else prefill.step,

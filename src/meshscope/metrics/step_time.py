@@ -99,7 +99,7 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int) -> pl.DataFrame:
+def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
     """TTFT, TPOT and end-to-end time of a request whose steps take the modelled time, with their intervals.
 
     `ttft` is the prefill step, `tpot` a decode step, `e2e` prefill and all decode steps: the device alone, no

@@ -4,7 +4,7 @@
 steps. `verdict` tells whether prediction and compiled program agree; null where only one is there.
 `time` holds means over the timed requests of a run on live devices, and `latency` their spread;
 without such a run it is what the model of time says, with its basis, and there is no `latency`.
-Where there is no model (an imported text, a chip without published peaks), every field is null.
+Where there is no model (a chip without published peaks), every field is null.
 """
 
 from collections.abc import Iterable, Mapping

@@ -52,7 +52,7 @@ def _point(seconds: Seconds | None) -> float | None:
 
 def _request(run: Run, times: Sequence[StepTime]) -> RequestTime:
     workload = run.manifest.experiment.get("workload")
-    n_decode_steps = 0 if workload is None else int(workload["output"]) - 1
+    n_decode_steps = None if workload is None else int(workload["output"]) - 1
     return request_time(times, n_decode_steps=n_decode_steps)
 
 

@@ -1,0 +1,90 @@
+"""`import`: the time of a step that somebody else compiled, where the text alone tells it."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshscope.hardware.chips import chip_of
+from meshscope.interconnect import constants_of
+from meshscope.interconnect.profile import ChipProfile, save_profile
+from meshscope.rundir.read import read_run
+from meshscope.timing.timeline import TIMELINE
+
+GOLDEN_DIR = Path(__file__).parents[1] / "golden/hlo"
+PREFILL = GOLDEN_DIR / "2xv6e_tp8sp_prefill.jax-0.10.2.txt.gz"
+DECODE = GOLDEN_DIR / "2xv6e_tp8_decode.jax-0.10.2.txt.gz"
+ON_TWO_SLICES = ("--topology", "2xv6e:2x2", "--plan", "tp=8")
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """Prefill and decode of one model, as text."""
+    for path, name in ((PREFILL, "prefill.txt"), (DECODE, "decode.txt")):
+        Path(name).write_text(gzip.decompress(path.read_bytes()).decode())
+    return ["prefill.txt", "decode.txt"]
+
+
+def _time(meshscope, *arguments: str) -> dict:
+    status, out, err = meshscope("import", *arguments, "--json", "--force")
+    assert (status, err) == (0, "")
+    return json.loads(out)["time"]
+
+
+def test_each_phase_has_the_time_of_its_step_and_the_request_none(meshscope, texts) -> None:
+    time = _time(meshscope, *texts, *ON_TWO_SLICES, "--out", "one")
+    assert set(time["steps"]) == {"prefill", "decode"}
+    assert time["ttft_s"] > time["tpot_s"] > 0
+    assert time["e2e_s"] is None  # how many tokens a request makes is in no dump
+    assert {row.dur_s is None for row in read_run(Path("one")).rows} == {False}
+    assert (Path("one") / TIMELINE).exists()
+
+
+def test_a_phase_in_two_texts_has_no_step(meshscope, texts) -> None:
+    Path("again.txt").write_text(Path("prefill.txt").read_text())
+    time = _time(meshscope, *texts, "again.txt", *ON_TWO_SLICES)
+    assert set(time["steps"]) == {"decode"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("is_scheduled=true", "is_scheduled=false"), ("/decode/", "/generate/")],
+    ids=["not scheduled", "phase unknown"],
+)
+def test_what_has_no_time_has_none(meshscope, texts, old: str, new: str) -> None:
+    text = Path(texts[1]).read_text()
+    assert old in text
+    Path(texts[1]).write_text(text.replace(old, new))
+    time = _time(meshscope, texts[1], *ON_TWO_SLICES, "--out", "one")
+    assert (time["tpot_s"], time["basis"]) == (None, None)
+    assert not (Path("one") / TIMELINE).exists()
+
+
+def test_the_phase_that_the_user_names_is_kept_for_later(meshscope, texts, tmp_path) -> None:
+    text = Path(texts[1]).read_text()
+    Path(texts[1]).write_text(text.replace("/decode/", "/generate/"))
+    ask = (texts[1], *ON_TWO_SLICES, "--phase", "decode", "--out", "one")
+    published = _time(meshscope, *ask)
+    known = constants_of(chip_of("v6e"))
+    slow = replace(known, chip="v6e", by_kind=(), rates=replace(known.rates, floor_s=1.0))
+    profile = ChipProfile(
+        chip="v6e",
+        topology="v6e:2x4",
+        plan="tp=8",
+        constants=slow,
+        fits=(),
+        points=(),
+        matrices=(),
+        memory=(),
+        conditions={},
+    )
+    save_profile(profile, tmp_path / "slow.json", force=True)
+    status, out, _ = meshscope("show", "one", "--profile", str(tmp_path / "slow.json"), "--json")
+    retimed = json.loads(out)["time"]
+    assert status == 0
+    n_collectives = sum(row.count for row in read_run(Path("one")).rows)
+    assert (
+        retimed["tpot_s"] - published["tpot_s"] >= n_collectives
+    )  # a second each, or a stage of it
