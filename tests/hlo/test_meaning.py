@@ -371,6 +371,35 @@ def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: s
     assert row.shape == (4, 1, 8)
 
 
+def test_a_gather_that_is_kept_twice_has_the_shape_without_the_dim_of_one() -> None:
+    """Logits of a stage of a pipeline: as they are, and as the one micro-batch of its buffer."""
+    gather = (
+        'all-gather(%part), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}, metadata={op_name='
+        '"jit(f)/prefill/lm_head/all_gather"}'
+    )
+    text = f"""\
+HloModule m, is_scheduled=true, num_partitions=4
+
+ENTRY %main (part: bf16[1,2,8]) -> (bf16[8,8], bf16[1,8,8]) {{
+  %part = bf16[1,2,8] parameter(0)
+  %gathered = bf16[4,2,8] {gather}
+  %laid = bf16[4,2,8] copy(%gathered), metadata={{op_name="jit(f)/prefill/lm_head/all_gather"}}
+  %flat = bf16[8,8] reshape(%laid)
+  %turned = bf16[2,32] bitcast(%flat)
+  %buffer = bf16[1,2,32] bitcast(%flat)
+  ROOT %both = (bf16[2,32], bf16[1,2,32]) tuple(%turned, %buffer)
+}}
+"""
+    (row,) = collectives_of(
+        parse_hlo(text, "m.hlo"),
+        mesh=Mesh(axes=(("tp", 4),)),
+        n_steps_of={},
+        crosses_slices=lambda _: None,
+    )
+
+    assert row.shape == (2, 32)
+
+
 def test_a_sum_that_travels_as_tiles_has_the_shape_in_which_it_was_computed() -> None:
     """As libtpu 0.0.42.1 writes the last position's sum over cp between two slices."""
     attributes = (

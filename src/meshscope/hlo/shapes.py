@@ -16,15 +16,18 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
 
     A start's tuple holds the operands in front (all-reduce-start excepted) and contexts behind.
     """
-    arrays = instruction.arrays
+    arrays, n = instruction.arrays, len(instruction.operands)
     match instruction.opcode:
         case "all-gather-start" | "collective-permute-start" | "reduce-scatter-start":
-            n = len(instruction.operands)
             return arrays[n : 2 * n]
+        case "all-to-all-start" | "collective-broadcast-start":
+            return arrays[n : 2 * n]
+        case "ragged-all-to-all-start":
+            return arrays[n : n + 1]
         case "ragged-all-to-all" | "send" | "recv":
             return arrays[:1]
         case _:
-            return arrays[: len(instruction.operands)]
+            return arrays[:n]
 
 
 def scattered_whole(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
@@ -136,15 +139,21 @@ class _Path:
         """The last shape that the array takes, from `seen` at this instruction on.
 
         Where the way forks (one copy is kept, another is used), a branch that reshapes counts; where
-        branches disagree, the shape before the fork.
+        branches disagree, the shape before the fork. Branches that differ in dims of 1 alone do not:
+        they are the same array, of which the shortest shape counts.
         """
         ends = {
             self.end(moved, after, n_left=n_left - 1)
             for moved in self.flow.movers(self.computation, instruction)
             if n_left and (after := self._after(moved, seen)) is not None
         }
-        changed = ends - {seen}
-        return changed.pop() if len(changed) == 1 else seen
+        changed = sorted(ends - {seen}, key=lambda end: len(end.dims))
+        if not changed:
+            return seen
+        shortest = changed[0]
+        is_one = all(same_but_for_ones(end, shortest) for end in changed[1:])
+        is_told = len(changed) == 1 or (is_one and not same_but_for_ones(seen, shortest))
+        return shortest if is_told else seen
 
     def _after(self, moved: Instruction, seen: ArrayShape) -> ArrayShape | None:
         """The shape behind a move; None where another operation begins or elements are lost."""
