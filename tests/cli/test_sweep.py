@@ -78,7 +78,7 @@ def test_sql_over_all_runs(meshscope) -> None:
 
 def test_every_bad_experiment_is_named_before_the_first_starts(meshscope) -> None:
     plans = ["tp=8", "tp=3", "dp=3,tp=2"]
-    bad = [{"model": "Qwen/Qwen3-5B", "plan": "tp=8"}, {"command": "compile", "topology": "h100:8"}]
+    bad = [{"model": "Qwen/Qwen3-5B", "plan": "tp=8"}, {"command": "compile", "topology": "cpu:8"}]
     write(
         {
             "defaults": {"model": "Qwen3-4B", "plan": "tp=8", **SMALL},

@@ -86,9 +86,9 @@ def test_failure_of_one_phase_stops_the_other(
         compile_experiment(both, tmp_path, progress=lambda *_: None)
 
 
-def test_only_a_tpu_slice_compiles(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"'h100:8' is no TPU.*use predict"):
-        compile_experiment(experiment("h100:8"), tmp_path, progress=lambda *_: None)
+def test_cpu_devices_are_not_compiled_for(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'cpu:8' is no TPU and no GPU.*use predict"):
+        compile_experiment(experiment("cpu:8"), tmp_path, progress=lambda *_: None)
 
 
 def test_a_missing_compiler_names_what_to_install(

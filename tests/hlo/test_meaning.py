@@ -374,7 +374,7 @@ def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: s
 def test_a_gather_that_is_kept_twice_has_the_shape_without_the_dim_of_one() -> None:
     """Logits of a stage of a pipeline: as they are, and as the one micro-batch of its buffer."""
     gather = (
-        'all-gather(%part), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}, metadata={op_name='
+        "all-gather(%part), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}, metadata={op_name="
         '"jit(f)/prefill/lm_head/all_gather"}'
     )
     text = f"""\

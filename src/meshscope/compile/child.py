@@ -1,4 +1,4 @@
-"""The child process: compiles one phase of an experiment for a TPU that is not there.
+"""The child process: compiles one phase of an experiment for TPUs or GPUs that are not there.
 
 Started as `python -m meshscope.compile.child EXPERIMENT.json OUT_DIR PHASE`; writes the scheduled
 HLO and a report, or an error report. It is a process of its own so that a crash of the compiler
@@ -15,6 +15,8 @@ from typing import Any
 
 from meshscope.children.inside import end_with_parent, reported
 from meshscope.children.names import error_report
+from meshscope.compile.gpu import PLUGINS, gpu_devices, plugin
+from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, experiment_from_dict
 from meshscope.plan.program import Frontend
@@ -26,6 +28,7 @@ from meshscope.torchxla.interpreter import tracing_environment
 # table still comes out and says by how much it does not fit.
 LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
 
+FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
 
 
@@ -43,6 +46,11 @@ def set_environment() -> None:
     )
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     os.environ["LIBTPU_INIT_ARGS"] = f"{LIBTPU_FLAGS} {flags}".strip()
+
+
+def set_gpu_environment() -> None:
+    """What JAX reads when it is imported, where the compiler is XLA's for GPUs."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 # What torch_xla adds where it finds a TPU (torch_xla 2.9 __init__.py, _setup_libtpu_flags), so that the
@@ -70,6 +78,8 @@ def topology_devices(experiment: Experiment) -> list[Any]:
 
 def slice_devices(topology: Topology) -> list[Any]:
     """The devices of the slice as the compiler describes them, in its order."""
+    if topology.chip.kind is ChipKind.GPU:
+        return gpu_devices(topology)
     from jax.experimental import topologies  # noqa: PLC0415  after set_environment
 
     slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
@@ -101,7 +111,7 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
         file.write(compiled.as_text())
     written_at = time.perf_counter()
     return {
-        "flags": {"LIBTPU_INIT_ARGS": os.environ["LIBTPU_INIT_ARGS"]},
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "seconds": {
             "import": described - started,
             "lower": lowered_at - described,
@@ -110,7 +120,7 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
         },
         "memory": memory_analysis(compiled),
         "versions": _versions(experiment),
-        "devices": [_device(device) for device in devices],
+        "devices": [_device(device, experiment.topology.chip.kind) for device in devices],
     }
 
 
@@ -118,17 +128,22 @@ def _versions(experiment: Experiment) -> dict[str, str]:
     from importlib.metadata import version  # noqa: PLC0415
 
     names = ["jax", "jaxlib", "libtpu"]
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        names[2:] = [name for name in PLUGINS if name == plugin()]
     if experiment.program.frontend is Frontend.TORCHXLA:
         names = ["torch", "torch_xla", "transformers", *names]
     return {name: version(name) for name in names}
 
 
-def _device(device: Any) -> dict[str, Any]:
+def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
     """Where a device sits; the text of a program holds only positions in this list."""
+    is_placed = (
+        kind is ChipKind.TPU
+    )  # XLA's description of a GPU has coordinates, which say nothing
     return {
         "id": device.id,
-        "coords": list(device.coords),
-        "core_on_chip": device.core_on_chip,
+        "coords": list(device.coords) if is_placed else None,
+        "core_on_chip": device.core_on_chip if is_placed else None,
         "slice_index": getattr(device, "slice_index", None),
         "process_index": device.process_index,
     }
@@ -140,7 +155,10 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     directory, phase = Path(out_dir), Phase(phase_name)
     experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
-    set_environment()
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        set_gpu_environment()
+    else:
+        set_environment()
     if experiment.program.frontend is Frontend.TORCHXLA:
         set_torchxla_environment(experiment)
     return reported(

@@ -1,4 +1,4 @@
-"""Compiles an experiment with the real TPU compiler on a machine without a TPU, and reads the table.
+"""Compiles an experiment with the real compiler on a machine without the chips, and reads the table.
 
 Each phase compiles in a child process; this one starts them, words their failures, and reads the
 HLO that they wrote.
@@ -28,6 +28,7 @@ from meshscope.compile.cycles import (
     profiling_environment,
     read_profile,
 )
+from meshscope.compile.gpu import check_can_compile_for_gpu
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.hardware.chips import ChipKind
 from meshscope.hlo.collectives import operations_in, rows_of
@@ -165,14 +166,22 @@ def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collecti
 
 
 def check_can_compile(experiment: Experiment) -> None:
-    """Refuses what the TPU compiler cannot do, before any process starts."""
-    chip = experiment.topology.chip
-    if chip.kind is not ChipKind.TPU:
+    """Refuses what the compilers of TPUs and GPUs cannot do, before any process starts."""
+    topology, is_torchxla = experiment.topology, experiment.program.frontend is Frontend.TORCHXLA
+    if topology.chip.kind is ChipKind.CPU:
         raise SpecError(
-            f"'{experiment.topology.name}' is no TPU; the TPU compiler needs a TPU slice, e.g. v6e-8. "
-            "For other devices use predict."
+            f"'{topology.name}' is no TPU and no GPU; compile needs a slice of chips, e.g. v6e-8 or "
+            "h100:8. For CPU devices use predict, or run."
         )
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    if topology.chip.kind is ChipKind.GPU and is_torchxla:
+        raise SpecError(
+            f"'{topology.name}' is no TPU; programs of torch_xla are compiled for TPUs alone, e.g. "
+            "v6e-8. Leave --frontend out for GPUs."
+        )
+    if topology.chip.kind is ChipKind.GPU:
+        check_can_compile_for_gpu(topology)
+        return
+    if is_torchxla:
         check_torchxla()
         transformers_config(experiment.model)
         return
@@ -196,6 +205,10 @@ def _compile_phases(
 
     Says why, where it is not: an internal flag may go with any libtpu.
     """
+    if cycles is Cycles.PROFILE and experiment.topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            "--cycles profile is an account of the TPU compiler. Leave it out for GPUs."
+        )
     if cycles is Cycles.ESTIMATED:
         _run_children(experiment, phases, hlo_dir, progress)
         return ()
@@ -269,6 +282,7 @@ def _held(
 
 
 def _failure(experiment: Experiment, phase: Phase, failure: Failure) -> CompileError | SpecError:
+    compiler = f"{experiment.topology.chip.kind.upper()} compiler"
     what = (
         f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
@@ -277,7 +291,7 @@ def _failure(experiment: Experiment, phase: Phase, failure: Failure) -> CompileE
         case How.OURS:
             return SpecError(failure.words)
         case How.REFUSED:
-            return CompileError(f"the TPU compiler refused {what}: {failure.words}")
+            return CompileError(f"the {compiler} refused {what}: {failure.words}")
         case How.KILLED:
             return CompileError(
                 f"the compiler was killed while compiling {what}; the machine probably ran out of "
@@ -285,7 +299,7 @@ def _failure(experiment: Experiment, phase: Phase, failure: Failure) -> CompileE
             )
         case How.CRASHED:
             return CompileError(
-                f"the TPU compiler crashed ({failure.kind}) while compiling {what}. "
-                "Try another --prompt or --loop, another topology, or another version of libtpu. "
+                f"the {compiler} crashed ({failure.kind}) while compiling {what}. "
+                "Try another --prompt or --loop, another topology, or another version of the compiler. "
                 f"Its last words: {failure.words}"
             )

@@ -54,8 +54,8 @@ def read_imported(
     steps: list[TimedStep] = []
     for module, found, own, names in zip(modules, founds, tables, phases, strict=True):
         (only, *others) = names
-        is_told = not others and only is not None and shares[only] == 1
-        if not is_told or not _has_time(module, topology):
+        is_shared = bool(others) or shares[only] > 1
+        if only is None or is_shared or not _has_time(module, topology):
             rows += own
             continue
         step = timed_step(module, found, phase=only, topology=topology, chip_profile=chip_profile)

@@ -28,6 +28,11 @@ _ALGORITHM = re.compile(
 )
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:_\d+)?"')
 _COLORS = re.compile(r"colors:(\d+)")
+_GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
+_LIBRARY_KERNELS = frozenset({"DEFAULT", "INVALID", "UNSPECIFIED"})  # NCCL chooses
+_SYNCHRONOUS = (
+    '"is_sync":true'  # XLA writes a start and a done on GPUs even where nothing lies between
+)
 _OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
 
 
@@ -44,6 +49,9 @@ def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
     # The sampler uses the logits, but the head gathers them.
     is_for_sampler = scope_of(behind).part is Part.SAMPLE
     if kind in _GATHERS and not element.is_combined and not is_for_sampler:
+        return behind or before or own
+    # Experts exchange nothing: what an exchange takes from them is on its way to be combined.
+    if kind is Kind.ALL_TO_ALL and scope_of(before).part is Part.MOE_EXPERTS:
         return behind or before or own
     return before or behind or own
 
@@ -146,13 +154,16 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
 def is_asynchronous(site: Site) -> bool:
     """Whether a start issues it and a done waits for it."""
     instructions = (site.instruction, *wrappers(site))
+    if any(_SYNCHRONOUS in i.attributes for i in instructions):
+        return False
     return any(i.opcode.endswith("-start") for i in instructions) or starts_chain(site)
 
 
 def algorithm_of(site: Site) -> str | None:
     """Emitter, strategy and colours that the compiler chose; None when the text does not say.
 
-    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`.
+    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`; on GPUs a kernel of XLA's
+    own, `TRITON_TWO_SHOT`, in place of the library's.
     """
     instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
     for text in (i.attributes for i in instructions):
@@ -164,4 +175,6 @@ def algorithm_of(site: Site) -> str | None:
             rings = _OFFLOADED_RING.findall(text)
             directions = "+".join(dict.fromkeys(rings)) or "no ring told"
             return f"SparseCore/{directions}, {len(rings)} colors"
+        if (kernel := _GPU_KERNEL.search(text)) and kernel[1] not in _LIBRARY_KERNELS:
+            return kernel[1]
     return None

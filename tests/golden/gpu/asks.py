@@ -1,0 +1,33 @@
+"""What the golden files of GPUs hold: which experiments. Needs no JAX."""
+
+from pathlib import Path
+from typing import Any
+
+from meshscope.cli.options import ExperimentOptions, asked_experiment
+from meshscope.plan.experiment import Experiment
+
+GPU_DIR = Path(__file__).parent
+DENSE: dict[str, Any] = {
+    "model": "Qwen/Qwen3-8B",
+    "layers": 2,
+    "batch": 4,
+    "prompt": 256,
+    "output": 4,
+}
+EXPERTS: dict[str, Any] = DENSE | {"model": "deepseek-ai/DeepSeek-V2-Lite"}
+
+ASKS: dict[str, dict[str, Any]] = {
+    "h100_tp8": DENSE | {"topology": "h100:8", "plan": "tp=8"},
+    "h100_tp8_scan": DENSE | {"topology": "h100:8", "plan": "tp=8", "layers": 4, "loop": "scan"},
+    "a100_tp4sp": DENSE | {"topology": "a100:4", "plan": "tp=4,sp"},
+    "h200_fsdp4_tp2": DENSE | {"topology": "h200:8", "plan": "fsdp=4,tp=2"},
+    "h200_pp2": DENSE | {"topology": "h200:8", "plan": "pp=2,dp=2,tp=2"},
+    "h200_cp2": DENSE | {"topology": "h200:8", "plan": "cp=2,tp=4"},
+    "h100_two_hosts": DENSE | {"topology": "h100:16", "plan": "dp=2,tp=8"},
+    "h100_ep8": EXPERTS | {"topology": "h100:8", "plan": "dp=2,tp=4,ep=8"},
+}
+
+
+def asked(name: str) -> Experiment:
+    """The experiment of a golden file."""
+    return asked_experiment(ExperimentOptions(**ASKS[name]))

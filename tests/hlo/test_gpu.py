@@ -1,0 +1,125 @@
+"""Programs that XLA compiled for GPUs: the same reader finds what the plan asks for."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshscope.compile import gpu
+from meshscope.compile.compile import check_can_compile, compile_experiment, read_phase
+from meshscope.compile.cycles import Cycles
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.hardware.chips import CHIPS, ChipKind
+from meshscope.hardware.topology import parse_topology
+from meshscope.metrics.join import Verdict, compare
+from meshscope.plan.experiment import Experiment
+from meshscope.plan.program import Frontend
+from meshscope.predict import predict
+from meshscope.table.collective import Collective
+from meshscope.table.kinds import Kind, Phase
+from meshscope.timing.steps import TimedStep
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
+
+from asks import ASKS, GPU_DIR, asked
+
+FILES = [(name, phase) for name in ASKS for phase in Phase]
+
+
+def _read(name: str, phase: Phase) -> tuple[Experiment, list[Collective], TimedStep]:
+    experiment = asked(name)
+    return experiment, *read_phase(experiment, phase, GPU_DIR / f"{name}.{phase}.txt.gz")
+
+
+@pytest.mark.parametrize(("name", "phase"), FILES)
+def test_predicted_equals_compiled(name: str, phase: Phase) -> None:
+    experiment, rows, _ = _read(name, phase)
+    found = compare([row for row in predict(experiment) if row.phase is phase], rows)
+    assert {match.verdict for match in found.matches} == {Verdict.EQUAL}
+    assert not [row.axis_reason for row in rows if row.axis_reason]
+
+
+@pytest.mark.parametrize(("name", "phase"), FILES)
+def test_the_schedule_takes_as_long_as_its_parts(name: str, phase: Phase) -> None:
+    time = _read(name, phase)[2].time
+    assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.s)
+    assert time.exposed_s > 0
+    assert set(time.by_basis_s) <= {"roofline", "interconnect_model"}  # GPUs have no cycles
+
+
+def test_a_start_whose_done_follows_at_once_is_synchronous() -> None:
+    _, rows, _ = _read("h100_tp8", Phase.PREFILL)
+    assert {row.is_async for row in rows} == {True, False}
+    opcodes = {row.opcode for row in rows}
+    assert opcodes == {"all-reduce", "all-gather"}
+
+
+def test_kernels_of_xla_in_place_of_the_library_are_told() -> None:
+    """Small sums are XLA's own kernel; large ones and gathers are the library's, which chooses later."""
+    algorithms = {
+        (phase, row.kind): row.algorithm for phase in Phase for row in _read("h100_tp8", phase)[1]
+    }
+    assert algorithms == {
+        (Phase.PREFILL, Kind.ALL_REDUCE): None,
+        (Phase.PREFILL, Kind.ALL_GATHER): None,
+        (Phase.DECODE, Kind.ALL_REDUCE): "TRITON_ONE_SHOT",
+        (Phase.DECODE, Kind.ALL_GATHER): None,
+    }
+
+
+def test_a_ragged_exchange_carries_one_array_and_brings_experts_rows_to_be_combined() -> None:
+    _, rows, _ = _read("h100_ep8", Phase.PREFILL)
+    exchanges = [row for row in rows if row.kind is Kind.ALL_TO_ALL]
+    assert {(row.part, row.opcode, row.dtype) for row in exchanges} == {
+        ("moe.dispatch", "ragged-all-to-all", "bf16"),
+        ("moe.combine", "ragged-all-to-all", "bf16"),
+    }
+
+
+def test_every_gpu_of_the_catalog_has_a_description() -> None:
+    gpus = {chip.name for chip in CHIPS.values() if chip.kind is ChipKind.GPU}
+    assert set(gpu.TARGETS) == gpus
+    for name in gpus:
+        assert f'"{gpu.TARGETS[name].description}"' in gpu.target_config(CHIPS[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topology": parse_topology("h100:12")}, "12 GPUs are no whole hosts of 8"),
+        ({"frontend": Frontend.TORCHXLA}, "programs of torch_xla are compiled for TPUs alone"),
+    ],
+    ids=["hosts", "torch_xla"],
+)
+def test_what_cannot_be_compiled_is_refused_at_once(change: dict, message: str) -> None:
+    experiment = asked("h100_tp8")
+    if "frontend" in change:
+        change = {"program": replace(experiment.program, **change)}
+    with pytest.raises(SpecError, match=message):
+        check_can_compile(replace(experiment, **change))
+
+
+def test_a_missing_plugin_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PLUGINS", {"jax-cuda12-plugin": "jax_plugins.none_such"})
+    with pytest.raises(MissingToolError, match=r'"meshscope\[cuda\]".*no GPU is needed'):
+        check_can_compile(asked("h100_tp8"))
+
+
+def test_a_cycle_profile_is_of_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshscope.compile.compile.check_can_compile", lambda _: None)
+    with pytest.raises(SpecError, match="account of the TPU compiler"):
+        compile_experiment(
+            asked("h100_tp8"), tmp_path, progress=lambda *_: None, cycles=Cycles.PROFILE
+        )
+
+
+@pytest.mark.skipif(gpu.plugin() is None, reason="XLA's CUDA plugin (the extra cuda) is not here")
+@pytest.mark.parametrize("name", ASKS)
+def test_the_compiler_itself_makes_what_is_predicted(name: str, tmp_path: Path) -> None:
+    experiment = asked(name)
+    made = compile_experiment(experiment, tmp_path, progress=lambda *_: None)
+    found = compare(predict(experiment), made.rows)
+    assert {match.verdict for match in found.matches} == {Verdict.EQUAL}
+    assert made.memory.fits
+    assert {device["coords"] for device in made.devices} == {None}
