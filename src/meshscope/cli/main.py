@@ -37,7 +37,8 @@ COMMANDS: dict[str, Command] = {
         module="predict", summary="Predict the collectives of a plan, without compiler or JAX."
     ),
     "compile": Command(
-        module="compile", summary="Compile with the TPU compiler, without a TPU, into a run."
+        module="compile",
+        summary="Compile with the chips' own compiler, without the chips, into a run.",
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
     "sweep": Command(
