@@ -7,7 +7,7 @@ itself may choose other kernels and tiles for its products; collectives stand be
 """
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
@@ -35,35 +35,25 @@ class GpuTarget:
 
 # Source: the descriptions in XLA's repository, xla/tools/hlo_opt/gpu_specs (h100_sxm, a100_sxm_80). An
 # H200 is an H100 with other memory (NVIDIA's announcement of 2023-11-13), which `Chip` knows.
-TARGETS: dict[str, GpuTarget] = {
-    "a100": GpuTarget(
-        description="NVIDIA A100-SXM4-80GB",
-        compute_capability=8,
-        n_multiprocessors=108,
-        n_fp32_units=64,
-        clock_ghz=1.41,
-        shared_memory_bytes=167_936,
-        l2_bytes=41_943_040,
-    ),
-    "h100": GpuTarget(
-        description="NVIDIA H100 80GB HBM3",
-        compute_capability=9,
-        n_multiprocessors=132,
-        n_fp32_units=128,
-        clock_ghz=1.98,
-        shared_memory_bytes=233_472,
-        l2_bytes=52_428_800,
-    ),
-    "h200": GpuTarget(
-        description="NVIDIA H200",
-        compute_capability=9,
-        n_multiprocessors=132,
-        n_fp32_units=128,
-        clock_ghz=1.98,
-        shared_memory_bytes=233_472,
-        l2_bytes=52_428_800,
-    ),
-}
+_A100 = GpuTarget(
+    description="NVIDIA A100-SXM4-80GB",
+    compute_capability=8,
+    n_multiprocessors=108,
+    n_fp32_units=64,
+    clock_ghz=1.41,
+    shared_memory_bytes=167_936,
+    l2_bytes=41_943_040,
+)
+_H100 = GpuTarget(
+    description="NVIDIA H100 80GB HBM3",
+    compute_capability=9,
+    n_multiprocessors=132,
+    n_fp32_units=128,
+    clock_ghz=1.98,
+    shared_memory_bytes=233_472,
+    l2_bytes=52_428_800,
+)
+TARGETS = {"a100": _A100, "h100": _H100, "h200": replace(_H100, description="NVIDIA H200")}
 RESERVED_BYTES = (
     1024  # of shared memory, by CUDA, for each block (CUDA C++ programming guide, 16.7.3)
 )
