@@ -46,7 +46,7 @@ class CompileOptions(ExperimentOptions):
 
 
 def _command(options: CompileOptions) -> None:
-    """Compile with the chips' own compiler, without the chips, into a run.
+    """Compile for chips that are not there, into a run.
 
     Prefill and decode compile side by side; the table puts predicted beside compiled.
     """

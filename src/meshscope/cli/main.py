@@ -38,7 +38,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "compile": Command(
         module="compile",
-        summary="Compile with the chips' own compiler, without the chips, into a run.",
+        summary="Compile for chips that are not there, into a run.",
     ),
     "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
     "sweep": Command(
