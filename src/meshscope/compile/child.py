@@ -15,7 +15,7 @@ from typing import Any
 
 from meshscope.children.inside import end_with_parent, reported
 from meshscope.children.names import error_report
-from meshscope.compile.gpu import PLUGINS, gpu_devices, plugin
+from meshscope.compile.gpu import gpu_devices, plugin
 from meshscope.hardware.chips import ChipKind
 from meshscope.hardware.topology import Topology
 from meshscope.plan.experiment import Experiment, experiment_from_dict
@@ -127,19 +127,16 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
 def _versions(experiment: Experiment) -> dict[str, str]:
     from importlib.metadata import version  # noqa: PLC0415
 
-    names = ["jax", "jaxlib", "libtpu"]
-    if experiment.topology.chip.kind is ChipKind.GPU:
-        names[2:] = [name for name in PLUGINS if name == plugin()]
+    is_gpu = experiment.topology.chip.kind is ChipKind.GPU
+    names = ["jax", "jaxlib", plugin() if is_gpu else "libtpu"]
     if experiment.program.frontend is Frontend.TORCHXLA:
         names = ["torch", "torch_xla", "transformers", *names]
-    return {name: version(name) for name in names}
+    return {name: version(name) for name in names if name is not None}
 
 
 def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
     """Where a device sits; the text of a program holds only positions in this list."""
-    is_placed = (
-        kind is ChipKind.TPU
-    )  # XLA's description of a GPU has coordinates, which say nothing
+    is_placed = kind is ChipKind.TPU  # coordinates of a described GPU are all the same
     return {
         "id": device.id,
         "coords": list(device.coords) if is_placed else None,

@@ -54,9 +54,8 @@ _H100 = GpuTarget(
     l2_bytes=52_428_800,
 )
 TARGETS = {"a100": _A100, "h100": _H100, "h200": replace(_H100, description="NVIDIA H200")}
-RESERVED_BYTES = (
-    1024  # of shared memory, by CUDA, for each block (CUDA C++ programming guide, 16.7.3)
-)
+RESERVED_BYTES = 1024  # of a block's shared memory: what the two descriptions lack of a whole one
+# What the compiler would ask the driver and cuDNN: the CUDA that the extra brings, and a cuDNN 9.
 CUDA_VERSION = (12, 9)
 CUDNN_VERSION = (9, 10)
 
@@ -69,7 +68,7 @@ def check_can_compile_for_gpu(topology: Topology) -> None:
             f"'{chip.name}' is not described for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
             "or predict."
         )
-    _shape(topology)
+    _shape(topology)  # refuses what is no whole hosts
     if plugin() is None:
         raise MissingToolError(
             f"compiling for '{topology.name}' needs XLA's CUDA plugin, not installed here. "

@@ -30,9 +30,8 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:
 _COLORS = re.compile(r"colors:(\d+)")
 _GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
 _LIBRARY_KERNELS = frozenset({"DEFAULT", "INVALID", "UNSPECIFIED"})  # NCCL chooses
-_SYNCHRONOUS = (
-    '"is_sync":true'  # XLA writes a start and a done on GPUs even where nothing lies between
-)
+# On GPUs every collective is a start and a done, even where nothing may lie between them.
+_SYNCHRONOUS = '"is_sync":true'
 _OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
 
 

@@ -18,9 +18,13 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
     """
     arrays, n = instruction.arrays, len(instruction.operands)
     match instruction.opcode:
-        case "all-gather-start" | "collective-permute-start" | "reduce-scatter-start":
-            return arrays[n : 2 * n]
-        case "all-to-all-start" | "collective-broadcast-start":
+        case (
+            "all-gather-start"
+            | "collective-permute-start"
+            | "reduce-scatter-start"
+            | "all-to-all-start"
+            | "collective-broadcast-start"
+        ):
             return arrays[n : 2 * n]
         case "ragged-all-to-all-start":
             return arrays[n : n + 1]
@@ -147,13 +151,14 @@ class _Path:
             for moved in self.flow.movers(self.computation, instruction)
             if n_left and (after := self._after(moved, seen)) is not None
         }
-        changed = sorted(ends - {seen}, key=lambda end: len(end.dims))
-        if not changed:
+        shortest, *others = sorted(ends - {seen}, key=lambda end: len(end.dims)) or [seen]
+        if others and same_but_for_ones(seen, shortest):
             return seen
-        shortest = changed[0]
-        is_one = all(same_but_for_ones(end, shortest) for end in changed[1:])
-        is_told = len(changed) == 1 or (is_one and not same_but_for_ones(seen, shortest))
-        return shortest if is_told else seen
+        is_one = all(
+            same_but_for_ones(end, shortest) and len(end.dims) > len(shortest.dims)
+            for end in others
+        )
+        return shortest if is_one else seen
 
     def _after(self, moved: Instruction, seen: ArrayShape) -> ArrayShape | None:
         """The shape behind a move; None where another operation begins or elements are lost."""
