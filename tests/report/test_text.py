@@ -38,10 +38,10 @@ def shown(run: Run, width: int, *, colour: bool = False) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def compared(run: Run, width: int) -> str:
+def compared(run: Run, width: int, source: Source = Source.COMPILED) -> str:
     out = console(width)
     left = Side(name="predicted", run=run, source=Source.PREDICTED)
-    right = Side(name="compiled", run=run, source=Source.COMPILED)
+    right = Side(name=source.value, run=run, source=source)
     comparison = compare(run.rows_of(left.source), run.rows_of(right.source))
     with out.capture() as capture:
         for part in comparison_text(comparison, left, right, out):
@@ -200,3 +200,15 @@ def test_what_could_not_be_attributed_is_counted_with_its_reason(predicted_run: 
 def test_a_plan_without_collectives_says_so(predicted_run: Run) -> None:
     text = shown(replace(predicted_run, rows=()), 80)
     assert "prefill\nno collectives\n" in text
+
+
+def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: Run) -> None:
+    """Also where compiled rows stand between predicted and measured ones."""
+    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
+    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+
+    table = compared(run, 200, Source.MEASURED).split("decode, ")[0]
+
+    assert re.search(r"mlp +0-2 .* 3 +3 +3 .* costlier", table)
+    assert "lm_head" not in table

@@ -127,7 +127,7 @@ def comparison_text(
         yield _heading(phase_words(phase), phase, right.run.rows or left.run.rows)
         yield Text(f"  {count_words(n_equal)} equal in one step")
         if different:
-            sides, lines = _different_lines(left, right, different)
+            sides, lines = _different_lines(left, right, matches)
             yield collectives_table(lines, sides=sides, console=console)
             yield Text("")
             yield Text(f"{right.name} minus {left.name}")
@@ -158,19 +158,20 @@ def _why(left: Side, right: Side) -> Iterator[Text]:
 def _different_lines(
     left: Side, right: Side, matches: Sequence[Match]
 ) -> tuple[Sequence[str], list[Line]]:
-    """The lines of these matches; of a run that was measured, with what was compiled between."""
+    """What is not equal among the matches of a phase; of a measured run, with what was compiled between."""
     lines = lines_of_matches(matches)
     is_own = left.run is right.run and right.source is Source.MEASURED
     between = own_comparison(right.run, Source.COMPILED) if is_own else None
     if between is None:
-        return (left.name, right.name), lines
+        return (left.name, right.name), [line for line in lines if _is_different(line)]
     shown = {match.shown.phase for match in matches}
     middle = [match for match in between.matches if match.shown.phase in shown]
     joined = with_middle(lines, lines_of_matches(middle))
-    names = [source.value for source in Source]
-    return names, [
-        line for line in joined if len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
-    ]
+    return [source.value for source in Source], [line for line in joined if _is_different(line)]
+
+
+def _is_different(line: Line) -> bool:
+    return len(set(line.counts)) > 1 or line.verdict is not Verdict.EQUAL
 
 
 def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:

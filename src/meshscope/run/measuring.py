@@ -63,7 +63,7 @@ def measured_of(
     )
     steps = {phase: n_steps[phase] for phase in modules}
     return Found(
-        rows=_measured_rows(rows, compiled, expected, names, steps),
+        rows=_measured_rows(rows, compiled, expected, modules, steps),
         loads=tuple(_loads(rows, steps)),
         times=tuple(_times(rows)),
         findings=tuple(fault.words for fault in faults),
@@ -163,14 +163,10 @@ def _expected(
 def _staged(
     names: Mapping[Phase, str], compiled: Sequence[Collective]
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """How often each device executes an instruction of a branch, in one run of its module.
-
-    A hand-over between stages is in no branch: all devices execute it in every tick.
-    """
+    """How often each device executes an instruction of a branch, in one run of its module."""
     due, found = _due_in_stages(compiled), dict[tuple[str, str], dict[int, int]]()
     for row in compiled:
-        is_of_branch = row.stage is not None and row.part is not Part.STAGE
-        if row.phase is None or row.hlo_name is None or not is_of_branch:
+        if row.phase is None or row.hlo_name is None or not _is_of_branch(row):
             continue
         own = found.setdefault((names[row.phase], row.hlo_name), {})
         n = due[row.phase, row.hlo_name, row.stage]
@@ -178,27 +174,35 @@ def _staged(
     return found
 
 
+def _is_of_branch(row: Collective) -> bool:
+    """Whether the devices of its stage alone execute it; a hand-over all do, in every tick."""
+    return row.stage is not None and row.part is not Part.STAGE
+
+
 def _measured_rows(
     rows: pl.DataFrame,
     compiled: Sequence[Collective],
     expected: Mapping[tuple[str, str], int],
-    names: Mapping[Phase, str],
+    modules: Mapping[Phase, HloModule],
     n_steps: Mapping[Phase, int],
 ) -> list[Collective]:
     """The compiled rows that were seen, each with its measured count; then what no row explains."""
     seen, staged = _executions_a_device(rows), _due_in_stages(compiled)
-    every: dict[tuple[Any, ...], set[int]] = {}
+    of_branch: dict[tuple[Any, ...], set[int]] = {}
     for row in compiled:
-        every.setdefault((row.phase, row.hlo_name), set()).update(_devices(row))
+        if _is_of_branch(row):
+            of_branch.setdefault((row.phase, row.hlo_name), set()).update(_devices(row))
     found: list[Collective] = []
     for row in compiled:
         if row.phase is None or row.hlo_name is None:
             continue
-        key = names[row.phase], row.hlo_name
+        module = modules[row.phase]
+        key = module.name, row.hlo_name
         devices = _devices(row)
         n_seen = Fraction(sum(seen.get((*key, device), 0) for device in devices))
-        if n_unknown := seen.get((*key, None)):  # the backend tells no device: all take part alike
-            n_seen += Fraction(n_unknown * len(devices), len(every[row.phase, row.hlo_name]))
+        if n_unknown := seen.get((*key, None)):  # the backend tells no device: all run it alike
+            own = of_branch.get((row.phase, row.hlo_name))
+            n_seen += Fraction(n_unknown * len(devices), len(own) if own else module.n_devices)
         due = expected.get(key, 0)
         if row.stage is not None:
             due = min(due, staged[row.phase, row.hlo_name, row.stage])
