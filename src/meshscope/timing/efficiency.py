@@ -12,7 +12,7 @@ from typing import Any
 
 from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.table.kinds import Part
-from meshscope.timing.rates import HBM_FRAC, MATMUL_FRAC
+from meshscope.timing.rates import USUAL_REACH, Reach, reach_of
 from meshscope.timing.shares import Shares
 
 FITTED = "fitted.json"
@@ -24,10 +24,11 @@ class Efficiency:
     """The shares of each part; `usual` for parts without their own.
 
     `spread` is the factor within which 90 of 100 compiled steps that were not fitted lie; None where
-    none was compiled.
+    none was compiled, and the range of `reach` stands for it.
     """
 
     usual: Shares
+    reach: Reach = USUAL_REACH
     parts: tuple[tuple[Part, Shares], ...] = ()
     spread: float | None = None
     source: str = ""
@@ -50,21 +51,26 @@ def _even(*, flops: float, n_bytes: float) -> Shares:
 
 
 PEAKS = Efficiency(usual=_even(flops=1.0, n_bytes=1.0), source="published peaks, reached in full")
-USUAL = Efficiency(
-    usual=_even(flops=MATMUL_FRAC, n_bytes=HBM_FRAC),
-    source=f"{MATMUL_FRAC:.0%} of the peak in products, {HBM_FRAC:.0%} of the HBM's rate",
-)
+
+
+def _usual(reach: Reach) -> Efficiency:
+    return Efficiency(
+        usual=_even(flops=reach.matmul, n_bytes=reach.hbm),
+        reach=reach,
+        source=f"{reach.matmul:.0%} of the peak in products, {reach.hbm:.0%} of the HBM's rate",
+    )
 
 
 @cache
 def efficiency_of(chip: Chip) -> Efficiency:
     """The constants of a chip: fitted ones where there are, else what large operations usually reach."""
+    usual = _usual(reach_of(chip))
     if chip.kind is not ChipKind.TPU:
-        return USUAL
+        return usual
     told = _document()
     parts = told["chips"].get(chip.name, told["chips"][ALL_CHIPS])
     return Efficiency(
-        usual=USUAL.usual,
+        usual=usual.usual,
         parts=tuple((Part(part), Shares(**shares)) for part, shares in parts.items()),
         spread=told["spread"],
         source=f"shares of the peaks fitted to {told['n_fitted']} compiled steps (timing/{FITTED})",

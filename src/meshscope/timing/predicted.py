@@ -15,7 +15,7 @@ from meshscope.table.kinds import Kind, Part, Phase, Source
 from meshscope.table.timed import PartCost, Seconds, StepTime, TimeBasis
 from meshscope.timing.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
 from meshscope.timing.efficiency import Efficiency
-from meshscope.timing.rates import CYCLES_INTERVAL, HBM_INTERVAL, MATMUL_INTERVAL
+from meshscope.timing.rates import CYCLES_INTERVAL
 from meshscope.timing.terms import (
     ACTS,
     CACHE,
@@ -144,9 +144,9 @@ def _interval(form: PlanForm, found: ClosedSteps, at: int) -> Seconds:
 def _compute_factors(efficiency: Efficiency) -> tuple[float, float]:
     """Of compute: how far compiled programs lie from the closed form, and measured ones from compiled."""
     if efficiency.spread is None:
-        usual = efficiency.usual
-        low = min(usual.matmul / MATMUL_INTERVAL[1], usual.weight / HBM_INTERVAL[1])
-        high = max(usual.matmul / MATMUL_INTERVAL[0], usual.weight / HBM_INTERVAL[0])
+        usual, reach = efficiency.usual, efficiency.reach
+        low = min(usual.matmul / reach.matmul_interval[1], usual.weight / reach.hbm_interval[1])
+        high = max(usual.matmul / reach.matmul_interval[0], usual.weight / reach.hbm_interval[0])
         return min(low, 1.0), max(high, 1.0)
     return CYCLES_INTERVAL[0] / efficiency.spread, CYCLES_INTERVAL[1] * efficiency.spread
 

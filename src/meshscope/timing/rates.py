@@ -7,7 +7,7 @@ us on a TPU.
 from dataclasses import dataclass
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import Chip
+from meshscope.hardware.chips import Chip, ChipKind
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.table.timed import Seconds, TimeBasis
 
@@ -17,15 +17,27 @@ from meshscope.table.timed import Seconds, TimeBasis
 # is that of these seven; single products below a microsecond (tpu7x 128 to 512) come out at 0.6 to 0.8.
 CYCLES_INTERVAL = (0.78, 1.22)
 
-# Of the HBM's published rate. tpu7x reaches 87 % (Ironwood HBM microbenchmark from 512 MiB on, 6,400
-# of 7,380 GB/s) and v6e 83 % (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); 75 % is what Ironwood has at 16 MiB.
-HBM_FRAC = 0.85
-HBM_INTERVAL = (0.75, 1.0)
 
-# Of the published bf16 peak, in large products: 83 % and 97 % for tpu7x (16384) and v6e (8192^3: 754 and
-# 827 of 918 TFLOP/s are 82 and 90 %).
-MATMUL_FRAC = 0.86
-MATMUL_INTERVAL = (0.7, 1.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What large operations reach of the published peaks, with the range of what was measured."""
+
+    matmul: float
+    matmul_interval: tuple[float, float]
+    hbm: float
+    hbm_interval: tuple[float, float]
+
+
+# HBM: tpu7x reaches 87 % (Ironwood HBM microbenchmark from 512 MiB on, 6,400 of 7,380 GB/s) and v6e 83 %
+# (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); 75 % is what Ironwood has at 16 MiB. Large bf16 products: 83 %
+# and 97 % for tpu7x (16384) and v6e (8192^3: 754 and 827 of 918 TFLOP/s are 82 and 90 %).
+USUAL_REACH = Reach(matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_interval=(0.75, 1.0))
+
+# HBM, the better of reading and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
+# PCIe 1,942 of 2,039, GH200 3,783 of 4,000 (RRZE-HPC/gpu-benches@1038c5d, gpu-stream): 88 to 96 %. bf16
+# products at their best shapes: A100 SXM 87 %, GH200 84 %, A100 PCIe 81 %, H100 SXM 80 %
+# (stas00/ml-engineering@b9e2972, compute/accelerator). Medians of both.
+GPU_REACH = Reach(matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0))
 
 # Of the peak, in attention kernels: ragged paged attention reaches 73 % in prefill on tpu7x, 63 % where
 # masked blocks count as work (arXiv 2604.15464); older kernels about half.
@@ -60,6 +72,7 @@ class Rates:
     flops_per_s: float
     hbm_bytes_per_s: float
     clock_hz: float | None
+    reach: Reach = USUAL_REACH
 
     def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> Price:
         """The compiler's cycles as time."""
@@ -74,10 +87,13 @@ class Rates:
         flops: float = 0.0,
         hbm_bytes: float = 0.0,
         vmem_bytes: float = 0.0,
-        flops_frac: float = MATMUL_FRAC,
-        flops_interval: tuple[float, float] = MATMUL_INTERVAL,
+        flops_frac: float | None = None,
+        flops_interval: tuple[float, float] | None = None,
     ) -> Price:
-        """The longer of computing and moving bytes."""
+        """The longer of computing and moving bytes; products at the chip's reach unless told otherwise."""
+        usual = self.reach
+        frac = usual.matmul if flops_frac is None else flops_frac
+        interval = usual.matmul_interval if flops_interval is None else flops_interval
 
         def at(flops_share: float, hbm_share: float) -> float:
             of_bytes = (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s / hbm_share
@@ -85,9 +101,9 @@ class Rates:
 
         return Price(
             seconds=Seconds(
-                s=at(flops_frac, HBM_FRAC),
-                low_s=at(flops_interval[1], HBM_INTERVAL[1]),
-                high_s=at(flops_interval[0], HBM_INTERVAL[0]),
+                s=at(frac, usual.hbm),
+                low_s=at(interval[1], usual.hbm_interval[1]),
+                high_s=at(interval[0], usual.hbm_interval[0]),
             ),
             basis=TimeBasis.ROOFLINE,
         )
@@ -107,7 +123,7 @@ class Rates:
 
     def unknown(self, *, n_bytes: float) -> Price:
         """An operation that nobody prices: something between nothing and ten times its bytes."""
-        s = n_bytes / self.hbm_bytes_per_s / HBM_FRAC
+        s = n_bytes / self.hbm_bytes_per_s / self.reach.hbm
         low, high = UNKNOWN_FACTORS
         return Price(seconds=Seconds(s=s, low_s=s * low, high_s=s * high), basis=TimeBasis.ROOFLINE)
 
@@ -128,4 +144,10 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
         flops_per_s=chip.bf16_flops_per_s / n,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         clock_hz=chip.clock_hz,
+        reach=reach_of(chip),
     )
+
+
+def reach_of(chip: Chip) -> Reach:
+    """What large operations usually reach on a chip of this kind."""
+    return GPU_REACH if chip.kind is ChipKind.GPU else USUAL_REACH
