@@ -237,7 +237,7 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
 def _note(left: Collective, right: Collective) -> str | None:
     """What differs between two partners, in words; None when nothing does."""
     notes = [note for note in (*_differences(left, right), _moved(left, right)) if note]
-    if not notes and left.shape != right.shape:
+    if not notes and right.shape is not None and left.shape != right.shape:
         return f"written as {format_shape(right.shape)}"
     return "; ".join(notes) or None
 

@@ -62,7 +62,7 @@ def lines_of_matches(matches: Iterable[Match]) -> list[Line]:
     """Both sides of a comparison, each match one line with its verdict."""
     return _merged(
         Line(
-            row=match.shown,
+            row=_shown(match),
             layers=match.layers,
             counts=(match.count if match.left else None, match.count if match.right else None),
             verdict=match.verdict,
@@ -70,6 +70,14 @@ def lines_of_matches(matches: Iterable[Match]) -> list[Line]:
         )
         for match in matches
     )
+
+
+def _shown(match: Match) -> Collective:
+    """The row to show; where the right one does not tell its shape, with that of its partner."""
+    row, left = match.shown, match.left
+    if row.shape is None and left is not None:
+        return replace(row, shape=left.shape)
+    return row
 
 
 def with_middle(lines: Iterable[Line], middle: Iterable[Line]) -> list[Line]:
