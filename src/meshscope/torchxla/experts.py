@@ -59,8 +59,10 @@ def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors)
     with scope(Part.MOE_COMBINE.value):
         hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
         share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
-        out = torch.einsum("etf,edf->etd", inner, module.down_proj)
-        out = (out * share_of.t()[..., None]).sum(dim=0)
+        # Weighted first, so that one product sums over experts and their width: what the partitioner
+        # adds up is [T, D], and not [E, T, D].
+        inner = inner * share_of.t()[..., None]
+        out = torch.einsum("etf,edf->td", inner, module.down_proj)
         return tensors.annotate(out, (layouts.data, ()))
 
 
