@@ -1,4 +1,4 @@
-"""Tables of docs/moe.md and docs/fsdp.md, made from the CSV files beside them; the pages use it with cog."""
+"""Tables of docs/moe.md, docs/fsdp.md and docs/torchxla.md, made from the CSV files beside them; the pages use it with cog."""
 
 import csv
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from meshscope.units import format_bytes
+from meshscope.units import format_bytes, format_seconds
 
 DOCS = Path(__file__).parent
 LARGE_BYTES = 1_000_000  # smaller collectives are counted, not listed
@@ -155,6 +155,28 @@ def fsdp() -> None:
         )
     head = ["model", "slice", "layers", "weights a device", "a layer, gathered", "sent for it"]
     _print([*head, "(N-1)/N of it", "temporary memory", "in gathered layers"], lines)
+
+
+def torchxla() -> None:
+    """What TorchXLA's programs send beside JAX's: a line a phase."""
+    lines: list[list[str]] = []
+    told: tuple[str, ...] = ()
+    for row in read("torchxla/compared.csv"):
+        is_auto = row["partitioner"] == "auto"
+        asked = (row["model"].rsplit("/", 1)[-1], row["plan"] + (", auto" if is_auto else ""))
+        lines.append(
+            [
+                *(("", "") if asked == told else asked),
+                row["phase"],
+                *(row[f"{side}_count"] for side in ("jax", "torchxla")),
+                ", ".join(words.replace("x", " ", 1) for words in row["of_jax"].split()),
+                *(format_bytes(int(row[f"{side}_wire_bytes"])) for side in ("jax", "torchxla")),
+                *(format_seconds(float(row[f"{side}_step_s"])) for side in ("jax", "torchxla")),
+            ]
+        )
+        told = asked
+    head = ["model", "plan", "phase", "collectives, JAX", "TorchXLA", "of them"]
+    _print([*head, "sent, JAX", "TorchXLA", "step, JAX", "TorchXLA"], lines)
 
 
 def _sent(row: Row, column: str) -> int:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,9 +155,17 @@ def read_phase(
         chip_profile=chip_profile,
         cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
         experts=expert_load(experiment, phase),
-        notes=notes,
+        notes=(*notes, *_loop_notes(experiment, phase)),
     )
     return step.rows(rows), step
+
+
+def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
+    if experiment.is_scanned and phase is Phase.DECODE:
+        yield (
+            "layers are scanned, so that no weights are fetched ahead of their layer; with --loop "
+            "unroll a step may take half as long, and compiling several times as long"
+        )
 
 
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:

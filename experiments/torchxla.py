@@ -1,0 +1,97 @@
+"""Compares the runs of torchxla.yaml, JAX beside TorchXLA, and writes docs/torchxla/compared.csv.
+
+meshscope sweep experiments/torchxla.yaml
+python experiments/torchxla.py [RUNS]     the folder of the sweep; runs/torchxla without it
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cases import ROOT
+
+from meshscope.metrics.join import Comparison, Verdict, compare
+from meshscope.metrics.totals import step_totals
+from meshscope.plan.program import Frontend, Partitioner
+from meshscope.rundir.read import read_run
+from meshscope.rundir.run import Run
+from meshscope.table.kinds import Phase, Source
+
+CSV = ROOT / "docs" / "torchxla" / "compared.csv"
+SIDES = (Frontend.JAX, Frontend.TORCHXLA)
+ASKED = ("model", "plan", "partitioner")
+
+
+def main() -> None:
+    """Reads the runs and writes the file."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "torchxla"
+    lines = [line for left, right in _pairs(folder) for line in _lines(left, right)]
+    if not lines:
+        sys.exit(f"'{folder}' has no two runs to compare; make them: meshscope sweep torchxla.yaml")
+    CSV.parent.mkdir(exist_ok=True)
+    with CSV.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _pairs(folder: Path) -> Iterator[tuple[Run, Run]]:
+    """The runs of one question from both front ends, in the order of the question."""
+    found: dict[tuple[str, ...], dict[str, Run]] = {}
+    for path in sorted(folder.glob("[!.]*/manifest.json")):
+        run = read_run(path.parent)
+        asked = run.manifest.experiment
+        key = (asked["model"]["name"], asked["plan"], asked["program"]["partitioner"])
+        found.setdefault(key, {})[asked["program"]["frontend"]] = run
+    for _, sides in sorted(found.items(), key=_order):
+        if all(side in sides for side in SIDES):
+            yield sides[SIDES[0]], sides[SIDES[1]]
+
+
+def _order(item: tuple[tuple[str, ...], Any]) -> tuple[Any, ...]:
+    """By model and plan, what the partitioner decides alone last."""
+    (model, plan, partitioner), _ = item
+    return model.lower(), plan, partitioner != Partitioner.MANUAL
+
+
+def _lines(left: Run, right: Run) -> Iterator[dict[str, Any]]:
+    """One line a phase."""
+    asked = right.manifest.experiment
+    rows = [run.rows_of(Source.COMPILED) for run in (left, right)]
+    for phase in Phase:
+        own = [[row for row in side if row.phase is phase] for side in rows]
+        predicted = [row for row in right.rows_of(Source.PREDICTED) if row.phase is phase]
+        line = {
+            "model": asked["model"]["name"],
+            "n_layers": asked["model"]["n_layers"],
+            "plan": asked["plan"],
+            "partitioner": asked["program"]["partitioner"],
+            "phase": phase.value,
+            "of_jax": _counts(compare(*own)),
+            "of_predicted": _counts(compare(predicted, own[1])),
+        }
+        for side, run, found in zip(SIDES, (left, right), own, strict=True):
+            total = step_totals(found)[phase]
+            (time,) = (t for t in run.times_of(Source.COMPILED) if t.phase is phase)
+            line |= {
+                f"{side}_count": total.count,
+                f"{side}_wire_bytes": int(total.wire_bytes),
+                f"{side}_step_s": f"{time.step.s:.6g}",
+                f"{side}_temp_bytes": run.memory[Source.COMPILED].temp_bytes,
+                f"{side}_unattributed": sum(row.count for row in found if row.axis is None),
+            }
+        yield line
+
+
+def _counts(comparison: Comparison) -> str:
+    """How many collectives of a step have each verdict."""
+    counts = dict.fromkeys(Verdict, 0)
+    for match in comparison.matches:
+        counts[match.verdict] += match.count
+    return " ".join(f"{n}x{verdict}" for verdict, n in counts.items() if n)
+
+
+if __name__ == "__main__":
+    main()
