@@ -75,7 +75,7 @@ readme-check: $(VENV)/.dev demo ## the output in the README is the output of the
 
 .PHONY: readme
 readme: $(VENV)/.dev demo ## write the real output of the commands into the README
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/metrics.md docs/sql.md docs/compare.md docs/moe.md docs/fsdp.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/metrics.md docs/sql.md docs/compare.md docs/moe.md docs/fsdp.md docs/torchxla.md docs/time.md
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)

@@ -18,6 +18,7 @@ PAGES = [
     "docs/compare.md",
     "docs/moe.md",
     "docs/fsdp.md",
+    "docs/torchxla.md",
     "docs/time.md",
 ]
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
     [
         "docs/moe.md",
         "docs/fsdp.md",
+        "docs/torchxla.md",
         "docs/accuracy.md",
         "docs/metrics.md",
         "docs/sql.md",
