@@ -42,6 +42,7 @@ from meshscope.table.kinds import Part, Phase
 from meshscope.timing.kernels import ExpertLoad
 from meshscope.timing.layouts import (
     LANES,
+    of_expert_columns,
     of_projections,
     of_residual,
     of_room,
@@ -317,6 +318,11 @@ def _mixture(device: _Device, layer: Layer) -> Iterator[_Entry]:
     n_local = moe.n_experts / plan.ep
     yield Part.MOE_EXPERTS, MATMUL, BS, 2 * rows * in_experts / n_local
     yield from _expert_reads(device, experts)
+    if device.has_expert_kernel:
+        n_columns = experts[0].gathered_shape(plan)[-1]
+        turned = of_expert_columns(hidden=model.hidden, local_ffn=n_columns, local_experts=n_local)
+        n_bytes = turned.n_elements * DTYPE_BITS[device.weight_dtype] / 8
+        yield Part.MOE_EXPERTS, MOVED, TERMS.index(turned.size), n_bytes
     room = max(rows, device.room_rows)
     is_exchanged = device.room_rows > 0
     passed = of_room(hidden=model.hidden, ffn=moe.ffn, is_exchanged=is_exchanged)
