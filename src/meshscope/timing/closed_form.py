@@ -3,9 +3,8 @@
 Compute: for each part of the model the longer of its products at a share of the peak and its weights
 at a share of the HBM's rate, then kernels, the cache, activations, and a constant each time it runs.
 Communication: the lines of the interconnect model. Collectives stop the core, as they do in what
-libtpu makes of our programs; the ring of cp hides behind attention, and on v5e weights that fsdp
-gathers behind the layers. A pipeline takes
-M + P - 1 ticks of its fullest stage.
+libtpu makes of our programs; the ring of cp hides behind attention, and on v5e and tpu7x
+weights that fsdp gathers behind the layers. A pipeline takes M + P - 1 ticks of its fullest stage.
 
 Left out: windows and indexers of attention, what fills and drains around the ticks of a pipeline,
 and everything that the compiler does otherwise than the program says.

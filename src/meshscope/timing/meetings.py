@@ -35,6 +35,11 @@ class Hides(StrEnum):
     LAYERS = "layers"  # weights that fsdp gathers ahead
 
 
+GATHERS_AHEAD = frozenset(
+    {"v5e", "tpu7x"}
+)  # chips on which libtpu 0.0.42.1 gathers weights of fsdp ahead
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingLine:
     """One collective of a plan's step: payload by terms, and the lines of its strategies.
@@ -182,13 +187,13 @@ def _payload_bytes(meeting: Meeting) -> int:
 def _hides(experiment: Experiment, phase: Phase, counted: _Counted) -> Hides | None:
     """What libtpu 0.0.42.1 makes asynchronous of our programs.
 
-    On v5e the gathers of a layer's weights in prefill, and in decode those of the MLP's last matrix,
-    which are left out here; on other chips none.
+    On v5e and tpu7x the gathers of a layer's weights in prefill, and on v5e in decode those of the MLP's
+    last matrix, which are left out here; on other chips none.
     """
     meeting = counted.meeting
     if meeting.kind is Kind.PERMUTE and meeting.part is Part.ATTN:
         return Hides.ATTENTION
-    is_ahead = experiment.topology.chip.name == "v5e" and phase is Phase.PREFILL
+    is_ahead = experiment.topology.chip.name in GATHERS_AHEAD and phase is Phase.PREFILL
     is_gather = meeting.axis == "fsdp" and meeting.kind is Kind.ALL_GATHER
     return Hides.LAYERS if is_ahead and is_gather and counted.n_tick else None
 

@@ -47,6 +47,7 @@ from meshscope.timing.layouts import (
     of_residual,
     of_room,
 )
+from meshscope.timing.rates import PASS_FRAC, USUAL_REACH
 from meshscope.units import DTYPE_BITS
 
 FloatArray = NDArray[np.float64]
@@ -59,7 +60,7 @@ TERMS = (
     *("one", "b", "bs", "causal", "scores", "bc", "b_all", "hit"),
     *("tokens_single", "several"),
 )
-ONE, B, BS, CAUSAL, SCORES, BC, B_ALL, HIT = range(8)
+ONE, B, BS, CAUSAL, SCORES, BC, B_ALL, HIT, _, SEVERAL = range(len(TERMS))
 # Flops of products of matrices, of attention kernels, and of what the vector units multiply and add
 # (attention of one token); bytes of weights, of the cache, of the residual stream once, and of what is
 # as wide as heads or experts; how often a part runs; bytes of weights that come while others compute;
@@ -183,12 +184,18 @@ def _stage_kinds(model: Model, plan: Plan) -> dict[Layer, int]:
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:
-    """Rows of the table; where fsdp cuts it to no whole lanes, what is gathered is laid out anew."""
-    hidden = device.model.hidden
+    """Rows of the table.
+
+    Where fsdp cuts it to no whole lanes, what is gathered is laid out anew, in decode if it is the head's,
+    too. A table that is the head's, too, and comes into VMEM ahead is waited for.
+    """
+    hidden, is_tied = device.model.hidden, device.model.has_tied_embeddings
+    read = device.read(outer_weights(device.model, device.plan)[0])
     yield Part.EMBED, ACTS, BS, 2 * hidden * device.act_bytes
-    if hidden // device.plan.fsdp % LANES:
-        table = outer_weights(device.model, device.plan)[0]
-        yield Part.EMBED, ACTS, ONE, 2 * device.read(table)
+    if hidden // device.plan.fsdp % LANES and (is_tied or device.phase is Phase.PREFILL):
+        yield Part.EMBED, ACTS, ONE, 2 * read
+    if is_tied and read <= PREFETCHED_BYTES.get(device.chip, 0):
+        yield Part.EMBED, MOVED, SEVERAL, read * PASS_FRAC / USUAL_REACH.hbm
     yield Part.EMBED, RUNS, ONE, 1
 
 
