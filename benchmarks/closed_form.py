@@ -151,6 +151,7 @@ NAMES = (
 )
 PULL = 0.1  # of a chip's constants towards those of all chips, as a relative error
 PULL_OF_TILES = 1.0  # few steps lay much out anew, and of some chips none that is fitted to
+FEW_STEPS = 30  # do not tell cycles from bytes: those stay near where they begin
 # Nothing computes or reads faster than the peak: caches that lie in VMEM here do not in a whole model.
 AT_MOST_PEAK = frozenset({"matmul", "weight", "matvec", "cache"})
 FILE = Path(__file__).parents[1] / "src" / "meshscope" / "timing" / FITTED
@@ -280,7 +281,8 @@ def _solve(rows: list[Row], prior: dict[str, float] | None = None) -> dict[str, 
             target.append((row.compiled_s - row.known_s) / row.total_s)
         for at, name in enumerate(NAMES):
             of_name = PULL_OF_TILES if name == "tile_cycles" else PULL
-            weight = of_name if prior else 1e-3
+            is_vague = len(rows) < FEW_STEPS and name.endswith("_cycles")
+            weight = of_name if prior or is_vague else 1e-3
             pull = [0.0] * len(NAMES)
             pull[at] = weight * guess[name] / inverse[name]
             matrix.append(pull)

@@ -87,7 +87,7 @@ SPLIT_FRAC = 0.6
 # What brings rows to experts and back counts and places them in operations of a microsecond each: as long
 # as this many runs of the experts (39 us a layer in decode of Mixtral on v5e, 41 us of DeepSeek-V2-Lite on
 # v6e).
-RUNS_OF_EXCHANGE = 13
+RUNS_OF_EXCHANGE = 19
 # Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
 # v5e and v6e, 263 MB do not, and on v4 none does).
 PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
