@@ -161,7 +161,8 @@ def read_phase(
 
 
 def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
-    if experiment.is_scanned and phase is Phase.DECODE:
+    is_tpu = experiment.topology.chip.kind is ChipKind.TPU
+    if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
         yield (
             "layers are scanned, so that no weights are fetched ahead of their layer; with --loop "
             "unroll a step may take half as long, and compiling several times as long"
