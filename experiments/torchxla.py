@@ -21,7 +21,6 @@ from meshscope.table.kinds import Phase, Source
 
 CSV = ROOT / "docs" / "torchxla" / "compared.csv"
 SIDES = (Frontend.JAX, Frontend.TORCHXLA)
-ASKED = ("model", "plan", "partitioner")
 
 
 def main() -> None:

@@ -35,9 +35,8 @@ class Hides(StrEnum):
     LAYERS = "layers"  # weights that fsdp gathers ahead
 
 
-GATHERS_AHEAD = frozenset(
-    {"v5e", "tpu7x"}
-)  # chips on which libtpu 0.0.42.1 gathers weights of fsdp ahead
+# Chips on which libtpu 0.0.42.1 gathers weights of fsdp ahead.
+GATHERS_AHEAD = frozenset({"v5e", "tpu7x"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

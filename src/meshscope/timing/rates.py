@@ -36,7 +36,8 @@ USUAL_REACH = Reach(matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_inter
 # HBM, the better of reading and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
 # PCIe 1,942 of 2,039, GH200 3,783 of 4,000 (RRZE-HPC/gpu-benches@1038c5d, gpu-stream): 88 to 96 %. bf16
 # products at their best shapes: A100 SXM 87 %, GH200 84 %, A100 PCIe 81 %, H100 SXM 80 %
-# (stas00/ml-engineering@b9e2972, compute/accelerator). Medians of both.
+# (stas00/ml-engineering@b9e2972, compute/accelerator). Medians of both; the intervals are wider than what
+# was measured, by shapes that are not the best.
 GPU_REACH = Reach(matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0))
 
 # Of the peak, in attention kernels: ragged paged attention reaches 73 % in prefill on tpu7x, 63 % where

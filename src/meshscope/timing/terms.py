@@ -84,9 +84,9 @@ PARTS = (
 )
 # What sp splits of the passes over the residual stream: norms and sums; products read it whole.
 SPLIT_FRAC = 0.6
-# What brings rows to experts and back counts and places them in operations of a microsecond each: as long
-# as this many runs of the experts (39 us a layer in decode of Mixtral on v5e, 41 us of DeepSeek-V2-Lite on
-# v6e).
+# What brings rows to experts and back counts and places them in operations of a microsecond each: 39 us a
+# layer in decode of Mixtral on v5e, 41 us of DeepSeek-V2-Lite on v6e. As this many runs of the experts, at
+# the fitted 2,070 and 2,720 cycles, it is 26 and 30 us: the fit gives way to what else the steps hold.
 RUNS_OF_EXCHANGE = 19
 # Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
 # v5e and v6e, 263 MB do not, and on v4 none does).
@@ -195,6 +195,7 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     if hidden // device.plan.fsdp % LANES and (is_tied or device.phase is Phase.PREFILL):
         yield Part.EMBED, ACTS, ONE, 2 * read
     if is_tied and read <= PREFETCHED_BYTES.get(device.chip, 0):
+        # A copy into VMEM goes at the HBM's rate, faster than the passes by which MOVED is priced.
         yield Part.EMBED, MOVED, SEVERAL, read * PASS_FRAC / USUAL_REACH.hbm
     yield Part.EMBED, RUNS, ONE, 1
 
