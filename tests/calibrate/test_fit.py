@@ -1,11 +1,13 @@
 """Fits of points whose constants are known, points of others, and profiles that are kept and read."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from meshscope.calibrate.calibrate import published_profile, write_points
 from meshscope.calibrate.fit import fit_constants
@@ -18,6 +20,7 @@ from meshscope.interconnect.points import KINDS, TimedCollective, read_points, r
 from meshscope.interconnect.profile import load_profile, save_profile
 from meshscope.plan.mesh import Groups
 from meshscope.plan.plan import Plan, parse_plan
+from meshscope.report.calibration import profile_text
 from meshscope.table.kinds import Kind
 
 SIZES = [1 << power for power in range(4, 28, 2)]
@@ -241,3 +244,18 @@ def test_what_cannot_be_measured_is_refused(slice_name: str, plan: str, words: s
             budget_s=1.0,
             repeats=1,
         )
+
+
+@pytest.mark.parametrize(("n_points", "told"), [(1, r"1\+0 +\? +\?"), (2, r"2\+0 +\d+% +\d+%")])
+def test_a_line_through_its_only_point_tells_no_error(
+    n_points: int, told: str, tmp_path: Path
+) -> None:
+    topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
+    timed = timed_by(known(topology), topology, plan)
+    large = [point for point in timed if point.payload_bytes >= 1 << 20]
+    write_points(large[:n_points], "v6e", tmp_path / "points.csv")
+    read = read_points(tmp_path / "points.csv", topology, plan.mesh)
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(*profile_text(published_profile(read, topology, source="here")))
+    assert re.search(told, shown.get())

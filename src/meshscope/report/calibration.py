@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.interconnect.profile import ChipProfile
+from meshscope.interconnect.profile import ChipProfile, FittedKind
 from meshscope.report.tables import new_table
+from meshscope.report.words import UNKNOWN
 from meshscope.units import format_bytes, format_seconds
 
 
@@ -69,10 +70,16 @@ def _fits(profile: ChipProfile) -> RenderableType:
             format_seconds(fit.floor_s),
             f"{format_bytes(reached)}/s" if is_memory else f"{reached:.0%}",
             f"{fit.n_fitted}+{fit.n_judged}",
-            f"{fit.median_error_frac:.0%}",
-            f"{fit.largest_error_frac:.0%}",
+            *_errors(fit),
         )
     return table
+
+
+def _errors(fit: FittedKind) -> tuple[str, str]:
+    """The median and the largest; a line through its only point has none that would tell anything."""
+    if fit.n_fitted + fit.n_judged == 1:
+        return UNKNOWN, UNKNOWN
+    return f"{fit.median_error_frac:.0%}", f"{fit.largest_error_frac:.0%}"
 
 
 def _rates(profile: ChipProfile) -> str:
