@@ -46,7 +46,7 @@ endif
 .PHONY: test-torchxla
 test-torchxla: torchxla ## the tests of --frontend torchxla, in its environment
 ifeq ($(IS_311),True)
-	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider tests/torchxla
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider tests/torch_xla
 endif
 
 .PHONY: setup
@@ -81,7 +81,7 @@ readme: $(VENV)/.dev demo ## write the real output of the commands into the READ
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
 	$(MAKE) --no-print-directory torchxla
-	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider -m matrix tests/torchxla
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider -m matrix tests/torch_xla
 
 .PHONY: golden
 golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); read the difference

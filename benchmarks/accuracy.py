@@ -13,15 +13,15 @@ from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
-from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import collective_time, constants_of
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fitted import held_out_errors, left_out_errors
 from meshscope.interconnect.published import POINTS, fit_half, groups_along
 from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS
-from meshscope.plan.mesh import Groups
-from meshscope.table.kinds import Kind, wire_factor
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Groups
 from meshscope.units import format_bytes, format_seconds
 
 HERE = Path(__file__).parent

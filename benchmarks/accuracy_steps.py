@@ -18,18 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.arch.config import read_model
-from meshscope.compile.compile import compile_experiment
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine, Loop, Program
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Phase
-from meshscope.timing.closed_form import ClosedSteps, closed_steps, plan_form, stacked
-from meshscope.timing.efficiency import PEAKS
-from meshscope.timing.predicted import predicted_times
-from meshscope.timing.terms import CACHE, WEIGHTS
+from meshscope.backends.compile.compile import compile_experiment
+from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_form, stacked
+from meshscope.cost.efficiency import PEAKS
+from meshscope.cost.features import CACHE, WEIGHTS
+from meshscope.cost.predicted import predicted_times
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Loop, Program
+from meshscope.spec.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 CCL_BENCH = "CCL-Bench (cornell-sysphotonics/ccl-bench@1d257f0), vLLM 0.12 on v6e"
@@ -340,7 +340,7 @@ REASONS = (
     ),
     (
         "TPOT within a node is what reading weights takes, and a few us a message. What GPUs reach of their "
-        "peaks is from measurements of others (src/meshscope/timing/rates.py), and nothing of the paper was "
+        "peaks is from measurements of others (src/meshscope/cost/rates.py), and nothing of the paper was "
         "fitted on. With 85 % of the HBM's rate, which TPUs reach, its four figures came out 10 to 20 % too "
         "long: at the peak itself the 3.2 GB of tp=2 take 0.96 of its 1.17 ms, the 6.4 GB of pp 1.92 of "
         "its 'approximately 2 ms'."

@@ -22,21 +22,10 @@ import numpy as np
 from closed_form_grid import experiments
 from scipy.optimize import nnls
 
-from meshscope.arch.config import read_model
-from meshscope.compile.compile import read_phase
-from meshscope.errors import MeshscopeError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_from_dict, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Part, Phase
-from meshscope.table.timed import StepTime
-from meshscope.timing.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
-from meshscope.timing.efficiency import ALL_CHIPS, FITTED, PEAKS, Efficiency
-from meshscope.timing.predicted import step_time
-from meshscope.timing.rates import KERNEL_FRAC, PASS_FRAC
-from meshscope.timing.shares import Shares
-from meshscope.timing.terms import (
+from meshscope.backends.compile.compile import read_phase
+from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
+from meshscope.cost.efficiency import ALL_CHIPS, FITTED, PEAKS, Efficiency
+from meshscope.cost.features import (
     ACTS,
     CACHE,
     KERNEL,
@@ -50,6 +39,17 @@ from meshscope.timing.terms import (
     WEIGHTS,
     WIDE,
 )
+from meshscope.cost.predicted import step_time
+from meshscope.cost.rates import KERNEL_FRAC, PASS_FRAC
+from meshscope.cost.shares import Shares
+from meshscope.errors import MeshscopeError
+from meshscope.events.enums import Part, Phase
+from meshscope.events.step_time import StepTime
+from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 WANTED_PER_S = 10_000
@@ -154,7 +154,7 @@ PULL_OF_TILES = 1.0  # few steps lay much out anew, and of some chips none that 
 FEW_STEPS = 30  # do not tell cycles from bytes: those stay near where they begin
 # Nothing computes or reads faster than the peak: caches that lie in VMEM here do not in a whole model.
 AT_MOST_PEAK = frozenset({"matmul", "weight", "matvec", "cache"})
-FILE = Path(__file__).parents[1] / "src" / "meshscope" / "timing" / FITTED
+FILE = Path(__file__).parents[1] / "src" / "meshscope" / "cost" / FITTED
 SAYS = (
     "Constants of the closed form, made by benchmarks/closed_form.py fit: fitted to a random half of "
     "the compiled experiments of benchmarks/closed_form_grid.py (layers scanned); the others judge, "

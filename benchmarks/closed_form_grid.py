@@ -15,14 +15,14 @@ import time
 from itertools import product
 from pathlib import Path
 
-from meshscope.arch.config import read_model
-from meshscope.compile.child import compile_phase, set_environment
+from meshscope.backends.compile.worker import compile_phase, set_environment
 from meshscope.errors import MeshscopeError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Loop, Program
-from meshscope.plan.workload import Workload
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
 
 N_EXPERIMENTS = 200
 SEED = 7

@@ -19,16 +19,16 @@ N_LAYERS = 8  # few layers make what is fixed weigh more
 # Lowers and compiles one phase and keeps the text; nothing of it is read.
 BARE = f"""
 import sys
-from meshscope.compile.child import set_environment, topology_devices
+from meshscope.backends.compile.worker import set_environment, topology_devices
 set_environment()
-from meshscope.arch.config import read_model
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import experiment_of
-from meshscope.plan.program import Loop, Program
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
-from meshscope.programs.build import build_program
-from meshscope.table.kinds import Phase
+from meshscope.spec.model.config import read_model
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+from meshscope.programs.jax.build import build_program
+from meshscope.events.enums import Phase
 experiment = experiment_of(
     model=read_model({MODEL!r}), plan=parse_plan({PLAN!r}), topology=parse_topology({TOPOLOGY!r}),
     workload=Workload(batch=8, prompt=1024), program=Program(loop=Loop.UNROLL),

@@ -17,17 +17,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshscope.arch.config import read_model
-from meshscope.hardware.topology import parse_topology
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants
 from meshscope.interconnect.profile import load_profile
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
 from meshscope.predict import predict
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 CSV = Path(__file__).with_suffix(".csv")
 DENSE, EXPERTS = "meta-llama/Llama-3.2-3B", "Qwen/Qwen3-30B-A3B"
@@ -196,8 +196,8 @@ def step_s(mesh: Any, steps: list[Step]) -> float:
     from jax import lax  # noqa: PLC0415
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
-    from meshscope.calibrate.measure import collective_body, repeated_s  # noqa: PLC0415
-    from meshscope.table.kinds import Kind  # noqa: PLC0415
+    from meshscope.backends.calibrate.measure import collective_body, repeated_s  # noqa: PLC0415
+    from meshscope.events.enums import Kind  # noqa: PLC0415
 
     sizes = []
     for kind, axis, payload_bytes, _ in steps:

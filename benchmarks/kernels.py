@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from meshscope.compile.child import set_environment
+from meshscope.backends.compile.worker import set_environment
 
 set_environment()  # libtpu reads it when JAX is imported
 # ruff: noqa: E402
@@ -25,13 +25,13 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
-from meshscope.programs.kernels import PrefillKernel
-from meshscope.programs.layout import layout_of
-from meshscope.programs.numerics import attended, seen
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.kernels import PrefillKernel
+from meshscope.programs.jax.layout import layout_of
+from meshscope.programs.jax.numerics import attended, seen
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 CHIP = parse_topology("v6e-8").chip
 CLOCK_HZ = 1.75e9  # of v6e, at which the compiler's cycles match the published peak

@@ -8,8 +8,8 @@ Published: Ironwood (accelerator-microbenchmarks v1.1-legacy, GEMM, TFLOP/s a de
 import re
 from collections.abc import Iterator
 
-from meshscope.compile.child import set_environment
-from meshscope.hardware.chips import Chip, chip_of
+from meshscope.backends.compile.worker import set_environment
+from meshscope.spec.hardware.chips import Chip, chip_of
 
 set_environment()
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')

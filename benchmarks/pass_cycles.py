@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from meshscope.compile.child import set_environment
-from meshscope.hardware.chips import chip_of
+from meshscope.backends.compile.worker import set_environment
+from meshscope.spec.hardware.chips import chip_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 MB = 1e6

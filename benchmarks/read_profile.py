@@ -24,7 +24,7 @@ READ = """
 import json, sys, time
 from pathlib import Path
 import numpy, polars
-from meshscope.trace.xplane import read_xspace
+from meshscope.readers.profile.xplane import read_xspace
 def peak_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -34,7 +34,7 @@ started, started_cpu = time.perf_counter(), time.process_time()
 space = read_xspace(Path(sys.argv[1]))
 read_s, read_cpu_s = time.perf_counter() - started, time.process_time() - started_cpu
 read_bytes = peak_bytes() - before
-from meshscope.trace.ops import ops_of
+from meshscope.readers.profile.ops import ops_of
 started = time.perf_counter()
 ops = ops_of(space)
 print(json.dumps({

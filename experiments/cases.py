@@ -15,18 +15,18 @@ from typing import Any
 
 import yaml
 
-from meshscope.arch.catalog import CATALOG
-from meshscope.arch.config import model_from_config
-from meshscope.compile.compile import compile_experiment
+from meshscope.backends.compile.compile import compile_experiment
 from meshscope.errors import CompileError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.kernels import Kernels
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Loop, Partitioner, Program
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 

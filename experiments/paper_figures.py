@@ -18,9 +18,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from meshscope.arch.config import read_model
+from meshscope.analysis.request_time import basis_of, request_time
+from meshscope.analysis.totals import request_totals
 from meshscope.cli.making import predicted_run
-from meshscope.export.plots.style import (
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Phase
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine
+from meshscope.spec.workload import Workload
+from meshscope.store.run import Run
+from meshscope.views.charts.cost import segments_of
+from meshscope.views.plots.style import (
     BLUE,
     COLOURS,
     GREY,
@@ -31,17 +42,6 @@ from meshscope.export.plots.style import (
     seconds_axis,
     stacked,
 )
-from meshscope.figures.cost import segments_of
-from meshscope.hardware.topology import parse_topology
-from meshscope.metrics.request_time import basis_of, request_time
-from meshscope.metrics.totals import request_totals
-from meshscope.plan.experiment import experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine
-from meshscope.plan.workload import Workload
-from meshscope.rundir.run import Run
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Phase
 
 OUT = Path(__file__).parents[1] / "docs" / "figures"
 

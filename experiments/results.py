@@ -9,13 +9,13 @@ from typing import Any
 
 from cases import Case, compile_case
 
-from meshscope.compile.compile import read_rows
-from meshscope.hlo.attribution import scope_of
-from meshscope.hlo.parse import read_hlo
-from meshscope.hlo.schedule import schedule_of
-from meshscope.plan.memory import compiled_memory
+from meshscope.backends.compile.compile import read_rows
+from meshscope.events.collective import Collective
 from meshscope.predict import predict
-from meshscope.table.collective import Collective
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.schedule import schedule_of
+from meshscope.spec.plan.memory import compiled_memory
 from meshscope.units import format_shape
 
 KEY = ("study", "model", "slice", "way")

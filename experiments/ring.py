@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from meshscope.compile.child import set_environment
+from meshscope.backends.compile.worker import set_environment
 
 T, F, D = 8192, 14336, 4096
 AXIS = "tp"

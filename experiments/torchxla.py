@@ -12,12 +12,12 @@ from typing import Any
 
 from cases import ROOT
 
-from meshscope.metrics.join import Comparison, Verdict, compare
-from meshscope.metrics.totals import step_totals
-from meshscope.plan.program import Frontend, Partitioner
-from meshscope.rundir.read import read_run
-from meshscope.rundir.run import Run
-from meshscope.table.kinds import Phase, Source
+from meshscope.analysis.join import Comparison, Verdict, compare
+from meshscope.analysis.totals import step_totals
+from meshscope.events.enums import Phase, Source
+from meshscope.spec.program import Frontend, Partitioner
+from meshscope.store.read import read_run
+from meshscope.store.run import Run
 
 CSV = ROOT / "docs" / "torchxla" / "compared.csv"
 SIDES = (Frontend.JAX, Frontend.TORCHXLA)

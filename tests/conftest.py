@@ -2,7 +2,7 @@
 
 import pytest
 
-SLOW_FOLDERS = ("programs", "compile", "run")
+SLOW_FOLDERS = ("programs", "compile", "live")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,13 +19,13 @@ def imported_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["meshscope", "meshscope.cli.main", "meshscope.predict", "meshscope.plan.experiment"],
+    ["meshscope", "meshscope.cli.main", "meshscope.predict", "meshscope.spec.experiment"],
 )
 def test_import_loads_nothing_slow(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(SLOW_TO_IMPORT)
 
 
-@pytest.mark.parametrize("module", ["meshscope.hlo.collectives", "meshscope.metrics.join"])
+@pytest.mark.parametrize("module", ["meshscope.readers.hlo.collectives", "meshscope.analysis.join"])
 def test_readers_and_metrics_load_no_framework(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(FRAMEWORKS)
 

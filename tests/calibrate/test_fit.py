@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from meshscope.calibrate.calibrate import published_profile, write_points
-from meshscope.calibrate.fit import fit_constants
-from meshscope.calibrate.request import CalibrationRequest
+from meshscope.backends.calibrate.calibrate import published_profile, write_points
+from meshscope.backends.calibrate.fit import fit_constants
+from meshscope.backends.calibrate.request import CalibrationRequest
 from meshscope.errors import MeshscopeError, ParseError, RunError, SpecError
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import KindRates, LinkConstants, RateConstants, spec_constants
-from meshscope.interconnect.points import KINDS, TimedCollective, read_points, ring_pairs
 from meshscope.interconnect.profile import load_profile, save_profile
-from meshscope.plan.mesh import Groups
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.report.calibration import profile_text
-from meshscope.table.kinds import Kind
+from meshscope.interconnect.samples import KINDS, TimedCollective, read_points, ring_pairs
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.mesh import Groups
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.views.calibration import profile_text
 
 SIZES = [1 << power for power in range(4, 28, 2)]
 

@@ -10,8 +10,8 @@ import json
 import jax, jax.numpy as jnp, numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
-from meshscope.calibrate.measure import collective_body, payload_of
-from meshscope.interconnect.points import KINDS
+from meshscope.backends.calibrate.measure import collective_body, payload_of
+from meshscope.interconnect.samples import KINDS
 
 mesh = Mesh(np.array(jax.devices()), ("tp",))
 found = {}

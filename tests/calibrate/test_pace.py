@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshscope.calibrate import child
-from meshscope.calibrate.child import Pace
-from meshscope.table.kinds import Kind
+from meshscope.backends.calibrate import worker as child
+from meshscope.backends.calibrate.worker import Pace
+from meshscope.events.enums import Kind
 
 KINDS = (Kind.ALL_REDUCE, Kind.PERMUTE)
 

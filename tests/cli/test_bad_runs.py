@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.rundir.read import read_run
-from meshscope.rundir.write import write_run
+from meshscope.store.read import read_run
+from meshscope.store.write import write_run
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--layers", "2")
 HOSTILE = '</script><script>alert("x")</script>\'"\x00\x1b[31m\u202e\r\n' + "x" * 1_000_000
@@ -119,7 +119,7 @@ def test_a_run_of_another_schema_is_refused_with_the_command_that_makes_it(runs,
 def test_every_kept_run_has_a_valid_card() -> None:
     import yaml  # noqa: PLC0415
 
-    from meshscope.export.schema import faults_of  # noqa: PLC0415
+    from meshscope.exporters.schema import faults_of  # noqa: PLC0415
 
     assert list(faults_of(yaml.safe_load(Path("other/card.yaml").read_text()))) == []
     assert "card.yaml" in json.loads(Path("other/manifest.json").read_text())["files"]

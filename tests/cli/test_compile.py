@@ -11,12 +11,12 @@ import pytest
 
 import meshscope.cli.compile as command
 from meshscope.errors import CompileError
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Part, Source
 from meshscope.predict import predict
-from meshscope.rundir.read import read_run
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Part, Source
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.memory import Memory
+from meshscope.store.read import read_run
 
 ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
 RUN = "runs/Qwen3-32B-v6e-2x4-tp8"

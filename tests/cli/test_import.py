@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.rundir.read import read_run
+from meshscope.store.read import read_run
 
 MAXTEXT = (
     Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.hardware.chips import chip_of
+from meshscope.cost.timeline import TIMELINE
 from meshscope.interconnect import constants_of
 from meshscope.interconnect.profile import ChipProfile, save_profile
-from meshscope.rundir.read import read_run
-from meshscope.timing.timeline import TIMELINE
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.store.read import read_run
 
 GOLDEN_DIR = Path(__file__).parents[1] / "golden/hlo"
 PREFILL = GOLDEN_DIR / "2xv6e_tp8sp_prefill.jax-0.10.2.txt.gz"

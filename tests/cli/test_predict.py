@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.cli.main import COMMANDS
-from meshscope.rundir.read import read_run
+from meshscope.store.read import read_run
 
 ASK = (
     "Qwen/Qwen3-32B",

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from meshscope.children.names import heard_line, told_line
 from meshscope.cli import display
 from meshscope.cli.display import format_left
-from meshscope.cli.progress import Progress
+from meshscope.cli.progress import CompileProgress
+from meshscope.workers.progress import format_progress, parse_progress
 
 
 class Terminal(io.StringIO):
@@ -27,7 +27,7 @@ def lines(text: str) -> list[str]:
 def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with Progress({"prefill": 31.4}, told_by="runs/a") as progress:
+    with CompileProgress({"prefill": 31.4}, told_by="runs/a") as progress:
         progress("prefill", "compiling")
         progress("decode", "compiling")
         progress("prefill", "compiled")
@@ -48,7 +48,7 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     now = time.monotonic()
-    with Progress({"prefill": 30.0}) as progress:
+    with CompileProgress({"prefill": 30.0}) as progress:
         assert progress.bars is not None
         progress("prefill", "compiling [bold]")
         progress("decode", "compiling")
@@ -76,5 +76,5 @@ def test_time_left_is_rough(seconds: float, words: str) -> None:
 
 @pytest.mark.parametrize("left_s", [None, 12.5])
 def test_a_child_is_heard_as_it_told(left_s: float | None) -> None:
-    assert heard_line(told_line("request 1 of 3", left_s)) == ("request 1 of 3", left_s)
-    assert heard_line("WARNING: a library") is None
+    assert parse_progress(format_progress("request 1 of 3", left_s)) == ("request 1 of 3", left_s)
+    assert parse_progress("WARNING: a library") is None

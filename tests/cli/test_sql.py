@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.api.database import unique
 from meshscope.cli.sql import _json_value
-from meshscope.query.database import unique
-from meshscope.table.schema import POLARS_SCHEMA
+from meshscope.events.schema import POLARS_SCHEMA
 
 COUNTS = "select part, sum(count) as n from collectives where phase = 'prefill' group by part order by part"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from meshscope.rundir.read import read_run
+from meshscope.events.enums import Source
+from meshscope.store.read import read_run
 from meshscope.sweep import work
-from meshscope.table.kinds import Source
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = {"topology": "v6e-8", "batch": 2, "prompt": 16, "output": 2, "layers": 1}

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.arch.config import read_model
-from meshscope.compile import compile as compile_module
-from meshscope.compile.compile import compile_experiment
+from meshscope.backends.compile import compile as compile_module
+from meshscope.backends.compile.compile import compile_experiment
 from meshscope.errors import CompileError, MissingToolError, SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 WHAT = r"prefill of meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) for v6e:2x4"
 

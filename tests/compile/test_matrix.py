@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.arch.config import model_from_config, read_model
-from meshscope.arch.model import Model
-from meshscope.compile.compile import CompileResult, compile_experiment
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.kernels import Kernels
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Loop, Program
-from meshscope.plan.workload import Workload
+from meshscope.backends.compile.compile import CompileResult, compile_experiment
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
 from meshscope.predict import predict
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
 
 pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
 pytestmark = pytest.mark.tpu

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS
 from meshscope.interconnect import stored
 from meshscope.interconnect.fitted import fit_constants
+from meshscope.spec.hardware.chips import CHIPS
 
 PATH = Path(stored.__file__).with_name(stored.FITTED)
 

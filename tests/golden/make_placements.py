@@ -42,7 +42,7 @@ def devices_of(name: str) -> list[Any]:
     """The devices of a slice as the compiler lists them."""
     from jax.experimental import topologies  # noqa: PLC0415  after the environment is set
 
-    from meshscope.hardware.topology import parse_topology  # noqa: PLC0415
+    from meshscope.spec.hardware.topology import parse_topology  # noqa: PLC0415
 
     topology = parse_topology(name)
     slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
@@ -68,7 +68,7 @@ def place_of(device: Any) -> list[int]:
 
 def main() -> None:
     """Asks libtpu, writes the file."""
-    from meshscope.compile.child import set_environment  # noqa: PLC0415
+    from meshscope.backends.compile.worker import set_environment  # noqa: PLC0415
 
     set_environment()
     os.environ["TPU_ACCELERATOR_TYPE"] = "v6e-8"

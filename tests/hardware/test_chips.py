@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIP_ALIASES, CHIPS, GIB, chip_of
+from meshscope.spec.hardware.chips import CHIP_ALIASES, CHIPS, GIB, chip_of
 
 
 def test_v4_loads_200_billion_weights_in_the_published_time() -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology, topology_names
+from meshscope.spec.hardware.topology import parse_topology, topology_names
 
 
 class Slice(NamedTuple):

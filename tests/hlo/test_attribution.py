@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.hlo.attribution import Scope, same_name, scope_of
-from meshscope.table.kinds import Part, Phase
+from meshscope.events.enums import Part, Phase
+from meshscope.readers.hlo.attribution import Scope, same_name, scope_of
 
 
 class Case(NamedTuple):

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pytest
 from goldens import GOLDEN_DIR, GOLDENS, HEAD_DIM, JAX_VERSIONS, Golden
 
+from meshscope.analysis.unattributed import Unattributed, unattributed
 from meshscope.errors import ParseError
-from meshscope.hlo.collectives import collectives_of
-from meshscope.hlo.parse import read_hlo
-from meshscope.metrics.unattributed import Unattributed, unattributed
-from meshscope.plan.mesh import Groups, Mesh
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part, Phase, wire_factor
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part, Phase, wire_factor
+from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.plan.mesh import Groups, Mesh
 
 MAXTEXT = (
     Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"

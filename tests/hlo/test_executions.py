@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from meshscope.analysis.unattributed import Unattributed, unattributed
 from meshscope.errors import ParseError
-from meshscope.hlo.collectives import collectives_of
-from meshscope.hlo.parse import parse_hlo
-from meshscope.metrics.unattributed import Unattributed, unattributed
-from meshscope.plan.mesh import Mesh
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.plan.mesh import Mesh
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

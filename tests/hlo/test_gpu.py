@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.compile import gpu
-from meshscope.compile.compile import check_can_compile, compile_experiment, read_phase
-from meshscope.compile.cycles import Cycles
+from meshscope.analysis.join import Verdict, compare
+from meshscope.backends.compile import gpu
+from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
+from meshscope.backends.compile.cycles import Cycles
+from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.hardware.chips import CHIPS, ChipKind
-from meshscope.hardware.topology import parse_topology
-from meshscope.metrics.join import Verdict, compare
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Frontend
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Phase
 from meshscope.predict import predict
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Phase
-from meshscope.timing.steps import TimedStep
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import CHIPS, ChipKind
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.program import Frontend
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
 
@@ -107,7 +107,7 @@ def test_a_missing_plugin_is_one_message(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_cycle_profile_is_of_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshscope.compile.compile.check_can_compile", lambda _: None)
+    monkeypatch.setattr("meshscope.backends.compile.compile.check_can_compile", lambda _: None)
     with pytest.raises(SpecError, match="account of the TPU compiler"):
         compile_experiment(
             asked("h100_tp8"), tmp_path, progress=lambda *_: None, cycles=Cycles.PROFILE

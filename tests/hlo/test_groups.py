@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import ParseError
-from meshscope.hlo.groups import parse_groups, parse_pairs, ring_of_pairs
-from meshscope.plan.mesh import Mesh
+from meshscope.readers.hlo.groups import parse_groups, parse_pairs, ring_of_pairs
+from meshscope.spec.plan.mesh import Mesh
 
 
 class Case(NamedTuple):

@@ -2,8 +2,8 @@
 
 import itertools
 
-from meshscope.hlo.loops import Trips, trips
-from meshscope.hlo.parse import parse_hlo
+from meshscope.readers.hlo.loops import Trips, trips
+from meshscope.readers.hlo.parse import parse_hlo
 
 LOOP = """\
 HloModule m, is_scheduled=true

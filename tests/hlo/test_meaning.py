@@ -4,11 +4,11 @@ from fractions import Fraction
 
 import pytest
 
-from meshscope.hlo.collectives import collectives_of
-from meshscope.hlo.parse import parse_hlo
-from meshscope.plan.mesh import Mesh
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part
+from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.plan.mesh import Mesh
 
 TEXT = """\
 HloModule m, is_scheduled=true, num_partitions=4

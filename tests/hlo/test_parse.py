@@ -8,9 +8,9 @@ import pytest
 from goldens import GOLDEN_DIR
 
 from meshscope.errors import ParseError
-from meshscope.hlo import parse
-from meshscope.hlo.module import ArrayShape, HloModule
-from meshscope.hlo.parse import parse_hlo, read_hlo
+from meshscope.readers.hlo import parse
+from meshscope.readers.hlo.module import ArrayShape, HloModule
+from meshscope.readers.hlo.parse import parse_hlo, read_hlo
 
 PLAIN = """\
 HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[4]{0})->f32[4]{0}}, num_partitions=8

@@ -2,11 +2,11 @@
 
 import pytest
 
-from meshscope.hlo.collectives import collectives_of
-from meshscope.hlo.parse import parse_hlo
-from meshscope.plan.mesh import Groups, Mesh
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part
+from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.plan.mesh import Groups, Mesh
 
 SCOPE = "jit(prefill)/shard_map/prefill/layers0-0/attn"
 TARGET = (

@@ -6,8 +6,8 @@ import re
 import pytest
 from goldens import GOLDEN_DIR
 
-from meshscope.hlo.parse import parse_hlo, read_hlo
-from meshscope.hlo.schedule import Schedule, schedule_of
+from meshscope.readers.hlo.parse import parse_hlo, read_hlo
+from meshscope.readers.hlo.schedule import Schedule, schedule_of
 
 GROUPS = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
 

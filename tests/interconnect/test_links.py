@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import collective_time, link_loads
 from meshscope.interconnect.bisection import least_all_to_all_s, n_bisection_links
 from meshscope.interconnect.constants import spec_constants
@@ -20,9 +20,9 @@ from meshscope.interconnect.strategies import (
     PHASES,
     hamiltonian_order,
 )
-from meshscope.plan.mesh import Groups
-from meshscope.plan.plan import parse_plan
-from meshscope.table.kinds import Kind, wire_factor
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.mesh import Groups
+from meshscope.spec.plan.plan import parse_plan
 
 Node = tuple[int, int, int]
 Link = tuple[Node, Node, str]  # chips, and up or down: rings of two have one link with two names

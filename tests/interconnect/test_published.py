@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import (
     collective_seconds,
     collective_time,
@@ -18,8 +17,9 @@ from meshscope.interconnect import (
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fitted import held_out_errors, modelled_s
 from meshscope.interconnect.published import CCL_BENCH, POINTS, XPROF_V5P, Point, fit_half
-from meshscope.plan.plan import parse_plan
-from meshscope.table.kinds import Kind, wire_factor
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
 
 
 def told(point: Point) -> str:

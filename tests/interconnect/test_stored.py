@@ -3,10 +3,10 @@
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import CHIPS, Chip
 from meshscope.interconnect.constants import LinkConstants, spec_constants
 from meshscope.interconnect.fitted import fit_constants
 from meshscope.interconnect.stored import constants_of
+from meshscope.spec.hardware.chips import CHIPS, Chip
 
 
 def _has_constants(chip: Chip) -> bool:

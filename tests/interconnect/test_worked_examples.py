@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.hardware.chips import chip_of
-from meshscope.hardware.topology import parse_topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants, spec_constants
 from meshscope.interconnect.published import groups_along
 from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS
-from meshscope.plan.mesh import Groups
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Groups
 
 
 def book_s(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from meshscope.arch.config import read_model
-from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.context import cache_slots, ring_pairs
-from meshscope.plan.mesh import Mesh
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.context_form import cache_slots, ring_pairs
+from meshscope.spec.plan.mesh import Mesh
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.arch.config import read_model
-from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
-from meshscope.plan.plan import parse_plan
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.dispatch import Dispatch, DispatchForm, dispatch_of, routed_tokens
+from meshscope.spec.plan.plan import parse_plan
 
 DEEPSEEK = read_model("DeepSeek-V3").moe  # 256 experts, 8 of them a token
 RAGGED, CAPACITY = DispatchForm.RAGGED, DispatchForm.CAPACITY

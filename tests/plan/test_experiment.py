@@ -2,15 +2,15 @@
 
 import pytest
 
-from meshscope.arch.config import read_model
 from meshscope.errors import PlanError, SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Experiment, experiment_from_dict, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine, Partitioner, Program
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Partitioner, Program
+from meshscope.spec.workload import Workload
 
 
 def _experiment(

@@ -4,14 +4,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from meshscope.arch.config import read_model
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_from_dict, experiment_of
-from meshscope.plan.kernels import Kernels, splash_block
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Partitioner, Program
-from meshscope.plan.workload import Workload
+from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.kernel_choice import Kernels, splash_block
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Partitioner, Program
+from meshscope.spec.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
 ONCE = "plain: the compiler's own fusion reads the cache once, at the rate of the HBM"

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from meshscope.plan.mesh import Groups, Mesh
+from meshscope.spec.plan.mesh import Groups, Mesh
 
 MESHES = [
     Mesh(axes=(("tp", 1),)),

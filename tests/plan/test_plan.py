@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.arch.config import read_model
 from meshscope.errors import PlanError
-from meshscope.plan.plan import (
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import (
     ALIASES,
     AXES,
     Plan,
@@ -14,7 +14,7 @@ from meshscope.plan.plan import (
     check_model,
     parse_plan,
 )
-from meshscope.plan.workload import Workload
+from meshscope.spec.workload import Workload
 
 LLAMA = read_model("Llama-3.1-8B")  # 32 layers, 32 heads, 8 KV heads, hidden 4096, ffn 14336
 

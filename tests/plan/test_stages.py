@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from meshscope.arch.config import read_model
-from meshscope.arch.model import AttentionKind, Layer, MlpKind
-from meshscope.plan.stages import (
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import AttentionKind, Layer, MlpKind
+from meshscope.spec.plan.stages import (
     StageRun,
     default_microbatches,
     n_ticks,

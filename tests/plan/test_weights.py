@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.arch.catalog import CATALOG
-from meshscope.arch.config import model_from_config, read_model
-from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.plan.weights import (
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.plan.weights import (
     device_weight_bytes,
     layer_weights,
     outer_weights,
     padded_vocab,
     stored_kv_heads,
 )
-from meshscope.plan.workload import Workload
+from meshscope.spec.workload import Workload
 
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
 LLAMA_3B = read_model("Llama-3.2-3B")  # L28 D3072 F8192 N24 K8 H128 V128256, tied

@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.plan.workload import Workload
+from meshscope.spec.workload import Workload
 
 
 def test_prefill_makes_the_first_output_token_and_decode_the_others() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from meshscope.arch.config import model_from_config, read_model
-from meshscope.arch.model import Model
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine, Program
-from meshscope.plan.workload import Workload
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config, read_model
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Program
+from meshscope.spec.workload import Workload
 
 MakeExperiment = Callable[..., Experiment]
 

@@ -24,9 +24,11 @@ def test_predict_loads_no_table_library_and_no_framework() -> None:
         for module in pkgutil.iter_modules(meshscope.predict.__path__)
     ]
     assert len(modules) >= 5
-    statement = "import meshscope.metrics.totals, meshscope.arch.config, " + ", ".join(modules)
+    statement = "import meshscope.analysis.totals, meshscope.spec.model.config, " + ", ".join(
+        modules
+    )
     assert _heavy_after(statement) == []
 
 
 def test_the_check_sees_a_heavy_import() -> None:
-    assert "polars" in _heavy_after("import meshscope.table.schema")
+    assert "polars" in _heavy_after("import meshscope.events.schema")

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from meshscope.arch.model import Model
-from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.program import Engine
-from meshscope.plan.weights import device_weight_bytes
 from meshscope.predict.memory import predicted_memory
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.weights import device_weight_bytes
+from meshscope.spec.program import Engine
 
 Make = Callable[..., Experiment]
 GIB = 2**30

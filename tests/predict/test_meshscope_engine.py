@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.arch.model import Model
-from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.plan.program import Program
-from meshscope.plan.weights import layer_weights, outer_weights
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.predict import predict
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.plan.weights import layer_weights, outer_weights
+from meshscope.spec.program import Program
 
 Make = Callable[..., Experiment]
 AR, AG, RS = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER

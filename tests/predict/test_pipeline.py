@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.arch.model import Model
-from meshscope.metrics.join import Verdict, compare
-from meshscope.metrics.totals import step_totals
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Program
+from meshscope.analysis.join import Verdict, compare
+from meshscope.analysis.totals import step_totals
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.predict import predict
 from meshscope.predict.memory import predicted_memory
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Model
+from meshscope.spec.program import Program
 
 Make = Callable[..., Experiment]
 AR, AG, RS, PERMUTE = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.PERMUTE

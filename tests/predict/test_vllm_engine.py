@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.arch.model import Model
 from meshscope.errors import PlanError
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Engine
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.predict import predict
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Model
+from meshscope.spec.program import Engine
 
 Make = Callable[..., Experiment]
 

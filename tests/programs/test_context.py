@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshscope.plan.context import ContextForm
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.spec.plan.context_form import ContextForm
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -14,7 +14,7 @@ N_PROMPT, N_OUTPUT = 24, 11
 
 
 def _context(size: int, phase: Phase) -> Any:
-    from meshscope.programs.context import Context  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.context_parallel import Context  # noqa: PLC0415  imports JAX
 
     return Context(size=size, form=ContextForm.RING, phase=phase, n_prompt=N_PROMPT)
 
@@ -88,8 +88,8 @@ def test_prefill_writes_each_block_to_the_first_slots() -> None:
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_parts_merge_to_the_whole_even_when_nothing_is_in_sight(*, has_sinks: bool) -> None:
     """Three parts of 4 positions; the first query sees nothing of the last two."""
-    from meshscope.programs.context import partly_attended  # noqa: PLC0415  imports JAX
-    from meshscope.programs.numerics import attended, seen  # noqa: PLC0415
+    from meshscope.programs.jax.context_parallel import partly_attended  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.numerics import attended, seen  # noqa: PLC0415
 
     random = np.random.default_rng(0)
     q, k, v = (

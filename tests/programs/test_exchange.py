@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from meshscope.arch.model import MixtureOfExperts, Scoring
-from meshscope.plan.dispatch import Dispatch, DispatchForm, dispatch_of
-from meshscope.plan.plan import Plan
-from meshscope.plan.weights import Dim, Weight
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.spec.model.model import MixtureOfExperts, Scoring
+from meshscope.spec.plan.dispatch import Dispatch, DispatchForm, dispatch_of
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import Dim, Weight
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -90,15 +90,15 @@ def _whole(name: str, array: np.ndarray) -> Weight:
 def _by_exchanging(
     routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
 ) -> np.ndarray:
-    from meshscope.programs.exchange import exchanged_mixture  # noqa: PLC0415  imports JAX
-    from meshscope.programs.experts import Experts  # noqa: PLC0415
-    from meshscope.programs.layout import Layout, TokenSplit  # noqa: PLC0415
-    from meshscope.programs.points import ManualPoints  # noqa: PLC0415
-    from meshscope.programs.state import LayerWeights  # noqa: PLC0415
+    from meshscope.programs.jax.collectives import ShardMapCollectives  # noqa: PLC0415
+    from meshscope.programs.jax.exchange import exchanged_mixture  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
+    from meshscope.programs.jax.layout import ShardLayout, TokenSplit  # noqa: PLC0415
+    from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
 
     plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
-    points = ManualPoints(
-        plan=plan, layout=Layout(plan=plan, token_split=TokenSplit.NONE, phase=Phase.PREFILL)
+    points = ShardMapCollectives(
+        plan=plan, layout=ShardLayout(plan=plan, token_split=TokenSplit.NONE, phase=Phase.PREFILL)
     )
     specs = {name: _whole(name, array) for name, array in weights.items()}
 

@@ -16,14 +16,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: E402
     splash_attention_mask as masks,
 )
 
-from meshscope.arch.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
-from meshscope.plan.plan import parse_plan  # noqa: E402
-from meshscope.plan.workload import Workload  # noqa: E402
-from meshscope.programs.experts import Experts  # noqa: E402
-from meshscope.programs.kernels import Band, PrefillKernel  # noqa: E402
-from meshscope.programs.layout import layout_of  # noqa: E402
-from meshscope.programs.numerics import attended, seen  # noqa: E402
-from meshscope.table.kinds import Phase  # noqa: E402
+from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.programs.jax.experts import Experts  # noqa: E402
+from meshscope.programs.jax.kernels import Band, PrefillKernel  # noqa: E402
+from meshscope.programs.jax.layout import layout_of  # noqa: E402
+from meshscope.programs.jax.numerics import attended, seen  # noqa: E402
+from meshscope.spec.model.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
+from meshscope.spec.plan.plan import parse_plan  # noqa: E402
+from meshscope.spec.workload import Workload  # noqa: E402
 
 # Outputs are means of values of order 1. In float32 the sums are only added in another order; in
 # bfloat16 (8 bits) the plain path rounds the shares, the kernel the scaled queries.

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from meshscope.arch.config import model_from_config
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.context import ContextForm
-from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.plan.program import Loop, Partitioner, Program
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -185,8 +185,8 @@ def _marked(case: Case) -> Any:
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step, from our programs."""
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
-    from meshscope.programs.values import empty_cache, placed_weights  # noqa: PLC0415
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 
     devices = jax.devices()[: experiment.plan.n_devices]
     prefill, decode = (build_program(experiment, phase, devices) for phase in Phase)
@@ -231,8 +231,8 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
 @pytest.mark.parametrize("n_prompt", [3, 21])
 def test_prefill_may_end_where_no_entry_does(n_prompt: int) -> None:
     """DeepSeek-V4: before the first entry (of 4 positions), and where none (of 4 or 8) is just complete."""
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
-    from meshscope.programs.values import empty_cache, placed_weights  # noqa: PLC0415
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 
     weights, prompt, expected = golden.read_golden("deepseek_v4")
     tokens = np.concatenate([prompt, expected.argmax(axis=-1).T], axis=1).astype(np.int32)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from meshscope.arch.config import model_from_config
-from meshscope.arch.model import MlpKind, Model
-from meshscope.hardware.topology import parse_topology
-from meshscope.metrics.utilisation import model_flops
-from meshscope.plan.experiment import experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Loop, Program
-from meshscope.plan.workload import Workload
-from meshscope.table.kinds import Phase
+from meshscope.analysis.utilization import model_flops
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.model.model import MlpKind, Model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -93,7 +93,7 @@ def products(jaxpr: Any) -> Iterator[float]:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_product_of_the_program_is_counted(family: str) -> None:
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     experiment = experiment_of(
         model=model_from_config(CONFIGS[family] | {"model_type": family}, name="m", source="t"),

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from meshscope.arch.config import model_from_config
-from meshscope.hardware.topology import parse_topology
-from meshscope.hlo.attribution import scope_of
-from meshscope.plan.context import ContextForm
-from meshscope.plan.experiment import experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Loop, Program
-from meshscope.plan.workload import Workload
+from meshscope.events.enums import Phase
 from meshscope.predict import predict
-from meshscope.table.kinds import Phase
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
 
@@ -199,7 +199,7 @@ def assert_traced_is_predicted(
     *,
     prompt: int = 32,
 ) -> None:
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     plan = parse_plan(plan_text)
     experiment = experiment_of(
@@ -261,7 +261,7 @@ def test_each_stage_asks_for_what_is_predicted(
     config: dict[str, Any], plan_text: str, microbatches: int | None, phase: Phase, loop: Loop
 ) -> None:
     """By stage and layer: three layers over two stages, or one on each of three."""
-    from meshscope.programs.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     plan = parse_plan(plan_text)
     experiment = experiment_of(

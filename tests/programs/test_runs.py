@@ -13,7 +13,7 @@ def test_rows_come_in_the_order_of_experts_and_go_back(
     seed: int, n_experts: int, *, is_ragged: bool
 ) -> None:
     """Some senders have no row for some experts, some more than they may send; the buffer is not full."""
-    from meshscope.programs.runs import received_runs  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.runs import received_runs  # noqa: PLC0415  imports JAX
 
     random = np.random.default_rng(seed)
     n_senders, n_slots = 5, 6

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from meshscope.arch.config import model_from_config
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.workload import Workload
-from meshscope.programs.build import build_program
-from meshscope.programs.values import _chosen, random_weights
-from meshscope.table.kinds import Phase
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.build import build_program
+from meshscope.programs.jax.values import _chosen, random_weights
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
 
 
 def _golden() -> Any:

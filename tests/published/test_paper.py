@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.arch.config import read_model
+from meshscope.analysis.totals import request_totals
 from meshscope.errors import PlanError, SpecError
-from meshscope.hardware.topology import parse_topology
-from meshscope.metrics.totals import request_totals
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine
-from meshscope.plan.workload import Workload
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.predict import paper, predict
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine
+from meshscope.spec.workload import Workload
 
 LLAMA_3B, LLAMA_8B, LLAMA_13B = "Llama-3.2-3B", "Llama-3.1-8B", "Llama-2-13B"
 PAGE = Path(__file__).parents[2] / "docs" / "paper.md"

@@ -10,12 +10,12 @@ from meshscope.errors import RunError
 from meshscope.sweep import folder as folder_module
 from meshscope.sweep import work
 from meshscope.sweep.folder import SweepFolder, locked_folder
-from meshscope.sweep.planned import Command, Planned, run_name
-from meshscope.sweep.work import Ending, make_runs, time_left_s
+from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
+from meshscope.sweep.work import Outcome, make_runs, time_left_s
 
 
-def planned(name: str, command: Command = Command.PREDICT) -> Planned:
-    return Planned(name=name, command=command, words=(name,), experiment={}, told={})
+def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
+    return PlannedRun(name=name, command=command, words=(name,), experiment={}, told={})
 
 
 class Told:
@@ -25,13 +25,13 @@ class Told:
         self.lines: list[tuple[str, str]] = []
         self.last: dict[str, str] = {}
 
-    def started(self, planned: Planned) -> None:
+    def started(self, planned: PlannedRun) -> None:
         self.lines.append(("started", planned.name))
 
-    def said(self, planned: Planned, words: str) -> None:
+    def said(self, planned: PlannedRun, words: str) -> None:
         self.last[planned.name] = words
 
-    def ended(self, planned: Planned, how: Ending, seconds: float) -> None:
+    def ended(self, planned: PlannedRun, how: Outcome, seconds: float) -> None:
         assert seconds > 0
         self.lines.append((how.value, planned.name))
 
@@ -43,7 +43,7 @@ Make = Callable[..., tuple[SweepFolder, Told]]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes runs with children that execute `program`; sys.argv[2] is the run's name."""
 
-    def made(program: str, *runs: Planned, n_jobs: int = 1) -> tuple[SweepFolder, Told]:
+    def made(program: str, *runs: PlannedRun, n_jobs: int = 1) -> tuple[SweepFolder, Told]:
         monkeypatch.setattr(work, "CHILD", ("-c", program))
         told = Told()
         with locked_folder(tmp_path / "s") as folder:
@@ -84,7 +84,9 @@ def test_what_was_told_to_end_has_not_failed(make: Make) -> None:
 
 def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
     """Each child waits long enough that those that may run beside it have started."""
-    runs = [planned(name, Command.RUN if name == "c" else Command.PREDICT) for name in "abcde"]
+    runs = [
+        planned(name, RunCommand.RUN if name == "c" else RunCommand.PREDICT) for name in "abcde"
+    ]
     _, told = make("import time; time.sleep(0.4)", *runs, n_jobs=2)
     running: set[str] = set()
     together: list[set[str]] = []
@@ -159,14 +161,14 @@ def test_failures_are_kept_and_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_name_tells_every_option(tmp_path: Path) -> None:
-    names = {run_name("x" * 200, c, w) for c in Command for w in (("a",), ("a", "b"), ("ab",))}
+    names = {run_name("x" * 200, c, w) for c in RunCommand for w in (("a",), ("a", "b"), ("ab",))}
     assert len(names) == 9
     assert {len(name) for name in names} == {120}
     assert not list(tmp_path.iterdir())
 
 
 def test_time_left_is_that_of_the_same_commands() -> None:
-    predict, run = Command.PREDICT, Command.RUN
+    predict, run = RunCommand.PREDICT, RunCommand.RUN
     assert time_left_s([], [predict], n_jobs=1) is None
     took = [(predict, 1.0), (predict, 3.0), (run, 10.0)]
     assert time_left_s(took, [predict, predict, run], n_jobs=2) == 2 / 2 + 2 / 2 + 10

@@ -6,22 +6,26 @@ from typing import Annotated
 
 import typer
 
-from meshscope.calibrate.calibrate import measured_profile, published_profile
-from meshscope.calibrate.request import USUAL_MAX_BYTES, USUAL_MAX_BYTES_CPU, CalibrationRequest
+from meshscope.backends.calibrate.calibrate import measured_profile, published_profile
+from meshscope.backends.calibrate.request import (
+    USUAL_MAX_BYTES,
+    USUAL_MAX_BYTES_CPU,
+    CalibrationRequest,
+)
 from meshscope.cli.options import JsonOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
-from meshscope.cli.progress import Progress
-from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.interconnect.points import read_points
+from meshscope.cli.progress import CompileProgress
 from meshscope.interconnect.profile import (
     ChipProfile,
     check_place,
     profile_folder,
     save_profile,
 )
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.report.calibration import profile_text
+from meshscope.interconnect.samples import read_points
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.views.calibration import profile_text
 
 
 def command(  # noqa: PLR0913  the options of the command
@@ -75,7 +79,7 @@ def command(  # noqa: PLR0913  the options of the command
             budget_s=budget,
             repeats=repeats,
         )
-        with Progress() as progress:
+        with CompileProgress() as progress:
             profile = measured_profile(
                 request, points_file=path.with_suffix(".points.csv"), progress=progress
             )

@@ -4,8 +4,8 @@ It ends when its parent is gone, which holds the other end of standard input: as
 what is half-written is removed.
 """
 
-from meshscope.children.inside import end_with_parent
 from meshscope.cli.main import main
+from meshscope.workers.worker_main import end_with_parent
 
 GRACE_S = 15.0  # to unwind; then the process ends as it is
 

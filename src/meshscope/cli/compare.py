@@ -8,14 +8,14 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
-from meshscope.report.document import compared, comparison_document, own_verdicts_document
-from meshscope.report.explanation import explanation_of
-from meshscope.report.explanation_document import explanation_document
-from meshscope.report.side import Side
-from meshscope.report.text import comparison_text
-from meshscope.rundir.read import read_run
-from meshscope.rundir.run import Run
-from meshscope.table.kinds import Source
+from meshscope.events.enums import Source
+from meshscope.store.read import read_run
+from meshscope.store.run import Run
+from meshscope.views.document import compared, comparison_document, own_verdicts_document
+from meshscope.views.explanation import explanation_of
+from meshscope.views.explanation_document import explanation_document
+from meshscope.views.side import Side
+from meshscope.views.text import comparison_text
 
 
 def command(

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from meshscope.backends.compile.compile import check_can_compile, compile_experiment
+from meshscope.backends.compile.cycles import Cycles
 from meshscope.cli.keeping import keep
 from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
@@ -16,21 +18,19 @@ from meshscope.cli.options import (
 )
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import asked_profile
-from meshscope.cli.progress import Progress
+from meshscope.cli.progress import CompileProgress
 from meshscope.cli.tracing import tell_python
-from meshscope.compile.compile import check_can_compile, compile_experiment
-from meshscope.compile.cycles import Cycles
+from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Engine
-from meshscope.report.document import run_document
-from meshscope.report.plain import plain
-from meshscope.report.text import run_text
-from meshscope.rundir.folder import new_folder
-from meshscope.rundir.history import earlier_compile
-from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO
-from meshscope.timing.timeline import write_timeline
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Engine
+from meshscope.store.folder import new_folder
+from meshscope.store.history import earlier_compile
+from meshscope.store.run import Run
+from meshscope.store.write import HLO
+from meshscope.views.document import run_document
+from meshscope.views.plain import plain
+from meshscope.views.text import run_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +94,10 @@ def _compiled_run(options: CompileOptions) -> Run:
     return replace(run, path=path)
 
 
-def _progress(experiment: Experiment, path: Path) -> Progress:
+def _progress(experiment: Experiment, path: Path) -> CompileProgress:
     """Says how long each phase will take, where a run beside this one compiled the same model."""
     earlier = earlier_compile(experiment.as_dict(), path.parent)
     if earlier is None:
-        return Progress()
+        return CompileProgress()
     expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}
-    return Progress(expected_s, told_by=plain(earlier.name))
+    return CompileProgress(expected_s, told_by=plain(earlier.name))

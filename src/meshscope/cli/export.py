@@ -11,19 +11,19 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import note, print_json
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.export.card import card_text
-from meshscope.export.ccl_bench import write_ccl_bench
-from meshscope.export.chakra import write_chakra
-from meshscope.export.chrome import write_chrome
-from meshscope.export.files import MARK, new_directory, new_file
-from meshscope.export.layout import Layout, layout_of
-from meshscope.export.perfetto import write_perfetto
-from meshscope.export.tables import write_csv, write_parquet
-from meshscope.rundir.read import read_run
-from meshscope.rundir.run import Run
+from meshscope.exporters.card import card_text
+from meshscope.exporters.ccl_bench import write_ccl_bench
+from meshscope.exporters.chakra import write_chakra
+from meshscope.exporters.chrome import write_chrome
+from meshscope.exporters.files import MARK, new_directory, new_file
+from meshscope.exporters.layout import TimelineLayout, layout_of
+from meshscope.exporters.perfetto import write_perfetto
+from meshscope.exporters.tables import write_csv, write_parquet
+from meshscope.store.read import read_run
+from meshscope.store.run import Run
 
 
-class Form(StrEnum):
+class ExportFormat(StrEnum):
     """What a run can be exported to."""
 
     PERFETTO = "perfetto"
@@ -39,15 +39,15 @@ class Form(StrEnum):
 MAX_RUNS = 24  # side by side in one plot
 
 # What the output is called when nobody says: the run's name and this.
-ENDINGS: dict[Form, str] = {
-    Form.PERFETTO: ".perfetto-trace",
-    Form.CHROME: ".trace.json.gz",
-    Form.CARD: ".card.yaml",
-    Form.CCL_BENCH: "-ccl-bench",
-    Form.CSV: ".csv",
-    Form.PARQUET: ".parquet",
-    Form.CHAKRA: "-chakra",
-    Form.PLOTS: "-plots",
+ENDINGS: dict[ExportFormat, str] = {
+    ExportFormat.PERFETTO: ".perfetto-trace",
+    ExportFormat.CHROME: ".trace.json.gz",
+    ExportFormat.CARD: ".card.yaml",
+    ExportFormat.CCL_BENCH: "-ccl-bench",
+    ExportFormat.CSV: ".csv",
+    ExportFormat.PARQUET: ".parquet",
+    ExportFormat.CHAKRA: "-chakra",
+    ExportFormat.PLOTS: "-plots",
 }
 
 
@@ -57,7 +57,7 @@ def command(
         typer.Argument(metavar="RUN...", help="The folder of a run; for plots, of several."),
     ],
     *,
-    to: Annotated[Form, typer.Option("--to", help="The form.")],
+    to: Annotated[ExportFormat, typer.Option("--to", help="The form.")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -90,9 +90,9 @@ def command(
     note(f"wrote {path}{f' ({note_of})' if note_of else ''}")
 
 
-def _place(runs: list[Path], to: Form, out: Path | None) -> Path:
+def _place(runs: list[Path], to: ExportFormat, out: Path | None) -> Path:
     """Where the export goes; SpecError for several runs where only one can be exported."""
-    if len(runs) > 1 and to is not Form.PLOTS:
+    if len(runs) > 1 and to is not ExportFormat.PLOTS:
         raise SpecError(
             f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
         )
@@ -109,20 +109,20 @@ def _place(runs: list[Path], to: Form, out: Path | None) -> Path:
     return runs[0].with_name(runs[0].resolve().name + ENDINGS[to])
 
 
-def _write(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+def _write(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     """Writes the export; what there is to say about it."""
     match to:
-        case Form.PLOTS:
+        case ExportFormat.PLOTS:
             return _write_plots([run], path, force=force)
-        case Form.CCL_BENCH | Form.CHAKRA:
+        case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
             return _write_folder(run, to, path, force=force)
-        case Form.PERFETTO | Form.CHROME:
+        case ExportFormat.PERFETTO | ExportFormat.CHROME:
             return _write_timeline(run, to, path, force=force)
-        case Form.CSV | Form.PARQUET | Form.CARD:
+        case ExportFormat.CSV | ExportFormat.PARQUET | ExportFormat.CARD:
             with new_file(path, force=force) as partial:
-                if to is Form.CSV:
+                if to is ExportFormat.CSV:
                     write_csv(run, partial)
-                elif to is Form.PARQUET:
+                elif to is ExportFormat.PARQUET:
                     write_parquet(run, partial)
                 else:
                     partial.write_text(card_text(run), encoding="utf-8")
@@ -131,10 +131,10 @@ def _write(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
             assert_never(to)
 
 
-def _write_timeline(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+def _write_timeline(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     layout = layout_of(run)
     with new_file(path, force=force) as partial, partial.open("wb") as raw:
-        if to is Form.PERFETTO:
+        if to is ExportFormat.PERFETTO:
             write_perfetto(layout, raw)
         elif path.suffix == ".gz":
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
@@ -147,37 +147,37 @@ def _write_timeline(run: Run, to: Form, path: Path, *, force: bool) -> str | Non
 def _write_plots(runs: list[Run], path: Path, *, force: bool) -> str | None:
     """A folder of PNG and SVG files; which plots the run cannot have, and why."""
     try:
-        from meshscope.export.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
+        from meshscope.views.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
     except ImportError as error:
         raise MissingToolError(
             "plots need matplotlib, which is not installed. Install the extra: pip install 'meshscope[plots]'."
         ) from error
     with new_directory(path, force=force) as partial:
         drawn = write_plots(runs, partial)
-        _mark(partial, Form.PLOTS)
+        _mark(partial, ExportFormat.PLOTS)
     missing = [f"no {one.name}: {one.reason}" for one in drawn if one.figure is None]
     return "; ".join([f"{len(drawn) - len(missing)} plots", *missing])
 
 
-def _mark(folder: Path, to: Form) -> None:
+def _mark(folder: Path, to: ExportFormat) -> None:
     """Says that the folder is an export, which may be replaced."""
     (folder / MARK).parent.mkdir(exist_ok=True)
     (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
 
 
-def _write_folder(run: Run, to: Form, path: Path, *, force: bool) -> str | None:
+def _write_folder(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     layout = layout_of(run)
     with new_directory(path, force=force) as partial:
-        if to is Form.CHAKRA:
+        if to is ExportFormat.CHAKRA:
             write_chakra(layout, partial)
         else:
             write_ccl_bench(run, layout, partial)
         _mark(partial, to)
-    is_whole = to is Form.CHAKRA
+    is_whole = to is ExportFormat.CHAKRA
     return _note_of(layout, is_whole=is_whole)
 
 
-def _note_of(layout: Layout, *, is_whole: bool = False) -> str | None:
+def _note_of(layout: TimelineLayout, *, is_whole: bool = False) -> str | None:
     told = [] if layout.is_time else ["the order of the schedule, not time"]
     if len(layout.devices) < layout.n_devices and not is_whole:
         told.append(f"the first {len(layout.devices)} of {layout.n_devices} devices")

@@ -10,29 +10,29 @@ from typing import Annotated, Any
 
 import typer
 
+from meshscope.backends.compile.import_hlo import read_imported
+from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cli.keeping import keep
 from meshscope.cli.making import new_manifest
 from meshscope.cli.options import ForceOption, JsonOption, OutOption, PlanOption, TopologyOption
 from meshscope.cli.output import new_console, note, print_all, print_json
-from meshscope.cli.progress import DONE, Progress
-from meshscope.compile.handed import compile_graph
-from meshscope.compile.imported import read_imported
+from meshscope.cli.progress import DONE, CompileProgress
+from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import Topology, parse_topology
-from meshscope.hlo.module import HloModule
-from meshscope.hlo.parse import read_hlo
-from meshscope.plan.plan import Plan, parse_plan
-from meshscope.plan.program import Frontend
-from meshscope.report.document import run_document
-from meshscope.report.plain import plain
-from meshscope.report.text import run_text
-from meshscope.rundir.folder import new_folder
-from meshscope.rundir.names import default_folder, safe_name
-from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase, Source
-from meshscope.timing.timeline import write_timeline
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.program import Frontend
+from meshscope.store.folder import new_folder
+from meshscope.store.folder_names import default_folder, safe_name
+from meshscope.store.run import Run
+from meshscope.store.write import HLO
+from meshscope.views.document import run_document
+from meshscope.views.plain import plain
+from meshscope.views.text import run_text
 
 
 def command(  # noqa: PLR0913  the options of the command
@@ -138,7 +138,7 @@ def _compiled(
     texts: list[Path] = []
     versions: Mapping[str, str] = {}
     began_s = time.monotonic()
-    with Progress() as progress:
+    with CompileProgress() as progress:
         for name, proto in zip(_kept_names(protos), protos, strict=True):
             text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
             n_done, n_left = len(texts), len(protos) - len(texts)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from meshscope.export.card import CARD, card_text
-from meshscope.report.document import metrics_document
-from meshscope.rundir.folder import new_folder
-from meshscope.rundir.run import Run
-from meshscope.rundir.write import write_run
+from meshscope.exporters.card import CARD, card_text
+from meshscope.store.folder import new_folder
+from meshscope.store.run import Run
+from meshscope.store.write import write_run
+from meshscope.views.document import metrics_document
 
 
 def kept(run: Run, path: Path, *, force: bool) -> Run:

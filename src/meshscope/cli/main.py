@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Subcommand:
     """A subcommand: its module is imported when it is used, so that the others cost nothing."""
 
     module: str
@@ -32,32 +32,34 @@ class Command:
 
 
 # In the order of --help.
-COMMANDS: dict[str, Command] = {
-    "predict": Command(
+COMMANDS: dict[str, Subcommand] = {
+    "predict": Subcommand(
         module="predict", summary="Predict the collectives of a plan, without compiler or JAX."
     ),
-    "compile": Command(
+    "compile": Subcommand(
         module="compile",
         summary="Compile for chips that are not there, into a run.",
     ),
-    "run": Command(module="run", summary="Run on live devices, time and profile them, into a run."),
-    "sweep": Command(
+    "run": Subcommand(
+        module="run", summary="Run on live devices, time and profile them, into a run."
+    ),
+    "sweep": Subcommand(
         module="sweep",
         summary="Make many runs, resuming after interruptions.",
     ),
-    "import": Command(
+    "import": Subcommand(
         module="import_", summary="Read HLO text that someone else dumped, into a run."
     ),
-    "show": Command(module="show", summary="Show a run."),
-    "compare": Command(
+    "show": Subcommand(module="show", summary="Show a run."),
+    "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
-    "report": Command(module="report", summary="Write a report for the browser, one HTML file."),
-    "export": Command(
+    "report": Subcommand(module="report", summary="Write a report for the browser, one HTML file."),
+    "export": Subcommand(
         module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
     ),
-    "sql": Command(module="sql", summary="Query the tables of one run or several with SQL."),
-    "calibrate": Command(
+    "sql": Subcommand(module="sql", summary="Query the tables of one run or several with SQL."),
+    "calibrate": Subcommand(
         module="calibrate", summary="Measure what the chip here does, into a profile."
     ),
 }
@@ -138,7 +140,7 @@ def _run() -> None:
 
 
 def _fail(message: str) -> None:
-    from meshscope.report.plain import plain  # noqa: PLC0415  only faults need it
+    from meshscope.views.plain import plain  # noqa: PLC0415  only faults need it
 
     lines = [plain(line) for line in message.splitlines()]
     sys.stderr.write("\n".join(["meshscope: " + lines[0], *lines[1:]]) + "\n")

@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from meshscope import __version__
+from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Measured
+from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
 from meshscope.predict import predict
 from meshscope.predict.memory import predicted_memory
-from meshscope.rundir.run import Manifest, Run
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase, Source
-from meshscope.table.measured import Measured
-from meshscope.table.timed import StepTime
-from meshscope.timing.predicted import predicted_times, timed_predictions
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.memory import Memory
+from meshscope.store.run import Manifest, Run
 
 # Environment variables that change what the compiler makes of a program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")

@@ -8,17 +8,17 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from meshscope.arch.config import read_model
 from meshscope.cli.profiles import ProfileOption
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.context import ContextForm
-from meshscope.plan.dispatch import DispatchForm
-from meshscope.plan.experiment import Experiment, experiment_of
-from meshscope.plan.kernels import Kernels
-from meshscope.plan.plan import parse_plan
-from meshscope.plan.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.plan.workload import Workload
-from meshscope.rundir.names import default_folder
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
 
 TopologyOption = Annotated[

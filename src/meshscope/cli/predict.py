@@ -6,8 +6,8 @@ from meshscope.cli.making import predicted_run
 from meshscope.cli.options import ExperimentOptions, asked_experiment, takes_experiment
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import asked_profile
-from meshscope.report.document import run_document
-from meshscope.report.text import run_text
+from meshscope.views.document import run_document
+from meshscope.views.text import run_text
 
 
 @takes_experiment

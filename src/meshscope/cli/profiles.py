@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import Chip
 from meshscope.interconnect.profile import ChipProfile, load_profile
+from meshscope.spec.hardware.chips import Chip
 
 ProfileOption = Annotated[
     Path | None,

@@ -10,7 +10,7 @@ from meshscope.cli.display import Display, LeftColumn, left_words, words_column
 DONE = "done"
 
 
-class Progress(Display):
+class CompileProgress(Display):
     """Called with a part of the work, what happens to it, and the seconds that it has left where known.
 
     `expected_s` is what each part is thought to take in all, where something tells; `told_by` is what.

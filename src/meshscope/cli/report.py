@@ -10,10 +10,10 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import note, print_json
 from meshscope.errors import RunError
-from meshscope.export.files import new_file
-from meshscope.report.page.page import page_html
-from meshscope.rundir.read import read_run
+from meshscope.exporters.files import new_file
+from meshscope.store.read import read_run
 from meshscope.units import format_bytes
+from meshscope.views.html.page import page_html
 
 REPORT = "report.html"
 MAX_RUNS = 24  # side by side; more are a table for `sql`

@@ -3,19 +3,19 @@
 from dataclasses import replace
 from pathlib import Path
 
+from meshscope.backends.compile.compile import read_phase
+from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.cli.profiles import asked_profile
-from meshscope.compile.compile import read_phase
-from meshscope.compile.imported import read_imported
-from meshscope.hardware.topology import parse_topology
-from meshscope.hlo.parse import read_hlo
-from meshscope.plan.experiment import experiment_from_dict
-from meshscope.plan.plan import parse_plan
-from meshscope.rundir.run import Run
-from meshscope.rundir.write import HLO
-from meshscope.table.collective import Collective
-from meshscope.table.kinds import Phase, Source
-from meshscope.table.timed import StepTime
-from meshscope.timing.predicted import predicted_times, timed_predictions
+from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import StepTime
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.experiment import experiment_from_dict
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.store.run import Run
+from meshscope.store.write import HLO
 
 
 def retimed(run: Run, profile_path: Path) -> Run:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from meshscope.arch.config import read_model
+from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
+from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.cli.keeping import keep
 from meshscope.cli.making import predicted_run, run_of
 from meshscope.cli.options import (
@@ -15,19 +16,18 @@ from meshscope.cli.options import (
 )
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.profiles import asked_profile
-from meshscope.cli.progress import Progress
+from meshscope.cli.progress import CompileProgress
 from meshscope.cli.tracing import tell_python
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import ChipKind
-from meshscope.hardware.topology import parse_topology
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Engine, Frontend
-from meshscope.report.document import run_document
-from meshscope.report.text import run_text
-from meshscope.run.checkpoint import Checkpoint, Texts
-from meshscope.run.run import RunOptions, check_can_run, run_experiment, run_process
-from meshscope.rundir.folder import new_folder
-from meshscope.rundir.run import Run
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.program import Engine, Frontend
+from meshscope.store.folder import new_folder
+from meshscope.store.run import Run
+from meshscope.views.document import run_document
+from meshscope.views.text import run_text
 
 
 def _command(options: LiveOptions) -> None:
@@ -56,13 +56,13 @@ def _usual_dtype(options: LiveOptions) -> str:
     return "f32" if parse_topology(options.topology).chip.kind is ChipKind.CPU else "bf16"
 
 
-def _prompt(options: LiveOptions) -> tuple[Texts | None, tuple[int, ...] | None]:
+def _prompt(options: LiveOptions) -> tuple[CheckpointText | None, tuple[int, ...] | None]:
     """The checkpoint's tokenizer and the prompt's tokens; None without a text."""
     if options.prompt_text is None:
         return None, None
     if options.checkpoint is None:
         raise SpecError("--prompt-text needs a tokenizer. Give --checkpoint DIR, too.")
-    texts = Texts(options.checkpoint)
+    texts = CheckpointText(options.checkpoint)
     return texts, texts.encoded(options.prompt_text)
 
 
@@ -79,7 +79,7 @@ def _check_checkpoint(experiment: Experiment, folder: Path) -> None:
     Checkpoint(folder).check(experiment)
 
 
-def _texts(texts: Texts | None, tokens: list[list[int]]) -> tuple[str, ...]:
+def _texts(texts: CheckpointText | None, tokens: list[list[int]]) -> tuple[str, ...]:
     """What was generated, each different text once."""
     if texts is None:
         return ()
@@ -92,7 +92,7 @@ class Prepared:
 
     experiment: Experiment
     live: RunOptions
-    texts: Texts | None
+    texts: CheckpointText | None
 
 
 def prepared(options: LiveOptions) -> Prepared:
@@ -133,11 +133,11 @@ def _live_run(options: LiveOptions) -> Run | None:
     profile = asked_profile(options.profile, experiment.topology.chip)
     predicted = predicted_run(experiment, profile)
     if live.process_id:
-        with TemporaryDirectory(prefix="meshscope-") as scratch, Progress() as progress:
+        with TemporaryDirectory(prefix="meshscope-") as scratch, CompileProgress() as progress:
             run_process(experiment, Path(scratch), live, progress=progress)
         return None
     with new_folder(path, force=options.force) as partial:
-        with Progress() as progress:
+        with CompileProgress() as progress:
             result = run_experiment(experiment, partial, live, progress=progress)
         measured = replace(result.measured, texts=_texts(asked.texts, result.tokens))
         run = run_of(experiment, predicted, result, measured=measured)

@@ -9,11 +9,11 @@ import typer
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import ProfileOption
-from meshscope.report.document import run_chip, run_document
-from meshscope.report.metrics import metrics_document, metrics_text
-from meshscope.report.roofs import roofline_lines
-from meshscope.report.text import run_text
-from meshscope.rundir.read import read_run
+from meshscope.store.read import read_run
+from meshscope.views.document import run_chip, run_document
+from meshscope.views.metrics import metrics_document, metrics_text
+from meshscope.views.roofs import roofline_lines
+from meshscope.views.text import run_text
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 

@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from meshscope.api.database import answer, database, run_folders
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
-from meshscope.query.database import answer, database, run_folders
-from meshscope.report.plain import plain
-from meshscope.report.tables import add_column, new_table
+from meshscope.views.plain import plain
+from meshscope.views.tables import add_column, new_table
 
 
 def command(

@@ -10,22 +10,22 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.cli.asking import option_names, planned_of
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
-from meshscope.cli.sweeping import SweepProgress
+from meshscope.cli.sweep_arguments import option_names, planned_of
+from meshscope.cli.sweep_progress import SweepProgress
 from meshscope.errors import MeshscopeError, RunError, SpecError
-from meshscope.report.plain import plain
-from meshscope.report.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
-from meshscope.report.tables import new_table
-from meshscope.rundir.names import RUNS, safe_name
-from meshscope.rundir.read import read_run
-from meshscope.rundir.write import write_table
+from meshscope.store.folder_names import RUNS, safe_name
+from meshscope.store.read import read_run
+from meshscope.store.write import write_table
 from meshscope.sweep.document import read_document
 from meshscope.sweep.expansion import Asked, experiments_of
 from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
-from meshscope.sweep.planned import Planned
+from meshscope.sweep.planned import PlannedRun
 from meshscope.sweep.work import make_runs
+from meshscope.views.plain import plain
+from meshscope.views.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
+from meshscope.views.tables import new_table
 
 MAX_TOLD = 20  # faults or failures in one message; the others are counted
 
@@ -92,10 +92,10 @@ def command(  # noqa: PLR0913  the options of the command
     _tell(folder, planned, rows, is_dry=dry_run, as_json=as_json)
 
 
-def _planned(file: Path) -> list[Planned]:
+def _planned(file: Path) -> list[PlannedRun]:
     """The runs that the file asks for, each once; one message with every fault."""
     asked = experiments_of(read_document(file), known=option_names())
-    found: dict[str, Planned] = {}
+    found: dict[str, PlannedRun] = {}
     faults: list[str] = []
     for one in asked:
         try:
@@ -113,7 +113,7 @@ def _planned(file: Path) -> list[Planned]:
     return list(found.values())
 
 
-def _note_repeated(asked: Sequence[Asked], found: dict[str, Planned]) -> None:
+def _note_repeated(asked: Sequence[Asked], found: dict[str, PlannedRun]) -> None:
     n = len(asked) - len(found)
     if n:
         note(f"{n} of {len(asked)} experiments are in the file more than once; each is made once")
@@ -124,7 +124,7 @@ def _some(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:MAX_TOLD], *more])
 
 
-def _check_in_the_way(folder: SweepFolder, planned: Sequence[Planned], ways: _Ways) -> None:
+def _check_in_the_way(folder: SweepFolder, planned: Sequence[PlannedRun], ways: _Ways) -> None:
     """RunError when places of runs hold something else, unless it is to be replaced."""
     faults: list[str] = []
     for one in planned:
@@ -140,7 +140,7 @@ def _check_in_the_way(folder: SweepFolder, planned: Sequence[Planned], ways: _Wa
         )
 
 
-def _state(folder: SweepFolder, planned: Planned) -> State:
+def _state(folder: SweepFolder, planned: PlannedRun) -> State:
     try:
         if folder.is_done(planned):
             return State.DONE
@@ -149,7 +149,7 @@ def _state(folder: SweepFolder, planned: Planned) -> State:
     return State.FAILED if planned.name in folder.failures else State.TO_DO
 
 
-def _make(folder: SweepFolder, planned: Sequence[Planned], ways: _Ways) -> None:
+def _make(folder: SweepFolder, planned: Sequence[PlannedRun], ways: _Ways) -> None:
     """Makes what is left to do."""
     for one in planned:
         if ways.retry_failed or _state(folder, one) is State.DONE:
@@ -164,12 +164,12 @@ def _make(folder: SweepFolder, planned: Sequence[Planned], ways: _Ways) -> None:
             make_runs(left, folder, n_jobs=ways.n_jobs, force=ways.force, progress=progress)
 
 
-def _kept(planned: Planned) -> dict[str, Any]:
+def _kept(planned: PlannedRun) -> dict[str, Any]:
     """What the folder keeps of an experiment."""
     return {"run": planned.name, "command": ["meshscope", planned.command, *planned.words]}
 
 
-def _rows(folder: SweepFolder, planned: Sequence[Planned]) -> dict[str, Row]:
+def _rows(folder: SweepFolder, planned: Sequence[PlannedRun]) -> dict[str, Row]:
     """The figures of the runs that are there, by name."""
     return {
         one.name: summary_row(one.name, read_run(folder.path / one.name))
@@ -186,7 +186,7 @@ def _write_summary(folder: SweepFolder, rows: Iterable[Row]) -> None:
 
 def _tell(
     folder: SweepFolder,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     rows: dict[str, Row],
     *,
     is_dry: bool,
@@ -205,7 +205,7 @@ def _tell(
         _complain(planned, states, folder.failures)
 
 
-def _results_table(planned: Sequence[Planned], rows: dict[str, Row]) -> RenderableType:
+def _results_table(planned: Sequence[PlannedRun], rows: dict[str, Row]) -> RenderableType:
     done = [one for one in planned if one.name in rows]
     return summary_table([rows[one.name] for one in done], [one.told for one in done])
 
@@ -216,7 +216,7 @@ def _count(folder: SweepFolder, states: dict[str, State]) -> str:
     return f"{len(found)} experiments: {', '.join(counts)}; in {folder.path}"
 
 
-def _plan_table(planned: Sequence[Planned], states: dict[str, State]) -> RenderableType:
+def _plan_table(planned: Sequence[PlannedRun], states: dict[str, State]) -> RenderableType:
     table = new_table("", "experiment", n_words=2)
     for one in planned:
         table.add_row(states[one.name].value, plain(str(one)))
@@ -225,7 +225,7 @@ def _plan_table(planned: Sequence[Planned], states: dict[str, State]) -> Rendera
 
 def _document(
     folder: SweepFolder,
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     states: dict[str, State],
     rows: dict[str, Row],
 ) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _document(
 
 
 def _complain(
-    planned: Sequence[Planned], states: dict[str, State], failures: Mapping[str, str]
+    planned: Sequence[PlannedRun], states: dict[str, State], failures: Mapping[str, str]
 ) -> None:
     """RunError when a run is not there."""
     faults = [

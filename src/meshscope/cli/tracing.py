@@ -3,9 +3,9 @@
 import sys
 
 from meshscope.cli.output import note
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Frontend
-from meshscope.torchxla.interpreter import VARIABLE, torchxla_python
+from meshscope.programs.torch_xla.interpreter import VARIABLE, torchxla_python
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Frontend
 
 
 def tell_python(experiment: Experiment) -> None:

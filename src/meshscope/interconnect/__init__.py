@@ -4,15 +4,15 @@ from meshscope.interconnect.constants import LinkConstants, RateConstants
 from meshscope.interconnect.geometry import GroupGeometry, geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines
 from meshscope.interconnect.loads import LinkLoad, link_loads
-from meshscope.interconnect.seconds import CollectiveTime, collective_seconds, collective_time
+from meshscope.interconnect.seconds import ModeledTime, collective_seconds, collective_time
 from meshscope.interconnect.stored import constants_of
 
 __all__ = [
     "CollectiveLine",
-    "CollectiveTime",
     "GroupGeometry",
     "LinkConstants",
     "LinkLoad",
+    "ModeledTime",
     "RateConstants",
     "collective_lines",
     "collective_seconds",

@@ -1,8 +1,8 @@
 """What a slice can carry across its middle: no all-to-all over all of it is faster than that."""
 
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import Topology
 from meshscope.interconnect.fabric import fabric_of
+from meshscope.spec.hardware.topology import Topology
 
 
 def n_bisection_links(topology: Topology) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import log
 
 from meshscope.errors import SpecError
-from meshscope.hardware.chips import Chip, ChipKind
+from meshscope.events.enums import Kind
 from meshscope.interconnect.gpu import Protocol, gpu_network_bytes_per_s
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.chips import Chip, ChipKind
 
 # Scaling book, part 3 ("typically around 1us"); part 2, question 5 uses the same. An older edition
 # of the page (@04d8de58) had half of it.

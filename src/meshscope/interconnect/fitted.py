@@ -11,8 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from meshscope.hardware.chips import Chip, ChipKind, chip_of
-from meshscope.hardware.topology import parse_topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import (
     KindRates,
     LinkConstants,
@@ -32,7 +31,8 @@ from meshscope.interconnect.gpu import (
 )
 from meshscope.interconnect.lines import collective_lines, fastest
 from meshscope.interconnect.published import POINTS, Point, fit_half
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.chips import Chip, ChipKind, chip_of
+from meshscope.spec.hardware.topology import parse_topology
 
 SMALL_BYTES = 1 << 16  # below, a time tells of the floor
 Points = tuple[Point, ...]

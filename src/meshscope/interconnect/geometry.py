@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from meshscope.errors import SpecError
-from meshscope.hardware.topology import Topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect.fabric import Fabric, Loads, fabric_of, loads_of
 from meshscope.interconnect.strategies import strategies_of
-from meshscope.plan.mesh import Groups
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.plan.mesh import Groups
 
 NETWORK = "network"
 KEPT_GEOMETRIES = 4096  # a sweep meets few hundred different groups

@@ -8,7 +8,7 @@ slower here than with trees.
 from dataclasses import dataclass
 
 from meshscope.errors import SpecError
-from meshscope.table.kinds import Kind
+from meshscope.events.enums import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshscope.interconnect.fabric import N_DIMS, Fabric
 from meshscope.interconnect.placement import IntArray
-from meshscope.plan.mesh import Groups
+from meshscope.spec.plan.mesh import Groups
 
 N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
 

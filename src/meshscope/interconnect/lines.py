@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshscope.errors import SpecError
-from meshscope.interconnect.choice import told_strategy, usual_strategies
+from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import LinkConstants, RateConstants
 from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
 from meshscope.interconnect.gpu import Protocol, share_of
-from meshscope.table.kinds import Kind
+from meshscope.interconnect.strategy_choice import told_strategy, usual_strategies
 
 KEPT_LINES = 1 << 15
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import ParseError, RunError
+from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import (
     LinkConstants,
 )
 from meshscope.interconnect.stored import constants_from_dict
-from meshscope.table.kinds import Kind
 
 SCHEMA = 1
 

@@ -8,11 +8,11 @@ kind and payload, is for fitting (`fit_half`); the others only judge.
 from dataclasses import dataclass
 from functools import cache
 
-from meshscope.hardware.topology import Topology, parse_topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect.placement import placement_of
-from meshscope.plan.mesh import Groups
-from meshscope.plan.plan import parse_plan
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.mesh import Groups
+from meshscope.spec.plan.plan import parse_plan
 
 XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"
 XPROF_V6E = "openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb"

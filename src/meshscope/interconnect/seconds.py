@@ -4,20 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.hardware.topology import Topology
+from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import LinkConstants, Spreads
 from meshscope.interconnect.fabric import FloatArray
 from meshscope.interconnect.geometry import GroupGeometry, geometry_of
 from meshscope.interconnect.lines import collective_lines, fastest
 from meshscope.interconnect.stored import constants_of
-from meshscope.plan.mesh import Groups
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.plan.mesh import Groups
 
 NOTHING = "nothing travels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
+class ModeledTime:
     """The time of one collective, and the interval in which 9 of 10 such lie; null where none is known.
 
     `is_extrapolated`: its chip, kind, size or group lies outside of what was measured; the interval
@@ -41,7 +41,7 @@ def collective_time(  # noqa: PLR0913  what a collective is
     topology: Topology,
     algorithm: str | None = None,
     constants: LinkConstants | None = None,
-) -> CollectiveTime:
+) -> ModeledTime:
     """Seconds of one collective over all its groups at once, with interval and strategy.
 
     `payload_bytes` by the nccl-tests rule (all-gather: output; reduce-scatter: input; all-to-all and
@@ -52,7 +52,7 @@ def collective_time(  # noqa: PLR0913  what a collective is
     geometry = geometry_of(topology, groups)
     lines = collective_lines(kind, geometry, constants, algorithm)
     if not lines:
-        return CollectiveTime(
+        return ModeledTime(
             seconds=0.0, low_s=0.0, high_s=0.0, is_extrapolated=False, strategy=NOTHING
         )
     best = fastest(lines, payload_bytes)
@@ -61,7 +61,7 @@ def collective_time(  # noqa: PLR0913  what a collective is
     spread = _spread(
         constants.spreads, is_short=best.is_short(payload_bytes), is_measured=is_measured
     )
-    return CollectiveTime(
+    return ModeledTime(
         seconds=seconds,
         low_s=None if spread is None else seconds / spread,
         high_s=None if spread is None else seconds * spread,

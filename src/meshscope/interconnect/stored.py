@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from meshscope.hardware.chips import Chip
+from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import (
     KindRates,
     LinkConstants,
@@ -20,7 +20,7 @@ from meshscope.interconnect.constants import (
     spec_constants,
 )
 from meshscope.interconnect.gpu import Protocol
-from meshscope.table.kinds import Kind
+from meshscope.spec.hardware.chips import Chip
 
 FITTED = "fitted.json"
 

@@ -15,11 +15,11 @@ from typing import assert_never
 
 import numpy as np
 
+from meshscope.events.enums import Kind
 from meshscope.interconnect.fabric import Fabric, Flow, hops_between
 from meshscope.interconnect.lattice import Lattice, lattice_of
 from meshscope.interconnect.placement import IntArray
-from meshscope.plan.mesh import Groups
-from meshscope.table.kinds import Kind
+from meshscope.spec.plan.mesh import Groups
 
 BOTH_WAYS = "ring, both ways"
 ONE_WAY = "ring, one way"

@@ -2,12 +2,12 @@
 
 from typing import assert_never
 
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Engine
-from meshscope.predict.meeting import Stage, Step, rows_of, steps_of
+from meshscope.events.collective import Collective
 from meshscope.predict.meshscope_engine import meshscope_stages
+from meshscope.predict.planned_collective import PlannedStep, Stage, rows_of, steps_of
 from meshscope.predict.vllm_engine import vllm_stages
-from meshscope.table.collective import Collective
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Engine
 
 __all__ = ["predict"]
 
@@ -25,7 +25,7 @@ def predict(experiment: Experiment) -> list[Collective]:
     ]
 
 
-def _stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
+def _stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
     match experiment.engine:
         case Engine.MESHSCOPE:
             return meshscope_stages(experiment, step)

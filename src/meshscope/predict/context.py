@@ -8,7 +8,10 @@ of compressed attention, E entries, M positions of an entry, C channels of a pos
 from collections.abc import Iterator
 from typing import assert_never
 
-from meshscope.arch.model import (
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.predict.planned_collective import PlannedCollective, PlannedStep
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import (
     Attention,
     AttentionKind,
     CompressedAttention,
@@ -16,21 +19,20 @@ from meshscope.arch.model import (
     LatentAttention,
     Layer,
 )
-from meshscope.plan.caches import layer_cache
-from meshscope.plan.context import (
+from meshscope.spec.plan.caches import layer_cache
+from meshscope.spec.plan.context_form import (
     ContextForm,
     cache_slots,
     index_candidates,
     local_tokens,
     ring_pairs,
 )
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.weights import stored_kv_heads
-from meshscope.predict.meeting import Meeting, Step
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.plan.weights import stored_kv_heads
 
 
-def context_meetings(experiment: Experiment, step: Step, layer: Layer) -> tuple[Meeting, ...]:
+def context_meetings(
+    experiment: Experiment, step: PlannedStep, layer: Layer
+) -> tuple[PlannedCollective, ...]:
     """The meetings of one layer over cp, in program order; none where cp is 1."""
     if experiment.plan.cp == 1:
         return ()
@@ -41,7 +43,7 @@ def context_meetings(experiment: Experiment, step: Step, layer: Layer) -> tuple[
     return (*_index_keys(experiment), *_blocks(experiment))
 
 
-def _blocks(experiment: Experiment) -> Iterator[Meeting]:
+def _blocks(experiment: Experiment) -> Iterator[PlannedCollective]:
     """Every array that keys are made of, around the ring or gathered."""
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
@@ -69,7 +71,7 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
             assert_never(attention)
 
 
-def _compressed(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
+def _compressed(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
     """The keys of all positions, and all entries or, where blocks are no whole windows, their makings.
 
     Where an entry takes part of the window before its own, so are the last windows of all blocks.
@@ -78,7 +80,7 @@ def _compressed(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
     n_local = local_tokens(plan, Phase.PREFILL, n_prompt)
     widths = {array.name: array.shape for array in layer_cache(experiment.model, plan, layer)}
 
-    def gathered(*shape: int) -> Meeting:
+    def gathered(*shape: int) -> PlannedCollective:
         whole = (_local_batch(experiment, Phase.PREFILL), *shape)
         return _meeting(experiment, Kind.ALL_GATHER, whole)
 
@@ -103,7 +105,7 @@ def _rate(attention: Attention, layer: Layer) -> int:
     return attention.sparse_rate if is_sparse else attention.heavy_rate
 
 
-def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
+def _index_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
     """An indexer chooses among all positions at once: every device has the one key head of all."""
     attention, workload = experiment.model.attention, experiment.workload
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
@@ -116,7 +118,7 @@ def _index_keys(experiment: Experiment) -> Iterator[Meeting]:
         yield _meeting(experiment, Kind.ALL_GATHER, shape)
 
 
-def _index_candidates(experiment: Experiment, layer: Layer) -> Iterator[Meeting]:
+def _index_candidates(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
     """The scores of the positions, or entries, that each device proposes, [b,1,n] of each."""
     attention, plan = experiment.model.attention, experiment.plan
     arrays = {array.name: array for array in layer_cache(experiment.model, plan, layer)}
@@ -129,7 +131,7 @@ def _index_candidates(experiment: Experiment, layer: Layer) -> Iterator[Meeting]
     yield _meeting(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
-def _merged(experiment: Experiment) -> Iterator[Meeting]:
+def _merged(experiment: Experiment) -> Iterator[PlannedCollective]:
     """The maxima [b,1,N] of all devices, then their numerators and denominators [b,1,N(H+1)]."""
     attention, plan = experiment.model.attention, experiment.plan
     match attention:
@@ -158,9 +160,9 @@ def _meeting(
     *,
     count: int = 1,
     dtype: str | None = None,
-) -> Meeting:
+) -> PlannedCollective:
     groups = experiment.plan.mesh.groups("cp")
-    return Meeting(
+    return PlannedCollective(
         part=Part.ATTN,
         kind=kind,
         axis="cp",

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from meshscope.plan.caches import device_cache_bytes
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.memory import Memory
-from meshscope.plan.program import Engine
-from meshscope.plan.stages import stage_layers
-from meshscope.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.predict.vllm_engine import stored_vocab
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.stages import stage_layers
+from meshscope.spec.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
+from meshscope.spec.program import Engine
 
 
 def predicted_memory(experiment: Experiment) -> Memory:

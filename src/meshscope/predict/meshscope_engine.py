@@ -6,12 +6,16 @@ Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabu
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from meshscope.arch.model import CompressedAttention, Layer, MlpKind, Model
-from meshscope.plan.context import local_tokens
-from meshscope.plan.dispatch import Dispatch, exchange_axes, routed_tokens
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.plan import Plan
-from meshscope.plan.weights import (
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.predict.context import context_meetings
+from meshscope.predict.pipeline import pipelined
+from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import CompressedAttention, Layer, MlpKind, Model
+from meshscope.spec.plan.context_form import local_tokens
+from meshscope.spec.plan.dispatch import Dispatch, exchange_axes, routed_tokens
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import (
     Weight,
     attention_weights,
     dense_weights,
@@ -20,11 +24,7 @@ from meshscope.plan.weights import (
     padded_vocab,
     shared_weights,
 )
-from meshscope.plan.workload import Workload
-from meshscope.predict.context import context_meetings
-from meshscope.predict.meeting import Meeting, Stage, Step
-from meshscope.predict.pipeline import pipelined
-from meshscope.table.kinds import Kind, Part, Phase
+from meshscope.spec.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class _Program:
     """One step of the decoder as one device runs it, on one of its micro-batches or on all."""
 
     experiment: Experiment
-    step: Step
+    step: PlannedStep
     n_microbatches: int = 1
 
     @property
@@ -73,7 +73,7 @@ class _Program:
         return self.plan.sp and (is_prefill or self.local_batch % self.plan.tp == 0)
 
 
-def meshscope_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
+def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
     """The meetings of one step of our program, by stage of its pipeline if it has one."""
     program = _Program(
         experiment=experiment,
@@ -101,7 +101,7 @@ def _split_residual(program: _Program) -> tuple[int, ...]:
     return (batch, n_tokens, *width)
 
 
-def _layer(program: _Program, layer: Layer) -> tuple[Meeting, ...]:
+def _layer(program: _Program, layer: Layer) -> tuple[PlannedCollective, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
     weights = _used(program, attention_weights(model, plan, layer))
@@ -122,7 +122,7 @@ def _used(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     return tuple(w for w in weights if w.name not in {"index_wq", "index_weights"})
 
 
-def _embedded(program: _Program) -> tuple[Meeting, ...]:
+def _embedded(program: _Program) -> tuple[PlannedCollective, ...]:
     """Each tp device looks up its share of the vocabulary; the sum of the shares is the residual stream."""
     return (*_gathered(program, Part.EMBED, _table(program)), *_summed(program, Part.EMBED))
 
@@ -145,8 +145,8 @@ def _block(
     program: _Program,
     part: Part,
     weights: tuple[Weight, ...],
-    across: tuple[Meeting, ...] = (),
-) -> tuple[Meeting, ...]:
+    across: tuple[PlannedCollective, ...] = (),
+) -> tuple[PlannedCollective, ...]:
     """Attention or MLP: the whole residual stream in, a partial sum over tp out."""
     return (
         *_entered(program, part),
@@ -156,7 +156,7 @@ def _block(
     )
 
 
-def _mixture(program: _Program) -> tuple[Meeting, ...]:
+def _mixture(program: _Program) -> tuple[PlannedCollective, ...]:
     """A mixture of experts.
 
     Where rows travel over tp, too, each device routes its own tokens and the shared experts are a
@@ -180,7 +180,7 @@ def _mixture(program: _Program) -> tuple[Meeting, ...]:
     return (*routed, *together, *(_block(program, Part.MOE_SHARED, shared) if shared else ()))
 
 
-def _dispatched(program: _Program) -> Iterator[Meeting]:
+def _dispatched(program: _Program) -> Iterator[PlannedCollective]:
     """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
@@ -191,7 +191,7 @@ def _dispatched(program: _Program) -> Iterator[Meeting]:
     yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, _sent(program, dispatch))
 
 
-def _combined(program: _Program) -> Iterator[Meeting]:
+def _combined(program: _Program) -> Iterator[PlannedCollective]:
     """The rows back to their tokens."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
@@ -219,9 +219,9 @@ def _exchange(  # noqa: PLR0913  a meeting's own fields
     shape: tuple[int, ...],
     *,
     dtype: str | None = None,
-) -> Meeting:
+) -> PlannedCollective:
     mesh = program.plan.mesh
-    return Meeting(
+    return PlannedCollective(
         part=part,
         kind=kind,
         axis="+".join(name for name in mesh.names if name in dispatch.axes),
@@ -231,14 +231,14 @@ def _exchange(  # noqa: PLR0913  a meeting's own fields
     )
 
 
-def _regathered(program: _Program) -> tuple[Meeting, ...]:
+def _regathered(program: _Program) -> tuple[PlannedCollective, ...]:
     """The tokens that each device of tp routed, on all of them again; padding included."""
     n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
 
-def _logits(program: _Program) -> tuple[Meeting, ...]:
+def _logits(program: _Program) -> tuple[PlannedCollective, ...]:
     """The last token of every sequence to every tp device, then the logits of the whole vocabulary."""
     logits = (program.local_batch, padded_vocab(program.model, program.plan))
     return (
@@ -248,7 +248,7 @@ def _logits(program: _Program) -> tuple[Meeting, ...]:
     )
 
 
-def _last(program: _Program) -> tuple[Meeting, ...]:
+def _last(program: _Program) -> tuple[PlannedCollective, ...]:
     """In prefill one device has the last token and the others add zeros; in decode each of tp has a share."""
     batch, n_tokens, hidden = program.residual
     if program.step.phase is Phase.DECODE:
@@ -258,7 +258,7 @@ def _last(program: _Program) -> tuple[Meeting, ...]:
     if not axes:
         return ()
     return (
-        Meeting(
+        PlannedCollective(
             part=Part.LM_HEAD,
             kind=Kind.ALL_REDUCE,
             axis="+".join(axes),
@@ -269,33 +269,37 @@ def _last(program: _Program) -> tuple[Meeting, ...]:
     )
 
 
-def _entered(program: _Program, part: Part) -> tuple[Meeting, ...]:
+def _entered(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
     """The residual stream whole again, where it is split."""
     return _tp(program, part, Kind.ALL_GATHER, program.residual) if program.is_split else ()
 
 
-def _summed(program: _Program, part: Part) -> tuple[Meeting, ...]:
+def _summed(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
     """The partial sums of the tp devices, added up: whole on each, or each its share of the sum."""
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
     return _tp(program, part, kind, program.residual)
 
 
-def _tp(program: _Program, part: Part, kind: Kind, shape: tuple[int, ...]) -> tuple[Meeting, ...]:
+def _tp(
+    program: _Program, part: Part, kind: Kind, shape: tuple[int, ...]
+) -> tuple[PlannedCollective, ...]:
     """One meeting of the tp devices with activations; none where tp is 1."""
     if program.plan.tp == 1:
         return ()
     dtype = program.workload.activation_dtype
     groups = program.plan.mesh.groups("tp")
-    return (Meeting(part=part, kind=kind, axis="tp", groups=groups, shape=shape, dtype=dtype),)
+    return (
+        PlannedCollective(part=part, kind=kind, axis="tp", groups=groups, shape=shape, dtype=dtype),
+    )
 
 
-def _gathered(program: _Program, part: Part, *weights: Weight) -> tuple[Meeting, ...]:
+def _gathered(program: _Program, part: Part, *weights: Weight) -> tuple[PlannedCollective, ...]:
     """One all-gather for each weight that fsdp splits; none where fsdp is 1."""
     plan, dtype = program.plan, program.workload.weight_dtype
     if plan.fsdp == 1:
         return ()
     return tuple(
-        Meeting(
+        PlannedCollective(
             part=part,
             kind=Kind.ALL_GATHER,
             axis="fsdp",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.program import Engine
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Engine
 from meshscope.units import DTYPE_BITS
 
 

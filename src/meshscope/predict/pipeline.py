@@ -6,14 +6,14 @@ also while it is idle; what arrives then is not used, but it has been sent (see 
 
 from dataclasses import replace
 
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.stages import n_ticks, stage_layers
-from meshscope.predict.meeting import Meeting, Stage, Step
-from meshscope.table.kinds import Kind, Part
+from meshscope.events.enums import Kind, Part
+from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.stages import n_ticks, stage_layers
 
 
 def pipelined(
-    experiment: Experiment, step: Step, *, whole: Stage, handed_on: tuple[int, ...]
+    experiment: Experiment, step: PlannedStep, *, whole: Stage, handed_on: tuple[int, ...]
 ) -> tuple[Stage, ...]:
     """The stages of a step, and last, without index, what all of them do together.
 
@@ -25,15 +25,19 @@ def pipelined(
         return (whole,)
     n_microbatches = experiment.n_microbatches(step.phase)
 
-    found: dict[tuple[int, int, int], tuple[Meeting, ...]] = {}
+    found: dict[tuple[int, int, int], tuple[PlannedCollective, ...]] = {}
 
-    def of_stage(meetings: tuple[Meeting, ...], stage: int, count: int) -> tuple[Meeting, ...]:
+    def of_stage(
+        meetings: tuple[PlannedCollective, ...], stage: int, count: int
+    ) -> tuple[PlannedCollective, ...]:
         key = (id(meetings), stage, count)  # layers of one kind have the same meetings
         if key not in found:
             found[key] = moved(meetings, stage, count)
         return found[key]
 
-    def moved(meetings: tuple[Meeting, ...], stage: int, count: int) -> tuple[Meeting, ...]:
+    def moved(
+        meetings: tuple[PlannedCollective, ...], stage: int, count: int
+    ) -> tuple[PlannedCollective, ...]:
         return tuple(
             replace(m, groups=plan.mesh.groups_of_stage(m.groups, stage), count=m.count * count)
             for m in meetings
@@ -57,11 +61,13 @@ def pipelined(
     return (*stages, Stage(before=(), layers=(), after=(_sampled(experiment),)))
 
 
-def _handed_on(experiment: Experiment, step: Step, sender: int, shape: tuple[int, ...]) -> Meeting:
+def _handed_on(
+    experiment: Experiment, step: PlannedStep, sender: int, shape: tuple[int, ...]
+) -> PlannedCollective:
     """Each device of the stage to its peer in the next, in every tick."""
     mesh = experiment.plan.mesh
     workers = mesh.groups("pp")  # the devices at the same place of every stage
-    return Meeting(
+    return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,
         axis="pp",
@@ -72,10 +78,10 @@ def _handed_on(experiment: Experiment, step: Step, sender: int, shape: tuple[int
     )
 
 
-def _sampled(experiment: Experiment) -> Meeting:
+def _sampled(experiment: Experiment) -> PlannedCollective:
     """The next tokens, which the last stage knows, to all stages: the others add zeros."""
     plan = experiment.plan
-    return Meeting(
+    return PlannedCollective(
         part=Part.SAMPLE,
         kind=Kind.ALL_REDUCE,
         axis="pp",

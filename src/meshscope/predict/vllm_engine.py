@@ -8,14 +8,14 @@ in one step. `docs/paper.md` tells where the paper contradicts itself.
 
 from collections.abc import Iterator
 
-from meshscope.arch.model import GroupedAttention, Model
 from meshscope.errors import PlanError
-from meshscope.plan.experiment import Experiment
-from meshscope.plan.mesh import Groups
-from meshscope.plan.plan import Plan
-from meshscope.plan.stages import stage_layers
-from meshscope.predict.meeting import Meeting, Stage, Step
-from meshscope.table.kinds import Kind, Part
+from meshscope.events.enums import Kind, Part
+from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import GroupedAttention, Model
+from meshscope.spec.plan.mesh import Groups
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.stages import stage_layers
 
 # A stage hands on `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
 N_BOUNDARY_TENSORS = 2
@@ -29,7 +29,7 @@ def stored_vocab(model: Model) -> int:
     return -(-model.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def vllm_stages(experiment: Experiment, step: Step) -> tuple[Stage, ...]:
+def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
     """The meetings of one step, for one worker of each pipeline stage."""
     _check_plan(experiment.model, experiment.plan)
     plan = experiment.plan
@@ -63,7 +63,7 @@ def _check_plan(model: Model, plan: Plan) -> None:
         )
 
 
-def _entry(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+def _entry(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
     """The first stage embeds; another receives a slice of each tensor and puts the slices together."""
     if stage == 0:
         yield from _tp(
@@ -81,13 +81,13 @@ def _entry(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
     )
 
 
-def _layer(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+def _layer(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
     """The two row-parallel products of a layer end in a sum over tp."""
     for part in (Part.ATTN, Part.MLP):
         yield from _tp(experiment, stage, part, Kind.ALL_REDUCE, _hidden_states(experiment, step))
 
 
-def _exit(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
+def _exit(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
     """The last stage gathers the last token's logits to one worker; another sends its tensors on.
 
     The payload of the gather is what one worker gives, as the paper counts it.
@@ -100,7 +100,7 @@ def _exit(experiment: Experiment, step: Step, stage: int) -> Iterator[Meeting]:
     yield from _tp(experiment, stage, Part.LM_HEAD, Kind.GATHER, logits)
 
 
-def _hidden_states(experiment: Experiment, step: Step) -> tuple[int, int]:
+def _hidden_states(experiment: Experiment, step: PlannedStep) -> tuple[int, int]:
     """[tokens, hidden]: vLLM lays the tokens of all sequences in one row."""
     return (experiment.workload.batch * step.n_tokens, experiment.model.hidden)
 
@@ -118,10 +118,10 @@ def _tp(  # noqa: PLR0913  a meeting's own fields
     shape: tuple[int, ...],
     *,
     count: int = 1,
-) -> Iterator[Meeting]:
+) -> Iterator[PlannedCollective]:
     """A meeting of the tp workers of a stage; none where tp is 1."""
     if experiment.plan.tp > 1:
-        yield Meeting(
+        yield PlannedCollective(
             part=part,
             kind=kind,
             axis="tp",
@@ -132,11 +132,13 @@ def _tp(  # noqa: PLR0913  a meeting's own fields
         )
 
 
-def _boundary(experiment: Experiment, step: Step, kind: Kind, sender: int) -> Meeting:
+def _boundary(
+    experiment: Experiment, step: PlannedStep, kind: Kind, sender: int
+) -> PlannedCollective:
     """Each worker of stage `sender` hands its slice of both tensors to its peer in the next stage."""
     workers = _workers(experiment.plan)
     n_tokens, hidden = _hidden_states(experiment, step)
-    return Meeting(
+    return PlannedCollective(
         part=Part.STAGE,
         kind=kind,
         axis="pp",

@@ -1,1 +1,1 @@
-"""The JAX programs: one decoder for every family, sharded by a plan."""
+"""Programs written in each front end, and the partitioned modules they lower to."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import RunError
-from meshscope.rundir.folder import TOOL, remove_leftovers
-from meshscope.rundir.read import read_manifest
-from meshscope.sweep.planned import Planned
+from meshscope.store.folder import TOOL, remove_leftovers
+from meshscope.store.read import read_manifest
+from meshscope.sweep.planned import PlannedRun
 
 try:
     import fcntl
@@ -44,21 +44,21 @@ class SweepFolder:
         """What was said of each run that could not be made, by name."""
         return dict(self._failures)
 
-    def keep_failure(self, planned: Planned, message: str) -> None:
+    def keep_failure(self, planned: PlannedRun, message: str) -> None:
         """Keeps what was said, and which command said it."""
         self._failures[planned.name] = message
         self._write_failures()
 
-    def forget_failure(self, planned: Planned) -> None:
+    def forget_failure(self, planned: PlannedRun) -> None:
         """Forgets a failure, so that the run is tried again."""
         if self._failures.pop(planned.name, None) is not None:
             self._write_failures()
 
-    def log(self, planned: Planned) -> Path:
+    def log(self, planned: PlannedRun) -> Path:
         """Where the command that makes the run writes what it says, until it has ended."""
         return self.path / f".{planned.name}.log"
 
-    def is_done(self, planned: Planned) -> bool:
+    def is_done(self, planned: PlannedRun) -> bool:
         """Whether the run is there; RunError where the place holds something else."""
         path = self.path / planned.name
         if not os.path.lexists(path):
@@ -160,7 +160,7 @@ def _wait_for_lock(lock: int, path: Path) -> None:
             return
 
 
-def _differing(manifest: Mapping[str, Any], planned: Planned) -> str | None:
+def _differing(manifest: Mapping[str, Any], planned: PlannedRun) -> str | None:
     """What of the run is not as planned; names that only one version of the experiment has are left out."""
     if manifest.get("source") != planned.command.source.value:
         return "source"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from meshscope.rundir.names import MAX_NAME, safe_name
-from meshscope.table.kinds import Source
+from meshscope.events.enums import Source
+from meshscope.store.folder_names import MAX_NAME, safe_name
 
 
-class Command(StrEnum):
+class RunCommand(StrEnum):
     """The commands that make a run of an experiment."""
 
     PREDICT = "predict"
@@ -21,16 +21,16 @@ class Command(StrEnum):
     def source(self) -> Source:
         """The strongest source of the runs that the command makes."""
         match self:
-            case Command.PREDICT:
+            case RunCommand.PREDICT:
                 return Source.PREDICTED
-            case Command.COMPILE:
+            case RunCommand.COMPILE:
                 return Source.COMPILED
-            case Command.RUN:
+            case RunCommand.RUN:
                 return Source.MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """One run to be made by `meshscope COMMAND WORDS`.
 
     `name` is that of its folder, `experiment` what its manifest will hold, `told` its options for
@@ -38,7 +38,7 @@ class Planned:
     """
 
     name: str
-    command: Command
+    command: RunCommand
     words: tuple[str, ...]
     experiment: Mapping[str, Any]
     told: Mapping[str, str | int | float | bool]
@@ -50,7 +50,7 @@ class Planned:
         return " ".join([self.command.value, *told])
 
 
-def run_name(readable: str, command: Command, words: tuple[str, ...]) -> str:
+def run_name(readable: str, command: RunCommand, words: tuple[str, ...]) -> str:
     """The name of the folder: readable, and another one for any other option."""
     digest = hashlib.sha256("\0".join([command.value, *words]).encode()).hexdigest()[:8]
     end = f"-{command}-{digest}"

@@ -12,9 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from meshscope.children.endings import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 from meshscope.sweep.folder import SweepFolder
-from meshscope.sweep.planned import Command, Planned
+from meshscope.sweep.planned import PlannedRun, RunCommand
+from meshscope.workers.exit_status import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
 
 POLL_S = 0.02
 WAIT_FOR_END_S = 20.0  # a child that is told to end removes what it wrote
@@ -32,7 +32,7 @@ INTERRUPTED = (
 )
 
 
-class Ending(StrEnum):
+class Outcome(StrEnum):
     """How the making of a run ended."""
 
     DONE = "done"
@@ -40,22 +40,22 @@ class Ending(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class Progress(Protocol):
+class SweepListener(Protocol):
     """Is told what happens."""
 
-    def started(self, planned: Planned) -> None:
+    def started(self, planned: PlannedRun) -> None:
         """The run is being made."""
 
-    def said(self, planned: Planned, words: str) -> None:
+    def said(self, planned: PlannedRun, words: str) -> None:
         """The last thing that its command said."""
 
-    def ended(self, planned: Planned, how: Ending, seconds: float) -> None:
+    def ended(self, planned: PlannedRun, how: Outcome, seconds: float) -> None:
         """It is made, or could not be."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Child:
-    planned: Planned
+    planned: PlannedRun
     process: subprocess.Popen[bytes]
     log: Path
     started_s: float
@@ -73,12 +73,12 @@ class _Child:
 
 
 def make_runs(
-    planned: Iterable[Planned],
+    planned: Iterable[PlannedRun],
     folder: SweepFolder,
     *,
     n_jobs: int,
     force: bool,
-    progress: Progress,
+    progress: SweepListener,
 ) -> None:
     """Makes the runs in their order, so many at a time; what fails is kept, and stops nothing.
 
@@ -100,14 +100,14 @@ def make_runs(
         _end(running)
 
 
-def _has_room(planned: Planned, running: Sequence[_Child], n_jobs: int) -> bool:
+def _has_room(planned: PlannedRun, running: Sequence[_Child], n_jobs: int) -> bool:
     if not running:
         return True
-    is_live = planned.command is Command.RUN or running[0].planned.command is Command.RUN
+    is_live = planned.command is RunCommand.RUN or running[0].planned.command is RunCommand.RUN
     return not is_live and len(running) < n_jobs
 
 
-def _started(planned: Planned, folder: SweepFolder, *, force: bool) -> _Child:
+def _started(planned: PlannedRun, folder: SweepFolder, *, force: bool) -> _Child:
     """The command in a child that holds our lock, and our pipe: it ends when we do, however we end."""
     out = ("--out", str(folder.path / planned.name), *(["--force"] if force else []))
     command = [sys.executable, *CHILD, planned.command.value, *planned.words, *out]
@@ -123,18 +123,18 @@ def _started(planned: Planned, folder: SweepFolder, *, force: bool) -> _Child:
     return _Child(planned=planned, process=process, log=path, started_s=time.monotonic())
 
 
-def _settled(child: _Child, folder: SweepFolder) -> tuple[Ending, float]:
+def _settled(child: _Child, folder: SweepFolder) -> tuple[Outcome, float]:
     """How the child ended, and the seconds it took; a failure is kept in the folder."""
     seconds, code = time.monotonic() - child.started_s, child.process.returncode
     said = child.said()
     child.log.unlink()
     child.close()
     if code in INTERRUPTED:
-        return Ending.INTERRUPTED, seconds
+        return Outcome.INTERRUPTED, seconds
     if code:
         folder.keep_failure(child.planned, failure_words(code, said))
-        return Ending.FAILED, seconds
-    return Ending.DONE, seconds
+        return Outcome.FAILED, seconds
+    return Outcome.DONE, seconds
 
 
 def failure_words(returncode: int, log: str) -> str:
@@ -175,7 +175,7 @@ def _end(running: Sequence[_Child]) -> None:
 
 
 def time_left_s(
-    took: Sequence[tuple[Command, float]], waiting: Sequence[Command], *, n_jobs: int
+    took: Sequence[tuple[RunCommand, float]], waiting: Sequence[RunCommand], *, n_jobs: int
 ) -> float | None:
     """Seconds that the waiting runs will take, by the mean of those made so far; None before the first.
 
@@ -186,5 +186,5 @@ def time_left_s(
     total = 0.0
     for command in waiting:
         own = [seconds for made, seconds in took if made is command] or [s for _, s in took]
-        total += sum(own) / len(own) / (1 if command is Command.RUN else n_jobs)
+        total += sum(own) / len(own) / (1 if command is RunCommand.RUN else n_jobs)
     return total

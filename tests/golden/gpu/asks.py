@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.cli.options import ExperimentOptions, asked_experiment
-from meshscope.plan.experiment import Experiment
+from meshscope.spec.experiment import Experiment
 
 GPU_DIR = Path(__file__).parent
 DENSE: dict[str, Any] = {

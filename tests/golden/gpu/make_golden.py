@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from asks import ASKS, GPU_DIR, asked
 
-from meshscope.compile.compile import compile_experiment
+from meshscope.backends.compile.compile import compile_experiment
 
 
 def main(word: str) -> None:

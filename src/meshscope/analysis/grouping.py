@@ -1,0 +1,76 @@
+"""Collectives that differ only in their layer become one group, for display and for --json."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from meshscope.events.collective import Collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Collectives of one or more layers that are equal in everything else.
+
+    In `row`, `count` is the times in one step of the phase over all `layers` together, and `layer`
+    and `hlo_name` are null where the members differ in them. `layers` is empty outside layers.
+    `dur_s` and `exposed_s` are means over all executions, null where one of them is not known;
+    `start_s` is that of the first.
+    """
+
+    row: Collective
+    layers: tuple[int, ...]
+
+
+def grouped(rows: Iterable[Collective]) -> list[Group]:
+    """The groups of these rows, in the order of their first members."""
+    members: dict[tuple[Collective, bool], list[Collective]] = {}
+    for row in rows:
+        members.setdefault((without_place(row), row.layer is None), []).append(row)
+    return [_group(shared, rows_of_key) for (shared, _), rows_of_key in members.items()]
+
+
+def without_place(row: Collective) -> Collective:
+    """The row without layer, instruction name, count and times: what the members of a group share."""
+    untimed = replace(row, start_s=None, dur_s=None, exposed_s=None, time_basis=None)
+    return replace(untimed, layer=None, hlo_name=None, count=1)
+
+
+def _group(shared: Collective, members: Sequence[Collective]) -> Group:
+    layers = {member.layer for member in members}
+    names = {member.hlo_name for member in members}
+    row = replace(
+        shared,
+        layer=members[0].layer if len(layers) == 1 else None,
+        hlo_name=members[0].hlo_name if len(names) == 1 else None,
+        count=sum(member.count for member in members),
+        time_basis=members[0].time_basis
+        if len({member.time_basis for member in members}) == 1
+        else None,
+        start_s=_first(members),
+        dur_s=_mean(members, [member.dur_s for member in members]),
+        exposed_s=_mean(members, [member.exposed_s for member in members]),
+    )
+    return Group(row=row, layers=tuple(sorted(layer for layer in layers if layer is not None)))
+
+
+def _first(members: Sequence[Collective]) -> float | None:
+    return min((m.start_s for m in members if m.start_s is not None), default=None)
+
+
+def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> float | None:
+    """The mean over executions; None where a member's is not known."""
+    known = [s for s in seconds if s is not None]
+    n = sum(member.count for member in members)
+    if len(known) < len(members) or not n:
+        return None
+    return sum(m.count * s for m, s in zip(members, known, strict=True)) / n
+
+
+def layer_ranges(layers: Sequence[int]) -> str:
+    """Sorted layer indices as ranges, e.g. `0-31, 40`; nothing outside layers."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    return ", ".join("-".join(map(str, run)) for run in runs)

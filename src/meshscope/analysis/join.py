@@ -1,0 +1,292 @@
+"""Two event tables side by side: which collectives agree, and what the right one does otherwise.
+
+Rows are matched by meaning, never by opcode. A match consumes counts, so that nothing is compared
+twice and nothing is dropped: what finds no partner is `missing` (only left) or `extra` (only right).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from typing import assert_never
+
+from meshscope.analysis.grouping import without_place
+from meshscope.events.collective import Collective, Groups
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.units import format_shape
+
+
+class Verdict(StrEnum):
+    """What the comparison says about a collective; left is what was asked for."""
+
+    EQUAL = "equal"
+    COSTLIER = "costlier"  # same meaning; the right opcode sends more bytes
+    CHEAPER = "cheaper"  # same meaning; the right opcode sends fewer bytes
+    CHANGED = "changed"  # another kind, shape, axis or place
+    MISSING = "missing"  # only left
+    EXTRA = "extra"  # only right
+
+
+SAME_MEANING = frozenset({Verdict.EQUAL, Verdict.COSTLIER, Verdict.CHEAPER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """One verdict about equal collectives of one or more layers.
+
+    `left` and `right` stand for all of them: each has `count` 1 and no layer. `count` is the times
+    in one step of the phase over all `layers` together, the same on both sides.
+    """
+
+    verdict: Verdict
+    layers: tuple[int, ...]
+    count: int
+    left: Collective | None
+    right: Collective | None
+    note: str | None = None
+
+    @property
+    def shown(self) -> Collective:
+        """The right row, or the left one where there is no right."""
+        row = self.right or self.left
+        assert row is not None
+        return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All verdicts about two tables, in the order of phase and part."""
+
+    matches: tuple[Match, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every collective has an equal partner, at the same cost."""
+        return all(match.verdict is Verdict.EQUAL for match in self.matches)
+
+    @property
+    def is_same_meaning(self) -> bool:
+        """Whether every collective has a partner of the same meaning, at whatever cost."""
+        return all(match.verdict in SAME_MEANING for match in self.matches)
+
+    def with_verdict(self, verdict: Verdict, phase: Phase | None) -> list[Match]:
+        """The matches of this verdict in this phase."""
+        return [m for m in self.matches if m.verdict is verdict and m.shown.phase is phase]
+
+    @property
+    def phases(self) -> list[Phase | None]:
+        """Phases that occur, in order of time; None last."""
+        return list(dict.fromkeys(match.shown.phase for match in self.matches))
+
+
+def left_rows(matches: Iterable[Match]) -> list[Collective]:
+    """The left rows of these matches, each with the count of its match."""
+    return [replace(m.left, count=m.count) for m in matches if m.left is not None]
+
+
+def right_rows(matches: Iterable[Match]) -> list[Collective]:
+    """The right rows of these matches, each with the count of its match."""
+    return [replace(m.right, count=m.count) for m in matches if m.right is not None]
+
+
+def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparison:
+    """The full outer join of two tables: exact partners first, then ever looser ones."""
+    open_left = [_Open(row=row, n_open=row.count, position=i) for i, row in enumerate(left)]
+    open_right = [
+        _Open(row=row, n_open=row.count, position=len(open_left) + i) for i, row in enumerate(right)
+    ]
+    pieces: list[_Piece] = []
+    for key in _PASSES:
+        pieces += _pair(open_left, open_right, key)
+    pieces += [_Piece(left=entry, right=None, count=entry.n_open) for entry in open_left]
+    pieces += [_Piece(left=None, right=entry, count=entry.n_open) for entry in open_right]
+    return Comparison(matches=_gathered([piece for piece in pieces if piece.count]))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A row with the count that has not found a partner yet."""
+
+    row: Collective
+    n_open: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """`count` operations of a left and a right row that belong together."""
+
+    left: _Open | None
+    right: _Open | None
+    count: int
+
+
+def _place(row: Collective) -> tuple[Hashable, ...]:
+    return (row.phase, row.stage, row.layer, row.part)
+
+
+def _what(row: Collective) -> tuple[Hashable, ...]:
+    """What an operation means, whatever shape its payload is written in."""
+    groups = _canonical(row.groups, is_ordered=_is_point_to_point(row.kind))
+    return (row.kind, row.axis, groups, row.dtype, row.payload_bytes)
+
+
+# From exact to loose; rows pair where a key is equal. A pass sees only what the ones before left over.
+_PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
+    lambda row: (*_place(row), *_what(row), row.shape),
+    lambda row: (*_place(row), *_what(row)),  # the same array in another shape
+    lambda row: (row.phase, row.layer, *_what(row)),  # in another part of the layer
+    lambda row: (*_place(row), row.kind, row.axis, row.payload_bytes),
+    lambda row: (*_place(row), row.axis, row.payload_bytes, _is_reduction(row.kind)),
+    lambda row: (*_place(row), row.axis, row.payload_bytes),
+    lambda row: (*_place(row), row.kind, row.axis, row.dtype),
+    lambda row: (*_place(row), row.kind, row.axis, row.shape),
+    lambda row: (*_place(row), row.kind, row.payload_bytes),
+    lambda row: (row.phase, *_what(row)),  # in another layer, or in none that is known
+)
+
+
+def _pair(
+    open_left: Sequence[_Open],
+    open_right: Sequence[_Open],
+    key: Callable[[Collective], tuple[Hashable, ...]],
+) -> list[_Piece]:
+    """Partners under this key, first come first served; their counts are used up."""
+    waiting: dict[tuple[Hashable, ...], list[_Open]] = {}
+    for entry in reversed(open_right):
+        if entry.n_open:
+            waiting.setdefault(key(entry.row), []).append(entry)
+    pieces: list[_Piece] = []
+    for entry in open_left:
+        partners = waiting.get(key(entry.row), []) if entry.n_open else []
+        while entry.n_open and partners:
+            partner = partners[-1]
+            count = min(entry.n_open, partner.n_open)
+            pieces.append(_Piece(left=entry, right=partner, count=count))
+            entry.n_open -= count
+            partner.n_open -= count
+            if not partner.n_open:
+                partners.pop()
+    return pieces
+
+
+def _gathered(pieces: Sequence[_Piece]) -> tuple[Match, ...]:
+    """Pieces that differ only in their layer become one Match."""
+    members: dict[Match, list[_Piece]] = {}
+    for piece in pieces:
+        members.setdefault(_shared(piece), []).append(piece)
+    matches = [
+        (_rank(shared, pieces_of_key), _match(shared, pieces_of_key))
+        for shared, pieces_of_key in members.items()
+    ]
+    return tuple(match for _, match in sorted(matches, key=lambda pair: pair[0]))
+
+
+def _shared(piece: _Piece) -> Match:
+    left = piece.left.row if piece.left else None
+    right = piece.right.row if piece.right else None
+    verdict = _verdict(left, right)
+    return Match(
+        verdict=verdict,
+        layers=(),
+        count=0,
+        left=without_place(left) if left else None,
+        right=without_place(right) if right else None,
+        note=_note(left, right) if left and right else None,
+    )
+
+
+def _match(shared: Match, pieces: Sequence[_Piece]) -> Match:
+    layers = {_layer(piece) for piece in pieces}
+    return replace(
+        shared,
+        layers=tuple(sorted(layer for layer in layers if layer is not None)),
+        count=sum(piece.count for piece in pieces),
+    )
+
+
+def _layer(piece: _Piece) -> int | None:
+    """The layer that asked for it; where the left does not know, the one where it was found."""
+    layers = [entry.row.layer for entry in (piece.left, piece.right) if entry is not None]
+    return next((layer for layer in layers if layer is not None), None)
+
+
+def _rank(shared: Match, pieces: Sequence[_Piece]) -> tuple[int, int, int]:
+    first = min(entry.position for piece in pieces for entry in (piece.left, piece.right) if entry)
+    row = shared.left or shared.shown
+    return (_order(Phase, row.phase), _order(Part, row.part), first)
+
+
+def _order(enum: type[StrEnum], member: StrEnum | None) -> int:
+    members = list(enum)
+    return len(members) if member is None else members.index(member)
+
+
+def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
+    if right is None:
+        return Verdict.MISSING
+    if left is None:
+        return Verdict.EXTRA
+    if _place(left) != _place(right) or _what(left) != _what(right):
+        return Verdict.CHANGED
+    if left.wire_bytes is None or right.wire_bytes is None or left.wire_bytes == right.wire_bytes:
+        return Verdict.EQUAL
+    return Verdict.COSTLIER if right.wire_bytes > left.wire_bytes else Verdict.CHEAPER
+
+
+def _note(left: Collective, right: Collective) -> str | None:
+    """What differs between two partners, in words; None when nothing does."""
+    notes = [note for note in (*_differences(left, right), _moved(left, right)) if note]
+    if not notes and right.shape is not None and left.shape != right.shape:
+        return f"written as {format_shape(right.shape)}"
+    return "; ".join(notes) or None
+
+
+def _differences(left: Collective, right: Collective) -> list[str]:
+    pairs = [(left.kind, right.kind), (left.axis, right.axis)]
+    if (left.dtype, left.payload_bytes) != (right.dtype, right.payload_bytes):
+        pairs.append((_array(left), _array(right)))
+    notes = [f"{a or '?'} -> {b or '?'}" for a, b in pairs if a != b]
+    if not notes and _what(left) != _what(right):
+        notes.append("other devices in the groups")
+    return notes
+
+
+def _array(row: Collective) -> str:
+    return f"{row.dtype or '?'}{format_shape(row.shape)}"
+
+
+def _moved(left: Collective, right: Collective) -> str | None:
+    if left.part is not right.part:
+        return f"in {right.part or 'an unknown part'}, not {left.part or 'an unknown part'}"
+    if left.layer != right.layer:
+        return "in an unknown layer" if right.layer is None else "in another layer"
+    return "in another stage" if left.stage != right.stage else None
+
+
+def _is_reduction(kind: Kind) -> bool:
+    """All-reduce and reduce-scatter stand in for each other before anything else does."""
+    return kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
+
+
+def _is_point_to_point(kind: Kind) -> bool:
+    match kind:
+        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
+            return True
+        case (
+            Kind.ALL_REDUCE
+            | Kind.ALL_GATHER
+            | Kind.REDUCE_SCATTER
+            | Kind.ALL_TO_ALL
+            | Kind.GATHER
+            | Kind.BROADCAST
+        ):
+            return False
+        case _:
+            assert_never(kind)
+
+
+@cache
+def _canonical(groups: Groups, *, is_ordered: bool) -> Groups:
+    """The groups in one order, so that the same devices compare equal; a pair keeps its direction."""
+    return tuple(sorted(group if is_ordered else tuple(sorted(group)) for group in groups))

@@ -1,0 +1,114 @@
+"""Who sends how much to whom: the traffic matrix of one step, device to device.
+
+Logical: which members of a group exchange an algorithm's bytes, whatever links they cross. A row says
+what its wire bytes are; the algorithm only says who gets them.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import polars as pl
+
+from meshscope.analysis.volume import WHERE, collectives
+from meshscope.events.enums import Kind
+
+PAIRS = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
+SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}
+
+
+def traffic_matrix(events: pl.DataFrame, by: Sequence[str] = ("axis",)) -> pl.DataFrame:
+    """Bytes that each device sends to each other in one step, by source, phase and the columns `by`.
+
+    All-reduce, all-gather and reduce-scatter go round a ring in the order of the group: each member
+    sends all its wire bytes to the next. All-to-all goes directly: each member sends an equal share to
+    every other. Permute and send go from source to target; a receive sends nothing. Broadcast and gather
+    go along a chain, every member but the last to the next. Pairs without traffic are not in the table.
+    What each device sends sums to its wire bytes (`volume`), chains apart.
+
+    Source: ring and direct algorithms as Chan et al., "Collective communication: theory, practice, and
+    experience" (2007); the matrix as the traffic heatmaps of Wang et al., "TopoOpt" (NSDI 2023).
+    Left out: what libtpu does otherwise (two directions, several rings), which changes neighbours and
+    not sums.
+    """
+    keys = [*WHERE, *by]
+    weight = (pl.col("wire_bytes") * pl.col("count")).alias("wire_bytes")
+    sized = collectives(events).filter(pl.col("wire_bytes").is_not_null())
+    listed = pl.col("groups").cast(pl.List(pl.List(pl.String)))
+    told = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("told")
+    shared = (
+        sized.with_columns(weight, told)
+        .group_by(*keys, "kind", "told", maintain_order=True)
+        .agg(pl.col("wire_bytes").sum(), pl.col("groups").first())
+    )
+    pieces = [_sent(row, keys) for row in shared.iter_rows(named=True)]
+    schema = {**{key: events.schema[key] for key in keys}, **SENT}
+    table = pl.concat([pl.DataFrame(schema=schema), *pieces])
+    pair = ("from_device", "to_device")
+    return (
+        table.group_by(*keys, *pair, maintain_order=True)
+        .agg(pl.col("wire_bytes").sum())
+        .filter(pl.col("wire_bytes") > 0)
+        .sort(*keys, *pair, maintain_order=True, nulls_last=True)
+    )
+
+
+def _sent(row: dict[str, object], keys: Sequence[str]) -> pl.DataFrame:
+    groups, wire_bytes = row["groups"], row["wire_bytes"]
+    assert isinstance(groups, list)
+    assert isinstance(wire_bytes, float)
+    found = [
+        (source, target, wire_bytes * share)
+        for group in groups
+        for source, target, share in _edges(Kind(str(row["kind"])), group)
+    ]
+    sent = pl.DataFrame(found, schema=SENT, orient="row")
+    own = [pl.lit(row[key], dtype=pl.String if row[key] is None else None) for key in keys]
+    return sent.select(*(value.alias(key) for key, value in zip(keys, own, strict=True)), *SENT)
+
+
+def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]:
+    """(source, target, share of the source's wire bytes) of one operation in one group."""
+    n = len(group)
+    if kind in PAIRS:
+        if kind is not Kind.RECV and n == 2 and group[0] != group[1]:
+            yield group[0], group[1], 1.0
+        return
+    if kind in {Kind.BROADCAST, Kind.GATHER}:
+        yield from ((source, target, 1.0) for source, target in pairwise(group))
+    elif kind is Kind.ALL_TO_ALL:
+        yield from ((a, b, 1 / (n - 1)) for a in group for b in group if a != b)
+    elif n > 1:
+        yield from ((group[i], group[(i + 1) % n], 1.0) for i in range(n))
+
+
+def sent_by_device(matrix: pl.DataFrame, n_devices: int) -> pl.DataFrame:
+    """Bytes that each device sends in one step, by source and phase; a silent device has 0.
+
+    Source: row sums of `traffic_matrix`.
+    """
+    devices = pl.DataFrame({"device": range(n_devices)}, schema={"device": pl.Int32})
+    places = matrix.select(*WHERE).unique(maintain_order=True)
+    sums = matrix.group_by(*WHERE, pl.col("from_device").alias("device")).agg(
+        pl.col("wire_bytes").sum().alias("sent_bytes")
+    )
+    joined = places.join(devices, how="cross").join(
+        sums, on=[*WHERE, "device"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    return joined.with_columns(pl.col("sent_bytes").fill_null(0.0))
+
+
+def traffic_imbalance(events: pl.DataFrame, n_devices: int) -> pl.DataFrame:
+    """Bytes that the busiest device sends over the mean of all devices; 1 is balanced.
+
+    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012):
+    the load imbalance metric, there with 1 subtracted. It weighs bytes; time is weighed by `load_imbalance`.
+    """
+    sent = sent_by_device(traffic_matrix(events, by=()), n_devices)
+    return (
+        sent.group_by(*WHERE, maintain_order=True)
+        .agg(
+            pl.col("sent_bytes").max().alias("max_sent_bytes"),
+            pl.col("sent_bytes").mean().alias("mean_sent_bytes"),
+        )
+        .with_columns((pl.col("max_sent_bytes") / pl.col("mean_sent_bytes")).alias("imbalance"))
+    )

@@ -1,0 +1,94 @@
+"""A run as metrics see it: its event table with what its manifest and figures tell."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from meshscope.analysis.latency import Latency, latency_of
+from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.request_time import basis_of
+from meshscope.analysis.timeline import read_timeline
+from meshscope.events.enums import Phase, Source
+from meshscope.events.schema import table_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.model.stored import model_from_dict
+from meshscope.spec.workload import Workload
+from meshscope.store.read import read_events
+from meshscope.store.run import Run
+
+
+def metric_inputs(run: Run) -> MetricInputs:
+    """What metrics need of a run; figures that it does not have stay unknown."""
+    asked = run.manifest.experiment
+    topology = asked.get("topology")
+    workload = _workload(asked.get("workload"))
+    latency = _latency(run, workload)
+    events = events_of(run)
+    return MetricInputs(
+        events=events,
+        timeline=None if run.path is None else read_timeline(run.path, events),
+        topology=None if topology is None else parse_topology(str(topology)),
+        n_devices=asked.get("n_devices"),
+        n_stages=asked.get("mesh", {}).get("pp", 1),
+        n_microbatches=_microbatches(asked),
+        model=_model(asked.get("model")),
+        workload=workload,
+        memory=run.memory,
+        steps=(*_modelled_steps(run), *_measured_steps(latency)),
+        times=run.times,
+        measured=run.measured,
+        latency=latency,
+    )
+
+
+def events_of(run: Run) -> pl.DataFrame:
+    """The event table of a run, as its folder has it or as its rows make it."""
+    return table_of(run.rows) if run.path is None else read_events(run.path)
+
+
+def _microbatches(asked: Mapping[str, Any]) -> dict[Phase, int]:
+    return {Phase(phase): n for phase, n in asked.get("microbatches", {}).items()}
+
+
+def _model(stored: Mapping[str, Any] | None) -> Model | None:
+    """The model, where the manifest has all of it; an imported run may name it alone."""
+    is_whole = stored is not None and {"family", "attention", "layers", "moe"} <= set(stored)
+    return model_from_dict(stored) if stored is not None and is_whole else None
+
+
+def _workload(stored: Mapping[str, Any] | None) -> Workload | None:
+    return None if stored is None else Workload(**stored)
+
+
+def _latency(run: Run, workload: Workload | None) -> Latency | None:
+    if run.measured is None or workload is None or not run.measured.requests:
+        return None
+    return latency_of(run.measured.requests, batch=workload.batch, prompt=workload.prompt)
+
+
+def _modelled_steps(run: Run) -> list[StepDuration]:
+    return [
+        StepDuration(
+            source=time.source,
+            phase=time.phase,
+            step_s=time.step.s,
+            basis=basis_of([time]) or "not known",
+        )
+        for time in run.times
+    ]
+
+
+def _measured_steps(latency: Latency | None) -> list[StepDuration]:
+    """Mean steps of the timed requests."""
+    if latency is None:
+        return []
+    seconds = {Phase.PREFILL: latency.ttft.mean_s}
+    if latency.itl is not None:
+        seconds[Phase.DECODE] = latency.itl.mean_s
+    basis = Source.MEASURED.value
+    return [
+        StepDuration(source=Source.MEASURED, phase=phase, step_s=step_s, basis=basis)
+        for phase, step_s in seconds.items()
+    ]

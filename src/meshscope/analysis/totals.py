@@ -1,0 +1,51 @@
+"""Sums over the rows of an event table, by phase: in one step, and in the whole request."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """Operations of one device and their bytes; with a pipeline, one device of every stage.
+
+    What all stages do together, in rows without stage, counts once.
+    `n_unsized` of the operations have no known payload or wire bytes and are not in the sums.
+    """
+
+    count: int
+    payload_bytes: int
+    wire_bytes: Fraction
+    n_unsized: int
+
+
+def step_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
+    """The total of one step of each phase; rows whose phase is unknown stand under None."""
+    return _totals(rows, lambda row: row.count)
+
+
+def request_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
+    """The total of all steps of each phase; rows whose phase is unknown stand under None."""
+    return _totals(rows, lambda row: row.count * row.n_steps)
+
+
+def _totals(
+    rows: Iterable[Collective], times: Callable[[Collective], int]
+) -> dict[Phase | None, Total]:
+    by_phase: dict[Phase | None, list[Collective]] = {}
+    for row in rows:
+        by_phase.setdefault(row.phase, []).append(row)
+    return {phase: _total(of_phase, times) for phase, of_phase in by_phase.items()}
+
+
+def _total(rows: list[Collective], times: Callable[[Collective], int]) -> Total:
+    unsized = [r for r in rows if r.payload_bytes is None or r.wire_bytes is None]
+    return Total(
+        count=sum(map(times, rows)),
+        payload_bytes=sum(times(r) * (r.payload_bytes or 0) for r in rows),
+        wire_bytes=sum((times(r) * (r.wire_bytes or Fraction(0)) for r in rows), start=Fraction(0)),
+        n_unsized=sum(map(times, unsized)),
+    )

@@ -1,0 +1,219 @@
+"""DuckDB over one run or several: named views over their tables, and no way out of them.
+
+Views, all with a column `run` (the folder's name): `events` is the event table, `collectives` its rows
+with a kind, `runs` has a row for each run, `timeline` a row for each execution where a time was
+modelled. What a query may do is read them.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
+from meshscope.errors import RunError, SpecError
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.store.folder import is_run
+from meshscope.store.read import read_events, read_manifest
+
+MAX_RUNS = 10_000  # of one query; their tables are read into memory
+
+# What a query may be; nothing here changes a table or the settings.
+_READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+
+_LOCKDOWN = (
+    "SET python_enable_replacements = false",  # else SQL sees the variables of this program
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+_RUNS_SCHEMA: dict[str, Any] = {
+    **dict.fromkeys(("run", "path", "source", "model", "plan", "topology", "chip"), pl.String),
+    **dict.fromkeys(("n_chips", "n_devices", "n_layers"), pl.Int64),
+    **dict.fromkeys(("batch", "prompt", "output"), pl.Int64),
+    **dict.fromkeys(("engine", "frontend", "partitioner", "created", "versions"), pl.String),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A view that queries read: its name and what it holds."""
+
+    name: str
+    meaning: str
+
+
+VIEWS: tuple[View, ...] = (
+    View(name="events", meaning="every row of the event table, of every run"),
+    View(name="collectives", meaning="the rows of `events` that have a kind"),
+    View(
+        name="runs",
+        meaning="a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
+        "batch, prompt, output, engine, frontend, partitioner, created, versions",
+    ),
+    View(
+        name="timeline",
+        meaning="a row for each execution of a step, compute and copies among them, with the columns of "
+        "`events` and `step`, of runs whose time was modelled from a schedule or measured",
+    ),
+)
+
+
+def run_folders(pattern: str | Path) -> list[Path]:
+    """The runs at this path: a run, a folder of runs, or those that a glob matches; sorted by path.
+
+    RunError where there is none. A folder that is no run is passed over, a run that cannot be read is
+    told by whoever reads it.
+    """
+    path = Path(pattern)
+    if is_run(path) or path.is_file():
+        return [path]
+    found = sorted(path.iterdir()) if path.is_dir() else sorted(_glob(str(pattern)))
+    runs = [folder for folder in found if is_run(folder) and not folder.name.startswith(".")]
+    if not runs and path.is_dir() and not any(map(_is_hidden, found)):
+        read_manifest(
+            path
+        )  # a folder that is neither a run nor has some: say what is wrong with it
+    if not runs:
+        raise RunError(
+            f"no run at '{pattern}'. Give the folder of a run, or a pattern such as 'runs/*'."
+        )
+    if len(runs) > MAX_RUNS:
+        raise RunError(
+            f"'{pattern}' matches {len(runs):,} runs; at most {MAX_RUNS:,} are read together."
+        )
+    return runs
+
+
+def _is_hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _glob(pattern: str) -> Iterator[Path]:
+    path = Path(pattern)
+    anchor = Path(path.anchor) if path.is_absolute() else Path()
+    relative = str(path.relative_to(anchor)) if path.is_absolute() else pattern
+    try:
+        yield from anchor.glob(relative)
+    except (ValueError, NotImplementedError) as error:
+        raise RunError(f"'{pattern}' is no pattern of paths: {error}.") from error
+
+
+def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
+    """A row for each run, with what its manifest tells."""
+    rows = [_run_row(name, folder) for name, folder in named(folders)]
+    return pl.DataFrame(rows, schema=_RUNS_SCHEMA)
+
+
+def _run_row(name: str, folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    asked = manifest.get("experiment") or {}
+    model, workload = asked.get("model") or {}, asked.get("workload") or {}
+    program = asked.get("program") or {}
+    topology = asked.get("topology")
+    return {
+        "run": name,
+        "path": str(folder),
+        "source": manifest.get("source"),
+        "model": model.get("name"),
+        "plan": asked.get("plan"),
+        "topology": topology,
+        "chip": None if topology is None else parse_topology(str(topology)).chip.name,
+        "n_chips": asked.get("n_chips"),
+        "n_devices": asked.get("n_devices"),
+        "n_layers": model.get("n_layers"),
+        "batch": workload.get("batch"),
+        "prompt": workload.get("prompt"),
+        "output": workload.get("output"),
+        "engine": asked.get("engine"),
+        "frontend": program.get("frontend"),
+        "partitioner": program.get("partitioner"),
+        "created": manifest.get("created"),
+        "versions": ", ".join(f"{k} {v}" for k, v in (manifest.get("versions") or {}).items()),
+    }
+
+
+def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Each run with its folder's name, or its path where two folders have the same name."""
+    names = [folder.resolve().name for folder in folders]
+    return [
+        (name if names.count(name) == 1 else str(folder), folder)
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def events_table(folders: Sequence[Path]) -> pl.DataFrame:
+    """The event tables of all runs, each row with its run's name last."""
+    tables = [_with_run(read_events(folder), name) for name, folder in named(folders)]
+    return pl.concat(tables)
+
+
+def timeline_table(folders: Sequence[Path]) -> pl.DataFrame:
+    """The timelines of the runs that have one."""
+    empty = _with_run(pl.DataFrame(schema=TIMELINE_SCHEMA), "")
+    tables = [
+        _with_run(timeline, name)
+        for name, folder in named(folders)
+        if (timeline := read_timeline(folder, read_events(folder))) is not None
+    ]
+    return pl.concat([empty, *tables])
+
+
+def _with_run(table: pl.DataFrame, name: str) -> pl.DataFrame:
+    return table.with_columns(pl.lit(name, pl.String).alias("run"))
+
+
+@contextmanager
+def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
+    """A connection that has the views of these runs and reads nothing else; SpecError for faults of SQL."""
+    tables = {
+        "events": events_table(folders),
+        "runs": runs_table(folders),
+        "timeline": timeline_table(folders),
+    }
+    try:
+        with duckdb.connect(":memory:") as connection:
+            _fill(connection, tables)
+            connection.execute(
+                "create view collectives as select * from events where kind is not null"
+            )
+            for setting in _LOCKDOWN:
+                connection.execute(setting)
+            yield connection
+    except duckdb.Error as error:
+        raise SpecError(f"SQL: {error}") from error
+
+
+def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:
+    """Makes the tables by way of files, which is the only form that needs no further library."""
+    with TemporaryDirectory(prefix="meshscope-sql-") as scratch:
+        for name, table in tables.items():
+            path = Path(scratch) / f"{name}.parquet"
+            table.write_parquet(path)
+            connection.read_parquet(str(path)).create(name)
+
+
+def answer(
+    connection: duckdb.DuckDBPyConnection, query: str
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column names, a repeated one with its number, and rows; SpecError for what does not read."""
+    statements = connection.extract_statements(query)
+    if len(statements) != 1 or statements[0].type not in _READING:
+        raise SpecError("SQL: give one query that reads, such as a select.")
+    result = connection.execute(statements[0])
+    return unique([str(column[0]) for column in result.description or []]), result.fetchall()
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """The names, a repeated one with its number: a, a_2."""
+    return [
+        name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}"
+        for i, name in enumerate(names)
+    ]

@@ -1,0 +1,1 @@
+"""Compilers and live devices, each driven from worker processes."""

@@ -1,0 +1,160 @@
+"""Calibrates a chip: measures in a child process, or takes points from a file, and fits a profile."""
+
+import csv
+import json
+import platform
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from meshscope import __version__
+from meshscope.backends.calibrate.fit import fit_constants
+from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
+from meshscope.backends.live.run import check_can_run
+from meshscope.errors import MeshscopeError, RunFailedError, SpecError
+from meshscope.events.enums import Kind
+from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
+from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.plan.plan import Plan
+from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.progress import error_report
+from meshscope.workers.spawn import Progress, followed, worker_process
+
+CHILD = ("-m", "meshscope.backends.calibrate.worker")
+LIVE = "devices"
+
+
+def measured_profile(
+    request: CalibrationRequest, *, points_file: Path, progress: Progress
+) -> ChipProfile:
+    """Measures on live devices and fits; what was measured stays in `points_file` even if no fit is found."""
+    check_can_run()
+    report = _report(request, progress)
+    progress(LIVE, "done", None)
+    points = [_timed(request.plan, told) for told in report["points"]]
+    write_points(points, request.topology.chip.name, points_file)
+    source = f"measured on {request.topology.name}, plan '{request.plan}'"
+    try:
+        fitted = fit_constants(points, request.topology, source=source)
+    except MeshscopeError as error:
+        raise SpecError(f"{error} What was measured is in {points_file}.") from None
+    conditions = {
+        "devices": report["devices"],
+        "n_cpus": report["n_cpus"],
+        "machine": platform.machine(),
+        "seconds": report["seconds"],
+        "n_left_out": report["n_left_out"],
+        "max_bytes": request.max_bytes,
+        "repeats": request.repeats,
+        "versions": report["versions"],
+        **_now(),
+    }
+    return ChipProfile(
+        chip=request.topology.chip.name,
+        topology=request.topology.name,
+        plan=str(request.plan),
+        constants=fitted.constants,
+        fits=fitted.fits,
+        points=tuple(map(_row, points)),
+        matrices=tuple(MatrixRate(**rate) for rate in report["matrices"]),
+        memory=tuple(MemoryRate(**rate) for rate in report["memory"]),
+        conditions=conditions,
+    )
+
+
+def published_profile(read: ReadPoints, topology: Topology, *, source: str) -> ChipProfile:
+    """A profile from the points of a file; matrices and memory are not known."""
+    fitted = fit_constants(read.points, topology, source=source)
+    return ChipProfile(
+        chip=topology.chip.name,
+        topology=topology.name,
+        plan="",
+        constants=fitted.constants,
+        fits=fitted.fits,
+        points=tuple(map(_row, read.points)),
+        matrices=(),
+        memory=(),
+        conditions={"points": source, "n_skipped": len(read.skipped), **_now()},
+    )
+
+
+def _now() -> dict[str, str]:
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "meshscope": __version__,
+        "python": platform.python_version(),
+    }
+
+
+def _timed(plan: Plan, told: Mapping[str, Any]) -> TimedCollective:
+    kind = Kind(told["kind"])
+    groups = plan.mesh.groups(told["axis"])
+    return TimedCollective(
+        axis=told["axis"],
+        groups=ring_pairs(groups) if kind is Kind.PERMUTE else groups,
+        kind=kind,
+        payload_bytes=told["payload_bytes"],
+        seconds=told["seconds"],
+        repeats_s=tuple(told["repeats_s"]),
+    )
+
+
+def _row(point: TimedCollective) -> dict[str, Any]:
+    return {
+        "axis": point.axis,
+        "kind": point.kind,
+        "group_size": point.group_size,
+        "payload_bytes": point.payload_bytes,
+        "seconds": point.seconds,
+        "algbw_bytes_per_s": point.algbw_bytes_per_s,
+        "busbw_bytes_per_s": point.busbw_bytes_per_s,
+    }
+
+
+def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> None:
+    """The points as a CSV file that `--points` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["chip", "kind", "axis", "group_size", "payload_bytes", "seconds", "groups"]
+        )
+        for point in points:
+            groups = ",".join("{" + ",".join(map(str, group)) + "}" for group in point.groups)
+            figures = [point.group_size, point.payload_bytes, point.seconds]
+            writer.writerow([chip, point.kind, point.axis, *figures, groups])
+
+
+def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
+    """Runs the child to its end; its report, or its failure as one message."""
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        folder = Path(scratch)
+        asked, log = folder / "request.json", folder / "log"
+        asked.write_text(json.dumps(request.as_dict()), encoding="utf-8")
+        with worker_process((*CHILD, str(asked), str(folder)), log) as child:
+            returncode = followed(child, LIVE, progress)
+        if returncode:
+            raise _failure(request, failure_of(returncode, error_report(asked), log))
+        return json.loads((folder / REPORT).read_text(encoding="utf-8"))
+
+
+def _failure(request: CalibrationRequest, failure: Failure) -> MeshscopeError:
+    name = request.topology.name
+    match failure.how:
+        case ExitKind.OURS:
+            return SpecError(failure.words)
+        case ExitKind.REFUSED:
+            return RunFailedError(f"JAX could not measure {name}: {failure.words}")
+        case ExitKind.KILLED:
+            return RunFailedError(
+                f"the process that measured {name} was killed; the machine probably ran out of "
+                "memory. Try a smaller --max-bytes."
+            )
+        case ExitKind.CRASHED:
+            return RunFailedError(
+                f"the process that measured {name} crashed ({failure.kind}). Its last words: "
+                f"{failure.words}"
+            )

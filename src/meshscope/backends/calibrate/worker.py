@@ -1,0 +1,171 @@
+"""The child process: measures on the devices that JAX sees.
+
+Started as `python -m meshscope.backends.calibrate.worker REQUEST.json OUT_DIR`; writes a report, or an error
+report. It is a process of its own because JAX reads its platform from the environment, and so that
+a crash is a message. It ends with its parent.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshscope.backends.calibrate.request import REPORT, CalibrationRequest, request_from_dict
+from meshscope.backends.live.worker import versions
+from meshscope.events.enums import Kind
+from meshscope.interconnect.samples import KINDS
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.units import format_bytes
+from meshscope.workers.progress import error_report
+from meshscope.workers.worker_main import end_with_parent, report_progress, reported
+
+MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsewhere too
+LARGE_MATRIX_SIZES = (2048, 4096, 8192)
+MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
+CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
+
+
+Work = tuple[Kind, str, int]  # kind, axis, payload that is asked for
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """How fast the work goes; iterates over it until the budget is spent.
+
+    The time left is that of the latest pieces, of which each size has as many, for all that are left:
+    the largest sizes take longer.
+    """
+
+    work: list[Work]
+    budget_s: float
+    begins_s: list[float] = field(default_factory=list[float])
+    began_s: float = field(default_factory=time.monotonic)
+
+    def __iter__(self) -> Iterator[Work]:
+        """The pieces of work, as long as there is time."""
+        for piece in self.work:
+            if self.passed_s >= self.budget_s:
+                return
+            self.begins_s.append(time.monotonic())
+            yield piece
+
+    @property
+    def n_begun(self) -> int:
+        """How many pieces are done or being done."""
+        return len(self.begins_s)
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that the work has left, never more than the budget; None before a piece is done."""
+        latest = self.begins_s[-1 - self._n_of_a_size :]
+        if len(latest) < 2:
+            return None
+        each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
+        return min(each_s * (len(self.work) - self.n_begun + 1), self.budget_s - self.passed_s)
+
+    @property
+    def _n_of_a_size(self) -> int:
+        return len({(kind, axis) for kind, axis, _ in self.work})
+
+
+def set_environment(request: CalibrationRequest) -> None:
+    """What JAX reads when it is imported; to be called before it is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if request.topology.chip.kind is ChipKind.CPU:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        flag = f"--xla_force_host_platform_device_count={request.topology.n_devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def measure(request: CalibrationRequest) -> dict[str, Any]:
+    """Measures everything that the budget allows; the report for the parent."""
+    import jax  # noqa: PLC0415  after set_environment
+    import numpy as np  # noqa: PLC0415
+
+    from meshscope.backends.live.devices import described, live_devices  # noqa: PLC0415  imports JAX
+
+    pace = Pace(work=list(_plan_of_work(request)), budget_s=request.budget_s)
+    devices = live_devices(request.topology)
+    mesh_axes = request.plan.mesh
+    mesh = jax.sharding.Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
+    matrices, memory = _of_one_device(request, mesh)
+    points = [_point(request, mesh, piece, pace) for piece in pace]
+    return {
+        "points": points,
+        "n_left_out": len(pace.work) - len(points),
+        "matrices": matrices,
+        "memory": memory,
+        "seconds": pace.passed_s,
+        "versions": versions(),
+        "n_cpus": os.cpu_count(),
+        "devices": [described(device) for device in devices],
+    }
+
+
+def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
+    """Small sizes of all kinds and axes first, so that a short budget still tells of every kind."""
+    for size in request.sizes:
+        for axis in request.plan.mesh.names:
+            for kind in KINDS:
+                yield kind, axis, size
+
+
+def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
+    from meshscope.backends.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
+
+    kind, axis, asked_bytes = piece
+    payload_bytes = payload_of(kind, asked_bytes, mesh.shape[axis])
+    words = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
+    report_progress(words, pace.left_s)
+    repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
+    return {
+        "kind": kind,
+        "axis": axis,
+        "payload_bytes": payload_bytes,
+        "seconds": min(repeats_s),  # what else the machine does only adds
+        "repeats_s": repeats_s,
+    }
+
+
+def _of_one_device(
+    request: CalibrationRequest, mesh: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from meshscope.backends.calibrate.measure import timed_matrices, timed_memory  # noqa: PLC0415
+
+    is_cpu = request.topology.chip.kind is ChipKind.CPU
+    dtype = "float32" if is_cpu else "bfloat16"
+    matrices: list[dict[str, Any]] = []
+    for n in MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES):
+        report_progress(f"matrices of {n} x {n}")
+        seconds = timed_matrices(mesh, n, dtype, repeats=request.repeats)
+        matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
+    memory: list[dict[str, Any]] = []
+    for array_bytes in CPU_MEMORY_BYTES if is_cpu else MEMORY_BYTES:
+        report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
+        seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
+        memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
+    return matrices, memory
+
+
+def main(arguments: list[str]) -> int:
+    """Measures; every failure that Python sees becomes an error report."""
+    request_file, out_dir = arguments
+    directory = Path(out_dir)
+    end_with_parent()
+    request = request_from_dict(json.loads(Path(request_file).read_text(encoding="utf-8")))
+    set_environment(request)
+    errors = error_report(Path(request_file))
+    return reported(lambda: measure(request), directory / REPORT, errors)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,141 @@
+"""GPUs that are not there, as XLA's compiler describes them to itself.
+
+XLA compiles for a GPU by a description of it, without one: `PJRT_TopologyDescription_Create` of its
+CUDA plugin takes the description and the shape of the system (github.com/openxla/xla/pull/16913).
+Without a device nothing is measured while compiling, so that a program that is compiled on the GPU
+itself may choose other kernels and tiles for its products; collectives stand before that choice.
+"""
+
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.topology import Topology
+
+PLUGINS = {
+    "jax-cuda12-plugin": "jax_plugins.xla_cuda12",
+    "jax-cuda13-plugin": "jax_plugins.xla_cuda13",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTarget:
+    """What the compiler wants to know of a GPU; sizes in bytes, of one streaming multiprocessor."""
+
+    description: str
+    compute_capability: int
+    n_multiprocessors: int
+    n_fp32_units: int
+    clock_ghz: float
+    shared_memory_bytes: int
+    l2_bytes: int
+
+
+# Source: the descriptions in XLA's repository, xla/tools/hlo_opt/gpu_specs (h100_sxm, a100_sxm_80). An
+# H200 is an H100 with other memory (NVIDIA's announcement of 2023-11-13), which `Chip` knows.
+_A100 = GpuTarget(
+    description="NVIDIA A100-SXM4-80GB",
+    compute_capability=8,
+    n_multiprocessors=108,
+    n_fp32_units=64,
+    clock_ghz=1.41,
+    shared_memory_bytes=167_936,
+    l2_bytes=41_943_040,
+)
+_H100 = GpuTarget(
+    description="NVIDIA H100 80GB HBM3",
+    compute_capability=9,
+    n_multiprocessors=132,
+    n_fp32_units=128,
+    clock_ghz=1.98,
+    shared_memory_bytes=233_472,
+    l2_bytes=52_428_800,
+)
+TARGETS = {"a100": _A100, "h100": _H100, "h200": replace(_H100, description="NVIDIA H200")}
+RESERVED_BYTES = 1024  # of a block's shared memory: what the two descriptions lack of a whole one
+# What the compiler would ask the driver and cuDNN: the CUDA that the extra brings, and a cuDNN 9.
+CUDA_VERSION = (12, 9)
+CUDNN_VERSION = (9, 10)
+
+
+def check_can_compile_for_gpu(topology: Topology) -> None:
+    """Refuses what cannot be compiled: a GPU that nobody described, a JAX without XLA's CUDA plugin."""
+    chip = topology.chip
+    if chip.name not in TARGETS:
+        raise SpecError(
+            f"'{chip.name}' is not described for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
+            "or predict."
+        )
+    _shape(topology)  # refuses what is no whole hosts
+    if plugin() is None:
+        raise MissingToolError(
+            f"compiling for '{topology.name}' needs XLA's CUDA plugin, not installed here. "
+            'Install the extra: pip install "meshscope[cuda]" (Linux; no GPU is needed).'
+        )
+
+
+def plugin() -> str | None:
+    """The distribution of XLA's CUDA plugin that is installed."""
+    if importlib.util.find_spec("jax_plugins") is None:
+        return None
+    found = (name for name, module in PLUGINS.items() if importlib.util.find_spec(module))
+    return next(found, None)
+
+
+def gpu_devices(topology: Topology) -> list[Any]:
+    """The devices of the topology as XLA describes them, host after host."""
+    from jax.experimental import topologies  # noqa: PLC0415  slow to import
+
+    description = topologies.get_topology_desc(
+        platform="cuda",
+        topology="x".join(map(str, _shape(topology))),
+        target_config=target_config(topology.chip),
+    )
+    return list(description.devices)
+
+
+def _shape(topology: Topology) -> tuple[int, int, int]:
+    """Slices, hosts of a slice, GPUs of a host."""
+    n, per_host = topology.devices_per_slice, topology.chip.chips_per_host
+    if n > per_host and n % per_host:
+        raise SpecError(
+            f"topology '{topology.name}': {n} GPUs are no whole hosts of {per_host}. "
+            f"Use a multiple of {per_host}, or fewer than {per_host}."
+        )
+    n_hosts = max(1, n // per_host)
+    return topology.n_slices, n_hosts, n // n_hosts
+
+
+def target_config(chip: Chip) -> str:
+    """The description as the compiler reads it: the text of a `GpuTargetConfigProto`."""
+    target = TARGETS[chip.name]
+    assert chip.hbm_bytes is not None
+    assert chip.hbm_bytes_per_s is not None
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: {48 * 1024}
+  shared_memory_per_core: {target.shared_memory_bytes}
+  shared_memory_per_block_optin: {target.shared_memory_bytes - RESERVED_BYTES}
+  threads_per_core_limit: 2048
+  core_count: {target.n_multiprocessors}
+  fpus_per_core: {target.n_fp32_units}
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+  memory_bandwidth: {chip.hbm_bytes_per_s:.0f}
+  l2_cache_size: {target.l2_bytes}
+  clock_rate_ghz: {target.clock_ghz}
+  device_memory_size: {chip.hbm_bytes}
+  cuda_compute_capability {{ major: {target.compute_capability} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+runtime_version {{ major: {CUDA_VERSION[0]} minor: {CUDA_VERSION[1]} }}
+dnn_version_info {{ major: {CUDNN_VERSION[0]} minor: {CUDNN_VERSION[1]} }}
+device_description_str: "{target.description}"
+"""

@@ -1,0 +1,124 @@
+"""Compiles a program that the user traced with torch_xla: an HLO proto in, optimised HLO text out.
+
+As a module, `python -m meshscope.backends.compile.saved_graph PROTO TOPOLOGY TEXT REPORT`, it is the child process that does it;
+`compile_graph` starts that child. It needs JAX and libtpu, not torch.
+"""
+
+import gzip
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
+from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
+from meshscope.programs.torch_xla.interpreter import torchxla_environment, torchxla_python
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.progress import error_report
+from meshscope.workers.spawn import worker_process
+from meshscope.workers.worker_main import end_with_parent, reported
+
+MAX_PROTO_BYTES = 2**31  # protobuf's own limit
+SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
+
+
+def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
+    """Compiles an HLO proto for a slice into a file of text; the versions of the compiler."""
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is no TPU; a graph of torch_xla is compiled for a TPU slice, e.g. v6e-8."
+        )
+    _check_proto(proto)
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        report, log = Path(scratch) / "report.json", Path(scratch) / "log"
+        arguments = (
+            "-m",
+            "meshscope.backends.compile.saved_graph",
+            str(proto),
+            topology.name,
+            str(text),
+        )
+        with worker_process(
+            (*arguments, str(report)),
+            log,
+            python=_python(),
+            environment=torchxla_environment(),
+            is_heard=False,
+        ) as child:
+            returncode = child.wait()
+        if returncode:
+            raise _failure(proto, topology, failure_of(returncode, error_report(report), log))
+        return json.loads(report.read_text(encoding="utf-8"))
+
+
+def _failure(
+    proto: Path, topology: Topology, failure: Failure
+) -> CompileError | ParseError | SpecError:
+    match failure.how:
+        case ExitKind.OURS:
+            is_unread = failure.kind == ParseError.__name__
+            return ParseError(failure.words) if is_unread else SpecError(failure.words)
+        case ExitKind.REFUSED:
+            return CompileError(f"{proto}: the TPU compiler refused the graph: {failure.words}")
+        case ExitKind.KILLED | ExitKind.CRASHED:
+            return CompileError(
+                f"{proto}: the compiler ended ({failure.kind}) on this graph for {topology.name}. "
+                f"Its last words: {failure.words}"
+            )
+
+
+def _check_proto(proto: Path) -> None:
+    try:
+        n_bytes = proto.stat().st_size
+        with proto.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise ParseError(f"{proto}: cannot be read ({error}). Give an HLO proto.") from error
+    if n_bytes > MAX_PROTO_BYTES:
+        raise ParseError(f"{proto}: holds {n_bytes} bytes, more than a proto can. Give one graph.")
+    if start.startswith((b"HloModule", b"module")):
+        raise ParseError(
+            f"{proto}: is text, and a graph of torch_xla is a proto, as {SAVED_BY} makes it. Leave "
+            "--frontend out to import optimised HLO text."
+        )
+
+
+def _python() -> str:
+    """This Python if it has the compiler, else the one of the extra torchxla."""
+    has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+    python = sys.executable if has_compiler else torchxla_python()
+    if not has_compiler and python == sys.executable:
+        raise MissingToolError(
+            "compiling a graph needs jax and libtpu, not installed here. Install an extra: "
+            'pip install "meshscope[tpu]" (Linux x86-64).'
+        )
+    return python
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles one graph into a file of text; the report has the versions of the compiler."""
+    end_with_parent()
+    proto, topology, text = Path(arguments[0]), parse_topology(arguments[1]), Path(arguments[2])
+    set_environment()
+
+    def versions() -> dict[str, str]:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        from meshscope.programs.torch_xla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+
+        traced = Traced(proto=proto.read_bytes())
+        compiled = lowered(traced, slice_devices(topology), name="program").compile()
+        with gzip.open(text, "wt", GZIP_LEVEL, encoding="utf-8") as file:
+            file.write(compiled.as_text())
+        return {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+
+    report = Path(arguments[3])
+    return reported(versions, report, error_report(report))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""The child process: compiles one phase of an experiment for TPUs or GPUs that are not there.
+
+Started as `python -m meshscope.backends.compile.worker EXPERIMENT.json OUT_DIR PHASE`; writes the scheduled
+HLO and a report, or an error report. It is a process of its own so that a crash of the compiler
+is a message, and so that phases compile side by side. It ends with its parent.
+"""
+
+import gzip
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from meshscope.backends.compile.gpu import gpu_devices, plugin
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.analysis import memory_analysis
+from meshscope.programs.torch_xla.interpreter import tracing_environment
+from meshscope.spec.experiment import Experiment, experiment_from_dict
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.program import Frontend
+from meshscope.workers.progress import error_report
+from meshscope.workers.worker_main import end_with_parent, reported
+
+# The compiler reports the memory that a program needs even where the chip has less, so that the
+# table still comes out and says by how much it does not fit.
+LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
+
+FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
+GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+
+
+def set_environment() -> None:
+    """What libtpu and JAX read when they are imported; to be called before either is."""
+    os.environ.update(
+        {
+            "JAX_PLATFORMS": "cpu",  # this process computes nothing; the TPU is only a description
+            "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile at once
+            "TPU_ACCELERATOR_TYPE": "v6e-8",  # these two only silence warnings
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+    )
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ["LIBTPU_INIT_ARGS"] = f"{LIBTPU_FLAGS} {flags}".strip()
+
+
+def set_gpu_environment() -> None:
+    """What JAX reads when it is imported, where the compiler is XLA's for GPUs."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+# What torch_xla adds where it finds a TPU (torch_xla 2.9 __init__.py, _setup_libtpu_flags), so that the
+# program is compiled as it would be there.
+TORCH_XLA_FLAGS = (
+    "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
+    "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
+)
+TORCH_XLA_V5_FLAGS = "--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true"
+
+
+def set_torchxla_environment(experiment: Experiment) -> None:
+    """What torch_xla reads when it is imported, and what it would tell libtpu."""
+    chip = experiment.topology.chip.name
+    flags = [os.environ["LIBTPU_INIT_ARGS"], TORCH_XLA_FLAGS]
+    flags += [TORCH_XLA_V5_FLAGS] if chip.startswith("v5") else []
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags)
+    os.environ.update(tracing_environment(experiment.topology.n_devices))
+
+
+def topology_devices(experiment: Experiment) -> list[Any]:
+    """The devices of the experiment's slice."""
+    return slice_devices(experiment.topology)
+
+
+def slice_devices(topology: Topology) -> list[Any]:
+    """The devices of the slice as the compiler describes them, in its order."""
+    if topology.chip.kind is ChipKind.GPU:
+        return gpu_devices(topology)
+    from jax.experimental import topologies  # noqa: PLC0415  after set_environment
+
+    slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
+    description = topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=f"{topology.chip.name}:{'x'.join(map(str, topology.grid))}",
+        chips_per_host_bounds=topology.host_bounds,
+        **slices,
+    )
+    return list(description.devices)
+
+
+def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[str, Any]:
+    """Compiles, writes `PHASE.hlo.txt.gz`, and returns the report (seconds, bytes, devices)."""
+    started = time.perf_counter()
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        from meshscope.programs.torch_xla.program import build_program  # noqa: PLC0415  torch_xla before JAX
+    else:
+        from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+
+    devices = topology_devices(experiment)
+    described = time.perf_counter()
+    program = build_program(experiment, phase, devices)
+    lowered = program.lower()
+    lowered_at = time.perf_counter()
+    compiled = lowered.compile()
+    compiled_at = time.perf_counter()
+    with gzip.open(out_dir / f"{phase}.hlo.txt.gz", "wt", GZIP_LEVEL, encoding="utf-8") as file:
+        file.write(compiled.as_text())
+    written_at = time.perf_counter()
+    return {
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "seconds": {
+            "import": described - started,
+            "lower": lowered_at - described,
+            "compile": compiled_at - lowered_at,
+            "write": written_at - compiled_at,
+        },
+        "memory": memory_analysis(compiled),
+        "versions": _versions(experiment),
+        "devices": [_device(device, experiment.topology.chip.kind) for device in devices],
+    }
+
+
+def _versions(experiment: Experiment) -> dict[str, str]:
+    from importlib.metadata import version  # noqa: PLC0415
+
+    is_gpu = experiment.topology.chip.kind is ChipKind.GPU
+    names = ["jax", "jaxlib", plugin() if is_gpu else "libtpu"]
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        names = ["torch", "torch_xla", "transformers", *names]
+    return {name: version(name) for name in names if name is not None}
+
+
+def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
+    """Where a device sits; the text of a program holds only positions in this list."""
+    is_placed = kind is ChipKind.TPU  # coordinates of a described GPU are all the same
+    return {
+        "id": device.id,
+        "coords": list(device.coords) if is_placed else None,
+        "core_on_chip": device.core_on_chip if is_placed else None,
+        "slice_index": getattr(device, "slice_index", None),
+        "process_index": device.process_index,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one compilation; a report in `PHASE.json`, or why there is none beside the experiment."""
+    experiment_file, out_dir, phase_name = arguments
+    end_with_parent()
+    directory, phase = Path(out_dir), Phase(phase_name)
+    experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        set_gpu_environment()
+    else:
+        set_environment()
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        set_torchxla_environment(experiment)
+    return reported(
+        lambda: compile_phase(experiment, phase, directory),
+        directory / f"{phase}.json",
+        error_report(Path(experiment_file), phase),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

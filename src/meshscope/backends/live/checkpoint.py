@@ -1,0 +1,175 @@
+"""A checkpoint folder as Hugging Face writes it: config, safetensors (sharded or not), tokenizer.
+
+Tensors are read one by one, when they are asked for; a file is mapped, never held.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.stored import reshaped, tensors_of
+from meshscope.spec.plan.weights import Weight
+
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_NAMES = 3  # of missing or misshapen tensors in a message
+
+
+class Checkpoint:
+    """The tensors of a folder, by name; SpecError where one is missing or a file is damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = _files_of(folder)
+        self._opened: dict[str, Any] = {}
+
+    def read(self, name: str) -> Any:
+        """The tensor as a numpy array, in the format in which it is stored."""
+        file = self._file(name)
+        try:
+            return self._open(file).get_tensor(name)
+        except Exception as error:  # safetensors raises what it likes
+            raise self._unreadable(file, name, error) from error
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, by the header of its file."""
+        file = self._file(name)
+        try:
+            return tuple(self._open(file).get_slice(name).get_shape())
+        except Exception as error:  # safetensors raises what it likes
+            raise self._unreadable(file, name, error) from error
+
+    def check(self, experiment: Experiment) -> None:
+        """SpecError when tensors of the model are missing or misshapen; reads headers alone."""
+        model = experiment.model
+        tensors = list(tensors_of(model, experiment.plan))
+        missing = [f"'{name}'" for name, _ in tensors if name not in self._files]
+        if missing:
+            raise SpecError(
+                f"checkpoint '{self._folder}' lacks tensors of {model.name}: {_some(missing, ', ')}. "
+                "It belongs to another config, or is not whole."
+            )
+        misshapen = [fault for name, weight in tensors for fault in self._faults(name, weight)]
+        if misshapen:
+            raise SpecError(f"checkpoint '{self._folder}': {_some(misshapen, ' ')}")
+
+    def _faults(self, name: str, weight: Weight) -> Iterator[str]:
+        try:
+            reshaped(weight, self.shape(name), name)
+        except SpecError as error:
+            yield str(error)
+
+    def _file(self, name: str) -> str:
+        if name not in self._files:
+            raise SpecError(
+                f"checkpoint '{self._folder}' has no tensor '{name}'. It belongs to another config, or "
+                "is not whole."
+            )
+        return self._files[name]
+
+    def _open(self, file: str) -> Any:
+        if file not in self._opened:
+            self._opened[file] = _opened(self._folder / file)
+        return self._opened[file]
+
+    def _unreadable(self, file: str, name: str, error: Exception) -> SpecError:
+        return SpecError(
+            f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
+            "Copy the file again."
+        )
+
+
+def _some(faults: Sequence[str], between: str) -> str:
+    """The first faults, and how many more there are."""
+    more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
+    return between.join(faults[:MAX_NAMES]) + more
+
+
+def _files_of(folder: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    if (folder / INDEX).is_file():
+        document = _read_json(folder / INDEX)
+        files = document.get("weight_map")
+        if not isinstance(files, dict):
+            raise SpecError(f"'{folder / INDEX}' has no weight_map. Copy the checkpoint again.")
+        missing = sorted(f for f in set(files.values()) if not (folder / f).is_file())
+        if missing:
+            raise SpecError(
+                f"checkpoint '{folder}' lacks {len(missing)} of its {len(set(files.values()))} files, "
+                f"such as '{missing[0]}'. Copy them, too."
+            )
+        return {str(name): str(file) for name, file in files.items()}
+    if (folder / SINGLE).is_file():
+        return dict.fromkeys(_opened(folder / SINGLE).keys(), SINGLE)
+    raise SpecError(
+        f"'{folder}' holds no checkpoint: neither {SINGLE} nor {INDEX}. Give a folder as Hugging Face "
+        "writes it."
+    )
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from safetensors import safe_open  # noqa: PLC0415  only checkpoints need it
+    except ImportError as error:
+        raise MissingToolError(
+            '--checkpoint needs safetensors. Install the extra: pip install "meshscope[checkpoint]".'
+        ) from error
+    try:
+        return safe_open(str(path), framework="numpy")
+    except Exception as error:  # safetensors raises what it likes
+        raise SpecError(f"'{path}' is no safetensors file: {error}. Copy it again.") from error
+
+
+class CheckpointText:
+    """The checkpoint's tokenizer; token ids end where the model ends a text."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tokenizers import Tokenizer  # noqa: PLC0415  only texts need it
+        except ImportError as error:
+            raise MissingToolError(
+                '--prompt-text needs tokenizers. Install the extra: pip install "meshscope[checkpoint]".'
+            ) from error
+        path = folder / TOKENIZER
+        if not path.is_file():
+            raise SpecError(f"'{folder}' has no {TOKENIZER}. Copy it from the model's repository.")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises what it likes
+            raise SpecError(f"'{path}' is no tokenizer: {error}. Copy it again.") from error
+        self._ends = _ends(folder)
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        """Token ids of the text, with what the tokenizer puts around it."""
+        ids = tuple(self._tokenizer.encode(text).ids)
+        if not ids:
+            raise SpecError("--prompt-text makes no token. Give some text.")
+        return ids
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of these token ids, up to the first that ends a text."""
+        end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
+        return str(self._tokenizer.decode(list(ids[:end]), skip_special_tokens=False))
+
+
+def _ends(folder: Path) -> frozenset[int]:
+    """Tokens that end a text, by generation_config.json or else config.json."""
+    for name in (GENERATION, CONFIG):
+        path = folder / name
+        found = _read_json(path).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(f"'{path}' is not readable JSON: {error}. Copy it again.") from error
+    if not isinstance(document, dict):
+        raise SpecError(f"'{path}' must hold a JSON object. Copy it again.")
+    return document

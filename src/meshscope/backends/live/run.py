@@ -1,0 +1,253 @@
+"""Runs an experiment on live devices in a child process, and reads what it left: HLO and profile."""
+
+import importlib.util
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.backends.live.measurement import measured_of
+from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
+from meshscope.errors import MissingToolError, RunFailedError, SpecError
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+from meshscope.events.measured import Measured, Request, StepCost
+from meshscope.programs.torch_xla.configs import transformers_config
+from meshscope.programs.torch_xla.interpreter import (
+    check_torchxla,
+    torchxla_environment,
+    torchxla_python,
+)
+from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.phases import phase_collectives
+from meshscope.readers.profile.chrome import write_chrome_trace
+from meshscope.readers.profile.perfetto import write_perfetto_trace
+from meshscope.readers.profile.session import read_profile
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.plan.memory import Memory, compiled_memory
+from meshscope.spec.program import Frontend
+from meshscope.store.write import write_table
+from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.progress import error_report
+from meshscope.workers.spawn import Progress, followed, worker_process
+
+CHILD = ("-m", "meshscope.backends.live.worker")
+CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
+LIVE, PROFILE = "devices", "profile"  # what progress is told of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How often, and on what: `warmup` requests before `repeats` timed ones, then one profiled.
+
+    `profiled_steps` is how many decode steps of it are recorded; `seed` makes weights and prompt.
+    """
+
+    repeats: int = 3
+    warmup: int = 1
+    profiled_steps: int = 4
+    seed: int = 0
+    prompt_tokens: tuple[int, ...] | None = None
+    checkpoint: str | None = None
+    coordinator: str | None = None  # HOST:PORT of process 0, where several processes run together
+    process_id: int = 0
+    n_processes: int = 1
+
+    def __post_init__(self) -> None:
+        """Several processes have a coordinator and a number each."""
+        if (self.coordinator is not None) != (self.n_processes > 1):
+            raise SpecError(
+                "--coordinator HOST:PORT and --n-processes N (2 or more) go together: give every process "
+                "the same two, and each its own --process-id."
+            )
+        if self.process_id >= self.n_processes:
+            raise SpecError(
+                f"--process-id {self.process_id}: of {self.n_processes} processes the last is "
+                f"{self.n_processes - 1}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What live devices gave.
+
+    `rows` are compiled and measured ones, `seconds` the time of each step of the way, `tokens` those
+    that each sequence got.
+    """
+
+    rows: list[Collective]
+    measured: Measured
+    memory: Memory
+    tokens: list[list[int]]
+    versions: Mapping[str, str]
+    flags: Mapping[str, str]
+    seconds: Mapping[str, float]
+
+
+def run_experiment(
+    experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
+) -> RunResult:
+    """Runs in a child, leaves `hlo/` and `trace/` in `folder`, and reads both."""
+    report = run_process(experiment, folder, options, progress=progress)
+    progress(PROFILE, "reading", None)
+    modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
+    compiled = [
+        row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
+    ]
+    measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
+    progress(PROFILE, "done", None)
+    return RunResult(
+        rows=[*compiled, *measured_rows],
+        measured=measured,
+        tokens=report["tokens"],
+        memory=compiled_memory(experiment, report["memory"].values()),
+        versions=report["versions"],
+        flags=report["flags"],
+        seconds=report["seconds"],
+    )
+
+
+def run_process(
+    experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
+) -> dict[str, Any]:
+    """Runs in a child, which leaves `hlo/` and `trace/` in `folder`; its report.
+
+    Of several processes, the profiles of all come to the first, and the others keep none.
+    """
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        _check_torchxla(experiment, options)
+    else:
+        check_can_run()
+    if experiment.topology.n_devices % options.n_processes:
+        raise SpecError(
+            f"{experiment.topology.n_devices} devices of '{experiment.topology.name}' are not divisible "
+            f"by --n-processes {options.n_processes}."
+        )
+    (folder / HLO).mkdir()
+    (folder / TRACE).mkdir()
+    report = _reported(experiment, folder, options, progress)
+    progress(LIVE, "done", None)
+    return report
+
+
+def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
+    """Refuses what a traced program is not run with, before any process starts."""
+    if options.checkpoint is not None or options.n_processes > 1:
+        what = "--checkpoint" if options.checkpoint is not None else "several processes"
+        raise SpecError(
+            f"--frontend torchxla runs with random weights in one process, not with {what}. Leave it out, "
+            "or use --frontend jax."
+        )
+    if experiment.topology.chip.kind is ChipKind.GPU:
+        raise SpecError(
+            f"'{experiment.topology.name}': torch_xla 2.9 has no runtime for GPUs. Use --frontend jax there, "
+            "or a TPU slice or --topology cpu:8."
+        )
+    check_torchxla()
+    transformers_config(experiment.model)
+
+
+def check_can_run() -> None:
+    """Refuses where JAX is missing, before any process starts."""
+    if importlib.util.find_spec("jax") is None:
+        raise MissingToolError(
+            f"run needs jax, not installed here ({platform.system()} {platform.machine()}). "
+            'Install the extra: pip install "meshscope[tpu]", or JAX for your GPU (docs.jax.dev).'
+        )
+
+
+def _measured(
+    experiment: Experiment,
+    trace: Path,
+    modules: Mapping[Phase, HloModule],
+    compiled: list[Collective],
+    report: Mapping[str, Any],
+) -> tuple[list[Collective], Measured]:
+    """The measured rows and figures; traces for others are written beside the profile."""
+    profile = read_profile(trace)
+    write_chrome_trace(profile, trace / CHROME)
+    write_perfetto_trace(profile, trace / PERFETTO)
+    n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
+    found = measured_of(profile, modules, compiled, n_steps=n_steps)
+    write_table(found.ops, trace / OPS)
+    measured = Measured(
+        requests=tuple(
+            Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
+            for r in report["requests"]
+        ),
+        n_profiled_steps={phase: n for phase, n in n_steps.items() if phase in modules},
+        loads=found.loads,
+        times=found.times,
+        findings=found.findings,
+        costs=_costs(experiment, report["costs"]),
+    )
+    return found.rows, measured
+
+
+def _costs(
+    experiment: Experiment, costs: Mapping[str, Mapping[str, float]]
+) -> tuple[StepCost, ...]:
+    """The compiler's account of a step; none where a loop's body would count once."""
+    if experiment.is_scanned:
+        return ()
+    return tuple(
+        StepCost(
+            phase=Phase(phase),
+            flops=cost.get("flops"),
+            accessed_bytes=cost.get("accessed_bytes"),
+        )
+        for phase, cost in costs.items()
+    )
+
+
+def _reported(
+    experiment: Experiment, folder: Path, options: RunOptions, progress: Progress
+) -> dict[str, Any]:
+    """Runs the child to its end; its report, or its failure as one message."""
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
+        request = Path(scratch) / "request.json"
+        document = {"experiment": experiment.as_dict(), "options": asdict(options)}
+        request.write_text(json.dumps(document), encoding="utf-8")
+        log = Path(scratch) / "log"
+        is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+        with worker_process(
+            (*CHILD, str(request), str(folder)),
+            log,
+            python=torchxla_python() if is_torchxla else sys.executable,
+            environment=torchxla_environment() if is_torchxla else None,
+        ) as child:
+            returncode = followed(child, LIVE, progress)
+        if returncode:
+            raise _failure(experiment, failure_of(returncode, error_report(request), log))
+    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    (folder / REPORT).unlink()
+    return report
+
+
+def _failure(experiment: Experiment, failure: Failure) -> RunFailedError | SpecError:
+    what = (
+        f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
+        f"on {experiment.topology.name}"
+    )
+    match failure.how:
+        case ExitKind.OURS:
+            return SpecError(failure.words)
+        case ExitKind.REFUSED:
+            who = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+            return RunFailedError(f"{who} could not run {what}: {failure.words}")
+        case ExitKind.KILLED:
+            return RunFailedError(
+                f"the process that ran {what} was killed; the machine probably ran out of memory. "
+                "Try fewer --layers, a smaller --batch, or a machine with more memory."
+            )
+        case ExitKind.CRASHED:
+            return RunFailedError(
+                f"the process that ran {what} crashed ({failure.kind}). Try other options, or another "
+                f"version of JAX. Its last words: {failure.words}"
+            )

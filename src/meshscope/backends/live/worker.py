@@ -1,0 +1,223 @@
+"""The child process: runs an experiment on the devices that JAX or torch_xla opens, times it and profiles it.
+
+Started as `python -m meshscope.backends.live.worker REQUEST.json OUT_DIR`; writes the compiled HLO of each
+phase, a profile, and a report, or an error report. It is a process of its own because JAX reads its
+platform from the environment, and so that a crash is a message. It ends with its parent.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshscope.backends.live.checkpoint import Checkpoint
+from meshscope.backends.live.names import (
+    HLO,
+    PROFILING,
+    REPORT,
+    TIMING,
+    TRACE,
+    WARMING_UP,
+    hlo_name,
+    stage_words,
+)
+from meshscope.programs.torch_xla.interpreter import tracing_environment
+from meshscope.spec.experiment import Experiment, experiment_from_dict
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.program import Frontend
+from meshscope.workers.progress import error_report
+from meshscope.workers.worker_main import end_with_parent, report_progress, reported
+
+GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+DUMPS = "dumps"  # what XLA writes for torch_xla; removed when it was read
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
+
+
+def set_environment(experiment: Experiment, out: Path, *, n_processes: int) -> None:
+    """What JAX or torch_xla reads when it is imported; to be called before it is.
+
+    Virtual CPU devices are asked for by number; for others JAX's own choice of platform stands.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        _set_torchxla_environment(experiment, out)
+        return
+    if experiment.topology.chip.kind is ChipKind.CPU:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        n_devices = experiment.topology.n_devices // n_processes
+        flag = f"--xla_force_host_platform_device_count={n_devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
+    """torch_xla opens the devices; JAX, on the CPU, rewrites programs and computes nothing.
+
+    torch_xla does not hand out what was compiled, so XLA dumps it.
+    """
+    os.environ.update(tracing_environment(experiment.topology.n_devices))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if experiment.topology.chip.kind is ChipKind.TPU:
+        os.environ["PJRT_DEVICE"] = "TPU"
+        del os.environ["CPU_NUM_DEVICES"]
+    phases = "|".join(phase.value for phase in experiment.phases)
+    flags = (
+        f"--xla_dump_to={out / DUMPS} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=^({phases})"
+    )
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+
+
+def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Builds, compiles, runs, times and profiles; returns the report."""
+    session, devices = _started(experiment, options, out)
+    for phase, text in session.hlo_texts().items():
+        path = out / HLO / hlo_name(phase)
+        with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
+            file.write(text)
+    requests, tokens, warm_up_s = _timed(session, options)
+    report_progress(stage_words(PROFILING))
+    profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
+    _flatten(out / TRACE)
+    if options["coordinator"] is not None:
+        from meshscope.backends.live.processes import gather_profiles  # noqa: PLC0415  imports JAX
+
+        gather_profiles(out / TRACE, process_id=options["process_id"])
+    memory = session.memory()
+    shutil.rmtree(out / DUMPS, ignore_errors=True)
+    return {
+        "requests": requests,
+        "tokens": tokens,
+        "profiled": profiled,
+        "seconds": {**session.seconds, "warm_up": warm_up_s},
+        "memory": memory,
+        "costs": session.costs(),
+        "versions": versions() | _tracing_versions(experiment),
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "devices": devices,
+    }
+
+
+def _started(
+    experiment: Experiment, options: Mapping[str, Any], out: Path
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The programs on their devices, and what JAX or torch_xla calls these."""
+    prompt = _prompt(experiment, options)
+    if experiment.program.frontend is Frontend.TORCHXLA:
+        from meshscope.programs.torch_xla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
+        from meshscope.programs.torch_xla.session import TorchSession  # noqa: PLC0415
+
+        report_progress("opening devices")
+        found = open_devices(experiment.topology)
+        seed, dumps = options["seed"], out / DUMPS
+        session = TorchSession.started(
+            experiment, seed=seed, prompt=prompt, dumps=dumps, told=report_progress
+        )
+        return session, found
+    from meshscope.backends.live.devices import described, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.processes import join_processes  # noqa: PLC0415
+    from meshscope.backends.live.session import Session  # noqa: PLC0415
+
+    join_processes(options)
+    devices = live_devices(experiment.topology)
+    make_weights = _weights_maker(experiment, options)
+    session = Session.started(
+        experiment, devices, make_weights=make_weights, prompt=prompt, told=report_progress
+    )
+    return session, [described(device) for device in devices]
+
+
+def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
+    """From a program to its weights: those of the checkpoint, or random ones."""
+    from meshscope.programs.jax.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
+
+    if options["checkpoint"] is None:
+        moe = experiment.model.moe
+        n_experts = None if moe is None else moe.n_experts
+        return lambda program: random_weights(program, seed=options["seed"], n_experts=n_experts)
+    checkpoint = Checkpoint(Path(options["checkpoint"]))
+    return lambda program: placed_weights(experiment, program, checkpoint.read)
+
+
+def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
+    """Token ids [B, S]: those given, the same for every sequence, or random ones."""
+    import numpy as np  # noqa: PLC0415  slow to import
+
+    workload = experiment.workload
+    shape = (workload.batch, workload.prompt)
+    if options["prompt_tokens"] is not None:
+        return np.broadcast_to(np.array(options["prompt_tokens"], np.int32), shape)
+    random = np.random.default_rng(options["seed"])
+    return random.integers(0, experiment.model.vocab, shape, dtype=np.int32)
+
+
+def _timed(
+    session: Any, options: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[list[int]], float]:
+    """The timed requests, the tokens of each sequence, and the seconds of the warm-up before."""
+    from meshscope.backends.live.session import host_tokens  # noqa: PLC0415  imports JAX
+
+    before = time.perf_counter()
+    report_progress(stage_words(WARMING_UP))
+    for _ in range(options["warmup"]):
+        session.request()
+    warm_up_s = time.perf_counter() - before
+    requests: list[dict[str, Any]] = []
+    made: list[Any] = []
+    last_s = warm_up_s / options["warmup"]
+    for index in range(options["repeats"]):
+        n_left = options["repeats"] - index + 1  # the one that is profiled among them
+        words = f"request {index + 1} of {options['repeats']}"
+        report_progress(f"{stage_words(TIMING)}, {words}", n_left * last_s)
+        seconds, made = session.request()
+        requests.append(seconds)
+        last_s = seconds["prefill_s"] + sum(seconds["decode_s"])
+    return requests, host_tokens(made), warm_up_s
+
+
+def _flatten(trace: Path) -> None:
+    """Profiles lie directly in the folder, named by their hosts; what JAX writes beside them goes."""
+    for profile in trace.glob("plugins/profile/*/*.xplane.pb"):
+        profile.rename(trace / profile.name)
+    shutil.rmtree(trace / "plugins", ignore_errors=True)
+
+
+def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
+    """Versions of what compiled and ran the programs."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _tracing_versions(experiment: Experiment) -> dict[str, str]:
+    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    return versions(("torch", "torch_xla", "transformers")) if is_torchxla else {}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one request; every failure that Python sees becomes an error report."""
+    request_file, out_dir = arguments
+    directory = Path(out_dir)
+    end_with_parent()
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    experiment = experiment_from_dict(request["experiment"])
+    set_environment(experiment, directory, n_processes=request["options"]["n_processes"])
+    return reported(
+        lambda: run_request(experiment, request["options"], directory),
+        directory / REPORT,
+        error_report(Path(request_file)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

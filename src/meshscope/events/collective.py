@@ -1,0 +1,95 @@
+"""One row of the event table as a typed value: a collective in one step of one phase."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from meshscope.events.enums import Kind, Part, Phase, Source, wire_factor
+from meshscope.units import array_bytes
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective operation as one device sees it in one step of its phase.
+
+    Optional fields are unknown when None. `groups` holds the device ids that talk to each other;
+    for a point-to-point operation each (source, target) pair is a group. `dur_s` and `exposed_s` are
+    those of one execution, a mean over the `count` of the row; `start_s` is that of the first.
+    Column meanings and units are in `meshscope.events.schema`.
+    """
+
+    source: Source
+    phase: Phase | None
+    layer: int | None
+    part: Part | None
+    kind: Kind
+    opcode: str | None
+    axis: str | None
+    axis_reason: str | None = None
+    group_size: int
+    groups: Groups
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    payload_bytes: int | None
+    wire_bytes: Fraction | None
+    stage: int | None = None
+    count: int = 1
+    n_steps: int = 1
+    is_async: bool | None = None
+    algorithm: str | None = None
+    inserted_by: str | None = None
+    crosses_slices: bool | None = None
+    hlo_name: str | None = None
+    hlo_shape: str | None = None
+    source_line: str | None = None
+    start_s: float | None = None
+    dur_s: float | None = None
+    exposed_s: float | None = None
+    time_basis: str | None = None
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups run the operation at the same time."""
+        return len(self.groups)
+
+
+def predicted_collective(  # noqa: PLR0913  the row's own fields
+    *,
+    phase: Phase,
+    layer: int | None,
+    part: Part,
+    kind: Kind,
+    axis: str,
+    groups: Groups,
+    dtype: str,
+    shape: tuple[int, ...],
+    count: int = 1,
+    n_steps: int = 1,
+    stage: int | None = None,
+    crosses_slices: bool | None = None,
+    opcode: str | None = None,
+) -> Collective:
+    """A predicted row: payload and wire bytes follow from kind, dtype, shape and group size."""
+    group_size = len(groups[0])
+    payload_bytes = array_bytes(dtype, shape)
+    return Collective(
+        source=Source.PREDICTED,
+        phase=phase,
+        layer=layer,
+        part=part,
+        kind=kind,
+        opcode=opcode,
+        axis=axis,
+        group_size=group_size,
+        groups=groups,
+        dtype=dtype,
+        shape=shape,
+        payload_bytes=payload_bytes,
+        wire_bytes=payload_bytes * wire_factor(kind, group_size),
+        count=count,
+        n_steps=n_steps,
+        stage=stage,
+        inserted_by="program",
+        crosses_slices=crosses_slices,
+    )

@@ -1,0 +1,166 @@
+"""The schema of the event table: every column with its type, unit and meaning, once.
+
+Compute, copies and idle spans are rows of the same table with the collective columns null.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from meshscope.errors import RunError
+from meshscope.events.collective import Collective
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the event table."""
+
+    name: str
+    dtype: Any  # a polars data type
+    unit: str
+    meaning: str
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column(name="source", dtype=pl.String, unit="", meaning="predicted, compiled or measured"),
+    Column(name="phase", dtype=pl.String, unit="", meaning="prefill or decode"),
+    Column(
+        name="layer", dtype=pl.Int32, unit="", meaning="index of the layer; null outside layers"
+    ),
+    Column(
+        name="part",
+        dtype=pl.String,
+        unit="",
+        meaning="part of the model: embed, attn, mlp, lm_head, ...",
+    ),
+    Column(
+        name="kind",
+        dtype=pl.String,
+        unit="",
+        meaning="what the operation means: all_reduce, all_gather, ...",
+    ),
+    Column(
+        name="opcode", dtype=pl.String, unit="", meaning="what the compiler or library calls it"
+    ),
+    Column(
+        name="axis", dtype=pl.String, unit="", meaning="axis of the plan; several are joined by +"
+    ),
+    Column(name="axis_reason", dtype=pl.String, unit="", meaning="why axis, phase or part is null"),
+    Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices in one group"),
+    Column(
+        name="n_groups",
+        dtype=pl.Int32,
+        unit="groups",
+        meaning="groups that run it at the same time",
+    ),
+    Column(
+        name="groups",
+        dtype=pl.List(pl.List(pl.Int32)),
+        unit="device ids",
+        meaning="positions in the mesh, row-major; (source, target) pairs for point to point",
+    ),
+    Column(name="dtype", dtype=pl.String, unit="", meaning="number format of the payload"),
+    Column(
+        name="shape",
+        dtype=pl.List(pl.Int64),
+        unit="elements",
+        meaning="shape of the payload, as the program sees it",
+    ),
+    Column(
+        name="payload_bytes",
+        dtype=pl.Int64,
+        unit="bytes",
+        meaning="the logical array, by the nccl-tests size rule (all-gather: output; reduce-scatter: input)",
+    ),
+    Column(
+        name="wire_bytes",
+        dtype=pl.Float64,
+        unit="bytes",
+        meaning="what one device sends, as the opcode carries it out (nccl-tests factors)",
+    ),
+    Column(
+        name="stage",
+        dtype=pl.Int32,
+        unit="",
+        meaning="pipeline stage; null without one, or all together",
+    ),
+    Column(
+        name="count",
+        dtype=pl.Int32,
+        unit="times",
+        meaning="times in one step of the phase on one device",
+    ),
+    Column(
+        name="n_steps", dtype=pl.Int32, unit="steps", meaning="steps of the phase in the request"
+    ),
+    Column(name="is_async", dtype=pl.Boolean, unit="", meaning="issued as a start and done pair"),
+    Column(
+        name="algorithm",
+        dtype=pl.String,
+        unit="",
+        meaning="emitter and strategy that the compiler chose",
+    ),
+    Column(name="inserted_by", dtype=pl.String, unit="", meaning="program or partitioner"),
+    Column(
+        name="crosses_slices", dtype=pl.Boolean, unit="", meaning="a group spans slices, over DCN"
+    ),
+    Column(
+        name="start_s",
+        dtype=pl.Float64,
+        unit="s",
+        meaning="start, from the start of the step or trace",
+    ),
+    Column(name="dur_s", dtype=pl.Float64, unit="s", meaning="duration"),
+    Column(
+        name="exposed_s",
+        dtype=pl.Float64,
+        unit="s",
+        meaning="part of the duration that no compute hides",
+    ),
+    Column(name="time_basis", dtype=pl.String, unit="", meaning="where the times come from"),
+    Column(name="device", dtype=pl.Int32, unit="device id", meaning="device where it was seen"),
+    Column(name="hlo_name", dtype=pl.String, unit="", meaning="instruction name in the HLO text"),
+    Column(
+        name="hlo_shape",
+        dtype=pl.String,
+        unit="",
+        meaning="the instruction's own shape, where it differs",
+    ),
+    Column(name="source_line", dtype=pl.String, unit="", meaning="file:line of the program"),
+)
+
+POLARS_SCHEMA: dict[str, Any] = {c.name: c.dtype for c in COLUMNS}
+
+
+def table_of(rows: Iterable[Collective]) -> pl.DataFrame:
+    """The event table of these collectives, all columns present, in schema order."""
+    records = [_record(row) for row in rows]
+    return pl.DataFrame(records, schema=POLARS_SCHEMA, orient="row")
+
+
+def _record(row: Collective) -> tuple[Any, ...]:
+    values: dict[str, Any] = {
+        name: getattr(row, name) for name in Collective.__slots__ if name in POLARS_SCHEMA
+    }
+    values["n_groups"] = row.n_groups
+    values["groups"] = [list(g) for g in row.groups]
+    values["shape"] = None if row.shape is None else list(row.shape)
+    values["wire_bytes"] = None if row.wire_bytes is None else float(row.wire_bytes)
+    return tuple(values.get(name) for name in POLARS_SCHEMA)
+
+
+def checked_table(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
+    """`frame` if it has exactly this schema; RunError with the remedy otherwise."""
+    if dict(frame.schema) != dict(pl.Schema(POLARS_SCHEMA)):
+        missing = sorted(set(POLARS_SCHEMA) - set(frame.columns))
+        unknown = sorted(set(frame.columns) - set(POLARS_SCHEMA))
+        raise RunError(
+            f"{origin}: not an event table of schema {SCHEMA_VERSION} "
+            f"(missing columns {missing}, unknown columns {unknown}). "
+            "Rebuild the run with the command in its manifest.json, with --force."
+        )
+    return frame

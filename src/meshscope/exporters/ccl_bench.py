@@ -1,0 +1,125 @@
+"""A run as CCL-Bench takes one: a folder with the workload card, and a trace that its tools read.
+
+The trace has the form of the TPU profiler's JSON (`json_tpu`): processes `/device:TPU:0`, ops with
+`hlo_category`, `bytes_accessed`, `device_offset_ps`, `device_duration_ps`; steps of the host under the
+one name that the tools look for. Our own figures lie beside it in `meshscope/metrics.json`, in a folder
+of their own, because the tools take every JSON file beside the card for a trace.
+
+A trace is written only where executions have times. Tools read at cornell-sysphotonics/ccl-bench@1d257f0.
+"""
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshscope.events.enums import Kind, Phase
+from meshscope.exporters.card import CARD, card_text
+from meshscope.exporters.ccl_metrics import metrics_told_apart
+from meshscope.exporters.layout import Execution, TimelineLayout
+from meshscope.store.run import Run
+
+JSON_TPU = "json_tpu"
+STEP = "$core.py:331 step"  # the only event that CCL-Bench takes for a step of vLLM
+N_DECODE_STEPS = 3  # the tools drop the first step (prefill) and the last
+NS_PER_US, PS_PER_NS = 1000, 1000
+HOST_PID, OPS_TID, STEPS_TID = 1000, 2, 1
+PROFILE = Path("trace") / "chrome.trace.json.gz"
+
+Event = dict[str, Any]
+
+
+def write_ccl_bench(run: Run, layout: TimelineLayout, folder: Path) -> None:
+    """Fills `folder`: card, trace where there are times, and the figures told apart."""
+    events: list[Event] = []
+    traces: tuple[str, ...] = ()
+    n_steps: int | None = None
+    profile = None if run.path is None else run.path / PROFILE
+    if profile is not None and profile.is_file():
+        traces = (JSON_TPU,)
+        with gzip.open(profile) as packed, (folder / "profile.trace.json").open("wb") as out:
+            shutil.copyfileobj(packed, out)
+        n_steps = None if run.measured is None else sum(run.measured.n_profiled_steps.values())
+    elif layout.is_time:
+        traces = (JSON_TPU,)
+        events = list(_events(layout))
+        n_steps = 1 + N_DECODE_STEPS * any(s.phase == Phase.DECODE.value for s in layout.steps)
+        document = {"displayTimeUnit": "ns", "traceEvents": events}
+        (folder / "steps.trace.json").write_text(json.dumps(document, separators=(",", ":")))
+    (folder / CARD).write_text(card_text(run, traces=traces, n_steps=n_steps))
+    own = folder / "meshscope"
+    own.mkdir()
+    told = metrics_told_apart(run, events, n_steps=n_steps)
+    (own / "metrics.json").write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
+
+
+def _events(layout: TimelineLayout) -> Iterator[Event]:
+    """Prefill, then decode steps one after another, on every device, with their steps on the host."""
+    yield _named(HOST_PID, None, "/host:CPU")
+    for device in layout.devices:
+        yield _named(device + 1, None, f"/device:TPU:{device}")
+        yield _named(device + 1, OPS_TID, "XLA Ops")
+    at_ns, occurrence = 0, 0
+    for step in layout.steps:
+        own = [e for e in layout.executions if e.phase == step.phase]
+        for _ in range(N_DECODE_STEPS if step.phase == Phase.DECODE.value else 1):
+            yield {
+                "ph": "X", "pid": HOST_PID, "tid": 1, "name": STEP, "ts": at_ns / NS_PER_US,
+                "dur": step.dur_ns / NS_PER_US, "args": {"step": step.name},
+            }  # fmt: skip
+            for execution in own:
+                occurrence += 1
+                shift_ns = at_ns - step.start_ns
+                yield from _of_execution(layout, execution, shift_ns, occurrence)
+            at_ns += step.dur_ns
+
+
+def _named(pid: int, tid: int | None, name: str) -> Event:
+    thread = {} if tid is None else {"tid": tid}
+    kind = "process_name" if tid is None else "thread_name"
+    return {"ph": "M", "pid": pid, **thread, "name": kind, "args": {"name": name}}
+
+
+def _of_execution(
+    layout: TimelineLayout, execution: Execution, shift_ns: int, occurrence: int
+) -> Iterator[Event]:
+    start_ns = execution.start_ns + shift_ns
+    arguments = {
+        "hlo_category": _category(execution),
+        "device_offset_ps": str(start_ns * PS_PER_NS),
+        "device_duration_ps": str(execution.dur_ns * PS_PER_NS),
+        **_collective(execution, occurrence),
+    }
+    name = f"{arguments['hlo_category'].replace(' ', '_')}.{occurrence}"
+    for device in layout.devices:
+        if not execution.is_on(device):
+            continue
+        yield {
+            "ph": "X", "pid": device + 1, "tid": OPS_TID, "name": name,
+            "ts": start_ns / NS_PER_US, "dur": execution.dur_ns / NS_PER_US, "args": arguments,
+        }  # fmt: skip
+
+
+def _category(execution: Execution) -> str:
+    if execution.kind is Kind.PERMUTE:
+        return "collective-permute"
+    if execution.kind is not None:
+        return execution.kind.value.replace("_", "-")
+    return "data formatting" if execution.lane.startswith("copies") else "non-fusion elementwise"
+
+
+def _collective(execution: Execution, occurrence: int) -> dict[str, str]:
+    payload_bytes = execution.arguments.get("payload_bytes")
+    if execution.kind is None or payload_bytes is None:
+        return {}
+    n = len(execution.groups[0])
+    accessed = round(payload_bytes * (1 + _smaller_side(execution.kind, n)))
+    unique = {"all_reduce_unique_id": str(occurrence)} if execution.kind is Kind.ALL_REDUCE else {}
+    return {"bytes_accessed": str(accessed), "raw_bytes_accessed": str(accessed), **unique}
+
+
+def _smaller_side(kind: Kind, n: int) -> float:
+    """The smaller of input and output over the payload, which is the larger."""
+    return 1 / n if kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER} else 1.0

@@ -1,0 +1,45 @@
+"""The event table of a run as CSV or Parquet, every source in it."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+
+from meshscope.analysis.run_inputs import events_of
+from meshscope.readers.profile.timeline import safe
+from meshscope.store.run import Run
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
+
+
+def write_parquet(run: Run, path: Path) -> None:
+    """The event table as it is, with the types of its schema."""
+    events_of(run).write_parquet(path)
+
+
+def write_csv(run: Run, path: Path) -> None:
+    """The event table with lists as JSON; an unknown value is an empty cell.
+
+    Texts are without control characters, cut after 2,000 characters, and a text that a spreadsheet would
+    take for a formula begins with an apostrophe.
+    """
+    events = events_of(run)
+    columns = [_cells(events[name]) for name in events.columns]
+    pl.DataFrame(columns).write_csv(path)
+
+
+def _cells(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.String:
+        return column.map_elements(_guarded, return_dtype=pl.String)
+    if isinstance(column.dtype, pl.List):
+        texts = [
+            None if value is None else json.dumps(value, separators=(",", ":"))
+            for value in column.to_list()
+        ]
+        return pl.Series(column.name, texts, dtype=pl.String)
+    return column
+
+
+def _guarded(text: str) -> str:
+    cut = safe(text).replace("\n", " ").replace("\t", " ")
+    return f"'{cut}" if cut.startswith(_FORMULA) else cut

@@ -1,0 +1,1 @@
+"""The JAX programs: one decoder for every family, sharded by a plan."""

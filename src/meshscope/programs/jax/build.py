@@ -1,0 +1,325 @@
+"""A program ready to lower: the jitted step of one phase with the shapes and shardings of its arguments."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as MemoryLayout
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollectives
+from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.decoder import Decoder
+from meshscope.programs.jax.kernels import PrefillKernel
+from meshscope.programs.jax.layout import ShardLayout, layout_of
+from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
+from meshscope.programs.jax.pipeline import PipelineProgram
+from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, ResidualStreams
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.model.model import Layer
+from meshscope.spec.model.repeats import repeats_of, unrolled
+from meshscope.spec.plan.caches import layer_cache
+from meshscope.spec.plan.context_form import cache_slots
+from meshscope.spec.plan.kernel_choice import Kernel
+from meshscope.spec.plan.stages import stage_runs, stage_slots
+from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights
+from meshscope.spec.program import Partitioner
+
+JAX_DTYPES: dict[str, Any] = {
+    "bf16": jnp.bfloat16,
+    "f16": jnp.float16,
+    "f32": jnp.float32,
+    "s8": jnp.int8,
+    "s32": jnp.int32,
+    "f8e4m3fn": jnp.float8_e4m3fn,
+    "f8e5m2": jnp.float8_e5m2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltProgram:
+    """The step function of one phase and its abstract arguments (weights, tokens, cache, position).
+
+    `is_stacked` says whether layers are stacked by kind; with a pipeline they are.
+    """
+
+    phase: Phase
+    step: Any
+    arguments: tuple[Any, ...]
+    is_stacked: bool
+    is_pipeline: bool
+
+    def lower(self) -> Any:
+        """The program lowered to StableHLO, nothing allocated."""
+        return self.step.lower(*self.arguments)
+
+    def logits(self, out: Any) -> Any:
+        """[B, V]: the logits among what the step returned; those of the last stage of a pipeline."""
+        return out[1][-1] if self.is_pipeline else out[1]
+
+
+def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
+    """The plan's mesh over these devices in their given order, axis types left to the compiler."""
+    mesh = experiment.plan.mesh
+    grid = np.array(devices).reshape(mesh.sizes)
+    return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
+
+
+def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> BuiltProgram:
+    """The program of one phase of an experiment over these devices."""
+    mesh = device_mesh(experiment, devices)
+    layout = layout_of(experiment.plan, experiment.workload, phase)
+    is_pipeline = experiment.plan.pp > 1
+    specs = ArgumentSpecs(
+        experiment=experiment, layout=layout, is_stacked=experiment.is_scanned or is_pipeline
+    )
+    decoder = _decoder(experiment, phase, layout, mesh)
+    step = _pipeline(experiment, decoder, layout).step if is_pipeline else decoder.step
+    if experiment.program.partitioner is Partitioner.MANUAL:
+        step = jax.shard_map(
+            step, mesh=mesh, in_specs=specs.inputs, out_specs=specs.outputs, check_vma=False
+        )
+    # The HLO names a program after its function.
+    named = _named(step, phase.value)
+    of_inputs, of_outputs = (
+        jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
+        for tree in (specs.inputs, specs.outputs)
+    )
+    if _has_own_cache_layout(experiment, phase):
+        weights, tokens, cache, position = of_inputs
+        cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
+        of_inputs, of_outputs = (weights, tokens, cache, position), (*of_outputs[:2], cache)
+    return BuiltProgram(
+        phase=phase,
+        step=jax.jit(named, donate_argnums=(2,), in_shardings=of_inputs, out_shardings=of_outputs),
+        arguments=_abstract(specs, mesh, phase),
+        is_stacked=specs.is_stacked,
+        is_pipeline=is_pipeline,
+    )
+
+
+def _has_own_cache_layout(experiment: Experiment, phase: Phase) -> bool:
+    """Whether the compiler decides how the cache lies in memory.
+
+    As servers do for decode steps: given the usual layout, a TPU program turns the whole cache at its
+    beginning and back at its end, in every step.
+    """
+    return phase is Phase.DECODE and experiment.topology.chip.kind is ChipKind.TPU
+
+
+def _pipeline(experiment: Experiment, decoder: Decoder, layout: ShardLayout) -> PipelineProgram:
+    n_stages = experiment.plan.pp
+    return PipelineProgram(
+        decoder=decoder,
+        layout=layout,
+        n_stages=n_stages,
+        runs=stage_runs(experiment.model.layers, n_stages),
+        n_microbatches=experiment.n_microbatches(decoder.phase),
+        is_scanned=experiment.is_scanned,
+    )
+
+
+def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Mesh) -> Decoder:
+    model, plan = experiment.model, experiment.plan
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    points = (
+        ShardMapCollectives(plan=plan, layout=layout)
+        if is_manual
+        else GspmdCollectives(layout=layout, mesh=mesh)
+    )
+    mixture: Mixture | None = None
+    if model.moe is not None:
+        of_mixture: dict[str, Any] = {
+            "moe": model.moe,
+            "plan": plan,
+            "layout": layout,
+            "points": points,
+            "form": experiment.dispatch_form,
+            "capacity_factor": experiment.capacity_factor,
+            "has_kernel": experiment.kernels.has_expert_kernel,
+        }
+        mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
+    write = repeats_of if experiment.is_scanned else unrolled
+    streams: ResidualStreams = SINGLE_STREAM
+    if model.hyper is not None:
+        streams = HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
+    return Decoder(
+        model=model,
+        phase=phase,
+        points=points,
+        mixture=mixture,
+        context=Context(
+            size=plan.cp,
+            form=experiment.context_form,
+            phase=phase,
+            n_prompt=experiment.workload.prompt,
+        ),
+        streams=streams,
+        specs=_weight_specs(experiment),
+        repeats=write(model.layers),
+        activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
+        prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
+    )
+
+
+def _prefill_kernel(
+    experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
+) -> PrefillKernel | None:
+    """The kernel of a prompt's attention, if the experiment uses it."""
+    if experiment.kernels.prefill_attention.kernel is not Kernel.SPLASH:
+        return None
+    return PrefillKernel(layout=layout, mesh=mesh)
+
+
+def _named(function: Any, name: str) -> Any:
+    def step(weights: Any, tokens: Any, cache: Any, position: Any) -> Any:
+        return function(weights, tokens, cache, position)
+
+    step.__name__ = step.__qualname__ = name
+    return step
+
+
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, P)
+
+
+def _weight_specs(experiment: Experiment) -> dict[str, dict[str, Weight]]:
+    """The declarations of weights by kind of layer; those outside the layers under ""."""
+    model, plan = experiment.model, experiment.plan
+    by_kind = {layer.name: layer_weights(model, plan, layer) for layer in set(model.layers)}
+    by_kind[""] = outer_weights(model, plan)
+    return {kind: {w.name: w for w in weights} for kind, weights in by_kind.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentSpecs:
+    """Shapes and partition specs of what goes into a step and what comes out of it.
+
+    Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading
+    dimension for its layers (see `stage_slots`), those of each stage of a pipeline together.
+    """
+
+    experiment: Experiment
+    layout: ShardLayout
+    is_stacked: bool
+
+    def _by_layer(self, of_layer: Callable[[Layer, tuple[int, ...]], Any]) -> Any:
+        """`of_layer(layer, leading dimensions)` for each layer, or for each kind."""
+        layers = self.experiment.model.layers
+        if not self.is_stacked:
+            return [of_layer(layer, ()) for layer in layers]
+        n_stages = self.experiment.plan.pp
+        return {
+            layer.name: of_layer(layer, (len(stage_slots(layers, layer, n_stages)),))
+            for layer in dict.fromkeys(layers)
+        }
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """Partition specs of the weights, in the structure of the weights."""
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
+            weights = layer_weights(model, plan, layer)
+            return {w.name: self.layout.weight_spec(w, is_stacked=bool(lead)) for w in weights}
+
+        outer = {
+            w.name: self.layout.weight_spec(w, is_stacked=False) for w in outer_weights(model, plan)
+        }
+        return outer | {"layers": self._by_layer(of_layer)}
+
+    @property
+    def weight_shapes(self) -> dict[str, Any]:
+        """Global shapes of the weights, in the same structure."""
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+            return {w.name: lead + w.shape for w in layer_weights(model, plan, layer)}
+
+        outer = {w.name: w.shape for w in outer_weights(model, plan)}
+        return outer | {"layers": self._by_layer(of_layer)}
+
+    @property
+    def weight_dtypes(self) -> dict[str, Any]:
+        """XLA's names of the weights' formats, in the same structure."""
+        model, plan = self.experiment.model, self.experiment.plan
+        usual = self.experiment.workload.weight_dtype
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
+            return {w.name: w.dtype or usual for w in layer_weights(model, plan, layer)}
+
+        outer = {w.name: w.dtype or usual for w in outer_weights(model, plan)}
+        return outer | {"layers": self._by_layer(of_layer)}
+
+    @property
+    def cache(self) -> Any:
+        """Partition specs of the cache."""
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
+            arrays = layer_cache(model, plan, layer)
+            return {a.name: self.layout.cache_spec(a, is_stacked=bool(lead)) for a in arrays}
+
+        return self._by_layer(of_layer)
+
+    @property
+    def cache_shapes(self) -> Any:
+        """Global shapes of the cache."""
+        model, plan, workload = (
+            self.experiment.model,
+            self.experiment.plan,
+            self.experiment.workload,
+        )
+        n_slots = cache_slots(plan, workload)
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+            arrays = layer_cache(model, plan, layer)
+            return {
+                a.name: (*lead, workload.batch, plan.cp * a.n_slots(n_slots), *a.shape)
+                for a in arrays
+            }
+
+        return self._by_layer(of_layer)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Partition specs of (weights, tokens, cache, position)."""
+        return (self.weights, self.layout.tokens_spec, self.cache, P())
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """Partition specs of (next tokens, logits, cache)."""
+        return (self.layout.next_tokens_spec, self.layout.out_logits_spec, self.cache)
+
+
+def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
+    """Shapes, dtypes and shardings of the arguments; no memory is taken."""
+    workload = specs.experiment.workload
+
+    def array(shape: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    def arrays(shapes: Any, tree: Any, dtypes: Any) -> Any:
+        return jax.tree.map(
+            lambda spec, shape, dtype: array(shape, spec, JAX_DTYPES[dtype]),
+            tree,
+            shapes,
+            dtypes,
+            is_leaf=_is_spec,
+        )
+
+    cache_dtypes = jax.tree.map(lambda _: workload.cache_dtype, specs.cache, is_leaf=_is_spec)
+    n_tokens = workload.prompt if phase is Phase.PREFILL else 1
+    return (
+        arrays(specs.weight_shapes, specs.weights, specs.weight_dtypes),
+        array((workload.batch, n_tokens), specs.layout.tokens_spec, jnp.int32),
+        arrays(specs.cache_shapes, specs.cache, cache_dtypes),
+        array((), P(), jnp.int32),
+    )

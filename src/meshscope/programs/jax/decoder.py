@@ -1,0 +1,234 @@
+"""One decoder for every family and every plan: prefill and decode differ only in what attends to what.
+
+The text holds for global arrays (the compiler partitions) and for one device's share (under
+`shard_map`) alike: sizes are read from the arrays, never from the model.
+
+Shapes: B batch, S positions of this step, D residual width, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshscope.events.enums import Part, Phase
+from meshscope.programs.jax.collectives import MeshCollectives, scope
+from meshscope.programs.jax.compressed import compressed_attention
+from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.grouped import grouped_attention
+from meshscope.programs.jax.kernels import PrefillKernel
+from meshscope.programs.jax.latent import latent_attention
+from meshscope.programs.jax.mixture import Mixture
+from meshscope.programs.jax.numerics import Array, rms_norm
+from meshscope.programs.jax.residual import ResidualStreams
+from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.spec.model.model import (
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MlpKind,
+    Model,
+)
+from meshscope.spec.model.repeats import Repeat
+from meshscope.spec.plan.weights import Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The decoder of one phase: its model, its meeting points, its weights' declarations.
+
+    `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
+    of weights outside the layers under "". `first_row` is where in the cached batch the sequences
+    of a micro-batch begin.
+    """
+
+    model: Model
+    phase: Phase
+    points: MeshCollectives
+    mixture: Mixture | None
+    context: Context
+    streams: ResidualStreams
+    specs: Mapping[str, Mapping[str, Weight]]
+    repeats: tuple[Repeat, ...]
+    activation_dtype: Any
+    first_row: Array | int = 0
+    prefill_kernel: PrefillKernel | None = None
+
+    def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
+        """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
+
+        `tokens` is [B, S], `position` the index of the first of them. `weights["layers"]` and
+        `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
+        for its layers (a mapping).
+        """
+        outer = self.outer(weights)
+        with scope(self.phase.value):
+            with scope(Part.EMBED):
+                table = outer("embed")
+                x = self.points.embedded(table, tokens).astype(self.activation_dtype)
+            positions = self.context.positions(position, tokens.shape[1])
+            x = self.streams.opened(x)
+            x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
+            with scope(Part.LM_HEAD):
+                is_tied = self.model.has_tied_embeddings
+                logits = self.logits(outer, x, table if is_tied else None)
+            with scope(Part.SAMPLE):
+                next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return next_tokens, logits, cache
+
+    def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
+        """The weights outside the layers."""
+        return self._weights(weights, "")
+
+    def _weights(
+        self, arrays: Mapping[str, Array], kind: str, index: Array | int | None = None
+    ) -> LayerWeights:
+        return LayerWeights(
+            arrays=arrays,
+            specs=self.specs[kind],
+            points=self.points,
+            dtype=self.activation_dtype,
+            index=index,
+        )
+
+    def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
+        """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
+
+        `table` is the embedding where the head is tied to it: gathered once in a step, as root
+        parameters are under fsdp.
+        """
+        x = self.points.last(self.streams.closed(x, outer))
+        x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
+        head = outer("lm_head") if table is None else table
+        return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
+
+    def layers(
+        self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
+    ) -> tuple[Array, Any]:
+        """The layers one after the other, those that repeat as loops."""
+        n_before: dict[str, int] = {}
+        for repeat in self.repeats:
+            x, cache = self._repeat(x, layers, cache, positions, tokens, repeat, n_before)
+            for layer in repeat.body:
+                n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
+        return x, cache
+
+    def _repeat(  # noqa: PLR0913, PLR0917  the state of the walk
+        self,
+        x: Array,
+        layers: Any,
+        cache: Any,
+        positions: Array,
+        tokens: Array,
+        repeat: Repeat,
+        n_before: Mapping[str, int],
+    ) -> tuple[Array, Any]:
+        names = [layer.name for layer in repeat.body]
+
+        def body(carry: tuple[Array, Any], time: Array | int) -> tuple[tuple[Array, Any], None]:
+            x, cache = carry
+            for position, layer in enumerate(repeat.body):
+                name = layer.name
+                of_kind = n_before.get(name, 0) + time * names.count(name)
+                of_kind = of_kind + names[:position].count(name)
+                at = of_kind if isinstance(layers, Mapping) else repeat.first + position
+                key = name if isinstance(layers, Mapping) else at
+                index = at if isinstance(layers, Mapping) else None
+                with scope(layers_scope(repeat.layers_at(position))):
+                    w = self._weights(layers[key], name, index)
+                    held = LayerCache(
+                        arrays=cache[key],
+                        start=self.context.slot(positions),
+                        index=index,
+                        is_here=self.context.is_here(positions),
+                        first_row=self.first_row,
+                    )
+                    x, held = self._layer(x, w, held, positions, tokens, layer)
+                cache = _with(cache, key, held.arrays)
+            return (x, cache), None
+
+        if repeat.times == 1:
+            return body((x, cache), 0)[0]
+        return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
+
+    def _layer(  # noqa: PLR0913, PLR0917  what a layer sees
+        self,
+        x: Array,
+        w: LayerWeights,
+        cache: LayerCache,
+        positions: Array,
+        tokens: Array,
+        layer: Layer,
+    ) -> tuple[Array, LayerCache]:
+        eps = self.model.norm_eps
+        with scope(Part.ATTN):
+            h, added = self.streams.read(x, w, "attn")
+            h = self.points.entered(rms_norm(h, w("attn_norm"), eps))
+            h, cache = self._attention(h, w, cache, positions, layer)
+            x = added(w.biased(self.points.summed(h), "bo"))
+        if layer.mlp is MlpKind.DENSE:
+            with scope(Part.MLP):
+                h, added = self.streams.read(x, w, "mlp")
+                h = self.points.entered(rms_norm(h, w("mlp_norm"), eps))
+                x = added(w.biased(self.points.summed(_mlp(h, w)), "b_down"))
+        else:
+            assert self.mixture is not None
+            with scope(Part.MOE_ROUTER):
+                h, added = self.streams.read(x, w, "mlp")
+                h = rms_norm(h, w("mlp_norm"), eps)
+            h = self.mixture(h, w, tokens)
+            with scope(Part.MOE_COMBINE):
+                x = added(h)
+        return x, cache
+
+    def _attention(
+        self, x: Array, w: LayerWeights, cache: LayerCache, positions: Array, layer: Layer
+    ) -> tuple[Array, LayerCache]:
+        match self.model.attention:
+            case GroupedAttention():
+                attention = grouped_attention
+            case LatentAttention():
+                attention = latent_attention
+            case CompressedAttention():
+                attention = compressed_attention
+            case _:
+                assert_never(self.model.attention)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
+        return attention(
+            x,
+            w,
+            cache,
+            positions,
+            model=self.model,
+            layer=layer,
+            context=self.context,
+            kernel=kernel,
+        )
+
+
+def layers_scope(layers: range) -> str:
+    """The scope that tells the readers which layers an operation stands for.
+
+    `layer3`; `layers0-31` for all of a range; `layers1-35by2` for every second one.
+    """
+    if len(layers) == 1:
+        return f"layer{layers[0]}"
+    by = "" if layers.step == 1 else f"by{layers.step}"
+    return f"layers{layers[0]}-{layers[-1]}{by}"
+
+
+def _mlp(x: Array, w: LayerWeights) -> Array:
+    gate = w.biased(x @ w("w_gate"), "b_gate")
+    up = w.biased(x @ w("w_up"), "b_up")
+    return (jax.nn.silu(gate) * up) @ w("w_down")
+
+
+def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:
+    """The cache with this entry replaced; a list stays a list."""
+    if isinstance(cache, Mapping):
+        return {**cache, key: dict(arrays)}
+    return [dict(arrays) if index == key else entry for index, entry in enumerate(cache)]

@@ -1,0 +1,129 @@
+"""Where activations live: which mesh axis splits which of their dimensions, for one phase of a plan."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jax.sharding import PartitionSpec as P
+
+from meshscope.events.enums import Phase
+from meshscope.spec.plan.caches import CacheArray
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import Dim, Weight, mesh_axes_of
+from meshscope.spec.workload import Workload
+
+
+class TokenSplit(StrEnum):
+    """Which dimension of the residual stream sp splits over tp."""
+
+    NONE = "none"
+    SEQUENCE = "sequence"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """Partition specs of one phase; axes of size 1 are not in the mesh and so never named."""
+
+    plan: Plan
+    token_split: TokenSplit
+    phase: Phase
+
+    @property
+    def split_dim(self) -> int | None:
+        """Dimension of [B, S, D] that sp splits over tp; None without sp."""
+        return {TokenSplit.NONE: None, TokenSplit.BATCH: 0, TokenSplit.SEQUENCE: 1}[
+            self.token_split
+        ]
+
+    def axis(self, name: str) -> str | None:
+        """`name` if the mesh has this axis, else None."""
+        return name if name in self.plan.mesh.names else None
+
+    @property
+    def data(self) -> str | None:
+        """The mesh axis that splits the batch."""
+        return self.axis(self.plan.data_axis)
+
+    @property
+    def context(self) -> str | None:
+        """The mesh axis that splits the positions."""
+        return self.axis("cp")
+
+    @property
+    def sequence_axes(self) -> tuple[str, ...]:
+        """The mesh axes that split the positions of [B, S, D] between the blocks, outermost first."""
+        is_split = self.context is not None and self.phase is Phase.PREFILL
+        return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
+
+    @property
+    def entered_spec(self) -> P:
+        """[B, S, D] inside attention and MLP."""
+        return P(self.data, None, None)
+
+    @property
+    def residual_spec(self) -> P:
+        """[B, S, D] between attention and MLP."""
+        match self.token_split:
+            case TokenSplit.NONE:
+                return self.entered_spec
+            case TokenSplit.SEQUENCE:
+                return P(self.data, "tp", None)
+            case TokenSplit.BATCH:
+                return P((self.data, "tp") if self.data else "tp", None, None)
+
+    @property
+    def rows_spec(self) -> P:
+        """[B, ...] of hidden states and logits of the last position."""
+        return P(self.data, None)
+
+    @property
+    def out_logits_spec(self) -> P:
+        """[B, V] of logits as they leave the program; [P, B, V] from the stages of a pipeline."""
+        return P("pp", *self.rows_spec) if self.axis("pp") else self.rows_spec
+
+    @property
+    def logits_spec(self) -> P:
+        """[B, V] of logits before they are gathered."""
+        return P(self.data, self.axis("tp"))
+
+    @property
+    def tokens_spec(self) -> P:
+        """[B, S] of token ids."""
+        return P(self.data, self.context if self.phase is Phase.PREFILL else None)
+
+    @property
+    def next_tokens_spec(self) -> P:
+        """[B] of sampled token ids."""
+        return P(self.data)
+
+    def split(self, dim: Dim) -> str | tuple[str, ...] | None:
+        """What a partition spec says of this logical axis."""
+        axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
+        return axes if len(axes) > 1 else next(iter(axes), None)
+
+    def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
+        """[B, T, ...], with a leading layer dimension when stacked, which pp splits."""
+        dims = (self.data, self.context, *map(self.split, array.dims))
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
+
+    def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
+        """Of one weight, with a leading layer dimension when stacked, which pp splits."""
+        dims = map(self.split, weight.dims)
+        return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
+
+
+def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
+    """The layout of one phase: sp splits the prompt in prefill, the batch in decode.
+
+    A decode batch that tp does not divide leaves sp without effect in decode, as in serving
+    engines, which apply sequence parallelism only to token counts that divide.
+    """
+    if not plan.sp:
+        split = TokenSplit.NONE
+    elif phase is Phase.PREFILL:
+        split = TokenSplit.SEQUENCE
+    elif workload.batch // plan.data_size % plan.tp == 0:
+        split = TokenSplit.BATCH
+    else:
+        split = TokenSplit.NONE
+    return ShardLayout(plan=plan, token_split=split, phase=phase)

@@ -1,0 +1,155 @@
+"""Small pieces of arithmetic that every family uses: norms, rotations, one softmax attention.
+
+Shapes: B batch, S positions of this step, T positions attended to, N query heads, K key and value
+heads, H head width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshscope.spec.model.model import Rope, RopeType
+
+Array = Any  # jax.Array or a tracer
+
+MASKED = -1e30  # added to a score that must not count; finite, so that a row never becomes NaN
+
+
+def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+    """Root-mean-square norm over the last dimension, in float32 inside."""
+    return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
+
+
+def unscaled_rms_norm(x: Array, eps: float) -> Array:
+    """The norm without a learned scale."""
+    wide = x.astype(jnp.float32)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return wide.astype(x.dtype)
+
+
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """Mean and variance norm over the last dimension, in float32 inside."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return wide.astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
+
+
+def seen(q_positions: Array, k_positions: Array, window: int | None = None) -> Array:
+    """[S, T]: whether a query sees a key: none of the future, none before the window."""
+    distance = q_positions[:, None] - k_positions[None, :]
+    is_seen = distance >= 0
+    return is_seen if window is None else is_seen & (distance < window)
+
+
+def attended(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    k: Array,
+    v: Array,
+    is_seen: Array,
+    *,
+    scale: float,
+    sinks: Array | None = None,
+) -> Array:
+    """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv].
+
+    `is_seen` is [S, T] or [B, S, T]; `sinks` [N] are logits of a position without a value.
+    """
+    n_groups = q.shape[2] // k.shape[2]
+    q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
+    scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * scale
+    is_seen = is_seen if is_seen.ndim == 2 else is_seen[:, None, None]
+    scores = jnp.where(is_seen, scores, MASKED)
+    if sinks is None:
+        shares = jax.nn.softmax(scores, axis=-1)
+    else:
+        column = sinks.astype(jnp.float32).reshape(1, k.shape[2], n_groups, 1, 1)
+        column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
+        shares = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
+    out = jnp.einsum("bkgst,btkh->bskgh", shares.astype(q.dtype), v)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1])
+
+
+def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
+    """Angle of each pair of channels at each position: [S, H/2], float32."""
+    return positions.astype(jnp.float32)[:, None] * rope_frequencies(rope, head_dim)
+
+
+def rotated(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
+    """Rotated x [B, S, N, H].
+
+    Interleaved pairs come out as halves, as transformers' DeepSeek-V3 leaves them: queries and keys
+    alike, so that their products are the same.
+    """
+    scale = rope_scale(rope)
+    cos, sin = (f(angles)[None, :, None, :] * scale for f in (jnp.cos, jnp.sin))
+    wide = x.astype(jnp.float32)
+    is_paired = rope.is_interleaved if is_interleaved is None else is_interleaved
+    low, high = (wide[..., 0::2], wide[..., 1::2]) if is_paired else jnp.split(wide, 2, axis=-1)
+    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Radians a position, for each of the H/2 channel pairs.
+
+    Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
+    `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`.
+    """
+    plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    match rope.rope_type:
+        case RopeType.DEFAULT:
+            scaled = plain
+        case RopeType.LINEAR:
+            scaled = plain / rope.factor
+        case RopeType.LLAMA3:
+            scaled = _llama3_frequencies(plain, rope)
+        case RopeType.YARN:
+            scaled = _yarn_frequencies(plain, rope, head_dim)
+    return scaled.astype(np.float32)
+
+
+def rope_scale(rope: Rope) -> float:
+    """What cosine and sine are multiplied by: YaRN's attention factor, else 1.
+
+    Source: transformers modeling_rope_utils, `_compute_yarn_parameters`.
+    """
+    if rope.rope_type is not RopeType.YARN:
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's growth of attention logits with the context (Peng et al. 2023, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * float(np.log(factor)) + 1.0
+
+
+def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
+    turns = rope.original_max_position * plain / (2 * np.pi)  # turns over the original context
+    share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = np.clip(share, 0.0, 1.0)
+    return plain * (kept + (1 - kept) / rope.factor)
+
+
+def _yarn_frequencies(plain: np.ndarray, rope: Rope, head_dim: int) -> np.ndarray:
+    """Channels that turn often are kept, those that turn seldom divided, a ramp between."""
+
+    def channel(n_turns: float) -> float:
+        turns = rope.original_max_position / (n_turns * 2 * np.pi)
+        return head_dim * float(np.log(turns)) / (2 * float(np.log(rope.theta)))
+
+    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
+    if rope.is_truncated:
+        low, high = float(np.floor(low)), float(np.ceil(high))
+    low, high = max(low, 0.0), min(high, head_dim - 1.0)
+    span = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(head_dim // 2) - low) / span, 0.0, 1.0)
+    return plain / rope.factor * ramp + plain * (1 - ramp)

@@ -1,0 +1,179 @@
+"""A decoder cut into stages that micro-batches pass through: one program for all devices.
+
+Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks; in each, a stage that
+has a micro-batch takes the branch with its layers, an idle one a branch that does nothing, and then
+all hand their activations on. The hand-over is made in every tick: what an idle stage sends is not
+used, but it is sent. A branch is taken by whole stages, so that devices that meet inside one agree.
+
+Shapes: B batch, S positions of this step, D residual width, or streams times residual width where
+there are several in parallel, V vocabulary; b is one device's share of the batch, m that of a
+micro-batch, P stages.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshscope.events.enums import Part
+from meshscope.programs.jax.collectives import scope
+from meshscope.programs.jax.decoder import Decoder
+from meshscope.programs.jax.layout import ShardLayout
+from meshscope.programs.jax.numerics import Array
+from meshscope.spec.model.repeats import repeats_of, unrolled
+from meshscope.spec.plan.stages import StageRun, n_ticks
+
+_Carry = tuple[Array, Any, Array]  # what came in [m, S, D], the cache, the last positions [b, 1, D]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineProgram:
+    """The decoder in stages; `runs` are those that share a program, `decoder` supplies their text."""
+
+    decoder: Decoder
+    layout: ShardLayout
+    n_stages: int
+    runs: tuple[StageRun, ...]
+    n_microbatches: int
+    is_scanned: bool
+
+    def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
+        """Next tokens [b], logits [1, b, V] (of use on the last stage) and the new cache.
+
+        As `Decoder.step`, on one device's share. Layers and cache are stacked by kind and hold the
+        layers of this device's stage.
+        """
+        with scope(self.decoder.phase.value):
+            stage = lax.axis_index("pp")
+            ticks = jnp.arange(n_ticks(self.n_microbatches, self.n_stages))
+            parts = tokens.reshape(self.n_microbatches, -1, tokens.shape[1])
+            positions = self.decoder.context.positions(position, tokens.shape[1])
+
+            def tick(carry: _Carry, time: Array) -> tuple[_Carry, None]:
+                return self._tick(carry, time - stage, stage, weights, parts, positions), None
+
+            x = jnp.zeros(self._residual(parts), self.decoder.activation_dtype)
+            lasts = jnp.zeros((self.n_microbatches * x.shape[0], 1, *x.shape[2:]), x.dtype)
+            (_, cache, lasts), _ = lax.scan(tick, (x, cache, lasts), ticks)
+            logits = self._logits(weights, lasts, stage, tokens.shape[0])
+            with scope(Part.SAMPLE):
+                next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+                is_last = stage == self.n_stages - 1
+                next_tokens = lax.psum(jnp.where(is_last, next_tokens, 0), "pp")
+        return next_tokens, logits[None], cache
+
+    def _residual(self, parts: Array) -> tuple[int, ...]:
+        """[m, S, D], with what sp splits of it."""
+        shape = [*parts.shape[1:], *self.decoder.streams.between, self.decoder.model.hidden]
+        if self.layout.split_dim is not None:
+            shape[self.layout.split_dim] //= self.layout.plan.tp
+        return tuple(shape)
+
+    def _tick(  # noqa: PLR0913, PLR0917  the state of the loop
+        self,
+        carry: _Carry,
+        index: Array,
+        stage: Array,
+        weights: Mapping[str, Any],
+        parts: Array,
+        positions: Array,
+    ) -> _Carry:
+        """One tick; `index` is the micro-batch of this stage, beyond those that exist where it is idle.
+
+        The last stage is idle only before its first micro-batch: what an idle tick writes to the
+        last positions is written again later.
+        """
+        x, cache, lasts = carry
+        is_busy = (index >= 0) & (index < self.n_microbatches)
+        index = jnp.clip(index, 0, self.n_microbatches - 1)
+        with scope(stages_scope(range(1))), scope(self._turns):
+            x = lax.cond(
+                is_busy & (stage == 0), lambda x: self._embedded(weights, parts[index], x), _same, x
+            )
+        first_row = index * parts.shape[1]
+        own = parts[index]
+        branches = [
+            _idle,
+            *(self._branch(run, weights, positions, own, first_row) for run in self.runs),
+        ]
+        run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
+        branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
+        x, cache = lax.switch(branch, branches, x, cache)
+        lasts = lax.dynamic_update_slice_in_dim(lasts, x[:, -1:], index * x.shape[0], axis=0)
+        with scope(stages_scope(range(self.n_stages - 1))), scope(Part.STAGE):
+            neighbours = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
+            return lax.ppermute(x, "pp", neighbours), cache, lasts
+
+    @property
+    def _turns(self) -> str:
+        """The scope that tells the readers in how many of the ticks a stage takes its branch."""
+        return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
+
+    def _embedded(self, weights: Mapping[str, Any], tokens: Array, x: Array) -> Array:
+        """[m, S] -> [m, S, D] in place of `x`."""
+        with scope(Part.EMBED):
+            table = self.decoder.outer(weights)("embed")
+            rows = self.decoder.points.embedded(table, tokens).astype(x.dtype)
+        return self.decoder.streams.opened(rows)
+
+    def _branch(
+        self,
+        run: StageRun,
+        weights: Mapping[str, Any],
+        positions: Array,
+        tokens: Array,
+        first_row: Array,
+    ) -> Callable[[Array, Any], tuple[Array, Any]]:
+        """The layers of one stage of the run, on the sequences from `first_row` of the batch on."""
+        write = repeats_of if self.is_scanned else unrolled
+        decoder = replace(
+            self.decoder,
+            repeats=write(run.kinds, first=run.first_layer),
+            first_row=first_row,
+        )
+
+        def branch(x: Array, cache: Any) -> tuple[Array, Any]:
+            with scope(stages_scope(run.stages, n_layers=len(run.kinds))), scope(self._turns):
+                return decoder.layers(x, weights["layers"], cache, positions, tokens)
+
+        return branch
+
+    def _logits(
+        self, weights: Mapping[str, Any], lasts: Array, stage: Array, n_sequences: int
+    ) -> Array:
+        """[b, 1, D] -> [b, V] on the last stage, zeros on the others."""
+        model = self.decoder.model
+
+        def logits(x: Array) -> Array:
+            with scope(Part.LM_HEAD):
+                outer = self.decoder.outer(weights)
+                table = outer("embed") if model.has_tied_embeddings else None
+                return self.decoder.logits(outer, x, table)
+
+        def none(x: Array) -> Array:
+            return jnp.zeros((n_sequences, model.vocab), x.dtype)
+
+        with scope(stages_scope(range(self.n_stages - 1, self.n_stages))):
+            return lax.cond(stage == self.n_stages - 1, logits, none, lasts)
+
+
+def stages_scope(stages: range, *, n_layers: int | None = None) -> str:
+    """The scope that tells the readers which stages run an operation.
+
+    `stage0`; `stages0-1`; `stages0-1by16` around layers, which are named as those of the first stage:
+    each further stage has the 16 layers after those of the stage before.
+    """
+    if len(stages) == 1:
+        return f"stage{stages[0]}"
+    by = "" if n_layers is None else f"by{n_layers}"
+    return f"stages{stages[0]}-{stages[-1]}{by}"
+
+
+def _idle(x: Array, cache: Any) -> tuple[Array, Any]:
+    return x, cache
+
+
+def _same(x: Array) -> Array:
+    return x

@@ -1,0 +1,169 @@
+"""Values for the arrays of a program: from a checkpoint's tensors, put on the devices shard by shard."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshscope.programs.jax.build import BuiltProgram
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Layer
+from meshscope.spec.plan.stages import stage_slots
+from meshscope.spec.plan.stored import reshaped
+from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
+
+TABLE = "router_table"  # the weight that holds numbers of experts
+RANDOM_SCALE = 0.02  # the initializer_range of most published configs
+
+ReadTensor = Callable[[str], np.ndarray]
+
+
+def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) -> np.ndarray:
+    """The checkpoint's tensor in the shape in which the plan stores it.
+
+    A matrix is transposed from [out, in]; KV heads repeat side by side until there is one a device;
+    the vocabulary is padded with zeros; a tensor that holds several weights is cut. Where experts
+    have tensors of their own, `tensor` is their stack.
+    """
+    name = weight.checkpoint.format(layer=layer, expert="*")
+    shape = reshaped(weight, tensor.shape, name)
+    value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
+    value = value.reshape(shape)
+    for at, dim in enumerate(weight.dims):
+        if dim is Dim.KV_HEADS:
+            value = np.repeat(value, weight.shape[at] // shape[at], axis=at)
+        elif dim is Dim.VOCAB:
+            padding = [(0, 0)] * len(shape)
+            padding[at] = (0, weight.shape[at] - shape[at])
+            value = np.pad(value, padding)
+    cut = weight.cut
+    return value if cut is None else value[..., cut.start : cut.stop : cut.step]
+
+
+def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
+    """The weights of a program on its devices, read tensor by tensor."""
+    model, plan = experiment.model, experiment.plan
+    abstract = program.arguments[0]
+
+    def placed(value: np.ndarray, like: Any) -> Any:
+        array = value.astype(like.dtype)
+        return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+
+    def read(weight: Weight, layer: int | None) -> np.ndarray:
+        return stored_weight(weight, _tensor(weight, layer, read_tensor), layer)
+
+    weights: dict[str, Any] = {
+        w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
+    }
+    if not program.is_stacked:
+        weights["layers"] = [
+            {
+                w.name: placed(read(w, index), like[w.name])
+                for w in layer_weights(model, plan, layer)
+            }
+            for index, (layer, like) in enumerate(
+                zip(model.layers, abstract["layers"], strict=True)
+            )
+        ]
+        return weights
+
+    def stacked(weight: Weight, layer: Layer, like: Any) -> Any:
+        """One layer after the other, put together on the devices: the host holds one tensor."""
+        mesh, spec = like.sharding.mesh, like.sharding.spec
+        one = jax.ShapeDtypeStruct(
+            weight.shape, like.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec[1:]))
+        )
+        values = [
+            placed(np.zeros(weight.shape) if index is None else read(weight, index), one)
+            for index in stage_slots(model.layers, layer, plan.pp)
+        ]
+        return jax.jit(_stack, out_shardings=like.sharding)(values)
+
+    weights["layers"] = {
+        layer.name: {
+            w.name: stacked(w, layer, abstract["layers"][layer.name][w.name])
+            for w in layer_weights(model, plan, layer)
+        }
+        for layer in dict.fromkeys(model.layers)
+    }
+    return weights
+
+
+def _stack(values: list[Any]) -> Any:
+    return jnp.stack(values)
+
+
+def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
+    """The checkpoint's tensor; those of all experts stacked, where each has its own."""
+    if "{expert}" not in weight.checkpoint:
+        return read_tensor(weight.checkpoint.format(layer=layer))
+    n_experts = weight.shape[weight.dims.index(Dim.EXPERT)]
+    names = (weight.checkpoint.format(layer=layer, expert=index) for index in range(n_experts))
+    return np.stack([read_tensor(name) for name in names])
+
+
+def empty_cache(program: BuiltProgram) -> Any:
+    """A cache of zeros on the program's devices."""
+    return jax.tree.map(
+        lambda like: jax.device_put(np.zeros(like.shape, like.dtype), like.sharding),
+        program.arguments[2],
+    )
+
+
+def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
+    """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small.
+
+    A table of experts holds numbers below `n_experts`, those of a token all different. Every element is a hash of its own place, so that each device makes its share alone; copies agree.
+    """
+    leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
+    makers: dict[Any, Any] = {}
+    made: list[Any] = []
+    for index, (path, like) in enumerate(leaves):
+        make = _maker(str(path[-1]), n_experts)
+        key = (make, like.shape, like.dtype, like.sharding)
+        if key not in makers:
+            bound = partial(make, shape=like.shape, dtype=like.dtype)
+            makers[key] = jax.jit(bound, out_shardings=like.sharding)
+        made.append(makers[key](np.uint32(seed * len(leaves) + index)))
+    return jax.tree.unflatten(structure, made)
+
+
+def _maker(name: str, n_experts: int | None) -> Any:
+    if "norm" in name:
+        return _ones
+    return partial(_chosen, n_experts=n_experts) if TABLE in name else _hashed
+
+
+def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    return jnp.ones(shape, dtype)
+
+
+def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Uniform in +-RANDOM_SCALE."""
+    unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
+    return (unit * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)
+
+
+def _chosen(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
+    """Experts of each token [.., vocab, k]: a random one, and others at equal distances from it."""
+    first = _bits(seed, (*shape[:-1], 1)) % np.uint32(n_experts)
+    steps = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    distance = np.uint32(n_experts // shape[-1])
+    return ((first + steps * distance) % np.uint32(n_experts)).astype(dtype)
+
+
+def _bits(seed: Any, shape: tuple[int, ...]) -> Any:
+    """32 random bits a place, by lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
+    place, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
+    for dim in reversed(range(len(shape))):
+        steps = lax.broadcasted_iota(jnp.uint32, shape, dim)
+        place = place + steps * np.uint32(stride % 2**32)
+        stride *= shape[dim]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        place = (place ^ (place >> shift)) * np.uint32(factor)
+    return place

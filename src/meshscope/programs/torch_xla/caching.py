@@ -1,0 +1,158 @@
+"""The static cache of transformers, its arrays arguments of the program.
+
+Shapes: B batch, K key and value heads (1 of latents), T slots, H width.
+"""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.cache_utils import StaticLayer
+
+from meshscope.events.enums import Phase
+from meshscope.programs.torch_xla.layouts import Spec
+from meshscope.programs.torch_xla.stages import StageLayer, layers_of_stage
+from meshscope.programs.torch_xla.tensors import TORCH_DTYPES, Tensors
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import GroupedAttention, LatentAttention
+from meshscope.spec.plan.context_form import cache_slots
+from meshscope.spec.plan.weights import Dim
+
+ARRAYS = ("keys", "values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one layer keeps of a position: heads, and the width of each of the two arrays."""
+
+    n_heads: int
+    widths: tuple[int, int]
+    spec: Spec
+
+
+def kept(experiment: Experiment, tensors: Tensors) -> Kept:
+    """Of every layer: keys and values, or the two parts of a latent."""
+    layouts, attention = tensors.layouts, experiment.model.attention
+    context = layouts.axes("cp")
+    match attention:
+        case GroupedAttention():
+            spec: Spec = (layouts.data, layouts.split(Dim.KV_HEADS), context, ())
+            widths = (attention.head_dim, attention.head_dim)
+            return Kept(n_heads=attention.n_kv_heads, widths=widths, spec=spec)
+        case LatentAttention():
+            spec = (layouts.data, (), context, ())
+            return Kept(n_heads=1, widths=(attention.kv_rank, attention.rope_dim), spec=spec)
+        case _:
+            raise AssertionError(attention)
+
+
+def n_cache_slots(experiment: Experiment) -> int:
+    """T, over all devices of cp."""
+    return cache_slots(experiment.plan, experiment.workload) * experiment.plan.cp
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Makes the cache of one phase."""
+
+    experiment: Experiment
+    phase: Phase
+    tensors: Tensors
+
+    def arguments(self, model: Any, position: Any) -> Any:
+        """A cache that is full up to `position`, with arguments for arrays [B, K, T, H]."""
+        n_slots = n_cache_slots(self.experiment)
+        cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
+        if self.experiment.plan.cp > 1:
+            cache.layers = [ContextLayer(self, n_slots) for _ in cache.layers]
+        n_stages = self.experiment.plan.pp
+        if n_stages > 1:
+            n_layers = layers_of_stage(self.experiment)
+            cache.layers = [StageLayer(n_slots, position) for _ in range(n_layers)]
+        what = kept(self.experiment, self.tensors)
+        workload = self.experiment.workload
+        dtype = TORCH_DTYPES[workload.cache_dtype]
+        for index, layer in enumerate(cache.layers):
+            for name, width in zip(ARRAYS, what.widths, strict=True):
+                shape = (workload.batch, what.n_heads, n_slots, width)
+                array = self.tensors.argument(
+                    argument_name(index, name), shape, dtype, what.spec, n_stages=n_stages
+                )
+                setattr(layer, name, array)
+            layer.dtype, layer.device = dtype, position.device
+            layer.batch_size, layer.num_heads = workload.batch, what.n_heads
+            layer.k_head_dim, layer.v_head_dim = what.widths
+            layer.cumulative_length = position.clone()  # each layer counts on by itself
+            layer.is_initialized = True
+        return cache
+
+
+class ContextLayer(StaticLayer):
+    """A static layer whose slots lie over cp: a block of the prompt each, then tokens dealt in turn.
+
+    A device's slots are together: T is [cp, slots of one device].
+    """
+
+    def __init__(self, caches: Caches, n_slots: int) -> None:
+        super().__init__(max_cache_len=n_slots)
+        self.caches = caches
+
+    def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Prefill attends to what it is given, block by block; decode to all that is cached."""
+        given = (key_states, value_states)
+        self.cumulative_length.add_(key_states.shape[2])
+        if self.caches.phase is Phase.PREFILL:
+            self.keys, self.values = (
+                self._with_blocks(array, x)
+                for array, x in zip((self.keys, self.values), given, strict=True)
+            )
+            return given
+        is_here = self._is_here()
+        arrays: tuple[Any, Any] = (self.keys, self.values)
+        self.keys, self.values = (
+            torch.where(is_here, x, array) for array, x in zip(arrays, given, strict=True)
+        )
+        return self.keys, self.values
+
+    def _with_blocks(self, array: Any, x: Any) -> Any:
+        """Each device's block of x [B, K, S, H] in its first slots."""
+        tensors, size = self.caches.tensors, self.caches.experiment.plan.cp
+        spec = kept(self.caches.experiment, tensors).spec
+        shares: Spec = (*spec[:3], (), ())
+        held, new = (
+            tensors.annotate(a.reshape(*a.shape[:2], size, -1, a.shape[3]), shares)
+            for a in (array, x)
+        )
+        both = torch.cat([new, held[:, :, :, new.shape[3] :]], dim=3)
+        return tensors.annotate(both, shares).reshape(array.shape)
+
+    def _is_here(self) -> Any:
+        """[1, 1, T, 1]: whether a slot is that of the step's token.
+
+        A copy to its index would do as well, but for it the partitioner gathers the cache.
+        """
+        experiment, position = self.caches.experiment, self.caches.tensors.position
+        size, n_prompt = experiment.plan.cp, experiment.workload.prompt
+        number = position - n_prompt
+        owner, turn = number % size, number // size
+        n_each = cache_slots(experiment.plan, experiment.workload)
+        slot = owner * n_each + n_prompt // size + turn
+        slots = torch.arange(self.max_cache_len, device=position.device)
+        return (slots == slot)[None, None, :, None]
+
+
+def argument_name(index: int, array: str) -> str:
+    """The name of a layer's array among the arguments."""
+    return f"cache.{index}.{array}"
+
+
+def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
+    """The arrays of a cache after the step by name, laid out as before it."""
+    found: dict[str, Any] = {}
+    for index, layer in enumerate(cache.layers):
+        for array in ARRAYS:
+            name = argument_name(index, array)
+            found[name] = tensors.annotate(getattr(layer, array), tensors.arguments[name].spec)
+    return found

@@ -1,0 +1,218 @@
+"""The config that transformers needs to build a model: the inverse of `arch/config.py`."""
+
+from math import prod
+from typing import Any, assert_never
+
+from meshscope.errors import SpecError
+from meshscope.spec.model.model import (
+    CompressedAttention,
+    Family,
+    GroupedAttention,
+    GroupScore,
+    LatentAttention,
+    MixtureOfExperts,
+    MlpKind,
+    Model,
+    Rope,
+    RopeType,
+)
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.weights import layer_weights, outer_weights
+from meshscope.units import format_bytes
+
+MAX_NAMED, MAX_TOLD_LAYERS = 4, 1  # of the parameters that a message names
+
+# The families whose module text in transformers the hooks and the expert dispatch were tried with.
+FAMILIES = (
+    Family.LLAMA,
+    Family.QWEN2,
+    Family.QWEN3,
+    Family.QWEN3_MOE,
+    Family.MIXTRAL,
+    Family.DEEPSEEK_V2,
+    Family.DEEPSEEK_V3,
+)
+
+
+def transformers_config(model: Model) -> dict[str, Any]:
+    """Keys of the model's config as transformers 5 names them, `model_type` among them.
+
+    SpecError for a family that this front end does not have.
+    """
+    if model.family not in FAMILIES:
+        raise SpecError(
+            f"--frontend torchxla has no rules for {model.family} ({model.name}): its modules in "
+            f"transformers were not tried, and all of its parameters would be left unsharded, {_largest(model)} "
+            f"and more. Use --frontend jax, or one of {', '.join(FAMILIES)}."
+        )
+    # Stages of the same model with fewer layers keep their kinds, so the lists are written out.
+    return {
+        "model_type": model.family.value,
+        "hidden_size": model.hidden,
+        "num_hidden_layers": model.n_layers,
+        "vocab_size": model.vocab,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.has_tied_embeddings,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **({} if model.max_position is None else {"max_position_embeddings": model.max_position}),
+        **({} if model.ffn is None else {"intermediate_size": model.ffn}),
+        **_attention(model),
+        **_experts(model),
+    }
+
+
+def _largest(model: Model) -> str:
+    """The largest parameters by name and size in bf16, as a checkpoint names them."""
+    plan, sizes = parse_plan("tp=1"), dict[str, int]()
+    layers = [layer_weights(model, plan, layer) for layer in model.layers[:MAX_TOLD_LAYERS]]
+    for index, own in enumerate([outer_weights(model, plan), *layers]):
+        for weight in own:
+            name = weight.checkpoint.format(layer=index - 1, expert="*")
+            sizes[name] = sizes.get(name, 0) + 2 * prod(weight.shape)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMED]
+    return ", ".join(f"{name} ({format_bytes(sizes[name])})" for name in largest)
+
+
+def _attention(model: Model) -> dict[str, Any]:
+    attention = model.attention
+    match attention:
+        case GroupedAttention():
+            return _grouped(model, attention)
+        case LatentAttention():
+            return _latent(model, attention)
+        case CompressedAttention():
+            raise SpecError(f"{model.name}: compressed attention has no module here.")
+        case _:
+            assert_never(attention)
+
+
+def _grouped(model: Model, attention: GroupedAttention) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.head_dim,
+        "rope_parameters": _rope(attention.rope),
+    }
+    if model.family in {Family.LLAMA, Family.QWEN3, Family.QWEN3_MOE}:
+        config["attention_bias"] = attention.has_qkv_bias
+    if model.family is Family.LLAMA:
+        config["mlp_bias"] = model.has_mlp_bias
+    if model.family is Family.MIXTRAL:
+        config["sliding_window"] = None
+    return config
+
+
+def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_heads,
+        "q_lora_rank": attention.q_rank,
+        "kv_lora_rank": attention.kv_rank,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "attention_bias": attention.has_bias,
+        "rope_parameters": _rope(attention.rope),
+    }
+    if model.family is Family.DEEPSEEK_V3:
+        config["rope_interleave"] = attention.rope.is_interleaved
+    return config
+
+
+def _rope(rope: Rope) -> dict[str, Any]:
+    """Only what the type of scaling reads: transformers warns of more."""
+    parameters: dict[str, Any] = {"rope_type": rope.rope_type.value, "rope_theta": rope.theta}
+    match rope.rope_type:
+        case RopeType.DEFAULT:
+            pass
+        case RopeType.LINEAR:
+            parameters["factor"] = rope.factor
+        case RopeType.LLAMA3:
+            parameters |= {
+                "factor": rope.factor,
+                "low_freq_factor": rope.low_freq_factor,
+                "high_freq_factor": rope.high_freq_factor,
+                "original_max_position_embeddings": rope.original_max_position,
+            }
+        case RopeType.YARN:
+            optional = {
+                "mscale": rope.mscale,
+                "mscale_all_dim": rope.mscale_all_dim,
+                "attention_factor": rope.attention_factor,
+            }
+            parameters |= {
+                "factor": rope.factor,
+                "beta_fast": rope.beta_fast,
+                "beta_slow": rope.beta_slow,
+                "original_max_position_embeddings": rope.original_max_position,
+                **({} if rope.is_truncated else {"truncate": False}),
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+        case _:
+            assert_never(rope.rope_type)
+    return parameters
+
+
+def _experts(model: Model) -> dict[str, Any]:
+    moe = model.moe
+    if moe is None:
+        return _no_experts(model)
+    match model.family:
+        case Family.MIXTRAL:
+            return {
+                "intermediate_size": moe.ffn,
+                "num_local_experts": moe.n_experts,
+                "num_experts_per_tok": moe.n_active,
+            }
+        case Family.QWEN3_MOE:
+            dense = [i for i, layer in enumerate(model.layers) if layer.mlp is MlpKind.DENSE]
+            return {
+                "num_experts": moe.n_experts,
+                "num_experts_per_tok": moe.n_active,
+                "moe_intermediate_size": moe.ffn,
+                "norm_topk_prob": moe.is_normalized,
+                "mlp_only_layers": dense,
+            }
+        case _:
+            return _deepseek_experts(model, moe)
+
+
+def _no_experts(model: Model) -> dict[str, Any]:
+    """The first layers of a mixture may all be dense, and its class builds experts all the same."""
+    if model.family is Family.QWEN3_MOE:
+        return {"mlp_only_layers": list(range(model.n_layers))}
+    if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}:
+        return {"first_k_dense_replace": model.n_layers}
+    return {}
+
+
+def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
+    kinds = [layer.mlp for layer in model.layers]
+    n_dense = kinds.count(MlpKind.DENSE)
+    if kinds[:n_dense] != [MlpKind.DENSE] * n_dense:
+        raise SpecError(
+            f"{model.name}: --frontend torchxla has dense layers only before those with experts. "
+            "Use --frontend jax."
+        )
+    assert moe.shared_ffn is not None
+    config: dict[str, Any] = {
+        "n_routed_experts": moe.n_experts,
+        "num_experts_per_tok": moe.n_active,
+        "n_shared_experts": moe.shared_ffn // moe.ffn,
+        "moe_intermediate_size": moe.ffn,
+        "routed_scaling_factor": moe.scale,
+        "first_k_dense_replace": n_dense,
+    }
+    if model.family is Family.DEEPSEEK_V3:
+        return config | {
+            "n_group": moe.n_groups,
+            "topk_group": moe.n_active_groups,
+            "norm_topk_prob": moe.is_normalized,
+        }
+    assert moe.group_score is GroupScore.MAX
+    is_limited = moe.n_groups > 1
+    limits = {"n_group": moe.n_groups, "topk_group": moe.n_active_groups} if is_limited else {}
+    return config | {"topk_method": "group_limited_greedy" if is_limited else "greedy"} | limits

@@ -1,0 +1,137 @@
+"""Attention over a sequence that cp splits, in a manual region: the ring, the gather, the merge.
+
+The same as `programs/context.py` does for JAX, and with the same layout (`plan/context.py`): a device
+has a contiguous block of the prompt, and generated tokens are dealt in turn. In prefill blocks of keys
+and values travel around or are gathered; in decode partial softmaxes are merged by two all-reduces.
+
+Shapes: B batch, K key and value heads, G query heads of each, S queries, T keys, H width of a head.
+"""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch_xla
+
+from meshscope.events.enums import Phase
+from meshscope.programs.torch_xla.layouts import KV_AXES
+from meshscope.programs.torch_xla.tensors import Tensors, all_gather, all_reduce, permuted
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.context_form import ContextForm, ring_pairs
+
+LOWEST = -1e30  # of a score that is not seen; less than any that is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialSoftmax:
+    """Attention to a part of the keys, in float32: sums of exponentials of scores less `largest`.
+
+    `numerator` [B, K, G, S, H], `total` and `largest` [B, K, G, S].
+    """
+
+    numerator: Any
+    total: Any
+    largest: Any
+
+    def scaled(self, largest: Any) -> "PartialSoftmax":
+        """The same with another, greater maximum."""
+        factor = torch.exp(self.largest - largest)
+        return PartialSoftmax(
+            numerator=self.numerator * factor[..., None],
+            total=self.total * factor,
+            largest=largest,
+        )
+
+    def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
+        """Attention to the keys of both."""
+        largest = torch.maximum(self.largest, other.largest)
+        one, two = self.scaled(largest), other.scaled(largest)
+        return PartialSoftmax(
+            numerator=one.numerator + two.numerator, total=one.total + two.total, largest=largest
+        )
+
+
+def partly_attended(q: Any, k: Any, v: Any, is_seen: Any, scale: float) -> PartialSoftmax:
+    """Attention of q [B, K, G, S, H] to k, v [B, K, T, H], as far as `is_seen` [S, T]."""
+    scores = torch.einsum("bkgsh,bkth->bkgst", q, k).float() * scale
+    scores = torch.where(is_seen, scores, torch.full_like(scores, LOWEST))
+    largest = scores.amax(dim=-1)
+    shares = torch.exp(scores - largest[..., None])
+    return PartialSoftmax(
+        numerator=torch.einsum("bkgst,bkth->bkgsh", shares.to(q.dtype), v).float(),
+        total=shares.sum(dim=-1),
+        largest=largest,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextAttention:
+    """Attention of one phase, its sequence split over cp."""
+
+    experiment: Experiment
+    phase: Phase
+    tensors: Tensors
+
+    def __call__(self, query: Any, key: Any, value: Any, scale: float) -> Any:
+        """[B, N, S, H], [B, K, T, H] -> [B, S, N, H]; in prefill S and T are split, in decode T is."""
+        layouts, entered = self.tensors.layouts, self.tensors.entered
+        heads, context = layouts.axes("tp"), layouts.axes("cp")
+        of_queries = context if self.phase is Phase.PREFILL else ()
+        is_shared = key.shape[1] != query.shape[1]
+        of_keys = tuple(axis for axis in heads if not is_shared or axis != KV_AXES[1])
+        q = entered(query, (layouts.data, heads, of_queries, ()))
+        k = entered(key, (layouts.data, of_keys, context, ()))
+        v = entered(value, (layouts.data, of_keys, context, ()))
+        ranks = torch.arange(self.experiment.plan.cp, device=torch_xla.device())
+        rank = entered(ranks, (context,))
+        batch, n_heads, n_queries, width = q.shape
+        q = q.reshape(batch, k.shape[1], n_heads // k.shape[1], n_queries, width)
+        way = self._merged if self.phase is Phase.DECODE else self._of_blocks
+        out = way(q, k, v, rank, scale).to(q.dtype)  # [B, K, G, S, H]
+        out = out.reshape(batch, n_heads, n_queries, -1).transpose(1, 2)
+        return self.tensors.left(out, (layouts.data, of_queries, heads, ()))
+
+    def _of_blocks(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
+        """A block of the prompt's queries to the keys of all blocks."""
+        groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
+        places = torch.arange(q.shape[3], device=torch_xla.device())
+        own = rank * q.shape[3] + places
+        if self.experiment.context_form is ContextForm.ALLGATHER:
+            k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
+            every = torch.arange(k.shape[2], device=torch_xla.device())
+            part = partly_attended(q, k, v, every[None, :] <= own[:, None], scale)
+            return part.numerator / part.total[..., None]
+        parts: list[PartialSoftmax] = []
+        for number in range(size):
+            source = (rank + size - number) % size
+            keys_at = source * q.shape[3] + places
+            parts.append(partly_attended(q, k, v, keys_at[None, :] <= own[:, None], scale))
+            if number < size - 1:  # none is sent in the last turn
+                k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
+        whole = reduce(PartialSoftmax.merged, parts)
+        return whole.numerator / whole.total[..., None]
+
+    def _merged(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
+        """One token's query to the positions of all devices: a maximum, and one sum of all else."""
+        groups = self.tensors.groups("cp")
+        at = cached_positions(self.experiment, rank)
+        position = self.tensors.entered(self.tensors.position, ())
+        part = partly_attended(q, k, v, (at <= position)[None, :], scale)
+        part = part.scaled(all_reduce(part.largest, groups, "max"))
+        batch, n_total = q.shape[0], part.total[0].numel()
+        flat = [x.reshape(batch, 1, -1) for x in (part.numerator, part.total)]
+        both = all_reduce(torch.cat(flat, dim=-1), groups)
+        numerator = both[..., :-n_total].reshape(part.numerator.shape)
+        return numerator / both[..., -n_total:].reshape(part.total.shape)[..., None]
+
+
+def cached_positions(experiment: Experiment, rank: Any) -> Any:
+    """[T]: the position that each slot of one device's cache is for; `rank` [1] is its place in cp."""
+    size, n_prompt = experiment.plan.cp, experiment.workload.prompt
+    n_block = n_prompt // size
+    n_slots = n_block + -(-experiment.workload.output // size)
+    slots = torch.arange(n_slots, device=torch_xla.device())
+    generated = n_prompt + (slots - n_block) * size + rank
+    return torch.where(slots < n_block, rank * n_block + slots, generated)

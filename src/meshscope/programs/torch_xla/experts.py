@@ -1,0 +1,180 @@
+"""Experts with a static dispatch, registered with transformers: shapes do not depend on the routing.
+
+Where the experts lie over the data axis, a manual region exchanges rows: every device has a fixed
+number of slots for each expert (GShard, arXiv 2006.16668), an all-to-all takes the rows to their
+experts and another brings them back. Nobody needs to be told how many rows there are, but what finds
+no slot is dropped. Elsewhere every device holds the tokens of its tp group: its experts see all of
+them, those that a token did not choose count nothing, and partial sums are added up.
+
+Shapes: T tokens, D residual width, K experts a token, E experts, e of one device, C slots of an
+expert, n devices of the exchange, F width of an expert.
+"""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+import transformers.integrations.moe as registry
+
+from meshscope.events.enums import Part, Phase
+from meshscope.programs.torch_xla.layouts import Spec
+from meshscope.programs.torch_xla.tensors import Tensors, all_reduce, all_to_all, scope
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.dispatch import exchange_axes, slots_of_expert
+from meshscope.spec.plan.weights import Dim
+
+NAME = "meshscope_experts"
+
+
+def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
+    """Makes transformers call the dispatch of this plan for the experts of this name; returns the name."""
+    moe = experiment.model.moe
+    assert moe is not None
+    is_exchanged = bool(exchange_axes(experiment.plan))
+    dispatch = (
+        _Exchange(experiment=experiment, phase=phase, tensors=tensors) if is_exchanged else None
+    )
+
+    def of_tokens(module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+        if dispatch is None:
+            return _everywhere(module, x, chosen, shares, tensors)
+        return dispatch(module, x, chosen, shares)
+
+    registry.ALL_EXPERTS_FUNCTIONS.register(NAME, of_tokens)
+    return NAME
+
+
+def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors) -> Any:
+    """[T, D] in and out: all experts see all tokens, and the partitioner adds up their shares."""
+    layouts = tensors.layouts
+    of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
+    with scope(Part.MOE_EXPERTS.value):
+        gates = _stacked(module, "gate_up_proj")
+        inner = torch.einsum("td,ehfd->ethf", x, gates)
+        inner = module.act_fn(inner[:, :, 0]) * inner[:, :, 1]
+        # [E, T, F] stays where the weights are.
+        tensors.annotate(inner, (of_experts, layouts.data, of_ffn))
+    with scope(Part.MOE_COMBINE.value):
+        hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
+        share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
+        # Weighted first, so that one product sums over experts and their width: what the partitioner
+        # adds up is [T, D], and not [E, T, D].
+        inner = inner * share_of.t()[..., None]
+        out = torch.einsum("etf,edf->td", inner, module.down_proj)
+        return tensors.annotate(out, (layouts.data, ()))
+
+
+def _own_experts(module: Any, tensors: Tensors) -> Any:
+    """[E], or [e] of a device in a manual region: the numbers of the experts whose weights are there."""
+    axes = tensors.layouts.split(Dim.EXPERT) if tensors.is_inside else ()
+    numbers = torch.arange(module.num_experts, device=torch_xla.device())
+    return tensors.entered(numbers, (axes,)) if axes else numbers
+
+
+def _stacked(module: Any, name: str) -> Any:
+    """[E, 2, F, D]: gate above up, each with a dimension of its own."""
+    weight = getattr(module, name)
+    return weight.reshape(weight.shape[0], 2, -1, weight.shape[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """The exchange of rows in a manual region over all devices."""
+
+    experiment: Experiment
+    phase: Phase
+    tensors: Tensors
+
+    def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
+        """[T, D] in and out; tokens are laid out over the axes of the exchange and the data axis."""
+        if self.tensors.is_inside:  # of a stage: all is local already
+            gates = _stacked(module, "gate_up_proj")
+            return self._local(module, x, chosen, shares, gates, module.down_proj)
+        n_tokens = x.shape[0]
+        data = self.tensors.layouts.data
+        for tensor in (x, chosen, shares):  # else the region's layout spreads into attention
+            self.tensors.annotate(tensor, (data, ()))
+        missing = -n_tokens % self._n_token_parts
+        x, shares = _padded(x, missing), _padded(shares, missing)
+        chosen = _padded(chosen, missing, module.num_experts)  # no expert
+        tokens: Spec = (self._token_axes, ())
+        layouts, entered = self.tensors.layouts, self.tensors.entered
+        experts, ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
+        hidden = ()  # fsdp gathers what it split
+        with scope(Part.MOE_DISPATCH.value):
+            x, shares = entered(x, tokens), entered(shares, tokens)
+            chosen = entered(chosen, tokens)
+        with scope(Part.MOE_EXPERTS.value):
+            gates = entered(_stacked(module, "gate_up_proj"), (experts, (), ffn, hidden))
+            downs = entered(module.down_proj, (experts, hidden, ffn))
+        out = self._local(module, x, chosen, shares, gates, downs)
+        with scope(Part.MOE_COMBINE.value):
+            out = self.tensors.left(out, tokens)
+            out = out[:n_tokens] if missing else out
+            return self.tensors.annotate(out, (layouts.data, ()))
+
+    @property
+    def _token_axes(self) -> tuple[str, ...]:
+        """What splits the tokens: the data axis, and tp where rows travel over it, too."""
+        plan = self.experiment.plan
+        axes = exchange_axes(plan)
+        return self.tensors.layouts.axes(plan.data_axis, *(axis for axis in axes if axis == "tp"))
+
+    @property
+    def _n_token_parts(self) -> int:
+        n_parts = 1
+        for axis in self._token_axes:
+            n_parts *= self.tensors.layouts.mesh.size(axis)
+        return n_parts
+
+    def _local(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
+        self, module: Any, x: Any, chosen: Any, shares: Any, gates: Any, downs: Any
+    ) -> Any:
+        """[t, D] of one device in and out."""
+        plan, device = self.experiment.plan, torch_xla.device()
+        n_tokens, n_active = chosen.shape
+        n_experts = module.num_experts
+        groups = self.tensors.groups(*exchange_axes(plan))
+        moe = self.experiment.model.moe
+        assert moe is not None
+        n_ranks = len(groups[0])
+        n_slots = slots_of_expert(moe, n_tokens, self.experiment.capacity_factor)
+        with scope(Part.MOE_DISPATCH.value):
+            flat = chosen.reshape(-1)
+            hot = torch.nn.functional.one_hot(flat, n_experts + 1)[:, :n_experts]
+            before = ((torch.cumsum(hot, dim=0) - 1) * hot).sum(dim=1)
+            is_kept = (before < n_slots) & (flat < n_experts)
+            nowhere = n_experts * n_slots
+            place = torch.where(is_kept, flat * n_slots + before, nowhere)  # [t*K]
+            # Which token is in each slot; the last place takes what is dropped.
+            numbers = torch.arange(n_tokens * n_active, device=device) // n_active
+            token_of = torch.full((nowhere + 1,), n_tokens, dtype=numbers.dtype, device=device)
+            token_of = token_of.scatter(0, place, numbers)[:nowhere]
+            rows = _padded(x, 1)[token_of]  # [E*C, D], zeros where a slot is empty
+            rows = all_to_all(rows.reshape(n_ranks, -1, rows.shape[1]), groups)
+        with scope(Part.MOE_EXPERTS.value):
+            # [n, e*C, D] -> [e, n*C, D]
+            rows = rows.reshape(n_ranks, -1, n_slots, rows.shape[-1]).transpose(0, 1)
+            rows = rows.reshape(rows.shape[0], n_ranks * n_slots, -1)
+            gate = torch.einsum("ecd,efd->ecf", rows, gates[:, 0])
+            up = torch.einsum("ecd,efd->ecf", rows, gates[:, 1])
+            out = torch.einsum("ecf,edf->ecd", module.act_fn(gate) * up, downs)
+            out = out.reshape(out.shape[0], n_ranks, n_slots, -1).transpose(0, 1)
+        with scope(Part.MOE_COMBINE.value):
+            back = all_to_all(out.reshape(n_ranks, -1, out.shape[-1]), groups)
+            back = _padded(back.reshape(nowhere, -1), 1)[place]  # [t*K, D]
+            weighted = back.reshape(n_tokens, n_active, -1) * shares.to(back.dtype)[..., None]
+            summed = weighted.sum(dim=1)
+            # In a stage, partial sums of all experts are added up behind the block.
+            is_partial = plan.tp > 1 and "tp" not in plan.expert_axes and not self.tensors.is_inside
+            return all_reduce(summed, self.tensors.groups("tp")) if is_partial else summed
+
+
+def _padded(x: Any, n_more: int, value: float = 0) -> Any:
+    """More rows of one value behind those of x [T, ...]."""
+    if not n_more:
+        return x
+    more = torch.full((n_more, *x.shape[1:]), value, dtype=x.dtype, device=x.device)
+    return torch.cat([x, more])

@@ -1,0 +1,88 @@
+"""The plan's mesh as the SPMD partitioner is told it, and what splits each parameter and activation.
+
+A spec has for each dimension the mesh axes that split it, outermost first. Where a model has fewer
+key and value heads than tp devices, tp is told as two axes, `tp.kv` over the heads and `tp.rep` over
+their copies, so that such weights are split as far as heads allow without cutting one.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from meshscope.spec.model.model import GroupedAttention, Model
+from meshscope.spec.plan.mesh import Mesh
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import Dim, mesh_axes_of
+
+KV_AXES = ("tp.kv", "tp.rep")
+
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Which axes split what; `mesh` is the plan's, tp in two where `has_kv_axis`."""
+
+    plan: Plan
+    mesh: Mesh
+    has_kv_axis: bool
+
+    def axes(self, *names: str) -> tuple[str, ...]:
+        """The axes of the plan by these names, as they are in the mesh; those of size 1 left out."""
+        found: list[str] = []
+        for name in names:
+            parts = KV_AXES if name == "tp" and self.has_kv_axis else (name,)
+            found += [part for part in parts if self.mesh.size(part) > 1]
+        return tuple(found)
+
+    def split(self, dim: Dim) -> tuple[str, ...]:
+        """What splits a logical dimension of weights and caches."""
+        if dim is Dim.KV_HEADS and self.has_kv_axis:
+            return tuple(axis for axis in KV_AXES[:1] if self.mesh.size(axis) > 1)
+        return self.axes(*mesh_axes_of(dim, self.plan))
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """What splits the batch."""
+        return self.axes(self.plan.data_axis)
+
+    def sharding(self, spec: Spec) -> str:
+        """XLA's text of a spec: `{devices=[2,1,4]0,1,... last_tile_dim_replicate}`."""
+        used = [axis for axes in spec for axis in axes]
+        if not used:
+            return "{replicated}"
+        order = [*used, *(name for name in self.mesh.names if name not in used)]
+        ids = np.arange(self.mesh.n_devices).reshape(self.mesh.sizes)
+        ids = ids.transpose([self.mesh.names.index(name) for name in order]).reshape(-1)
+        tiles = [prod(self.mesh.size(axis) for axis in axes) for axes in spec]
+        n_copies = self.mesh.n_devices // prod(tiles)
+        last = ""
+        if n_copies > 1:
+            tiles.append(n_copies)
+            last = " last_tile_dim_replicate"
+        return f"{{devices=[{','.join(map(str, tiles))}]{','.join(map(str, ids))}{last}}}"
+
+    def local_shape(self, shape: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
+        """What one device holds, in elements; the last device of an uneven split holds less."""
+        return tuple(
+            -(-size // prod(self.mesh.size(axis) for axis in axes))
+            for size, axes in zip(shape, spec, strict=True)
+        )
+
+
+def layouts_of(model: Model, plan: Plan) -> Layouts:
+    """The layouts of a model under a plan."""
+    attention = model.attention
+    n_kv_heads = attention.n_kv_heads if isinstance(attention, GroupedAttention) else plan.tp
+    if n_kv_heads >= plan.tp:
+        return Layouts(plan=plan, mesh=plan.mesh, has_kv_axis=False)
+    sizes = {"tp.kv": n_kv_heads, "tp.rep": plan.tp // n_kv_heads}
+    axes = tuple(
+        part
+        for name, size in plan.mesh.axes
+        for part in (
+            [(n, sizes[n]) for n in KV_AXES if sizes[n] > 1] if name == "tp" else [(name, size)]
+        )
+    )
+    return Layouts(plan=plan, mesh=Mesh(axes=axes), has_kv_axis=True)

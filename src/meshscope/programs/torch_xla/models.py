@@ -1,0 +1,141 @@
+"""A transformers model without memory: every parameter is an argument of the program, laid out by rule."""
+
+# pyright: reportMissingImports=false
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
+
+from meshscope.errors import SpecError
+from meshscope.programs.torch_xla.configs import transformers_config
+from meshscope.programs.torch_xla.rules import Rule, rules_of
+from meshscope.programs.torch_xla.tensors import TORCH_DTYPES, Tensors, all_gather
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import Family
+from meshscope.spec.plan.weights import Dim
+from meshscope.spec.program import Partitioner
+from meshscope.units import format_bytes
+
+MAX_NAMED = 4  # parameters named in a message
+
+
+def meta_model(experiment: Experiment, *, attention: str) -> Any:
+    """The model of the experiment as its class in transformers builds it, on torch's meta device.
+
+    Rotary embeddings hold numbers that are computed, not learned: they are built with memory.
+    """
+    transformers.logging.set_verbosity_error()
+    config = transformers.AutoConfig.for_model(**transformers_config(experiment.model))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = model.to(TORCH_DTYPES[experiment.workload.weight_dtype])
+    if experiment.program.partitioner is Partitioner.MANUAL:
+        # torch_xla's own remedy: a product that does not lay all tokens in one dimension.
+        apply_xla_patch_to_nn_linear(model)
+        model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(
+        config=config
+    )  # float32, as loaded models
+    return model.eval()
+
+
+def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
+    """Puts an argument in the place of every parameter and buffer; the values of those that are known.
+
+    SpecError where the plan has no rule for a parameter.
+    """
+    rules = rules_of(experiment.model, experiment.plan)
+    named = dict(model.named_parameters(remove_duplicate=True))
+    _check_rules(experiment, named, rules)
+    shared: dict[int, Any] = {}
+    values: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, parameter in _own_parameters(module).items():
+            full = f"{path}.{name}"
+            if id(parameter) not in shared:
+                n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
+                make = _argument if n_stages == 1 else _stacked_argument
+                shared[id(parameter)] = make(tensors, full, parameter, rules[full])
+            del module._parameters[name]  # noqa: SLF001
+            module.__dict__[name] = shared[id(parameter)]
+            if callable(shared[id(parameter)]):  # a share, made whole when the module is called
+                tensors.shares.append((module, name, shared[id(parameter)]))
+        for name, buffer in list(module._buffers.items()):  # noqa: SLF001
+            if buffer is None:
+                continue
+            full = f"{path}.{name}"
+            if not buffer.is_meta:
+                values[full] = buffer.detach().float().numpy()
+            replicated = ((),) * buffer.dim()
+            n_stages = experiment.plan.pp if full.startswith("model.layers.") else 1
+            array = tensors.argument(
+                full, buffer.shape, buffer.dtype, replicated, n_stages=n_stages
+            )
+            if n_stages > 1:
+                array = tensors.entered(array, (("pp",), *replicated))[0]
+            module._buffers[name] = array  # noqa: SLF001
+    if experiment.model.family is Family.DEEPSEEK_V2:
+        values |= _complex_scaling(model.model.rotary_emb, tensors)
+    return values
+
+
+def _own_parameters(module: Any) -> dict[str, Any]:
+    """Those of the module itself, where modules keep them."""
+    return {n: p for n, p in module._parameters.items() if p is not None}  # noqa: SLF001
+
+
+def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
+    """A number that scales complex ones: torch_xla makes a constant of any other, and data of this."""
+    name = "model.rotary_emb.attention_scaling"
+    value = np.float32(rotary.attention_scaling)
+    rotary.attention_scaling = tensors.argument(name, (), torch.float32, ())
+    return {name: value}
+
+
+def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
+    shape = tuple(parameter.shape)
+    stored = rule.stored_shape(shape)
+    spec = rule.spec(shape, tensors.layouts)
+    tensor = tensors.argument(name, stored, parameter.dtype, spec)
+    return tensor if stored == shape else tensor.reshape(shape)
+
+
+def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
+    """One device's share of the weight of its own stage; a function that gathers it where fsdp splits it."""
+    shape = tuple(parameter.shape)
+    stored = rule.stored_shape(shape)
+    spec = rule.spec(shape, tensors.layouts)
+    n_stages = tensors.layouts.plan.pp
+    tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
+    local = tensors.entered(tensor, (("pp",), *spec))[0]
+    n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # whose own dimension stays where ep lays it
+    dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
+
+    def whole() -> Any:
+        x = local
+        for dim in dims:
+            assert spec[dim] == ("fsdp",)
+            x = all_gather(x, dim, tensors.groups("fsdp"))
+        return x if rule.n_stacked == 1 else x.reshape(x.shape[0], -1, *x.shape[3:])
+
+    return whole if dims else whole()
+
+
+def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> None:
+    missing = {name: p for name, p in named.items() if name not in rules}
+    if not missing:
+        return
+    largest = sorted(missing, key=lambda name: -missing[name].numel())[:MAX_NAMED]
+    shown = ", ".join(
+        f"{name} {list(missing[name].shape)} ({format_bytes(missing[name].nbytes)})"
+        for name in largest
+    )
+    more = f" and {len(missing) - len(largest)} more" if len(missing) > len(largest) else ""
+    total = format_bytes(sum(p.nbytes for p in missing.values()))
+    raise SpecError(
+        f"the plan has no rule for {len(missing)} parameters of {experiment.model.name} in transformers: "
+        f"{shown}{more}; every device would hold all {total} of them. Use --frontend jax, or add the "
+        "family's names to torchxla/rules.py."
+    )

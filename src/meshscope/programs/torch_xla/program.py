@@ -1,0 +1,140 @@
+"""One phase of an experiment as torch_xla traces it: a transformers model with a static cache."""
+
+# pyright: reportMissingImports=false
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.runtime as xr
+
+from meshscope.events.enums import Part, Phase
+from meshscope.programs.torch_xla.attention import register_attention
+from meshscope.programs.torch_xla.caching import Caches, n_cache_slots, new_arrays
+from meshscope.programs.torch_xla.experts import register_experts
+from meshscope.programs.torch_xla.layouts import Layouts, Spec, layouts_of
+from meshscope.programs.torch_xla.lowering import Lowered, Traced, lowered, parameters_of
+from meshscope.programs.torch_xla.models import meta_model, with_arguments
+from meshscope.programs.torch_xla.operators import add_operators
+from meshscope.programs.torch_xla.residual import ResidualStreams, streams_of
+from meshscope.programs.torch_xla.scopes import add_layouts, add_scopes
+from meshscope.programs.torch_xla.stages import add_pipeline, layers_of_stage
+from meshscope.programs.torch_xla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Partitioner
+
+TOKENS, POSITION = "tokens", "position"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedProgram:
+    """A traced phase: its program, its arguments by name, and the values of those that are constants.
+
+    It returns next tokens [B], logits [B, 1, V] and the new cache, in the order of `cache`.
+    """
+
+    phase: Phase
+    traced: Traced
+    arguments: dict[str, Argument]
+    constants: dict[str, Any]
+    cache: tuple[str, ...]
+    result_specs: tuple[Spec, ...]
+    layouts: Layouts
+    devices: list[Any]
+
+    def lower(self) -> Lowered:
+        """Ready for the devices."""
+        return lowered(self.traced, self.devices, name=self.phase.value)
+
+
+def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> TracedProgram:
+    """Traces one phase for as many devices as the plan has, without weights."""
+    xr.use_spmd()
+    add_operators()
+    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  numbers as constants
+    tensors = Tensors(layouts_of(experiment.model, experiment.plan))
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    attention = register_attention(experiment, phase, tensors) if is_manual else "eager"
+    model = meta_model(experiment, attention=attention)
+    if experiment.model.moe is not None:
+        model.config._experts_implementation = register_experts(experiment, phase, tensors)  # noqa: SLF001
+    is_pipeline = experiment.plan.pp > 1
+    if is_pipeline:
+        model.model.layers = model.model.layers[: layers_of_stage(experiment)]
+    constants = with_arguments(model, experiment, tensors)
+    add_layouts(model, experiment, phase, tensors)
+    add_scopes(model, experiment)
+    if is_pipeline:
+        add_pipeline(model, experiment, phase, tensors)
+    with torch.no_grad(), scope(phase.value):
+        step = _Step(experiment=experiment, phase=phase, tensors=tensors)
+        next_tokens, logits, cache = step.traced(model)
+    outputs = [next_tokens, logits, *cache.values()]
+    proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)  # noqa: SLF001
+    tensors.position = None  # what is registered with transformers outlives the trace
+    layouts = tensors.layouts
+    rows: Spec = (layouts.data, (), ())
+    specs = (rows[:1], rows, *(tensors.arguments[n].spec for n in cache))
+    traced = Traced(
+        proto=proto,
+        parameters=parameters_of(proto, ARGUMENT),
+        shardings={name: layouts.sharding(a.spec) for name, a in tensors.arguments.items()},
+        result_shardings=tuple(layouts.sharding(spec) for spec in specs),
+        aliases={2 + number: name for number, name in enumerate(cache)},
+    )
+    return TracedProgram(
+        phase=phase,
+        traced=traced,
+        arguments=tensors.arguments,
+        constants=constants,
+        cache=tuple(cache),
+        result_specs=specs,
+        layouts=layouts,
+        devices=devices,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What one step is given and what it returns."""
+
+    experiment: Experiment
+    phase: Phase
+    tensors: Tensors
+
+    @property
+    def streams(self) -> ResidualStreams:
+        """Where the tokens and what is made of them live."""
+        return streams_of(self.experiment, self.phase, self.tensors.layouts)
+
+    def traced(self, model: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Next tokens [B], logits [B, 1, V] and the cache by name."""
+        workload = self.experiment.workload
+        n_tokens = workload.prompt if self.phase is Phase.PREFILL else 1
+        tokens = self.tensors.argument(
+            TOKENS, (workload.batch, n_tokens), torch.int64, self.streams.tokens
+        )
+        position = self.tensors.argument(POSITION, (), torch.int64, ())
+        self.tensors.position = position
+        positions = position + torch.arange(n_tokens, device=torch_xla.device())
+        cache = Caches(self.experiment, self.phase, self.tensors).arguments(model, position)
+        logits = model(
+            input_ids=tokens,
+            position_ids=positions[None],
+            attention_mask=self._mask(positions),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        with scope(Part.SAMPLE.value):
+            next_tokens = logits[:, -1].argmax(dim=-1)
+            self.tensors.annotate(next_tokens, self.streams.entered[:1])
+        return next_tokens, logits, new_arrays(cache, self.tensors)
+
+    def _mask(self, positions: Any) -> Any:
+        """[1, 1, S, T]: zero where a query sees a slot, the lowest number elsewhere."""
+        dtype = TORCH_DTYPES[self.experiment.workload.activation_dtype]
+        slots = torch.arange(n_cache_slots(self.experiment), device=torch_xla.device())
+        is_hidden = slots[None, :] > positions[:, None]
+        lowest = torch.finfo(dtype).min
+        return (is_hidden.to(dtype) * lowest)[None, None]

@@ -1,0 +1,102 @@
+"""What splits each parameter of a transformers model, derived from the plan's own weights.
+
+`plan/weights.py` declares a weight once, with its name in a checkpoint. transformers stores some
+otherwise in its modules: all experts of a layer in one array, gate above up. The rules follow the
+declaration, so that one change of it reaches every front end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from meshscope.programs.torch_xla.layouts import Layouts, Spec
+from meshscope.spec.model.model import Family, Model
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
+
+EXPERTS = "mlp.experts."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Of one parameter: the logical dimensions of its `Weight`, and how its array is stored.
+
+    `n_stacked` is how many equal parts lie behind each other in dimension 1: 2 where gate and up do.
+    """
+
+    dims: tuple[Dim, ...]
+    sizes: tuple[int, ...]
+    is_transposed: bool
+    n_stacked: int = 1
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The parameter's shape as the program gets it: stacked parts have a dimension of their own."""
+        if self.n_stacked == 1:
+            return shape
+        return (shape[0], self.n_stacked, shape[1] // self.n_stacked, *shape[2:])
+
+    def spec(self, shape: tuple[int, ...], layouts: Layouts) -> Spec:
+        """What splits each dimension of `stored_shape`."""
+        axes = [layouts.split(dim) for dim in self.dims]
+        if len(shape) == 1:
+            return (_outermost(axes),)
+        if self.n_stacked > 1:
+            return (axes[0], (), *axes[1:])
+        if len(shape) == len(self.dims) and not self.is_transposed:
+            return tuple(axes)
+        n_in = self._n_dims_in(shape[1])
+        return (_outermost(axes[n_in:]), _outermost(axes[:n_in]))
+
+    def _n_dims_in(self, n_in: int) -> int:
+        """How many of the leading dimensions make the input of a matrix [out, in]."""
+        return next(n for n in range(1, len(self.sizes)) if prod(self.sizes[:n]) == n_in)
+
+
+def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """What splits dimensions that lie in one: only the outermost may be split."""
+    assert not any(axes[1:])
+    return axes[0]
+
+
+def rules_of(model: Model, plan: Plan) -> Mapping[str, Rule]:
+    """The rule of every parameter, by its name in the transformers model."""
+    rules: dict[str, Rule] = {}
+    for weight in outer_weights(model, plan):
+        rules[weight.checkpoint] = _rule(weight)
+    for index, layer in enumerate(model.layers):
+        for weight in layer_weights(model, plan, layer):
+            name = weight.checkpoint
+            if "{expert}" in name:
+                continue
+            rules[_module_name(name.format(layer=index), model.family)] = _rule(weight)
+        rules |= _expert_rules(layer_weights(model, plan, layer), index)
+    return rules
+
+
+def _rule(weight: Weight) -> Rule:
+    return Rule(dims=weight.dims, sizes=weight.shape, is_transposed=weight.is_transposed)
+
+
+def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
+    """Of the experts of one layer, in transformers' arrays [E, 2F, D] and [E, D, F]."""
+    by_name = {weight.name: weight for weight in weights}
+    if "experts_w_gate" not in by_name:
+        return {}
+    gate, down = by_name["experts_w_gate"], by_name["experts_w_down"]
+    base = f"model.layers.{index}.{EXPERTS}"
+    return {
+        f"{base}gate_up_proj": Rule(
+            dims=(gate.dims[0], gate.dims[2], gate.dims[1]),
+            sizes=gate.shape,
+            is_transposed=False,
+            n_stacked=2,
+        ),
+        f"{base}down_proj": Rule(
+            dims=(down.dims[0], down.dims[2], down.dims[1]), sizes=down.shape, is_transposed=False
+        ),
+    }
+
+
+def _module_name(name: str, family: Family) -> str:
+    """Transformers keeps Mixtral's blocks under another name than published checkpoints do."""
+    return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name

@@ -1,0 +1,246 @@
+"""A pipeline put around the layers of a transformers model, in a manual region over all devices.
+
+A module takes the place of the layers and holds those of one stage; their weights are stacked over the
+stages, so that every device has its own. Micro-batches follow each other (GPipe, arXiv 1811.06965). A
+trace has no branches: in every tick each stage works on what it has, and what an idle one makes is
+dropped. So it meets its neighbours in tp in idle ticks, too.
+
+Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the
+batch, m that of a micro-batch, K key and value heads, T slots, H width.
+"""
+
+# pyright: reportMissingImports=false
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch_xla
+from transformers.cache_utils import StaticLayer
+
+from meshscope.errors import PlanError
+from meshscope.events.enums import Part, Phase
+from meshscope.programs.torch_xla.layouts import Spec
+from meshscope.programs.torch_xla.residual import streams_of
+from meshscope.programs.torch_xla.tensors import (
+    Tensors,
+    all_gather,
+    all_reduce,
+    permuted,
+    reduce_scatter,
+    scope,
+)
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import GroupedAttention, LatentAttention, MlpKind
+from meshscope.spec.plan.stages import n_ticks, stage_layers
+
+STAGES = ("pp",)
+
+
+def layers_of_stage(experiment: Experiment) -> int:
+    """How many layers each stage has; PlanError where stages are not alike, or a bias is in the way."""
+    plan, model = experiment.plan, experiment.model
+    attention = model.attention
+    has_bias = attention.has_o_bias if isinstance(attention, GroupedAttention) else False
+    has_bias |= isinstance(attention, LatentAttention) and attention.has_bias
+    if plan.tp > 1 and (has_bias or model.has_mlp_bias):
+        raise PlanError(
+            f"plan '{plan}': in a stage, --frontend torchxla adds partial sums up behind transformers' own "
+            f"modules, and {model.name} has a bias in them, which would count {plan.tp} times. Use a plan "
+            "without tp or pp, or --frontend jax."
+        )
+    stages = stage_layers(model.n_layers, plan.pp)
+    kinds = {tuple(model.layers[index] for index in indices) for indices in stages}
+    if len(kinds) > 1:
+        raise PlanError(
+            f"plan '{plan}': --frontend torchxla traces one program for all stages, and those of {model.name} "
+            f"are not alike: {model.n_layers} layers, {', '.join(str(len(s)) for s in stages)} a stage. Use a pp "
+            "that divides layers of one kind, --layers, or --frontend jax."
+        )
+    return len(stages[0])
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """Of one tick: which sequences [m] of the device's batch are worked on, and whether any is."""
+
+    rows: Any
+    is_busy: Any
+
+
+class StageLayer(StaticLayer):
+    """The cache of a layer of every stage: its arrays [P, B, K, T, H], of which a device has [b, k, T, H]."""
+
+    def __init__(self, n_slots: int, position: Any) -> None:
+        super().__init__(max_cache_len=n_slots)
+        self.position = position
+        self.turn: Turn | None = None
+        self.local: list[Any] = []
+
+    def enter(self, tensors: Tensors, spec: Spec) -> None:
+        """Takes this device's share of the arrays."""
+        arrays: tuple[Any, Any] = (self.keys, self.values)
+        self.local = [tensors.entered(array, spec)[0] for array in arrays]
+
+    def leave(self, tensors: Tensors, spec: Spec) -> None:
+        """Puts the whole arrays together again."""
+        self.keys, self.values = (tensors.left(array[None], spec) for array in self.local)
+
+    def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """The cached keys and values of the micro-batch, this step's among them."""
+        turn = self.turn
+        assert turn is not None
+        places = self.position + torch.arange(key_states.shape[2], device=torch_xla.device())
+        seen: list[Any] = []
+        for number, x in enumerate((key_states, value_states)):
+            held = self.local[number]
+            before = held.index_select(0, turn.rows)
+            now = before.index_copy(2, places, x)
+            kept = torch.where(turn.is_busy, now, before)  # an idle stage writes nothing
+            self.local[number] = held.index_copy(0, turn.rows, kept)
+            seen.append(now)
+        return seen[0], seen[1]
+
+
+class StagedModel(torch.nn.Module):
+    """In the place of all layers: those of one stage, and the ticks around them."""
+
+    def __init__(
+        self, layers: list[Any], experiment: Experiment, phase: Phase, tensors: Tensors
+    ) -> None:
+        super().__init__()
+        self.stage_layers = torch.nn.ModuleList(layers)
+        self.experiment, self.phase, self.tensors = experiment, phase, tensors
+        self.streams = streams_of(experiment, phase, tensors.layouts)
+
+    def forward(self, hidden_states: Any, **given: Any) -> Any:
+        """[B, S, D] -> [B, 1, D], the last positions as the last stage made them."""
+        tensors = self.tensors
+        with scope(Part.EMBED.value):
+            x = tensors.entered(hidden_states, self.streams.residual)
+        cache = given["past_key_values"]
+        cache_spec: Spec = (STAGES, *self._cache_spec)
+        for layer in cache.layers:
+            layer.position = tensors.entered(tensors.position, ())
+            layer.enter(tensors, cache_spec)
+        inside = {
+            "attention_mask": tensors.entered(given["attention_mask"], ((), (), (), ())),
+            "position_embeddings": tuple(
+                tensors.entered(x, ((), (), ())) for x in given["position_embeddings"]
+            ),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        ranks = torch.arange(self.experiment.plan.pp, device=torch_xla.device())
+        stage = tensors.entered(ranks, (STAGES,))
+        tensors.is_inside = True
+        out = self._ticks(x, stage, inside)
+        with scope(Part.LM_HEAD.value):
+            out = self._of_last(out, stage)
+        tensors.is_inside = False
+        for layer in cache.layers:
+            layer.leave(tensors, cache_spec)
+        return tensors.left(out, self.streams.rows)
+
+    def _of_last(self, out: Any, stage: Any) -> Any:
+        """[b, 1, D] as the last stage made it, on all stages; with sp, its last device or all have it."""
+        tensors, plan = self.tensors, self.experiment.plan
+        is_last, axes = stage == plan.pp - 1, ("pp",)
+        if self.streams.is_split and self.phase is Phase.PREFILL:
+            is_last, axes = is_last & (tensors.rank("tp") == plan.tp - 1), ("pp", "tp")
+        elif self.streams.is_split:
+            out = all_gather(out, 0, tensors.groups("tp"))
+        return all_reduce(torch.where(is_last, out, torch.zeros_like(out)), tensors.groups(*axes))
+
+    @property
+    def _cache_spec(self) -> Spec:
+        from meshscope.programs.torch_xla.caching import kept  # noqa: PLC0415  which knows of stages, too
+
+        return kept(self.experiment, self.tensors).spec
+
+    def _ticks(self, x: Any, stage: Any, given: dict[str, Any]) -> Any:
+        """[b, S, D] -> [b, 1, D], of use on the last stage."""
+        n_stages, device = self.experiment.plan.pp, torch_xla.device()
+        n_parts = self.experiment.n_microbatches(self.phase)
+        parts = x.reshape(n_parts, -1, *x.shape[1:])
+        n_rows = given["past_key_values"].layers[0].local[0].shape[0] // n_parts
+        ticks = n_ticks(n_parts, n_stages)
+        coming, lasts = torch.zeros_like(parts[0]), list[Any]()
+        for tick in range(ticks):
+            index = tick - stage
+            is_busy = (index >= 0) & (index < n_parts)
+            rows = index.clamp(0, n_parts - 1) * n_rows + torch.arange(n_rows, device=device)
+            y = torch.where(stage == 0, parts[min(tick, n_parts - 1)], coming)
+            n_layers = len(self.stage_layers)
+            with (
+                scope(f"stages0-{n_stages - 1}by{n_layers}"),
+                scope(f"microbatches{ticks}of{ticks}"),
+            ):
+                for layer, cached in zip(
+                    self.stage_layers, given["past_key_values"].layers, strict=True
+                ):
+                    cached.turn = Turn(rows=rows, is_busy=is_busy)
+                    y = layer(y, **given)
+            if tick >= n_stages - 1:
+                lasts.append(y[:, -1:])
+            if tick < ticks - 1:
+                coming = self._handed_on(y)
+        return torch.cat(lasts)
+
+    def _handed_on(self, x: Any) -> Any:
+        """To the next stage, from all but the last."""
+        n_stages = self.experiment.plan.pp
+        name = "stage0" if n_stages == 2 else f"stages0-{n_stages - 2}"
+        groups = self.tensors.groups("pp")
+        pairs = tuple(pair for group in groups for pair in pairwise(group))
+        with scope(name), scope(Part.STAGE.value):
+            return permuted(x, pairs)
+
+
+def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
+    """Puts the pipeline in the place of the layers, of which those of the first stage stay."""
+    n_layers = layers_of_stage(experiment)
+    layers = list(model.model.layers)[:n_layers]
+    dim = 1 if phase is Phase.PREFILL else 0  # what sp splits: the prompt, or the batch
+    is_split = streams_of(experiment, phase, tensors.layouts).is_split
+    groups = tensors.groups("tp")
+    for layer, kind in zip(layers, experiment.model.layers, strict=False):
+        of_mlp = None if kind.mlp is MlpKind.DENSE else Part.MOE_COMBINE
+        for block, part in ((layer.self_attn, None), (layer.mlp, of_mlp)):
+            if is_split:
+                _add_behind(block, lambda x: reduce_scatter(x, dim, groups), part)
+            elif experiment.plan.tp > 1:
+                _add_behind(block, lambda x: all_reduce(x, groups), part)
+        if is_split:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                _add_behind(norm, lambda x: all_gather(x, dim, groups))
+    _gather_when_used(tensors)
+    pipeline = StagedModel(layers, experiment, phase, tensors)
+    model.model.layers = torch.nn.ModuleList([pipeline])
+
+
+def _add_behind(block: Any, meeting: Callable[[Any], Any], part: Part | None = None) -> None:
+    """What devices exchange of a block's output, partial sums or shares of a stream.
+
+    In the block's scope, or in that of the part where a block has several.
+    """
+
+    def behind(_module: Any, _inputs: Any, output: Any) -> Any:
+        with nullcontext() if part is None else scope(part.value):
+            if isinstance(output, tuple):
+                return (meeting(output[0]), *output[1:])
+            return meeting(output)
+
+    block.register_forward_hook(behind, prepend=True)
+
+
+def _gather_when_used(tensors: Tensors) -> None:
+    """Weights that fsdp splits, put together when their module is called, in its scope."""
+    for module, name, whole in tensors.shares:
+
+        def before(*_: Any, module: Any = module, name: str = name, whole: Any = whole) -> None:
+            module.__dict__[name] = whole()
+
+        module.register_forward_pre_hook(before)

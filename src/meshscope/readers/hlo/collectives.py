@@ -1,0 +1,181 @@
+"""The collectives of a compiled module as rows of the event table: each operation once, told for what it means."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.readers.hlo.async_fusion import without_later_legs
+from meshscope.readers.hlo.attribution import Scope, plain_name
+from meshscope.readers.hlo.collective_matmul import with_windowed_einsums
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.devices import CrossesSlices, Devices, devices_of
+from meshscope.readers.hlo.executions import CallSite, sites
+from meshscope.readers.hlo.kernels import is_communicating_kernel, kernel_of
+from meshscope.readers.hlo.module import HloModule, Instruction
+from meshscope.readers.hlo.multislice import with_hierarchies
+from meshscope.readers.hlo.operations import Operation, carriers_of, operations_of
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
+from meshscope.readers.hlo.stages import of_stages, with_hand_over, without_own_branch
+from meshscope.readers.hlo.transfers import is_transfer, transfer_of
+from meshscope.spec.plan.mesh import Mesh
+
+
+def collectives_of(
+    module: HloModule,
+    *,
+    mesh: Mesh,
+    n_steps_of: Mapping[Phase, int],
+    crosses_slices: CrossesSlices,
+    default_phase: Phase | None = None,
+) -> list[Collective]:
+    """One row a layer and operation, in schedule order.
+
+    `default_phase` is the phase of a module whose scopes name none. What could not be told is
+    said in `axis_reason` of the row; no operation is left out.
+    """
+    return rows_of(
+        operations_in(module, mesh=mesh, crosses_slices=crosses_slices),
+        n_steps_of=n_steps_of,
+        crosses_slices=crosses_slices,
+        default_phase=default_phase,
+    )
+
+
+def rows_of(
+    found: "FoundOperations",
+    *,
+    n_steps_of: Mapping[Phase, int],
+    crosses_slices: CrossesSlices,
+    default_phase: Phase | None = None,
+) -> list[Collective]:
+    """The rows of what was found in a module; see `collectives_of`."""
+    return [
+        replace(
+            row,
+            n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
+            crosses_slices=crosses_slices(row.groups),
+        )
+        for operation in found.told
+        for row in _rows(operation, found.devices, default_phase)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundOperations:
+    """The collectives of a module: `scheduled` as they stand in the text, `told` for what they mean."""
+
+    flow: Dataflow
+    devices: Devices
+    scheduled: tuple[Operation, ...]
+    told: tuple[Operation, ...]
+
+
+def operations_in(
+    module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
+) -> FoundOperations:
+    """The collectives of a module, in schedule order."""
+    devices = devices_of(module, mesh, crosses_slices)
+    flow = Dataflow(module)
+    found = without_later_legs(sites(module, _is_collective))
+    operations = [o for site in found for o in _operations(flow, site, devices)]
+    told = _pooled(_told(flow, operations, devices))
+    return FoundOperations(
+        flow=flow, devices=devices, scheduled=tuple(operations), told=tuple(told)
+    )
+
+
+def _is_collective(instruction: Instruction) -> bool:
+    return (
+        instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
+        or is_transfer(instruction)
+        or is_communicating_kernel(instruction)
+    )
+
+
+def _operations(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operation]:
+    if is_transfer(site.instruction):
+        return [transfer_of(flow, site, devices)]
+    if site.instruction.opcode == "custom-call":
+        return [kernel_of(flow, site, devices)]
+    return list(operations_of(flow, site, devices))
+
+
+def _told(flow: Dataflow, operations: list[Operation], devices: Devices) -> list[Operation]:
+    """The operations, those that only together make a collective told as that."""
+    return with_hierarchies(flow, with_windowed_einsums(flow, operations), devices)
+
+
+def _pooled(operations: list[Operation]) -> list[Operation]:
+    """The operations, those that share the layers of one scanned range taken together.
+
+    A loop that was unrolled by two, or had an iteration peeled off, holds the same operation
+    several times; only together do they run once a layer. So it is with the ticks of a pipeline.
+    """
+    parts: dict[tuple[Any, ...], list[Operation]] = {}
+    for o in operations:
+        if o.count % o.scope.n_times:
+            key = (plain_name(o.op_name), o.kind, o.opcode, o.groups, o.dtype, o.shape)
+            parts.setdefault(key, []).append(o)
+    pooled: dict[int, Operation | None] = {}
+    for same in parts.values():
+        count = sum(o.count for o in same)
+        if count % same[0].scope.n_times == 0 or same[0].scope.is_every_tick:
+            first = replace(same[0], count=count, carriers=carriers_of(same))
+            pooled |= {id(o): None for o in same} | {id(same[0]): first}
+    return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
+
+
+def _rows(
+    operation: Operation, devices: Devices, default_phase: Phase | None
+) -> Iterator[Collective]:
+    scope = operation.scope
+    if scope.phase is None:
+        scope = replace(scope, phase=default_phase)
+    axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
+    scope = with_hand_over(scope, operation.kind, axis, devices.mesh)
+    layers, count, doubt = _layers(operation.count, scope)
+    doubts = operation.doubts if scope.stages is None else without_own_branch(operation.doubts)
+    missing = scope.missing
+    no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
+    reasons = [r for r in (no_axis, no_scope, doubt, *doubts) if r is not None]
+    for place in of_stages(scope, operation.groups, layers, devices.mesh):
+        yield Collective(
+            source=Source.COMPILED,
+            phase=scope.phase,
+            stage=place.stage,
+            layer=place.layer,
+            part=scope.part,
+            kind=operation.kind,
+            opcode=operation.opcode,
+            axis=axis,
+            axis_reason="; ".join(reasons) or None,
+            group_size=operation.group_size,
+            groups=place.groups,
+            dtype=operation.dtype,
+            shape=operation.shape,
+            payload_bytes=operation.payload_bytes,
+            wire_bytes=operation.wire_bytes,
+            count=count,
+            is_async=operation.is_async,
+            algorithm=operation.algorithm,
+            inserted_by=operation.inserted_by,
+            hlo_name=operation.anchor.instruction.name,
+            hlo_shape=operation.hlo_shape,
+            source_line=devices.module.source_line(operation.site.instruction),
+        )
+
+
+def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
+    """The layers that an operation stands for, how often it runs in each, and what does not fit."""
+    if scope.is_every_tick:  # written tick by tick, some of which may be compiled another way
+        return list(scope.layers or [None]), count, None
+    each, rest = divmod(count, scope.n_times)
+    if not rest:
+        return list(scope.layers or [None]), each * scope.n_microbatches, None
+    told = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
+    if scope.layers is not None:
+        told.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
+    doubt = f"the scope says {' and '.join(told)}, but the operation runs {count} times"
+    return [None], count, doubt

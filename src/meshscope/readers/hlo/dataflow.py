@@ -1,0 +1,195 @@
+"""What feeds an instruction and what uses it, across the borders of fusions, calls and loops."""
+
+import re
+from collections.abc import Iterator
+from functools import cached_property
+
+from meshscope.readers.hlo.async_fusion import Chain, chain_ends
+from meshscope.readers.hlo.executions import CallContext, CallSite
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+
+_INDEX = re.compile(r"\bindex=(\d+)")
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
+# Instructions that only move or rename the elements of their operand, and those that keep its values.
+MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
+_SAME_VALUES = MOVEMENT | {"convert"}
+_MAX_VISITED = 2_000  # instructions looked at in one search
+_MAX_NESTING = 16  # of fusions in fusions
+
+
+class Dataflow:
+    """Producers and users in a module, indexed when first asked for."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self._users: dict[str, dict[str, list[Instruction]]] = {}
+        self._opcodes: dict[str, frozenset[str]] = {}
+
+    @cached_property
+    def chain_ends(self) -> dict[Chain, Instruction]:
+        """For every asynchronous chain, the fusion that holds its result."""
+        return chain_ends(self.module)
+
+    def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+        """The instructions of the computation that use this one, in schedule order."""
+        if computation.name not in self._users:
+            index: dict[str, list[Instruction]] = {}
+            for user in computation.instructions:
+                for producer in dict.fromkeys(computation.producers(user)):
+                    index.setdefault(producer.name, []).append(user)
+            self._users[computation.name] = index
+        return self._users[computation.name].get(instruction.name, [])
+
+    def is_movement(self, instruction: Instruction) -> bool:
+        """Whether it only moves its operand: a copy, a bitcast, or a fusion of only those."""
+        return self.consists_of(instruction, MOVEMENT)
+
+    def keeps_values(self, instruction: Instruction) -> bool:
+        """Whether it only moves its operand or converts its number format."""
+        return self.consists_of(instruction, _SAME_VALUES)
+
+    def consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
+        """Whether it has one of these opcodes, or is a fusion of only such."""
+        if instruction.opcode != "fusion":
+            return instruction.opcode in opcodes
+        return self._opcodes_in(self.fused(instruction), 0) <= opcodes | {"parameter"}
+
+    def _opcodes_in(self, computation: Computation, depth: int) -> frozenset[str]:
+        """The opcodes of a fused computation and of the fusions in it."""
+        if depth > _MAX_NESTING:
+            return frozenset({"fusion"})
+        if computation.name not in self._opcodes:
+            found = {i.opcode for i in computation.instructions if i.opcode != "fusion"}
+            for inner in computation.instructions:
+                if inner.opcode == "fusion":
+                    found |= self._opcodes_in(self.fused(inner), depth + 1)
+            self._opcodes[computation.name] = frozenset(found)
+        return self._opcodes[computation.name]
+
+    def fused(self, fusion: Instruction) -> Computation:
+        """The computation of a fusion."""
+        return self.module.fused(fusion)
+
+    def inner(
+        self, computation: Computation, depth: int = 0
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        """The instructions of a fused computation and of the fusions in it."""
+        for instruction in computation.instructions:
+            yield computation, instruction
+            if instruction.opcode == "fusion" and depth < _MAX_NESTING:
+                yield from self.inner(self.fused(instruction), depth + 1)
+
+    def unmoved(self, place: CallContext, instruction: Instruction) -> Instruction:
+        """The instruction whose result this one only moves or converts; itself when it computes."""
+        while (inner := self._inner(place.computation, instruction)) is not None:
+            instruction = inner
+        return instruction
+
+    def _inner(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+        """What an instruction only moves or converts; None when it computes.
+
+        libtpu fetches a large array ahead in slices, which `ConcatBitcast` puts together again.
+        """
+        if self.keeps_values(instruction):
+            return computation.producer(instruction)
+        if instruction.custom_call_target != "ConcatBitcast":
+            return None
+        done = computation.producer(instruction)
+        start = computation.producer(done) if done and done.opcode == "slice-done" else None
+        return computation.producer(start) if start and start.opcode == "slice-start" else None
+
+    def origin(
+        self, place: CallContext, instruction: Instruction
+    ) -> tuple[CallContext, Instruction]:
+        """What computes a value, through moves and conversions, and into the fusions that hold it."""
+        for _ in range(_MAX_NESTING):
+            instruction = self.unmoved(place, instruction)
+            index = None
+            if instruction.opcode == "get-tuple-element":
+                whole = place.computation.producer(instruction)
+                if whole is None or whole.opcode != "fusion":
+                    break
+                match = _INDEX.search(instruction.attributes)
+                instruction, index = whole, int(match[1]) if match else None
+            if instruction.opcode != "fusion":
+                break
+            place = self.inside(place, instruction)
+            instruction = place.computation.root
+            if index is not None and instruction.opcode == "tuple":
+                instruction = place.computation.producer(instruction, index) or instruction
+        return place, instruction
+
+    def inside(self, place: CallContext, fusion: Instruction) -> CallContext:
+        """The computation of a fusion, as reached from here."""
+        site = CallSite(instruction=fusion, place=place, count=1, doubts=())
+        return CallContext(computation=self.fused(fusion), callers=(*place.callers, site))
+
+    def movers(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+        """The users that only move this result."""
+        return [u for u in self.users(computation, instruction) if self.is_movement(u)]
+
+    def inputs(
+        self, place: CallContext, instruction: Instruction
+    ) -> list[tuple[CallContext, Instruction]]:
+        """What defines the operands; a parameter is defined by the operand of the caller."""
+        if instruction.opcode == "parameter":
+            return self._argument(place, instruction.parameter_number)
+        found = place.computation.producers(instruction)
+        if instruction.opcode == "recv":  # what is received is what the others sent
+            return [(place, i) for i in self._sent(place.computation, instruction)]
+        if instruction.opcode == "get-tuple-element" and found:
+            return self._element(place, found[0], instruction)
+        return [(place, i) for i in found]
+
+    def _sent(self, computation: Computation, recv: Instruction) -> list[Instruction]:
+        rendezvous = _RENDEZVOUS.search(recv.attributes)
+        return [
+            i
+            for i in computation.instructions
+            if i.opcode == "send" and rendezvous and rendezvous[0] in i.attributes
+        ]
+
+    def _argument(self, place: CallContext, number: int) -> list[tuple[CallContext, Instruction]]:
+        if (caller := place.caller) is None:
+            return []
+        outside, start = caller.place.computation, caller.instruction
+        if start.opcode == "while":
+            number = 0
+        arguments = list(outside.producers(start))
+        if start.opcode.endswith("-start"):  # newer libtpu hands operands over in an update
+            for update in self.users(outside, start):
+                if update.opcode.endswith("-update"):
+                    arguments += outside.producers(update)[1:]
+        return [(caller.place, arguments[number])] if 0 <= number < len(arguments) else []
+
+    def _element(
+        self, place: CallContext, whole: Instruction, get: Instruction
+    ) -> list[tuple[CallContext, Instruction]]:
+        """The element that a get-tuple-element takes, when the tuple is in sight; else the tuple."""
+        where = [(place, whole)]
+        if whole.opcode == "parameter":
+            where = self._argument(place, whole.parameter_number) or where
+        index = _INDEX.search(get.attributes)
+        outer, made_by = where[0]
+        if made_by.opcode == "tuple" and index:
+            element = outer.computation.producer(made_by, int(index[1]))
+            return [(outer, element)] if element else []
+        return where
+
+    def comes_from(self, place: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
+        """Whether an instruction of these opcodes is among all that `start` is computed from."""
+        stack = [(place, start)]
+        seen: set[tuple[str, str]] = set()
+        while stack and len(seen) < _MAX_VISITED:
+            here, instruction = stack.pop()
+            key = (here.computation.name, instruction.name)
+            if key in seen:
+                continue
+            seen.add(key)
+            if instruction.opcode in opcodes:
+                return True
+            is_fusion = instruction.opcode == "fusion"
+            if is_fusion and self._opcodes_in(self.fused(instruction), 0) & opcodes:
+                return True
+            stack += self.inputs(here, instruction)
+        return False

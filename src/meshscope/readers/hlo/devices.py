@@ -1,0 +1,79 @@
+"""The device ids of a module on the declared mesh: one slice, or the same module on each of several."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshscope.errors import ParseError
+from meshscope.readers.hlo.groups import parse_groups, parse_pairs
+from meshscope.readers.hlo.module import HloModule, Instruction
+from meshscope.spec.plan.mesh import Groups, Mesh
+
+CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """How many devices run one copy of the module, and how many slices run a copy each."""
+
+    module: HloModule
+    mesh: Mesh
+    n_slices: int
+
+    @property
+    def n_per_slice(self) -> int:
+        """Devices of one slice."""
+        return self.module.n_devices
+
+    def groups(self, instruction: Instruction) -> tuple[Groups, bool]:
+        """The groups (or source-target pairs) of an instruction on all slices, and whether they are pairs."""
+        where = self.module.where(instruction)
+        if (pairs := instruction.attribute("source_target_pairs")) is not None:
+            found = parse_pairs(pairs, n_devices=self.n_per_slice, where=where)
+            return self.on_all_slices(found), True
+        text = instruction.replica_groups
+        if text is None:
+            raise ParseError(
+                f"{where}: '{instruction.name}' ({instruction.opcode}) has no replica_groups. "
+                "Give the text as the compiler wrote it."
+            )
+        found = parse_groups(text, n_devices=self.n_per_slice, where=where)
+        return self.on_all_slices(found), False
+
+    def on_all_slices(self, groups: Groups) -> Groups:
+        """Groups of one slice, repeated for every slice."""
+        return tuple(
+            tuple(device + slice_index * self.n_per_slice for device in group)
+            for slice_index in range(self.n_slices)
+            for group in groups
+        )
+
+    def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:
+        """The axis of the mesh that the groups run along, or the reason why there is none."""
+        if not groups:
+            return None, "who takes part is not told"
+        axis = self.mesh.axis_of_pairs(groups) if is_pairs else self.mesh.axis_of_groups(groups)
+        if axis is not None:
+            return axis, None
+        shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups[:4])
+        more = ",..." if len(groups) > 4 else ""
+        mesh = ",".join(f"{name}={size}" for name, size in self.mesh.axes)
+        return None, f"groups {{{shown}{more}}} are those of no axis of the mesh ({mesh})"
+
+
+def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> Devices:
+    """The devices of the module; ParseError when their number does not fit the mesh.
+
+    For several slices libtpu compiles one module for the devices of one slice; what crosses
+    slices is a send and a recv in it.
+    """
+    n = module.n_devices
+    if n == mesh.n_devices:
+        return Devices(module=module, mesh=mesh, n_slices=1)
+    is_slice = mesh.n_devices % n == 0 and bool(crosses_slices(((0, n),)))
+    if n > 1 and is_slice and not crosses_slices((tuple(range(n)),)):
+        return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
+    sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
+    raise ParseError(
+        f"{module.origin}:1: the module is compiled for {n} devices, the plan ({sizes}) has {mesh.n_devices}. "
+        "Give the plan and the topology that it was compiled for."
+    )

@@ -1,0 +1,193 @@
+"""Who talks to whom: replica groups and source-target pairs of HLO text, expanded to device ids."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, product
+from math import prod
+
+from meshscope.errors import ParseError
+from meshscope.spec.plan.mesh import Groups
+
+_LIST = re.compile(r"\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(
+    r"mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,]*\))?[^()]*)\))?\s*\{(.*)\}"
+)
+_MESH_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
+_AXIS_REF = re.compile(r"'?([^'=,:\s]+)'?(?::\((\d+)\)(\d+))?")
+_DEVICE_ORDER = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AxisRef:
+    """An axis of the mesh, or the part of it that has `pre_size` groups of devices outside it."""
+
+    name: str
+    pre_size: int | None
+    size: int | None
+
+
+def parse_groups(text: str, *, n_devices: int, where: str) -> Groups:
+    """Device groups of `replica_groups=`; `{}` means all devices. ParseError for an unknown form.
+
+    The three forms are those of XLA's xla/hlo/ir/replica_group.cc (list, iota) and
+    xla/hlo/ir/mesh_and_axis.cc (mesh, with device order and sub-axes).
+    """
+    try:
+        groups = _groups(text.strip(), n_devices)
+    except ValueError as error:
+        raise ParseError(
+            f"{where}: replica_groups not understood: {text!r} ({error}). "
+            "Expected a list {{0,1},{2,3}}, an iota [2,4]<=[8] or a mesh mesh['x'=8] {'x'}; please report this line."
+        ) from error
+    if any(device >= n_devices for group in groups for device in group):
+        raise ParseError(
+            f"{where}: replica_groups {text!r} name a device beyond the {n_devices} of the module. "
+            "The header line 'HloModule' must hold num_partitions or replica_count."
+        )
+    return groups
+
+
+def parse_pairs(text: str, *, n_devices: int, where: str) -> Groups:
+    """(source, target) device ids of `source_target_pairs=`; ParseError when they are not pairs."""
+    pairs = _listed(text) if _LIST.fullmatch(text.strip()) else ((),)
+    if any(len(pair) != 2 or max(pair) >= n_devices for pair in pairs):
+        raise ParseError(
+            f"{where}: source_target_pairs not understood: {text!r}. Expected pairs of device ids below "
+            f"{n_devices}, like {{{{0,1}},{{1,0}}}}; please report this line."
+        )
+    return pairs
+
+
+def ring_of_pairs(pairs: Groups) -> Groups:
+    """The devices that the pairs connect, one sorted group for each connected set."""
+    group_of: dict[int, set[int]] = {}
+    for source, target in pairs:
+        joined = group_of.get(source, {source}) | group_of.get(target, {target})
+        group_of |= dict.fromkeys(joined, joined)
+    return tuple(sorted({tuple(sorted(group)) for group in group_of.values()}))
+
+
+@cache
+def _groups(text: str, n_devices: int) -> Groups:
+    if _LIST.fullmatch(text):
+        return _listed(text) or (tuple(range(n_devices)),)
+    if iota := _IOTA.fullmatch(text):
+        return _iota(iota, n_devices)
+    if mesh := _MESH.fullmatch(text):
+        return _mesh(mesh, n_devices)
+    raise ValueError("unknown form")
+
+
+def _listed(text: str) -> Groups:
+    return tuple(_ints(group) for group in re.findall(r"\{([\d,\s]+)\}", text))
+
+
+def _iota(match: re.Match[str], n_devices: int) -> Groups:
+    """`[n_groups,size]<=[dims]T(perm)`: ids 0.. in `dims`, transposed, cut into groups."""
+    n_groups, size = _pair(match[1])
+    if n_groups * size > n_devices:
+        raise ValueError(f"{n_groups * size} ids, the module has {n_devices} devices")
+    ids = _transposed(tuple(range(n_groups * size)), _ints(match[2]), _ints(match[3] or ""))
+    return _cut(ids, size)
+
+
+def _mesh(match: re.Match[str], n_devices: int) -> Groups:
+    """`mesh[axes], device_ids=(order) {refs}`: devices laid over the axes, grouped along the refs."""
+    axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(match[1])]
+    n_in_mesh = prod(size for _, size in axes)
+    if n_in_mesh != n_devices:
+        raise ValueError(f"the mesh has {n_in_mesh} devices, the module {n_devices}")
+    ids = _device_order(match[2], n_devices)
+    refs = [_axis_ref(ref, dict(axes)) for ref in match[3].split(",") if ref.strip()]
+    dims, grouped = _split_axes(axes, refs)
+    kept = [dim for dim in range(len(dims)) if dim not in grouped]
+    return _cut(_transposed(ids, dims, (*kept, *grouped)), prod(dims[dim] for dim in grouped))
+
+
+def _axis_ref(text: str, sizes: dict[str, int]) -> _AxisRef:
+    match = _AXIS_REF.fullmatch(text.strip())
+    if match is None or match[1] not in sizes:
+        raise ValueError(f"no axis {text.strip()!r}")
+    if match[2] is None:
+        return _AxisRef(name=match[1], pre_size=None, size=None)
+    pre_size, size = int(match[2]), int(match[3])
+    if not pre_size or not size or sizes[match[1]] % (pre_size * size):
+        raise ValueError(f"sub-axis {text.strip()!r} does not divide its axis")
+    return _AxisRef(name=match[1], pre_size=pre_size, size=size)
+
+
+def _split_axes(
+    axes: list[tuple[str, int]], refs: list[_AxisRef]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dims of the mesh with sub-axes cut out, and which of them are grouped, in the order of the refs."""
+    dims: list[int] = []
+    dim_of: dict[_AxisRef, int] = {}
+    for name, size in axes:
+        here = sorted((r for r in refs if r.name == name), key=lambda ref: ref.pre_size or 1)
+        for ref, (low, high) in _cuts(here, size):
+            if ref is not None:
+                dim_of[ref] = len(dims)
+            dims.append(high // low)
+    return tuple(dims), tuple(dim_of[ref] for ref in refs)
+
+
+def _cuts(refs: list[_AxisRef], axis_size: int) -> list[tuple[_AxisRef | None, tuple[int, int]]]:
+    """An axis as consecutive factors (low, high), each with the ref that covers it, if any."""
+    spans = {
+        (ref.pre_size or 1, (ref.pre_size or 1) * (ref.size or axis_size)): ref for ref in refs
+    }
+    bounds = sorted({1, axis_size, *(bound for span in spans for bound in span)})
+    cuts = list(pairwise(bounds)) or [(1, 1)]
+    if (
+        any(high % low for low, high in cuts)
+        or not set(spans) <= set(cuts)
+        or len(spans) < len(refs)
+    ):
+        raise ValueError("sub-axes overlap")
+    return [(spans.get(cut), cut) for cut in cuts]
+
+
+def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
+    if text is None:
+        return tuple(range(n_devices))
+    if match := _DEVICE_ORDER.fullmatch(text.strip()):
+        dims = _ints(match[2] or match[1])
+        if prod(dims) != n_devices:
+            raise ValueError("device_ids do not number the devices of the mesh")
+        ids = _transposed(tuple(range(prod(dims))), dims, _ints(match[3] or ""))
+    else:
+        ids = _ints(text)
+    if sorted(ids) != list(range(n_devices)):
+        raise ValueError("device_ids do not number the devices of the mesh")
+    return ids
+
+
+def _transposed(
+    ids: tuple[int, ...], dims: tuple[int, ...], permutation: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`ids` in row-major order of `dims`, read in the order of the permuted dims."""
+    permutation = permutation or tuple(range(len(dims)))
+    if prod(dims) != len(ids) or sorted(permutation) != list(range(len(dims))):
+        raise ValueError(f"{len(ids)} ids do not fill {list(dims)} permuted by {list(permutation)}")
+    strides = [prod(dims[dim + 1 :]) for dim in permutation]
+    steps = [
+        [i * stride for i in range(dims[d])] for d, stride in zip(permutation, strides, strict=True)
+    ]
+    return tuple(ids[sum(place)] for place in product(*steps))
+
+
+def _cut(ids: tuple[int, ...], size: int) -> Groups:
+    return tuple(ids[i : i + size] for i in range(0, len(ids), size))
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _pair(text: str) -> tuple[int, int]:
+    numbers = _ints(text)
+    if len(numbers) != 2 or not all(numbers):
+        raise ValueError(f"expected [n_groups,size], got [{text}]")
+    return numbers[0], numbers[1]

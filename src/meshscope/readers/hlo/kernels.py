@@ -1,0 +1,66 @@
+"""Kernels that move bytes between chips by themselves: opaque custom calls, shown but not understood."""
+
+import re
+from fractions import Fraction
+
+from meshscope.events.enums import Kind
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.devices import Devices
+from meshscope.readers.hlo.executions import CallSite
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.hlo.operations import Operation
+from meshscope.readers.hlo.provenance import is_asynchronous, own_name
+from meshscope.readers.hlo.semantics import anchor_of
+
+_REMOTE_BYTES = re.compile(r'"remote_bytes_transferred":\s*"?(\d+)"?')
+_COMMUNICATES = re.compile(r'"has_communication":\s*true')
+
+
+def is_communicating_kernel(instruction: Instruction) -> bool:
+    """Whether a custom call says that it moves bytes between chips."""
+    if instruction.opcode != "custom-call":
+        return False
+    return (
+        bool(_remote_bytes(instruction)) or _COMMUNICATES.search(instruction.attributes) is not None
+    )
+
+
+def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
+    """The row of such a kernel: point to point, with the bytes that it states, if it does.
+
+    A Pallas kernel copies to chosen chips (`make_async_remote_copy`); which, and to what end, the
+    text does not say, so the kind is the plainest one and the groups stay empty.
+    """
+    n_bytes = _remote_bytes(site.instruction)
+    op_name = own_name(site)
+    doubts = (*site.doubts, "a kernel chooses by itself which chips it talks to")
+    if n_bytes is None:
+        doubts += ("it does not state how many bytes it sends",)
+    return Operation(
+        site=site,
+        anchor=anchor_of(flow, site),
+        kind=Kind.PERMUTE,
+        opcode="custom-call",
+        groups=(),
+        group_size=devices.mesh.n_devices,
+        is_pairs=True,
+        dtype=None,
+        shape=None,
+        payload_bytes=n_bytes,
+        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
+        hlo_shape=site.instruction.shape,
+        op_name=op_name,
+        scope=scope_of(op_name),
+        is_async=is_asynchronous(site),
+        algorithm=f"kernel {site.instruction.custom_call_target}",
+        inserted_by="program",
+        count=site.count,
+        doubts=doubts,
+    )
+
+
+def _remote_bytes(instruction: Instruction) -> int | None:
+    """Bytes to other chips that the kernel's cost estimate states; None when it states none or 0."""
+    match = _REMOTE_BYTES.search(instruction.attributes)
+    return int(match[1]) or None if match else None

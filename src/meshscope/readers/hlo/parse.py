@@ -1,0 +1,259 @@
+"""The grammar of HLO text: header tables, computations, instructions; nothing of collectives."""
+
+import gzip
+import re
+import zlib
+from pathlib import Path
+
+from meshscope.errors import ParseError
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame
+
+MAX_TEXT_BYTES = 512 * 2**20  # of one module, decompressed; the largest seen is 30 MB
+_GZIP_MAGIC = b"\x1f\x8b"
+
+_INSTRUCTION = re.compile(
+    r"\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
+)
+_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(){}=]+)(?: \(.*)? \{")
+_MODULE = re.compile(r"HloModule (?P<name>[^\s,]+)(?P<rest>.*)")
+_TABLE_ROW = re.compile(r"(\d+) (.*)")
+_PAIR = re.compile(r"(\w+)=(\d+)")
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*.*?\*/')
+_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
+    """The module in a file of optimised HLO text, plain or gzipped."""
+    origin = str(path)
+    try:
+        text = _decompressed(Path(path), origin).decode("utf-8")
+    except OSError as error:
+        raise ParseError(f"{origin}: cannot be read ({error}). Give a file of HLO text.") from error
+    except UnicodeDecodeError as error:
+        raise ParseError(
+            f"{origin}: is not text (byte {error.start} is not UTF-8). "
+            "Give optimised HLO as text: `compiled.as_text()` writes it, --xla_dump_hlo_as_text dumps it."
+        ) from error
+    return parse_hlo(text, origin, is_partial=is_partial)
+
+
+def _decompressed(path: Path, origin: str) -> bytes:
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == _GZIP_MAGIC
+    opener = gzip.open if is_gzip else open
+    try:
+        with opener(path, "rb") as file:
+            content = file.read(MAX_TEXT_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ParseError(f"{origin}: the gzip file is damaged ({error}). Copy it again.") from error
+    if len(content) > MAX_TEXT_BYTES:
+        raise ParseError(
+            f"{origin}: holds more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
+        )
+    return content
+
+
+def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
+    """The module that `text` holds; `origin` names the file in messages.
+
+    A text that ends too early is a ParseError. With `is_partial` one that was cut between two
+    lines is read as far as it goes, and the module says so in `cut_off_at`.
+    """
+    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    header = _header(lines, origin)
+    tables, body_start = _tables(lines, header, origin)
+    computations, cut_off_at = _computations(lines, body_start, origin, is_partial=is_partial)
+    attributes = lines[header]
+    if cut_off_at is None and not any(c.is_entry for c in computations.values()):
+        if not is_partial:
+            expected = "the computation marked ENTRY"
+            raise _truncated(origin, len(lines), expected, may_be_partial=True)
+        cut_off_at = len(lines)
+    match = _MODULE.match(attributes)
+    assert match is not None
+    return HloModule(
+        name=match["name"],
+        origin=origin,
+        is_scheduled="is_scheduled=true" in attributes,
+        n_partitions=_count(attributes, "num_partitions"),
+        n_replicas=_count(attributes, "replica_count"),
+        computations=computations,
+        frames=_frames(tables, origin),
+        cut_off_at=cut_off_at,
+    )
+
+
+def _header(lines: list[str], origin: str) -> int:
+    """The number of the line that starts the module."""
+    for number, line in enumerate(lines):
+        if _MODULE.match(line):
+            return number
+        if line.strip() and not line.startswith("//"):
+            raise ParseError(
+                f"{origin}:{number + 1}: expected a line 'HloModule NAME, ...', got {line[:60]!r}. "
+                "Give optimised HLO text: `compiled.as_text()` writes it, --xla_dump_hlo_as_text dumps it."
+            )
+    raise ParseError(f"{origin}:1: is empty. Give optimised HLO text.")
+
+
+def _count(header: str, name: str) -> int:
+    match = re.search(rf", {name}=([1-9]\d*)", header)
+    return int(match[1]) if match else 1
+
+
+def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[int, str]], int]:
+    """The header tables, as rows of text by number, and the line at which computations start."""
+    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+    current: dict[int, str] | None = None
+    for number in range(header + 1, len(lines)):
+        line = lines[number]
+        if line in tables:
+            current = tables[line]
+        elif _COMPUTATION.fullmatch(line):
+            return tables, number
+        elif current is not None and (row := _TABLE_ROW.fullmatch(line)):
+            current[int(row[1])] = row[2]
+        elif line.strip() and not line.startswith("//"):
+            raise ParseError(
+                f"{origin}:{number + 1}: expected a table of the header or a computation, "
+                f"got {line[:60]!r}. Give the whole text of one module."
+            )
+    return tables, len(lines)
+
+
+def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFrame]:
+    files, functions, locations, frames = (tables[name] for name in _TABLES)
+    pairs = {n: dict(_PAIR.findall(row)) for n, row in locations.items()}
+    found: dict[int, StackFrame] = {}
+    for number, row in frames.items():
+        try:
+            location = pairs[int(dict(_PAIR.findall(row))["file_location_id"])]
+            found[number] = StackFrame(
+                file=files[int(location["file_name_id"])].strip('"'),
+                function=functions[int(location["function_name_id"])].strip('"'),
+                line=int(location["line"]),
+            )
+        except KeyError as error:
+            raise ParseError(
+                f"{origin}: stack frame {number} names {error}, which the header tables do not hold. "
+                "Give the whole text of one module."
+            ) from error
+    return found
+
+
+def _computations(
+    lines: list[str], start: int, origin: str, *, is_partial: bool
+) -> tuple[dict[str, Computation], int | None]:
+    found: dict[str, Computation] = {}
+    number = start
+    while number < len(lines):
+        match = _COMPUTATION.fullmatch(lines[number])
+        if match is None:
+            if lines[number].strip():
+                raise ParseError(
+                    f"{origin}:{number + 1}: expected a computation '%name (...) -> ... {{', "
+                    f"got {lines[number][:60]!r}. Give the whole text of one module."
+                )
+            number += 1
+            continue
+        instructions, end = _body(lines, number + 1, origin)
+        if end is None and not (is_partial and not _n_open(lines[-1])):
+            raise _truncated(
+                origin,
+                len(lines),
+                f"the end '}}' of computation '{match['name']}'",
+                may_be_partial=not is_partial,
+            )
+        if not instructions:
+            raise ParseError(
+                f"{origin}:{number + 1}: computation '{match['name']}' holds no instruction. "
+                "Give the whole text of one module."
+            )
+        found[match["name"]] = Computation(
+            name=match["name"],
+            is_entry=match["entry"] is not None,
+            instructions=tuple(instructions),
+            line=number + 1,
+        )
+        if end is None:
+            return found, len(lines)
+        number = end + 1
+    return found, None
+
+
+def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction], int | None]:
+    """The instructions of a computation and the line of its closing brace, None when there is none.
+
+    A line that starts no instruction belongs to the one before if that left a brace open.
+    """
+    found: list[Instruction] = []
+    number = start
+    while number < len(lines):
+        match = _INSTRUCTION.match(lines[number])
+        if match is None:
+            if lines[number][:1] == "}":
+                return found, number
+            raise _no_instruction(lines, number, origin)
+        last = number + 1
+        if last < len(lines) and _INSTRUCTION.match(lines[last]) is None:
+            n_open = _n_open(lines[number])
+            while n_open > 0 and last < len(lines):
+                n_open += _n_open(lines[last])
+                last += 1
+        rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
+        found.append(_instruction(match, rest, number + 1, origin))
+        number = last
+    return found, None
+
+
+def _n_open(text: str) -> int:
+    """Braces that the text leaves open."""
+    bare = _STRING_OR_COMMENT.sub("", text)
+    return bare.count("{") - bare.count("}")
+
+
+def _no_instruction(lines: list[str], number: int, origin: str) -> ParseError:
+    return ParseError(
+        f"{origin}:{number + 1}: expected an instruction '%name = shape opcode(...)', "
+        f"got {lines[number].strip()[:60]!r}. Give the text as the compiler wrote it."
+    )
+
+
+def _instruction(match: re.Match[str], rest: str, line: int, origin: str) -> Instruction:
+    close = _closing_parenthesis(rest)
+    if close < 0:
+        raise _truncated(origin, line, f"the closing parenthesis of '{match['name']}'")
+    return Instruction(
+        name=match["name"],
+        opcode=match["opcode"],
+        shape_text=match["shape"],
+        operand_text=rest[:close],
+        attributes=rest[close + 1 :],
+        line=line,
+        is_root=match["root"] is not None,
+    )
+
+
+def _closing_parenthesis(text: str) -> int:
+    """Where the operand list ends that starts at the front of `text`; -1 when it does not."""
+    close = text.find(")")
+    if close < 0 or ("(" not in text[:close] and '"' not in text[:close]):
+        return close
+    depth = 1
+    for match in _BRACKET.finditer(text):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+def _truncated(
+    origin: str, line: int, expected: str, *, may_be_partial: bool = False
+) -> ParseError:
+    remedy = "Give the whole text of the module"
+    if may_be_partial:
+        remedy += ", or read what there is of it with --partial"
+    return ParseError(
+        f"{origin}:{line}: the text ends or breaks off where {expected} was expected: it is cut short. {remedy}."
+    )

@@ -1,0 +1,23 @@
+"""The collectives of one of our own programs: a phase of an experiment."""
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.module import HloModule
+from meshscope.spec.experiment import Experiment
+
+
+def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
+    """One row a layer and operation of the phase's program, attributed to the experiment's plan."""
+    return collectives_of(
+        module,
+        mesh=experiment.plan.mesh,
+        n_steps_of=n_steps_of(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+
+
+def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
+    """How many steps of each phase a request has."""
+    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}

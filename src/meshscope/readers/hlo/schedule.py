@@ -1,0 +1,193 @@
+"""What a schedule hides: the compiler's own cycles, and how many of them lie between start and done.
+
+The compiler leaves `estimated_cycles` on most instructions, in cycles of the chip's clock. It leaves
+none on collectives, on kernels (custom calls) nor on sorts and gathers: their time is not known here,
+and their number is told. Nothing is a time: a collective with more cycles in its window has more
+work to hide behind, which may or may not be enough.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from meshscope.readers.hlo.async_fusion import without_later_legs
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.executions import CallContext, CallSite, sites
+from meshscope.readers.hlo.kernels import is_communicating_kernel
+from meshscope.readers.hlo.loops import trips
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.hlo.provenance import is_asynchronous, own_name
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, anchor_of
+from meshscope.readers.hlo.transfers import is_transfer
+
+# Bookkeeping; calls, whose work is that of what they call; and nothing but addresses.
+_FREE = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"}
+    | {"partition-id", "replica-id", "while", "call", "conditional"}
+)
+_FREE_CALLS = frozenset({"AllocateBuffer", "ConcatBitcast"})
+_BESIDE_THE_CORE = ("-start", "-update", "-done")  # what these issue and await runs elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A collective where the schedule issues it; `count` is how often it runs.
+
+    A synchronous one (`is_async` false) hides nothing. Of an asynchronous one `hidden_cycles` is the
+    estimated work between its start and its done, each time it runs, and `n_unestimated` how many
+    instructions there carry no estimate.
+    """
+
+    instruction: Instruction
+    op_name: str | None
+    count: int
+    is_async: bool
+    hidden_cycles: int
+    n_unestimated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One run of a module in the compiler's cycles, loops counted as often as they run.
+
+    `covered_cycles` of the `cycles` lie in the window of at least one collective. `unestimated`
+    tells by opcode how often an instruction without an estimate runs, collectives left out.
+    """
+
+    cycles: int
+    covered_cycles: int
+    unestimated: Mapping[str, int]
+    windows: tuple[Window, ...]
+
+
+def schedule_of(module: HloModule) -> Schedule:
+    """The schedule of a module that has an entry."""
+    assert module.entry is not None
+    flow = Dataflow(module)
+    found = [(site, _extent(flow, site)) for site in _collectives(module)]
+    costs = _Costs(module, [extent for _, extent in found if extent is not None])
+    carriers = {caller.instruction for site, _ in found for caller in site.place.callers}
+    unestimated: Counter[str] = Counter()
+    for site in sites(module, _is_unestimated):
+        if not _is_inside(site.place) and site.instruction not in carriers:
+            unestimated[site.instruction.opcode] += site.count
+    return Schedule(
+        cycles=costs.total(module.entry),
+        covered_cycles=costs.covered(module.entry),
+        unestimated=dict(unestimated.most_common()),
+        windows=tuple(_window(costs, site, extent) for site, extent in found),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extent:
+    """What a computation issues between a start and a done, both left out, by position."""
+
+    computation: Computation
+    between: range
+
+
+class _Costs:
+    """Cycles of computations, each worked out once."""
+
+    def __init__(self, module: HloModule, extents: Iterable[_Extent]) -> None:
+        self._module = module
+        self._totals: dict[str, int] = {}
+        self._in_windows: dict[str, set[int]] = {}
+        for extent in extents:
+            positions = self._in_windows.setdefault(extent.computation.name, set())
+            positions.update(extent.between)
+
+    def total(self, computation: Computation) -> int:
+        """Cycles of one run of a computation."""
+        if computation.name not in self._totals:
+            works = (self.of(computation, i) for i in computation.instructions)
+            self._totals[computation.name] = sum(works)
+        return self._totals[computation.name]
+
+    def covered(self, computation: Computation) -> int:
+        """Of these, the cycles within the window of some collective."""
+        positions = self._in_windows.get(computation.name, set[int]())
+        return sum(
+            self.of(computation, instruction)
+            if position in positions
+            else sum(n * self.covered(c) for c, n in self._called(computation, instruction))
+            for position, instruction in enumerate(computation.instructions)
+        )
+
+    def of(self, computation: Computation, instruction: Instruction) -> int:
+        """Cycles of an instruction: its own estimate, and those of the computations that it calls."""
+        own = instruction.estimated_cycles or 0
+        return own + sum(n * self.total(c) for c, n in self._called(computation, instruction))
+
+    def _called(
+        self, computation: Computation, instruction: Instruction
+    ) -> list[tuple[Computation, int]]:
+        """Computations of the schedule that an instruction runs, and how often.
+
+        Of the branches of a conditional the dearest; a loop of unknown length runs once. What a
+        fusion calls is no part of the schedule: the fusion's estimate holds it.
+        """
+        called = {
+            key: [self._module.computation(name, instruction) for name in names]
+            for key, names in instruction.called.items()
+        }
+        match instruction.opcode:
+            case "while":
+                n = trips(self._module, instruction, computation).count
+                n = 1 if n is None else n
+                times = {"body": n, "condition": n + 1}
+                return [(c, times.get(key, 0)) for key, found in called.items() for c in found]
+            case "conditional":
+                branches = [c for found in called.values() for c in found]
+                return [(max(branches, key=self.total), 1)] if branches else []
+            case "call":
+                return [(c, 1) for c in called.get("to_apply", ())]
+            case _:
+                return []
+
+
+def _collectives(module: HloModule) -> list[CallSite]:
+    """Where collectives run, each told once."""
+
+    def is_wanted(instruction: Instruction) -> bool:
+        is_one = instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
+        return is_one or is_transfer(instruction) or is_communicating_kernel(instruction)
+
+    return without_later_legs(sites(module, is_wanted))
+
+
+def _extent(flow: Dataflow, site: CallSite) -> _Extent | None:
+    """What is issued while a collective is under way; None when it is synchronous."""
+    anchor = anchor_of(flow, site)
+    if not is_asynchronous(site) or anchor.result is None:
+        return None
+    computation = anchor.place.computation
+    start, done = (computation.instructions.index(i) for i in (anchor.instruction, anchor.result))
+    return _Extent(computation=computation, between=range(start + 1, done))
+
+
+def _window(costs: _Costs, site: CallSite, extent: _Extent | None) -> Window:
+    inside = [extent.computation.instructions[i] for i in extent.between] if extent else []
+    return Window(
+        instruction=site.instruction,
+        op_name=own_name(site),
+        count=site.count,
+        is_async=is_asynchronous(site),
+        hidden_cycles=sum(costs.of(extent.computation, i) for i in inside) if extent else 0,
+        n_unestimated=sum(map(_is_unestimated, inside)),
+    )
+
+
+def _is_unestimated(instruction: Instruction) -> bool:
+    """Whether the core works on it, and the compiler does not say how long."""
+    opcode = instruction.opcode
+    is_free = opcode in _FREE or instruction.custom_call_target in _FREE_CALLS
+    is_beside = opcode.endswith(_BESIDE_THE_CORE) or opcode in KIND_OF_OPCODE
+    is_scalar = all(not array.dims for array in instruction.arrays)
+    return instruction.estimated_cycles is None and not (is_free or is_beside or is_scalar)
+
+
+def _is_inside(place: CallContext) -> bool:
+    """Whether a place is within an instruction of the schedule, such as a fusion."""
+    return any(c.instruction.opcode not in {"while", "call", "conditional"} for c in place.callers)

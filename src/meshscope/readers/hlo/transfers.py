@@ -1,0 +1,182 @@
+"""What crosses slices: libtpu writes a collective over DCN as a send and a recv that the megascale runtime serves."""
+
+import re
+
+from meshscope.errors import ParseError
+from meshscope.events.enums import Kind
+from meshscope.readers.hlo.attribution import scope_of
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.devices import Devices
+from meshscope.readers.hlo.executions import CallSite
+from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.operations import Operation, operation
+from meshscope.readers.hlo.provenance import served_name
+from meshscope.readers.hlo.semantics import Element, Meaning, ScheduledOp, operand_of
+from meshscope.readers.hlo.shapes import (
+    as_program_sees,
+    before_tiling,
+    gathered_in_place,
+    without_layer_dim,
+)
+from meshscope.spec.plan.mesh import Groups
+
+OPCODE = "send/recv"
+TILE = (
+    8,
+    128,
+)  # a sum of 16 bits may travel as its tiles lie in memory, `[24,8,128]` for `[8,3072]`
+ALGORITHM = "megascale over DCN"
+
+# Transfer types as libtpu 0.0.42 and 0.0.50 write them.
+_KIND_OF_TRANSFER: dict[str, Kind] = {
+    "ALL_GATHER": Kind.ALL_GATHER,
+    "ALL_REDUCE": Kind.ALL_REDUCE,
+    "REDUCE_SCATTER": Kind.REDUCE_SCATTER,
+    "ALL_TO_ALL": Kind.ALL_TO_ALL,
+    "ONE_TO_ONE": Kind.PERMUTE,
+}
+_TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
+_TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
+_SLICES_BY_DEVICES = re.compile(r"\{(\d+(?:,\d+)*)\}x\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}")
+# A device is written as its slice, counted from 1, times this, plus its place in the slice.
+_SLICE_UNIT = 100_000
+
+
+def is_transfer(instruction: Instruction) -> bool:
+    """Whether a send starts a collective between slices; its recv is found from it."""
+    return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.attributes
+
+
+def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
+    """The collective between slices that a send starts and the recv of the same rendezvous ends."""
+    send, recv = site.instruction, _recv(site)
+    if not send.arrays or (recv is not None and not recv.arrays):
+        raise ParseError(
+            f"{devices.module.where(send)}: '{send.name}' or its recv carries no array. "
+            "Give the text as the compiler wrote it."
+        )
+    kind = _kind(devices, send)
+    groups, is_pairs = _groups(devices, send)
+    whole = send if kind in {Kind.REDUCE_SCATTER, Kind.PERMUTE} or recv is None else recv
+    result = _received(flow, site, recv) if recv is not None else None
+    element = Element(
+        site=site,
+        anchor=ScheduledOp(place=site.place, instruction=send, result=result),
+        groups=groups,
+        is_pairs=is_pairs,
+        index=0,
+        array=whole.arrays[0],
+        result=result,
+        is_combined=False,
+    )
+    op_name = served_name(flow, element, kind)
+    payload = _payload(flow, element, kind, op_name)
+    return operation(
+        flow,
+        element,
+        Meaning(kind=kind, opcode=OPCODE, carried_out_as=kind),
+        payload=payload,
+        payload_bytes=payload.n_bytes,
+        carried_bytes=element.array.n_bytes if kind is Kind.ALL_REDUCE else None,
+        hlo_shape=str(element.array) if payload != element.array else None,
+        op_name=op_name,
+        doubts=site.doubts,
+        algorithm=ALGORITHM,
+        is_async=True,
+    )
+
+
+def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) -> ArrayShape:
+    """The array in the program's shape, without a layer's own dim."""
+    send = element.site.instruction
+    if kind is Kind.ALL_GATHER:
+        payload = gathered_in_place(send.arrays[0], element.array)
+    elif kind is Kind.REDUCE_SCATTER:
+        payload = element.array
+    elif kind is Kind.ALL_REDUCE and (padded := _before_padding(flow, element)) is not None:
+        payload = padded
+    else:
+        place = element.anchor.place
+        payload = as_program_sees(
+            flow, place, element.result, element.array, op_name=op_name, is_split=True
+        )
+    scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
+    if operand is None:
+        return payload
+    if kind is Kind.ALL_REDUCE and payload.dims[-2:] == TILE:
+        payload = before_tiling(flow, *operand, payload)
+    return without_layer_dim(flow, *operand, payload, scope=scope)
+
+
+def _before_padding(flow: Dataflow, element: Element) -> ArrayShape | None:
+    """The array of a sum that libtpu padded to whole lanes; None where it did not."""
+    operand = operand_of(flow, element.site, element.index)
+    if operand is None:
+        return None
+    pad = flow.unmoved(*operand)
+    source = operand[0].computation.producer(pad)
+    if pad.custom_call_target != "ZeroCrop" or source is None or len(source.arrays) != 1:
+        return None
+    return source.arrays[0]
+
+
+def _kind(devices: Devices, send: Instruction) -> Kind:
+    match = _TYPE.search(send.attributes)
+    if match is None or match[1] not in _KIND_OF_TRANSFER:
+        raise ParseError(
+            f"{devices.module.where(send)}: transfer type {match[1] if match else ''!r} of '{send.name}' is unknown "
+            f"(known: {', '.join(_KIND_OF_TRANSFER)}). Please report this line."
+        )
+    return _KIND_OF_TRANSFER[match[1]]
+
+
+def _recv(site: CallSite) -> Instruction | None:
+    rendezvous = _RENDEZVOUS.search(site.instruction.attributes)
+    for instruction in site.place.computation.instructions:
+        if instruction.opcode == "recv" and rendezvous:
+            other = _RENDEZVOUS.search(instruction.attributes)
+            if other and other[1] == rendezvous[1]:
+                return instruction
+    return None
+
+
+def _received(flow: Dataflow, site: CallSite, recv: Instruction) -> Instruction | None:
+    """The array that comes out of the recv's done."""
+    computation = site.place.computation
+    for done in flow.users(computation, recv):
+        if done.opcode == "recv-done":
+            taken = flow.users(computation, done)
+            return next((i for i in taken if i.opcode == "get-tuple-element"), None)
+    return None
+
+
+def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
+    """Device ids of `_xla_megascale_target`, and whether they are (source, target) pairs."""
+    match = _TARGET.search(send.attributes)
+    text = match[1] if match else ""
+    if product := _SLICES_BY_DEVICES.fullmatch(text):
+        slices = [int(number) - 1 for number in product[1].split(",")]
+        ranges = [piece.partition(":") for piece in product[2].split(",")]
+        found = tuple(
+            tuple(index * devices.n_per_slice + device for index in slices)
+            for device in range(devices.n_per_slice)
+            if any(int(low) <= device <= int(high or low) for low, _, high in ranges)
+        )
+    else:
+        found = tuple(
+            tuple(_device(devices, number) for number in re.findall(r"\d+", group))
+            for group in re.findall(r"\{([\d,>-]+)\}", text)
+        )
+    everyone = range(devices.mesh.n_devices)
+    if not found or any(device not in everyone for group in found for device in group):
+        raise ParseError(
+            f"{devices.module.where(send)}: target of '{send.name}' not understood: {text!r}. "
+            'Expected "{1,2}x{0:3}" or groups like {{100000,200000}}; please report this line.'
+        )
+    return found, "->" in text
+
+
+def _device(devices: Devices, number: str) -> int:
+    slice_number, device = divmod(int(number), _SLICE_UNIT)
+    return (slice_number - 1) * devices.n_per_slice + device

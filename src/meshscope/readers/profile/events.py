@@ -1,0 +1,162 @@
+"""The events of one plane of an XPlane profile, decoded chunk by chunk into columns.
+
+Times are integer picoseconds, as the file has them, from the origin of the plane: floats of
+seconds would lose digits of a Unix time.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from meshscope.readers.profile.source import ProfileBytes, check_limit
+from meshscope.readers.profile.stats import StatColumn, StatTable, StatTexts, expect
+from meshscope.readers.profile.wire import (
+    SPAN,
+    VARINT,
+    Ints,
+    SpanList,
+    Spans,
+    WireColumn,
+    WireError,
+    columns,
+)
+
+MAX_EVENTS = 50_000_000  # of one plane; their columns take some 2 GB
+N_AT_ONCE = 32_768  # events decoded together; their scratch memory is some 10 MB
+LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
+
+_WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
+
+
+@dataclass(slots=True)
+class ProfileLine:
+    """A line's own fields, and where its events lie."""
+
+    ident: int = 0
+    name: str = ""
+    timestamp_ns: int = 0
+    events: Spans = field(default_factory=lambda: SpanList().spans())
+
+
+class KindIndex:
+    """Rows of kinds of events by their ids; an id without a row gets one behind the last."""
+
+    def __init__(self, idents: Ints) -> None:
+        self._order = np.argsort(idents, kind="stable")
+        self._sorted = idents[self._order]
+        self._unknown: dict[int, int] = {}
+
+    @property
+    def unknown(self) -> list[int]:
+        """The ids that events name, but the plane does not."""
+        return list(self._unknown)
+
+    def rows(self, idents: Ints) -> Ints:
+        """The row of each id [n]."""
+        place = np.searchsorted(self._sorted, idents, side="right") - 1
+        known = place >= 0
+        known[known] = self._sorted[place[known]] == idents[known]
+        rows = np.zeros(len(idents), np.int64)
+        rows[known] = self._order[place[known]]
+        for at in np.flatnonzero(~known).tolist():
+            n_seen = len(self._order) + len(self._unknown)
+            rows[at] = self._unknown.setdefault(int(idents[at]), n_seen)
+        return rows
+
+
+def origin_ns(lines: list[ProfileLine]) -> int:
+    """The first time of any line that has events, in ns; 0 without one."""
+    return min((line.timestamp_ns for line in lines if len(line.events)), default=0)
+
+
+def events_of(
+    file: ProfileBytes,
+    lines: list[ProfileLine],
+    *,
+    names: dict[int, str],
+    texts: StatTexts,
+    kinds: KindIndex,
+) -> pl.DataFrame:
+    """line, kind, start_ps (from the origin), dur_ps and stats of all events of the lines."""
+    n_events = sum(len(line.events) for line in lines)
+    check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
+    events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted), kinds)
+    origin, first = origin_ns(lines), 0
+    for index, line in enumerate(lines):
+        last = first + len(line.events)
+        for at in range(0, len(line.events), N_AT_ONCE):
+            events.take(file, line.events.chunk(at, at + N_AT_ONCE), first + at)
+            file.release()
+        events.line[first:last] = index
+        if first < last:
+            events.start_ps[first:last] += _base_ps(line, origin)
+        line.events = SpanList().spans()
+        first = last
+    return events.frame()
+
+
+def _base_ps(line: ProfileLine, origin: int) -> int:
+    base_ps = (line.timestamp_ns - origin) * 1000
+    if base_ps > LARGEST_PS:
+        raise WireError(f"line {line.name!r} starts weeks after another of its plane", 0)
+    return base_ps
+
+
+class _Events:
+    """The columns of the events of a plane."""
+
+    def __init__(self, n_events: int, stats: StatTable, kinds: KindIndex) -> None:
+        self.line = np.zeros(n_events, np.uint32)
+        self.kind = np.zeros(n_events, np.uint32)
+        self.start_ps = np.zeros(n_events, np.int64)
+        self.dur_ps = np.zeros(n_events, np.int64)
+        self._n_occurrences = StatColumn(n_events)
+        self._stats = stats
+        self._kinds = kinds
+
+    def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
+        """Reads the events at these spans into the rows from `first` on."""
+        idents = np.zeros(len(spans[0]), np.int64)
+        for column in columns(file.view, *spans):
+            expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
+            if column.number == 1:
+                idents[column.rows] = column.starts
+            elif column.number == 4:
+                where = (column.starts, column.ends)
+                self._stats.take(file.data, file.view, column.rows + first, where)
+            else:
+                self._put(column, column.rows + first, spans[0])
+        self.kind[first : first + len(idents)] = self._kinds.rows(idents)
+
+    def _put(self, column: WireColumn, rows: Ints, starts: Ints) -> None:
+        if column.number == 2:
+            self.start_ps[rows] = _checked(column, starts)
+        elif column.number == 3:
+            self.dur_ps[rows] = _checked(column, starts)
+        elif column.number == 5:
+            self._n_occurrences.put(rows, 1, column.starts)
+
+    def frame(self) -> pl.DataFrame:
+        """The events as a table; `n_occurrences` only where a profile counts instead of timing."""
+        table = pl.DataFrame(
+            {
+                "line": self.line,
+                "kind": self.kind,
+                "start_ps": self.start_ps,
+                "dur_ps": self.dur_ps,
+            }
+        )
+        counts = self._n_occurrences
+        counted = [counts.series("n_occurrences", StatTexts())] if counts.forms.any() else []
+        return table.with_columns(*counted, *self._stats.series())
+
+
+def _checked(column: WireColumn, starts: Ints) -> Ints:
+    """Times in ps; WireError where one is so large that sums would overflow."""
+    times = column.starts
+    absurd = (times > LARGEST_PS) | (times < -LARGEST_PS)
+    if absurd.any():
+        where = int(starts[column.rows[np.argmax(absurd)]])
+        raise WireError("an event lasts for weeks", where)
+    return times

@@ -1,0 +1,359 @@
+"""The ops that devices executed, told apart from what contains them, out of the planes of a profile.
+
+Two tables: one row for each event, narrow, and one for each different instruction, wide.
+TPU planes keep ops on lines of their own; GPU planes have a line for each stream; the CPU backend
+marks op events on the threads of the host plane by stats.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, read_hlo_line
+from meshscope.readers.profile.nesting import holds_another, innermost
+from meshscope.readers.profile.plane import Plane
+from meshscope.readers.profile.xplane import XSpace
+
+ROLES = pl.Enum(["leaf", "container", "covered", "transfer"])
+EVENTS_SCHEMA: dict[str, Any] = {
+    "op": pl.UInt32,  # row of the instructions
+    "host": pl.UInt16,  # row of the hosts
+    "plane": pl.UInt16,  # of the host
+    "line": pl.UInt32,  # of the plane
+    "device": pl.Int32,  # as the host numbers its devices; null where the profile does not tell
+    "core": pl.Int8,  # number of the SparseCore; null for the device's main core
+    "run_id": pl.Int64,  # one execution of a module
+    "start_s": pl.Float64,  # from the zero of the profile
+    "dur_s": pl.Float64,
+    "role": ROLES,  # leaf: adds up; container, covered: holds what adds up; transfer: beside it
+}
+INSTRUCTIONS_SCHEMA: dict[str, Any] = {
+    "op": pl.UInt32,
+    "module": pl.String,
+    "program_id": pl.UInt64,
+    "hlo_name": pl.String,
+    "opcode": pl.String,
+    "kind": pl.String,  # of collectives
+    "category": pl.String,  # the profiler's: "loop fusion", "all-reduce", ...
+    "starts": pl.String,  # of -start and -done: the name of the -start
+    "op_name": pl.String,  # scope path of the program
+    "source_line": pl.String,
+    "flops": pl.Int64,
+    "bytes_accessed": pl.Int64,  # of HBM, as the profiler estimates
+    "dtype": pl.String,
+    "shape": pl.List(pl.Int64),
+    "payload_bytes": pl.Int64,
+    "groups_text": pl.String,
+    "groups": pl.List(pl.List(pl.Int32)),
+    "text": pl.String,  # the event's name: with TPUs the whole line of HLO
+}
+UNIX_NS = (
+    10**17
+)  # a line that starts later than this counts from 1970, not from the profile's start
+PS = 1e-12
+
+_DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
+_MODULE = re.compile(r"(.*)\((\d+)\)")
+# Lines of a device plane that profilers derive from others: none of their events ran.
+_DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
+_KEYS = ("module", "program_id", "hlo_name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """Executed ops: `events` by EVENTS_SCHEMA, `instructions` by INSTRUCTIONS_SCHEMA."""
+
+    events: pl.DataFrame
+    instructions: pl.DataFrame
+
+    def wide(self) -> pl.DataFrame:
+        """Every event with the facts of its instruction: for tables that were filtered before."""
+        return self.events.join(self.instructions, on="op", how="left", maintain_order="left")
+
+
+def ops_of(space: XSpace, *, host: int = 0) -> Ops:
+    """The ops that one host's profile holds; times from `zero_ns`, in seconds."""
+    zero = zero_ns(space)
+    found: list[Ops] = []
+    for index, plane in enumerate(space.planes):
+        ops = _ops_of_plane(plane, others=space.planes)
+        if ops is None or ops.events.is_empty():
+            continue
+        base_s = (plane.origin_ns - zero) * 1e-9
+        placed = ops.events.with_columns(
+            pl.lit(host, pl.UInt16).alias("host"),
+            pl.lit(index, pl.UInt16).alias("plane"),
+            (pl.col("start_ps") * PS + base_s).alias("start_s"),
+            (pl.col("dur_ps") * PS).alias("dur_s"),
+        )
+        events = placed.select(
+            pl.col(name).cast(dtype) for name, dtype in EVENTS_SCHEMA.items() if name in placed
+        )
+        found.append(Ops(events=events, instructions=ops.instructions))
+    return merged(found)
+
+
+def zero_ns(space: XSpace) -> int:
+    """The time that ops count from, in the unit of the planes' origins: the profile's start, or 1970's."""
+    first = min((p.origin_ns for p in space.planes if len(p.events)), default=0)
+    return first if first > UNIX_NS else 0
+
+
+def merged(parts: list[Ops]) -> Ops:
+    """One table of several: an instruction of the same module and name is one row."""
+    empty = pl.DataFrame(schema=INSTRUCTIONS_SCHEMA).drop("op")
+    tables = [
+        p.instructions.rename({"op": "own"}).with_columns(pl.lit(i, pl.UInt32).alias("part"))
+        for i, p in enumerate(parts)
+    ]
+    every = pl.concat([empty, *tables], how="diagonal_relaxed")
+    told_most = pl.col("text").str.len_bytes()  # an asynchronous twin may tell less
+    unique = every.sort(told_most, descending=True, maintain_order=True).unique(
+        _KEYS, keep="first", maintain_order=True
+    )
+    unique = unique.with_row_index("op").select(*INSTRUCTIONS_SCHEMA)
+    if not parts:
+        return Ops(events=pl.DataFrame(schema=EVENTS_SCHEMA), instructions=unique)
+    rows = every.select(*_KEYS, "own", "part").join(
+        unique.select("op", *_KEYS), on=_KEYS, nulls_equal=True
+    )
+    events = [
+        _renumbered(part.events, rows.filter(pl.col("part") == index))
+        for index, part in enumerate(parts)
+    ]
+    return Ops(events=pl.concat(events), instructions=unique)
+
+
+def _renumbered(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    new = np.zeros(int(rows["own"].max() or 0) + 1, np.uint32)  # type: ignore[arg-type]
+    new[rows["own"].to_numpy()] = rows["op"].to_numpy()
+    return events.with_columns(pl.Series("op", new[events["op"].to_numpy()]))
+
+
+def _ops_of_plane(plane: Plane, *, others: tuple[Plane, ...]) -> Ops | None:
+    device = _DEVICE.fullmatch(plane.name)
+    if device and device[1] == "TPU":
+        core = int(device[3]) if device[3] else None
+        return _tpu_ops(plane, int(device[2]), core)
+    if device:
+        return _gpu_ops(plane, int(device[2]))
+    is_backend = not any(_DEVICE.fullmatch(p.name) and len(p.events) for p in others)
+    if plane.name.startswith("/host:CPU") and is_backend and "stat.hlo_op" in plane.events:
+        return _cpu_ops(plane)
+    return None
+
+
+def lines_named(plane: Plane, *names: str) -> list[int]:
+    """The lines of the plane that have one of these names."""
+    return plane.lines.filter(pl.col("name").is_in(names))["line"].to_list()
+
+
+def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
+    asynchronous = lines_named(plane, "Async XLA Ops")
+    wanted = pl.col("line").is_in([*lines_named(plane, "XLA Ops"), *asynchronous])
+    events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
+    modules = module_runs(plane)
+    at = innermost(
+        modules["start_ps"].to_numpy(), modules["end_ps"].to_numpy(), at=_array(events, "start_ps")
+    )
+    run_ids = modules["run_id"].gather(pl.Series(at).replace(-1, None))
+    used = plane.kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
+    names = dict(modules.select("program_id", "module").drop_nulls().iter_rows())
+    instructions = _instructions_of_kinds(used, names)
+    new = np.zeros(len(plane.kinds), np.uint32)
+    new[used["kind"].to_numpy()] = np.arange(len(used), dtype=np.uint32)
+    events = events.with_columns(
+        pl.Series("op", new[events["kind"].to_numpy()]),
+        pl.lit(device, pl.Int32).alias("device"),
+        pl.lit(core, pl.Int8).alias("core"),
+        run_ids.alias("run_id"),
+    )
+    return _with_roles(events, instructions, pl.col("line").is_in(asynchronous))
+
+
+def module_runs(plane: Plane) -> pl.DataFrame:
+    """Executions of modules on a device: module, program_id, run_id, start_ps and end_ps."""
+    events = plane.events.filter(pl.col("line").is_in(lines_named(plane, "XLA Modules")))
+    run_id = pl.col("stat.run_id") if "stat.run_id" in events else pl.lit(None)
+    named = plane.kinds.select("kind", pl.col("name").str.extract_groups(_MODULE.pattern))
+    parts = pl.col("name").struct
+    return (
+        events.join(named, on="kind", how="left", maintain_order="left")
+        .sort("start_ps", maintain_order=True)
+        .select(
+            parts.field("1").alias("module"),
+            parts.field("2").cast(pl.UInt64, strict=False).alias("program_id"),
+            run_id.cast(pl.Int64, strict=False).alias("run_id"),
+            "start_ps",
+            (pl.col("start_ps") + pl.col("dur_ps")).alias("end_ps"),
+        )
+    )
+
+
+def _instructions_of_kinds(kinds: pl.DataFrame, modules: dict[int, str]) -> pl.DataFrame:
+    """Instructions as the metadata of events tells them, a row for each kind."""
+    lines = [read_hlo_line(name) for name in kinds["name"]]
+
+    def fact(name: str, dtype: Any) -> pl.Series:
+        column = f"stat.{name}"
+        return (
+            kinds[column].cast(dtype, strict=False)
+            if column in kinds
+            else pl.Series([None] * len(kinds), dtype=dtype)
+        )
+
+    programs = fact("program_id", pl.UInt64)
+    return _told_by_lines(lines).with_columns(
+        pl.Series("module", [modules.get(p) for p in programs], dtype=pl.String),
+        programs.alias("program_id"),
+        fact("hlo_category", pl.String).alias("category"),
+        fact("tf_op", pl.String).str.strip_suffix(":").alias("op_name"),
+        fact("source", pl.String).alias("source_line"),
+        fact("flops", pl.Int64).alias("flops"),
+        fact("bytes_accessed", pl.Int64).alias("bytes_accessed"),
+        kinds["name"].alias("text"),
+    )
+
+
+def _told_by_lines(lines: list[HloLine]) -> pl.DataFrame:
+    kinds = [kind_of(line.opcode, name=line.name) for line in lines]
+    columns: dict[str, list[Any]] = {
+        "hlo_name": [line.name for line in lines],
+        "opcode": [line.opcode for line in lines],
+        "kind": [kind.value if kind else None for kind in kinds],
+        "starts": [line.starts for line in lines],
+        "dtype": [line.dtype for line in lines],
+        "shape": [list(line.shape) if line.shape is not None else None for line in lines],
+        "payload_bytes": [line.payload_bytes for line in lines],
+        "groups_text": [line.groups_text for line in lines],
+        "groups": [line.groups for line in lines],
+    }
+    schema = {name: INSTRUCTIONS_SCHEMA[name] for name in columns}
+    return pl.DataFrame(columns, schema=schema).with_row_index("op")
+
+
+def _gpu_ops(plane: Plane, device: int) -> Ops:
+    streams = plane.lines.filter(~pl.col("name").str.contains_any(list(_DERIVED)))["line"]
+    events = plane.events.filter(pl.col("line").is_in(streams.implode()))
+    op, firsts = _different_ops(plane, events)
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        pl.lit(device).alias("device"),
+        "start_ps",
+        "dur_ps",
+    )
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
+
+
+def _cpu_ops(plane: Plane) -> Ops:
+    """Events of a thread that name an op and are named after it; launches of kernels are not."""
+    events = plane.events.filter(pl.col("stat.hlo_op").is_not_null())
+    op, firsts = _different_ops(plane, events)
+    is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series().to_numpy()
+    told = events.select(
+        pl.Series("op", op, dtype=pl.UInt32),
+        "line",
+        _stat(events, "device_ordinal").cast(pl.Int32).alias("device"),
+        _stat(events, "run_id").cast(pl.Int64, strict=False).alias("run_id"),
+        "start_ps",
+        "dur_ps",
+    ).filter(pl.Series(is_op[op]))
+    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
+
+
+def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
+    column = f"stat.{name}"
+    return pl.col(column) if column in events else pl.lit(None)
+
+
+def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFrame]:
+    """Which op each event is [n], and a row for each op: the stats of its first event, and its name."""
+    told = ("hlo_module", "program_id", "hlo_op")
+    key = events["kind"].to_numpy().astype(np.int64)
+    for name in told:
+        if f"stat.{name}" in events:
+            codes = _codes(events[f"stat.{name}"])
+            key = key * (int(codes.max(initial=0)) + 1) + codes
+    _, first, op = np.unique(key, return_index=True, return_inverse=True)
+    rows = events[first] if len(first) else events.head(0)
+    firsts = rows.select(
+        "kind",
+        _stat(events, "hlo_module").cast(pl.String).alias("module"),
+        _stat(events, "program_id").cast(pl.UInt64, strict=False).alias("program_id"),
+        _stat(events, "hlo_op").cast(pl.String).alias("hlo_op"),
+        _stat(events, "tf_op").cast(pl.String).alias("op_name"),
+        _stat(events, "source").cast(pl.String).alias("source_line"),
+    )
+    names = plane.kinds.select("kind", pl.col("name").alias("text"))
+    return op, firsts.join(names, on="kind", how="left", maintain_order="left")
+
+
+def _codes(column: pl.Series) -> Any:
+    """Small numbers [n] that are equal where the values are; 0 where there is none."""
+    if isinstance(column.dtype, pl.Enum):
+        return column.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    _, codes = np.unique(column.fill_null(0).to_numpy(), return_inverse=True)
+    return np.where(column.is_not_null().to_numpy(), codes + 1, 0)
+
+
+def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
+    lines = [read_hlo_line(name) for name in firsts["hlo_op"].fill_null(firsts["text"])]
+    kernel_kinds = [kind_of(None, name=text) for text in firsts["text"]]
+    kernels = pl.Series([kind.value if kind else None for kind in kernel_kinds], dtype=pl.String)
+    facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
+    return _told_by_lines(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
+
+
+def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:
+    """Sets the role of each event: by its opcode or category, and by what it holds on its line."""
+    names_container = pl.col("opcode").is_in(list(CONTAINERS))
+    if "category" in instructions:
+        names_container |= pl.col("category").is_in(list(CONTAINERS)).fill_null(value=False)
+    outer = instructions.select(names_container.fill_null(value=False)).to_series().to_numpy()
+    is_outer = outer[events["op"].to_numpy()]
+    start = _array(events, "start_ps")
+    end = start + _array(events, "dur_ps")
+    holds = holds_another(start, end, line=_array(events, "line"), outer=is_outer)
+    container = pl.Series("is_container", is_outer | holds)
+    role = pl.when(is_transfer).then(pl.lit("transfer"))
+    role = role.when(container).then(pl.lit("container")).otherwise(pl.lit("leaf"))
+    placed = events.with_columns(role.cast(ROLES).alias("role"))
+    for name in ("core", "run_id"):
+        if name not in placed:
+            placed = placed.with_columns(pl.lit(None).alias(name))
+    return Ops(events=_with_covered(placed, instructions), instructions=instructions)
+
+
+def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
+    """Marks each `-done` that lies within its `-start`: the start tells the whole time already."""
+    halves = instructions.filter(pl.col("starts").is_not_null()).select(
+        "op",
+        "starts",
+        pl.col("module").fill_null(""),
+        pl.col("opcode").str.ends_with("-done").alias("is_done"),
+    )
+    leaves = events.with_row_index("row").filter(pl.col("role") == "leaf")
+    end_ps = pl.col("start_ps") + pl.col("dur_ps")
+    device = pl.col("device").fill_null(-1)
+    found = (
+        leaves.select("row", "op", device, "start_ps", end_ps.alias("end_ps"))
+        .join(halves, on="op")
+        .sort("start_ps")
+    )
+    by = ["device", "module", "starts"]
+    starts = found.filter(~pl.col("is_done")).select(*by, "start_ps", until_ps="end_ps")
+    paired = found.filter("is_done").join_asof(starts, on="start_ps", by=by, check_sortedness=False)
+    covered = paired.filter(pl.col("end_ps") <= pl.col("until_ps"))["row"]
+    if covered.is_empty():
+        return events
+    roles = events["role"].to_physical().to_numpy().copy()
+    roles[covered.to_numpy()] = ROLES.categories.to_list().index("covered")
+    return events.with_columns(pl.Series("role", roles).cat.to(ROLES))
+
+
+def _array(frame: pl.DataFrame, name: str) -> Any:
+    return frame[name].cast(pl.Int64).to_numpy()

@@ -1,0 +1,277 @@
+"""Whether a profile can bear a conclusion: what is missing from it, in words for the user.
+
+To be told before any number that was measured. Nothing is repaired here and nothing guessed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from meshscope.readers.profile.executions import executions
+from meshscope.readers.profile.ops import Ops, zero_ns
+from meshscope.readers.profile.session import Profile
+from meshscope.readers.profile.steps import steps_of
+
+# Events of a host in which a compiler works: of JAX, of PJRT's clients, and of their backends.
+COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
+
+
+class Fault(StrEnum):
+    """What can be wrong with a recorded profile."""
+
+    PROFILER_ERROR = "profiler_error"
+    NO_OPS = "no_ops"
+    EMPTY_PLANE = "empty_plane"
+    TRUNCATED_PLANE = "truncated_plane"
+    UNPAIRED = "unpaired"
+    LOST_EVENTS = "lost_events"
+    UNKNOWN_OPS = "unknown_ops"
+    COMPILATION = "compilation"
+    NO_STEPS = "no_steps"
+    NO_DEVICE = "no_device"
+    LOOSE_CLOCKS = "loose_clocks"
+    BAD_TIMES = "bad_times"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fault of a profile: `where` it is, how many events it touches, and what to tell the user."""
+
+    fault: Fault
+    where: str
+    n_events: int
+    words: str
+
+
+def capture_faults(
+    profile: Profile,
+    ops: Ops,
+    *,
+    expected: Mapping[tuple[str, str], int] | None = None,
+    of_devices: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
+) -> list[Finding]:
+    """What stands against trusting the profile; empty when nothing does.
+
+    `ops` are those of the profile, with what the HLO tells where it is known. `expected` tells how
+    often each (module, instruction) executes in one run of its module on one device; `of_devices`
+    tells it of each device, where only some execute it.
+    """
+    runs = executions(ops)
+    return [
+        *_told_by_profiler(profile),
+        *_empty_planes(profile, ops),
+        *_truncated_planes(ops),
+        *_unpaired(runs),
+        *_lost(runs, expected or {}, of_devices or {}),
+        *_unknown(runs, {*(expected or {}), *(of_devices or {})}),
+        *_compilations(profile, ops),
+        *_without_steps(profile, ops),
+        *_without_device(ops),
+        *_loose_clocks(profile),
+        *_bad_times(profile),
+    ]
+
+
+def _told_by_profiler(profile: Profile) -> Iterator[Finding]:
+    for space in profile.spaces:
+        for text in (*space.errors, *space.warnings):
+            yield Finding(
+                fault=Fault.PROFILER_ERROR,
+                where=space.host,
+                n_events=0,
+                words=f"The profiler itself reported, on host '{space.host}': {text[:500]}",
+            )
+
+
+def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
+    if ops.events.is_empty():
+        yield Finding(
+            fault=Fault.NO_OPS,
+            where="profile",
+            n_events=0,
+            words="No op of any device is in the profile: nothing ran while it was recorded, or the "
+            "profiler did not reach the devices. Wait for the result (block_until_ready) before "
+            "the profiler is stopped.",
+        )
+    seen = set(ops.events.select("host", "plane").unique().iter_rows())
+    for host, space in enumerate(profile.spaces):
+        for index, plane in enumerate(space.planes):
+            is_device = plane.name.startswith(("/device:TPU", "/device:GPU"))
+            if is_device and (host, index) not in seen:
+                yield Finding(
+                    fault=Fault.EMPTY_PLANE,
+                    where=f"{space.host} {plane.name}",
+                    n_events=len(plane.events),
+                    words=f"'{plane.name}' of host '{space.host}' holds no op, though others do: "
+                    "sums over devices leave it out.",
+                )
+
+
+def _truncated_planes(ops: Ops) -> Iterator[Finding]:
+    """Devices that recorded fewer runs of a module than another did."""
+    known = ops.events.filter(pl.col("run_id").is_not_null()).join(
+        ops.instructions.select("op", "module"), on="op"
+    )
+    counts = known.group_by("module", "device").agg(pl.col("run_id").n_unique().alias("n_runs"))
+    most = counts.with_columns(pl.col("n_runs").max().over("module").alias("n_most"))
+    short = most.filter(pl.col("n_runs") < pl.col("n_most")).sort("module", "device")
+    for module, device, n_runs, n_most in short.iter_rows():
+        yield Finding(
+            fault=Fault.TRUNCATED_PLANE,
+            where=f"device {device}",
+            n_events=n_most - n_runs,
+            words=f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
+            "buffer was full, or the window cut it off. Profile fewer steps.",
+        )
+
+
+def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
+    halves = runs.filter(~pl.col("is_paired"))
+    counts = halves.group_by("module", "hlo_name", "opcode").len().sort("len", descending=True)
+    for module, name, opcode, n in counts.iter_rows():
+        missing = "start" if str(opcode).endswith("-done") else "done"
+        yield Finding(
+            fault=Fault.UNPAIRED,
+            where=f"{module} {name}",
+            n_events=n,
+            words=f"{n} of '{name}' in '{module}' lack their {missing}: the window opened or closed "
+            "between the two, or events were lost. Their time is that of one half.",
+        )
+
+
+def _lost(
+    runs: pl.DataFrame,
+    expected: Mapping[tuple[str, str], int],
+    of_devices: Mapping[tuple[str, str], Mapping[int, int]],
+) -> Iterator[Finding]:
+    """Instructions that executed less or more often than their program says."""
+    keys = ["module", "device", "run_id"]
+    known = runs.filter(
+        pl.col("run_id").is_not_null()
+    )  # GPUs tell no runs: nothing to count against
+    counted_runs = known.select(keys).unique().group_by("module", "device").len("n_runs")
+    n_runs: dict[str, dict[int, int]] = {}
+    for module, device, n in counted_runs.iter_rows():
+        n_runs.setdefault(module, {})[device] = n
+    counted = runs.group_by("module", "hlo_name").len()
+    found: dict[tuple[str | None, str], int] = {
+        (module, name): n for module, name, n in counted.iter_rows()
+    }
+    for key in {**expected, **of_devices}:
+        module, name = key
+        if module not in n_runs:
+            continue
+        n_all = sum(n_runs[module].values())
+        n_expected = (
+            sum(n * n_runs[module].get(device, 0) for device, n in of_devices[key].items())
+            if key in of_devices
+            else expected[key] * n_all
+        )
+        n_found = found.get(key, 0)
+        if n_found != n_expected:
+            yield Finding(
+                fault=Fault.LOST_EVENTS,
+                where=f"{module} {name}",
+                n_events=abs(n_expected - n_found),
+                words=f"'{name}' of '{module}' was recorded {n_found} times; {n_all} runs on all "
+                f"devices should leave {n_expected}. Sums over it are off by as much.",
+            )
+
+
+def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Ops of programs of which nothing is expected, though of others something is."""
+    modules = {module for module, _ in expected}
+    is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
+    n_ops = runs.filter(~is_known).group_by("module").len()
+    if modules and not n_ops.is_empty():
+        names = sorted(module or "(no module)" for module in n_ops["module"])
+        yield Finding(
+            fault=Fault.UNKNOWN_OPS,
+            where=", ".join(names[:5]),
+            n_events=int(n_ops["len"].sum()),
+            words=f"{int(n_ops['len'].sum())} ops are of programs without HLO: {', '.join(names[:5])}"
+            f"{' and others' if len(names) > 5 else ''}. They count as time of the device alone.",
+        )
+
+
+def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
+    """Compilations on a host between its first op and its last."""
+    for host, space in enumerate(profile.spaces):
+        own = ops.events.filter(pl.col("host") == host)
+        if own.is_empty():
+            continue
+        first_s, last_s = own["start_s"].min(), (own["start_s"] + own["dur_s"]).max()
+        shift_s, zero = float(profile.hosts["offset_s"][host]), zero_ns(space)
+        for plane in space.planes:
+            names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))
+            start_s = pl.col("start_ps") * 1e-12 + (plane.origin_ns - zero) * 1e-9 + shift_s
+            within = plane.events.filter(
+                pl.col("kind").is_in(names["kind"].implode()), start_s.is_between(first_s, last_s)
+            )
+            if len(within):
+                yield Finding(
+                    fault=Fault.COMPILATION,
+                    where=space.host,
+                    n_events=len(within),
+                    words=f"Host '{space.host}' compiled within the window ({len(within)} events, such "
+                    f"as '{_first_name(plane.kinds, within)}'): idle time and the time of steps "
+                    "hold it. Run every program once before the profiler starts.",
+                )
+
+
+def _first_name(kinds: pl.DataFrame, events: pl.DataFrame) -> str:
+    return str(kinds["name"][int(events["kind"][0])])[:80]
+
+
+def _without_steps(profile: Profile, ops: Ops) -> Iterator[Finding]:
+    steps = steps_of(profile)
+    if ops.events.is_empty() or steps["step"].is_not_null().any():
+        return
+    yield Finding(
+        fault=Fault.NO_STEPS,
+        where="profile",
+        n_events=len(ops.events),
+        words="The profile marks no steps: ops cannot be counted by step. Wrap each step in "
+        "jax.profiler.StepTraceAnnotation(name, step_num=i).",
+    )
+
+
+def _without_device(ops: Ops) -> Iterator[Finding]:
+    n_unknown = ops.events["device"].null_count()
+    if n_unknown:
+        yield Finding(
+            fault=Fault.NO_DEVICE,
+            where="profile",
+            n_events=n_unknown,
+            words=f"{n_unknown} ops do not tell their device (as with TorchXLA on CPU): load and waiting "
+            "by device are not known.",
+        )
+
+
+def _loose_clocks(profile: Profile) -> Iterator[Finding]:
+    if len(profile.hosts) < 2:
+        return
+    for name, clock in profile.hosts.slice(1).select("name", "clock").iter_rows():
+        if not clock.startswith(("ends of", "Unix time of the one machine")):
+            yield Finding(
+                fault=Fault.LOOSE_CLOCKS,
+                where=name,
+                n_events=0,
+                words=f"The clock of host '{name}' is aligned by: {clock}. Who came late across hosts is "
+                "not known to better than milliseconds.",
+            )
+
+
+def _bad_times(profile: Profile) -> Iterator[Finding]:
+    for space in profile.spaces:
+        for plane in space.planes:
+            n_bad = int((plane.events["dur_ps"] < 0).sum())
+            if n_bad:
+                yield Finding(
+                    fault=Fault.BAD_TIMES,
+                    where=f"{space.host} {plane.name}",
+                    n_events=n_bad,
+                    words=f"{n_bad} events of '{plane.name}' on host '{space.host}' end before they start.",
+                )

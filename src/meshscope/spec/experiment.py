@@ -1,0 +1,294 @@
+"""One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.model.stored import model_as_dict, model_from_dict
+from meshscope.spec.plan.checks import (
+    check_axes,
+    check_context,
+    check_dispatch,
+    check_frontend,
+    check_pipeline,
+    check_ring,
+    check_weights,
+)
+from meshscope.spec.plan.context_form import ContextForm, local_tokens, why_no_ring
+from meshscope.spec.plan.dispatch import (
+    Dispatch,
+    DispatchForm,
+    dispatch_of,
+    routed_tokens,
+)
+from meshscope.spec.plan.kernel_choice import KernelChoices, Kernels, kernel_choices
+from meshscope.spec.plan.mesh import Groups
+from meshscope.spec.plan.plan import Plan, check_batch, check_model, parse_plan
+from meshscope.spec.plan.stages import default_microbatches
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+from meshscope.units import DTYPE_BITS
+
+# Chips of the largest slice for which the compiler takes a ragged all-to-all, where there is one: from
+# v5e:4x8 on it is refused for "limited ICI routing" (libtpu 0.0.42.1, compiled here).
+MAX_RAGGED_CHIPS = {"v5e": 16}
+DEFAULT_CAPACITY_FACTOR = (
+    2.0  # as in GShard (arXiv 2006.16668), where 2 N / E slots hold N tokens' rows
+)
+
+# Unrolled, a layer of a 32B model costs the compiler one to two seconds; scanned layers cost it
+# once. Both count alike, so `--loop auto` unrolls only as many as compile in seconds.
+MAX_UNROLLED_LAYERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What a user asks for; a built one is consistent (see `experiment_of`)."""
+
+    model: Model
+    plan: Plan
+    topology: Topology
+    workload: Workload
+    program: Program
+    engine: Engine = Engine.MESHSCOPE
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Prefill, and decode when the request makes more than one token."""
+        has_decode = self.workload.n_decode_steps > 0
+        return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the layers are one loop body."""
+        if self.program.frontend is Frontend.TORCHXLA:
+            return False  # a trace has no loops
+        match self.program.loop:
+            case Loop.SCAN:
+                return True
+            case Loop.UNROLL:
+                return False
+            case Loop.AUTO:
+                return self.model.n_layers > MAX_UNROLLED_LAYERS
+
+    @property
+    def dispatch_form(self) -> DispatchForm:
+        """How rows travel to their experts: as asked, or without loss where the target can."""
+        if self.program.dispatch is not DispatchForm.AUTO:
+            return self.program.dispatch
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        if self.program.partitioner is Partitioner.AUTO and not is_torchxla:
+            return DispatchForm.ONE_HOT
+        return self._natural_form
+
+    @property
+    def _natural_form(self) -> DispatchForm:
+        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e.
+
+        torch_xla has no ragged exchange.
+        """
+        if self.program.frontend is Frontend.TORCHXLA:
+            return DispatchForm.CAPACITY
+        chip, n_chips = self.topology.chip, self.topology.n_chips
+        is_large = n_chips > MAX_RAGGED_CHIPS.get(chip.name, n_chips)
+        lacks_it = is_large or chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if lacks_it else DispatchForm.RAGGED
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Room over the mean; None for room for every routing.
+
+        Where a TPU slice has no ragged exchange, room for every routing would be most of its
+        memory, so that a fixed factor is taken.
+        """
+        if self.program.capacity_factor is not None:
+            return self.program.capacity_factor
+        is_forced = self.dispatch_form is DispatchForm.CAPACITY is not self.program.dispatch
+        is_tpu = self.topology.chip.kind is ChipKind.TPU
+        return DEFAULT_CAPACITY_FACTOR if is_forced and is_tpu else None
+
+    def dispatch(self, phase: Phase) -> Dispatch | None:
+        """The exchange of rows in a layer of experts; None without experts, or where no row travels.
+
+        In a pipeline, that of one micro-batch.
+        For JAX's auto partitioner, whose exchange is the compiler's: what it would be by hand.
+        """
+        if self.model.moe is None:
+            return None
+        is_torchxla = self.program.frontend is Frontend.TORCHXLA
+        is_ours = is_torchxla or self.program.partitioner is Partitioner.MANUAL
+        return dispatch_of(
+            self.model.moe,
+            self.plan,
+            n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
+            form=self.dispatch_form if is_ours else self._natural_form,
+            capacity_factor=self.capacity_factor if is_ours else None,
+            has_expert_slots=is_torchxla,
+        )
+
+    @property
+    def context_form(self) -> ContextForm:
+        """How the keys of other blocks come to queries: as asked, or around a ring where there is one."""
+        if self.program.context is not ContextForm.AUTO:
+            return self.program.context
+        is_ring = why_no_ring(self.model, self.plan, self.topology) is None
+        return ContextForm.RING if is_ring else ContextForm.ALLGATHER
+
+    def n_microbatches(self, phase: Phase) -> int:
+        """How many micro-batches one step of the phase sends through our pipeline; 1 without one.
+
+        A decode step is one micro-batch: its tokens need the step before.
+        """
+        has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
+        if phase is Phase.DECODE or not has_pipeline:
+            return 1
+        local_batch = self.workload.batch // self.plan.data_size
+        return self.program.microbatches or default_microbatches(local_batch, self.plan.pp)
+
+    @property
+    def kernels(self) -> KernelChoices:
+        """Which parts of the program are computed by kernels, and why others are not."""
+        return kernel_choices(
+            self.program.kernels,
+            chip=self.topology.chip.kind,
+            model=self.model,
+            plan=self.plan,
+            workload=self.workload,
+            form=self.dispatch_form,
+            has_kernels=self.program.frontend is Frontend.JAX,
+        )
+
+    def _held_tokens(self, phase: Phase) -> int:
+        """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
+        n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
+        if self.program.frontend is Frontend.JAX:  # torch_xla's experts see the tokens of all of cp
+            n_tokens = local_tokens(self.plan, phase, n_tokens)
+        n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
+        return n_sequences * n_tokens
+
+    def _dispatch_as_dict(self) -> dict[str, Any] | None:
+        """What travels to experts in one layer of each phase, and under which skew of the routing."""
+        is_auto = self.program.partitioner is Partitioner.AUTO
+        is_jax = self.program.frontend is Frontend.JAX
+        if is_jax and is_auto and self.model.moe is not None:
+            return {"form": self.dispatch_form.value, "by": "compiler"}
+        found = {phase.value: self.dispatch(phase) for phase in self.phases}
+        row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
+        skew = self.workload.routing_skew
+        facts = {
+            phase: dispatch.as_dict(row_bytes=row_bytes, skew=skew)
+            for phase, dispatch in found.items()
+            if dispatch is not None
+        }
+        return {"routing_skew": skew, **facts} if facts else None
+
+    def crosses_slices(self, groups: Groups) -> bool | None:
+        """Whether a group spans slices, over DCN; None on a single slice."""
+        return self.topology.crosses_slices(groups)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The experiment as plain values, for manifest.json and --json."""
+        return {
+            "model": model_as_dict(self.model),
+            "plan": str(self.plan),
+            "mesh": dict(self.plan.mesh.axes),
+            "topology": self.topology.name,
+            "n_devices": self.topology.n_devices,
+            "n_chips": self.topology.n_chips,
+            "workload": asdict(self.workload),
+            "program": asdict(self.program),
+            "layers_are": "scanned" if self.is_scanned else "unrolled",
+            "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
+            "kernels": self.kernels.as_dict(),
+            "context": self.context_form.value if self.plan.cp > 1 else None,
+            "engine": self.engine.value,
+            "dispatch": self._dispatch_as_dict(),
+        }
+
+
+def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
+    """The experiment that `Experiment.as_dict` wrote; SpecError when a value is missing or foreign."""
+    try:
+        program = dict(values["program"])
+        return Experiment(
+            model=model_from_dict(values["model"]),
+            plan=parse_plan(values["plan"]),
+            topology=parse_topology(values["topology"]),
+            workload=Workload(**values["workload"]),
+            program=Program(
+                frontend=Frontend(program.pop("frontend")),
+                partitioner=Partitioner(program.pop("partitioner")),
+                loop=Loop(program.pop("loop")),
+                dispatch=DispatchForm(program.pop("dispatch")),
+                context=ContextForm(program.pop("context", ContextForm.AUTO)),
+                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
+                **program,
+            ),
+            engine=Engine(values["engine"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the stored experiment is not understood: {error!r}. Make the run again."
+        ) from error
+
+
+def experiment_of(  # noqa: PLR0913  the five types and the engine
+    *,
+    model: Model,
+    plan: Plan,
+    topology: Topology,
+    workload: Workload,
+    program: Program | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+    n_layers: int | None = None,
+) -> Experiment:
+    """The checked experiment: plan filled to the slice, model cut to `n_layers`."""
+    if n_layers is not None:
+        if not 1 <= n_layers <= model.n_layers:
+            raise SpecError(
+                f"--layers {n_layers}: {model.name} has {model.n_layers} layers. Use 1 to {model.n_layers}."
+            )
+        model = model.first(n_layers)
+    plan = plan.filled(topology.n_devices)
+    if model.max_position is not None and workload.context > model.max_position:
+        raise SpecError(
+            f"prompt={workload.prompt} and output={workload.output} need {workload.context} positions; "
+            f"{model.name} has max_position_embeddings={model.max_position}. Shorten one of them."
+        )
+    program = program or Program()
+    check_axes(plan, engine)
+    if program.frontend is Frontend.TORCHXLA:
+        check_frontend(program, plan)
+    check_context(plan, program)
+    check_batch(plan, workload)
+    check_model(plan, model)
+    check_weights(plan, model)
+    check_pipeline(plan, workload, program, engine)
+    check_dispatch(program, topology)
+    check_ring(model, plan, program, topology)
+    experiment = Experiment(
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=program,
+        engine=engine,
+    )
+    _check_kernels(experiment)
+    return experiment
+
+
+def _check_kernels(experiment: Experiment) -> None:
+    """SpecError when kernels are asked for and one cannot be used."""
+    refused = experiment.kernels.refused
+    if experiment.program.kernels is Kernels.ON and refused:
+        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        raise SpecError(
+            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
+        )

@@ -1,0 +1,58 @@
+"""How families name the tensors of their experts in a Hugging Face checkpoint."""
+
+from collections.abc import Mapping
+
+from meshscope.spec.model.model import Family
+
+
+def moe_block(family: Family) -> str:
+    """Where the router's tensors are, under the layer."""
+    match family:
+        case Family.MIXTRAL:
+            return "block_sparse_moe.gate."
+        case Family.GPT_OSS:
+            return "mlp.router."
+        case Family.DEEPSEEK_V4:
+            return "ffn.gate."
+        case _:
+            return "mlp.gate."
+
+
+def expert_tensors(family: Family) -> Mapping[str, str]:
+    """The tensors of one expert, `{expert}`, by their role in the gated MLP."""
+    match family:
+        case Family.MIXTRAL:
+            return _gated("block_sparse_moe.experts.{expert}.", ("w1", "w3", "w2"))
+        case Family.DEEPSEEK_V4:
+            return _gated("ffn.experts.{expert}.", ("w1", "w3", "w2"))
+        case _:
+            return _gated("mlp.experts.{expert}.", ("gate_proj", "up_proj", "down_proj"))
+
+
+def shared_tensors(family: Family) -> Mapping[str, str]:
+    """The tensors of the shared experts, by their role in the gated MLP."""
+    if family is Family.DEEPSEEK_V4:
+        return _gated("ffn.shared_experts.", ("w1", "w3", "w2"))
+    return _gated("mlp.shared_experts.", ("gate_proj", "up_proj", "down_proj"))
+
+
+def norm_tensors(family: Family) -> tuple[str, str]:
+    """The norms before attention and before the MLP of a layer."""
+    if family is Family.DEEPSEEK_V4:
+        return "attn_norm.weight", "ffn_norm.weight"
+    return "input_layernorm.weight", "post_attention_layernorm.weight"
+
+
+def head_tensor(family: Family) -> str:
+    """The output head."""
+    return "head.weight" if family is Family.DEEPSEEK_V4 else "lm_head.weight"
+
+
+def correction_tensor(family: Family) -> str:
+    """The router's correction, under the router."""
+    return "bias" if family is Family.DEEPSEEK_V4 else "e_score_correction_bias"
+
+
+def _gated(base: str, names: tuple[str, str, str]) -> Mapping[str, str]:
+    roles = ("gate", "up", "down")
+    return {role: f"{base}{name}.weight" for role, name in zip(roles, names, strict=True)}

@@ -1,0 +1,120 @@
+"""The arrays that a step keeps for later steps: keys and values, or latents, of every layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import assert_never
+
+from meshscope.spec.model.model import (
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Model,
+)
+from meshscope.spec.plan.context_form import cache_slots
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.stages import stored_layers
+from meshscope.spec.plan.weights import Dim, mesh_axes_of, stored_kv_heads
+from meshscope.spec.workload import Workload
+from meshscope.units import DTYPE_BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheArray:
+    """One array of a layer's cache: [batch, slots, *shape], the dims of `shape` as in weights.
+
+    There is a slot for every `rate` positions, or a fixed number of slots that are used in turn.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    shape: tuple[int, ...]
+    rate: int = 1
+    n_fixed_slots: int | None = None
+
+    def n_slots(self, n_positions: int) -> int:
+        """Slots that `n_positions` of one sequence need; a window that is not full counts."""
+        return self.n_fixed_slots or -(-n_positions // self.rate)
+
+    def local_shape(self, plan: Plan) -> tuple[int, ...]:
+        """What one device holds of each position, in elements."""
+        sizes = dict(plan.mesh.axes)
+        return tuple(
+            size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
+            for dim, size in zip(self.dims, self.shape, strict=True)
+        )
+
+
+def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
+    """The cache of one layer."""
+    return tuple(_arrays(model, plan, layer))
+
+
+def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
+    attention = model.attention
+    match attention:
+        case GroupedAttention():
+            shape = (stored_kv_heads(attention, plan), attention.head_dim)
+            for name in ("k", "v"):
+                yield CacheArray(name=name, dims=(Dim.KV_HEADS, Dim.HEAD_DIM), shape=shape)
+        case LatentAttention():
+            width = attention.kv_rank + attention.rope_dim
+            yield CacheArray(name="latent", dims=(Dim.NORM,), shape=(width,))
+            if attention.indexer is not None:
+                yield CacheArray(
+                    name="index_k", dims=(Dim.NORM,), shape=(attention.indexer.head_dim,)
+                )
+        case CompressedAttention():
+            yield from _compressed_arrays(attention, layer)
+        case _:
+            assert_never(attention)
+
+
+def _compressed_arrays(attention: CompressedAttention, layer: Layer) -> Iterator[CacheArray]:
+    """Keys of the window, entries, and the positions of which the next entry is made."""
+    width = attention.head_dim
+    yield CacheArray(
+        name="window", dims=(Dim.NORM,), shape=(width,), n_fixed_slots=attention.window
+    )
+    match layer.attention:
+        case AttentionKind.COMPRESSED_SPARSE:
+            rate = attention.sparse_rate
+            yield from _entry_arrays("entry", rate, (width, 2 * width), 2 * rate)
+            width = attention.indexer.head_dim
+            yield from _entry_arrays("index", rate, (width, 2 * width), 2 * rate)
+        case AttentionKind.HEAVILY_COMPRESSED:
+            rate = attention.heavy_rate
+            yield from _entry_arrays("entry", rate, (width, width), rate)
+        case _:
+            pass
+
+
+def _entry_arrays(
+    name: str, rate: int, widths: tuple[int, int], n_open: int
+) -> Iterator[CacheArray]:
+    """Entries, and the last `n_open` positions; `widths` are those of an entry and of a position."""
+    of_entry, of_position = widths
+    yield CacheArray(name=name, dims=(Dim.NORM,), shape=(of_entry,), rate=rate)
+    for part in ("kv", "gate"):
+        yield CacheArray(
+            name=f"{name}_{part}", dims=(Dim.NORM,), shape=(of_position,), n_fixed_slots=n_open
+        )
+
+
+def device_cache_bytes(
+    model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
+) -> int:
+    """Bytes of cache that one device holds for these layers, prompt and output.
+
+    By default for all that it has room for.
+    """
+    n_positions = cache_slots(plan, workload)
+    elements = sum(
+        prod(array.local_shape(plan)) * array.n_slots(n_positions)
+        for layer in (stored_layers(model.layers, plan.pp) if layers is None else layers)
+        for array in layer_cache(model, plan, layer)
+    )
+    n_sequences = workload.batch // plan.data_size
+    return elements * n_sequences * DTYPE_BITS[workload.cache_dtype] // 8

@@ -1,0 +1,261 @@
+"""A parallel plan: how many ways each axis splits the model, parsed from what people type."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from meshscope.errors import PlanError, nearest
+from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
+from meshscope.spec.plan.mesh import Mesh
+from meshscope.spec.workload import Workload
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
+MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep lies over the minor ones
+FILL = -1
+
+# Names of the same axes in MaxText, vLLM and torchtitan.
+ALIASES: dict[str, str] = {
+    "tensor_parallel_size": "tp",
+    "tensor-parallel-size": "tp",
+    "ici_tensor_parallelism": "tp",
+    "tensor": "tp",
+    "model": "tp",
+    "tensor_parallel_degree": "tp",
+    "pipeline_parallel_size": "pp",
+    "pipeline-parallel-size": "pp",
+    "ici_pipeline_parallelism": "pp",
+    "pipeline_parallel_degree": "pp",
+    "stage": "pp",
+    "data_parallel_size": "dp",
+    "data-parallel-size": "dp",
+    "ici_data_parallelism": "dp",
+    "dp_replicate": "dp",
+    "data_parallel_replicate_degree": "dp",
+    "data": "dp",
+    "ici_fsdp_parallelism": "fsdp",
+    "dp_shard": "fsdp",
+    "data_parallel_shard_degree": "fsdp",
+    "ici_context_parallelism": "cp",
+    "context_parallel_degree": "cp",
+    "context": "cp",
+    "expert_parallel_size": "ep",
+    "ici_expert_parallelism": "ep",
+    "expert_parallel_degree": "ep",
+    "expert": "ep",
+    "sequence_parallel": "sp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes of the axes; `sp` is Megatron sequence parallelism over the tp axis."""
+
+    tp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sp: bool = False
+
+    def __post_init__(self) -> None:
+        """Sizes are at least 1 (or -1, to be filled); dp and fsdp exclude each other."""
+        for axis in AXES:
+            size = getattr(self, axis)
+            if size < 1 and size != FILL:
+                raise PlanError(
+                    f"plan '{self}': {axis}={size} must be at least 1, or -1 to fill the slice."
+                )
+        if self.dp != 1 and self.fsdp != 1:
+            raise PlanError(
+                f"plan '{self}': dp and fsdp share one place in the mesh. Use one of them."
+            )
+        if FILL not in (self.ep, self.dp, self.fsdp, self.tp):
+            _ = self.expert_axes
+        if self.sp and self.tp == 1:
+            raise PlanError(
+                f"plan '{self}': sp splits the sequence over the tp axis, which has size 1. Add tp=N."
+            )
+
+    def __str__(self) -> str:
+        """The plan as it is typed: `dp=2,tp=4,sp`; `tp=1` when nothing is split."""
+        named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        return ",".join((named or ["tp=1"]) + ["sp"] * self.sp)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh (pp, dp or fsdp, cp, tp), with the axes of size 1 left out; a lone device is tp=1."""
+        axes = tuple((axis, getattr(self, axis)) for axis in MESH_AXES if getattr(self, axis) != 1)
+        return Mesh(axes=axes or (("tp", 1),))
+
+    @property
+    def data_axis(self) -> str:
+        """The axis that splits the batch: fsdp, or dp."""
+        return "fsdp" if self.fsdp != 1 else "dp"
+
+    @property
+    def data_size(self) -> int:
+        """How many ways the batch is split."""
+        return self.dp * self.fsdp
+
+    @property
+    def expert_axes(self) -> tuple[str, ...]:
+        """The mesh axes that the experts are laid over, outermost first; () where none splits them.
+
+        `ep` is the size of tp, of the data axis, or of both together; tp is meant where both fit.
+        """
+        data, tp = self.data_size, self.tp
+        if self.ep == 1:
+            return ()
+        if self.ep == tp:
+            return ("tp",)
+        if self.ep == data:
+            return (self.data_axis,)
+        if self.ep == data * tp:
+            return (self.data_axis, "tp")
+        raise PlanError(
+            f"plan '{self}': ep={self.ep} must be the size of tp, of {self.data_axis}, or of both: "
+            f"{', '.join(str(size) for size in sorted({tp, data, data * tp}))} here."
+        )
+
+    @property
+    def n_devices(self) -> int:
+        """Devices that the plan needs."""
+        return prod(getattr(self, axis) for axis in MESH_AXES)
+
+    def filled(self, n_devices: int) -> "Plan":
+        """The plan with its -1 replaced so that it covers `n_devices`; PlanError when it cannot."""
+        open_axes = [axis for axis in MESH_AXES if getattr(self, axis) == FILL]
+        if len(open_axes) > 1:
+            raise PlanError(
+                f"plan '{self}': only one axis can be -1, got {' and '.join(open_axes)}."
+            )
+        plan = self
+        if self.ep == FILL:
+            plan = replace(plan, ep=1)
+        if open_axes:
+            known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
+            if n_devices % known:
+                raise PlanError(
+                    f"plan '{self}': {n_devices} devices do not divide by {known}. Change an axis."
+                )
+            plan = replace(plan, **{open_axes[0]: n_devices // known})
+        if self.ep == FILL:
+            plan = replace(plan, ep=plan.data_size * plan.tp)
+        if plan.n_devices != n_devices:
+            raise PlanError(
+                f"plan '{plan}' needs {plan.n_devices} devices, the slice has {n_devices}. "
+                "Change the plan or the topology, or set one axis to -1 to fill the slice."
+            )
+        return plan
+
+
+def parse_plan(text: str) -> Plan:
+    """The Plan of `tp=4,dp=2`, `tp=8,sp`, `fsdp=-1,tp=2`; names of other tools are understood."""
+    values: dict[str, int | bool] = {}
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        name, separator, number = (part.strip() for part in item.partition("="))
+        name = name.lstrip("-")
+        axis = ALIASES.get(name, name)
+        if axis not in (*AXES, "sp"):
+            raise PlanError(
+                f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
+            )
+        if axis in values:
+            raise PlanError(f"plan '{text}': {axis} is given twice. Give it once.")
+        values[axis] = _flag(text, number, separator) if axis == "sp" else _size(text, axis, number)
+    if not values:
+        raise PlanError(f"plan '{text}' is empty. Write for example 'tp=8' or 'dp=2,tp=4'.")
+    return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
+
+
+def _flag(text: str, number: str, separator: str) -> bool:
+    if not separator or number.lower() in {"1", "true"}:
+        return True
+    if number.lower() in {"0", "false"}:
+        return False
+    raise PlanError(f"plan '{text}': sp is on or off, got '{number}'. Write 'sp'.")
+
+
+def _size(text: str, axis: str, number: str) -> int:
+    try:
+        return int(number)
+    except ValueError as error:
+        raise PlanError(f"plan '{text}': {axis} needs a whole number, got '{number}'.") from error
+
+
+def check_batch(plan: Plan, workload: Workload) -> None:
+    """PlanError when the data axis does not divide the batch, or cp (and tp under sp) the prompt."""
+    if workload.batch % plan.data_size:
+        raise PlanError(
+            f"plan '{plan}': batch={workload.batch} is not divisible by {plan.data_axis}={plan.data_size}. "
+            f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
+        )
+    over = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    over = {axis: size for axis, size in over.items() if size != 1}
+    n_parts = prod(over.values())
+    if workload.prompt % n_parts:
+        who = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in over)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in over.items())
+        raise PlanError(
+            f"plan '{plan}': {who} split{'s' * (len(over) == 1)} the prompt, and prompt={workload.prompt} "
+            f"is not divisible by {sizes}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_parts) * n_parts}."
+        )
+
+
+def check_model(plan: Plan, model: Model) -> None:
+    """PlanError when an axis does not divide what it splits in the model, with the number."""
+    if plan.pp > model.n_layers:
+        raise PlanError(
+            f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
+            f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
+        )
+    _check_tp(plan, model)
+    _check_experts(plan, model)
+    if model.hidden % plan.fsdp:
+        raise _indivisible(plan, model, ("hidden", model.hidden), "fsdp")
+
+
+def _check_tp(plan: Plan, model: Model) -> None:
+    """Heads and MLP widths divide by tp."""
+    attention, moe = model.attention, model.moe
+    sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
+    if isinstance(attention, CompressedAttention):
+        sizes["o_groups"] = attention.n_groups
+    if moe is not None:
+        sizes["shared_ffn"] = moe.shared_ffn
+        if "tp" not in plan.expert_axes:
+            sizes["expert ffn"] = moe.ffn
+    for label, size in sizes.items():
+        if size is not None and size % plan.tp:
+            raise _indivisible(plan, model, (label, size), "tp")
+    if isinstance(attention, GroupedAttention):
+        n_kv_heads = attention.n_kv_heads
+        if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
+            raise PlanError(
+                f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
+                "neither divides the other. Use a tp that divides the heads, or a multiple of them "
+                "(heads are replicated)."
+            )
+
+
+def _check_experts(plan: Plan, model: Model) -> None:
+    """Experts divide by ep, and there are some."""
+    if plan.ep == 1:
+        return
+    if model.moe is None:
+        raise PlanError(
+            f"plan '{plan}': ep={plan.ep} lays out experts, and {model.name} has none. Leave ep out."
+        )
+    if model.moe.n_experts % plan.ep:
+        raise _indivisible(plan, model, ("n_experts", model.moe.n_experts), "ep")
+
+
+def _indivisible(plan: Plan, model: Model, split: tuple[str, int], over: str) -> PlanError:
+    """The error that `over` does not divide the size of what it splits."""
+    (label, size), n_parts = split, getattr(plan, over)
+    article = "an" if over[0] in "ef" else "a"
+    return PlanError(
+        f"plan '{plan}' cannot split {model.name}: {label}={size} is not divisible by {over}={n_parts}. "
+        f"Use {article} {over} that divides it."
+    )

@@ -1,0 +1,508 @@
+"""The weights of a model under a plan: one declaration gives shapes, shardings and checkpoint names.
+
+A dimension carries a logical axis; `mesh_axes_of` maps it to mesh axes, so that a plan is data.
+Each attention and each MLP declares its own weights; `layer_weights` puts a layer together.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import prod
+from typing import assert_never
+
+from meshscope.spec.model.model import (
+    Activation,
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    MlpKind,
+    Model,
+)
+from meshscope.spec.model.tensor_names import (
+    correction_tensor,
+    expert_tensors,
+    head_tensor,
+    moe_block,
+    norm_tensors,
+    shared_tensors,
+)
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.stages import stored_layers
+from meshscope.units import DTYPE_BITS
+
+
+class Dim(StrEnum):
+    """Logical axes of weights."""
+
+    VOCAB = "vocab"
+    HIDDEN = (
+        "hidden"  # the residual width (or the rank that feeds heads) of a matrix; fsdp splits it
+    )
+    NORM = "norm"  # the width of a norm's scale, of a bias, of a latent; never split
+    HEADS = "heads"
+    KV_HEADS = "kv_heads"
+    GROUPS = "groups"  # of heads that go out together
+    HEAD_DIM = "head_dim"
+    FFN = "ffn"
+    EXPERT = "expert"
+    EXPERT_HIDDEN = "expert_hidden"  # like HIDDEN, unless the experts lie over the data axis
+    EXPERT_FFN = "expert_ffn"  # like FFN, unless the experts lie over tp
+
+
+def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
+    """The mesh axes that split this logical axis, outermost first; () when none does."""
+    match dim:
+        case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.GROUPS | Dim.FFN:
+            return ("tp",)
+        case Dim.HIDDEN:
+            return ("fsdp",)
+        case Dim.EXPERT:
+            return plan.expert_axes
+        case Dim.EXPERT_HIDDEN:
+            return () if "fsdp" in plan.expert_axes else ("fsdp",)
+        case Dim.EXPERT_FFN:
+            return () if "tp" in plan.expert_axes else ("tp",)
+        case Dim.NORM | Dim.HEAD_DIM:
+            return ()
+        case _:
+            assert_never(dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSlice:
+    """Of a tensor's last dimension (after transposition and reshaping), of size `whole`: which part."""
+
+    whole: int
+    start: int
+    stop: int
+    step: int = 1
+
+    @property
+    def size(self) -> int:
+        """Elements that are left."""
+        return len(range(self.start, self.stop, self.step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One weight array, as stored for a plan: KV heads replicated and vocabulary padded where needed.
+
+    `checkpoint` is the tensor's name in a Hugging Face checkpoint, with `{layer}` for the index and,
+    where each expert has a tensor of its own, `{expert}`; a matrix there is [out, in] and is
+    transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension. `dtype` is
+    XLA's name of the format where it is not that of the other weights: a table of integers.
+    `is_vector` works element by element, whatever its shape: a norm's scale, a bias.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    shape: tuple[int, ...]
+    checkpoint: str
+    is_transposed: bool = False
+    cut: ColumnSlice | None = None
+    dtype: str | None = None
+    is_vector: bool = False
+
+    def local_bytes(self, plan: Plan, dtype: str) -> int:
+        """Bytes that one device holds, where weights are stored in `dtype`."""
+        return prod(self.local_shape(plan)) * DTYPE_BITS[self.dtype or dtype] // 8
+
+    def local_shape(self, plan: Plan) -> tuple[int, ...]:
+        """What one device holds, in elements."""
+        sizes = dict(plan.mesh.axes)
+        return tuple(
+            size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
+            for dim, size in zip(self.dims, self.shape, strict=True)
+        )
+
+    def gathered_shape(self, plan: Plan) -> tuple[int, ...]:
+        """What one device holds while fsdp has it gathered."""
+        at = self.fsdp_dim(plan)
+        local = self.local_shape(plan)
+        return tuple(self.shape[i] if i == at else size for i, size in enumerate(local))
+
+    def fsdp_dim(self, plan: Plan) -> int | None:
+        """Index of the dimension that fsdp gathers; None when the weight is not gathered."""
+        for index, dim in enumerate(self.dims):
+            if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
+                return index
+        return None
+
+
+def stored_kv_heads(attention: GroupedAttention, plan: Plan) -> int:
+    """KV heads as stored: replicated up to tp when there are fewer heads than tp."""
+    return max(attention.n_kv_heads, plan.tp)
+
+
+def padded_vocab(model: Model, plan: Plan) -> int:
+    """Rows of the embedding as stored: the vocabulary padded to a multiple of tp."""
+    return -(-model.vocab // plan.tp) * plan.tp
+
+
+def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of one layer, in the order in which the program meets them."""
+    return (*attention_weights(model, plan, layer), *mlp_weights(model, layer))
+
+
+def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
+    """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
+
+    After them comes what collapses parallel residual streams, if the model has some.
+    """
+    table = (padded_vocab(model, plan), model.hidden)
+    matrix = (Dim.VOCAB, Dim.HIDDEN)
+    embed = Weight(name="embed", dims=matrix, shape=table, checkpoint="model.embed_tokens.weight")
+    norm = Weight(
+        name="final_norm",
+        dims=(Dim.NORM,),
+        shape=(model.hidden,),
+        checkpoint="model.norm.weight",
+        is_vector=True,
+    )
+    head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint=head_tensor(model.family))
+    heads = () if model.has_tied_embeddings else (head,)
+    return (embed, norm, *heads, *_collapse_weights(model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Declares the weights of one part of a layer, whose tensors' names start with `base`."""
+
+    base: str = "model.layers.{layer}."
+
+    def matrix(  # noqa: PLR0913  a weight's own fields
+        self,
+        name: str,
+        dims: tuple[Dim, ...],
+        shape: tuple[int, ...],
+        tensor: str,
+        *,
+        cut: ColumnSlice | None = None,
+        is_transposed: bool = True,
+    ) -> Weight:
+        """A matrix, [out, in] in the checkpoint."""
+        return Weight(
+            name=name,
+            dims=dims,
+            shape=shape,
+            checkpoint=self.base + tensor,
+            is_transposed=is_transposed,
+            cut=cut,
+        )
+
+    def vector(
+        self,
+        name: str,
+        dims: tuple[Dim, ...],
+        shape: tuple[int, ...],
+        tensor: str,
+        *,
+        cut: ColumnSlice | None = None,
+    ) -> Weight:
+        """A norm's scale or a bias."""
+        return Weight(
+            name=name,
+            dims=dims,
+            shape=shape,
+            checkpoint=self.base + tensor,
+            cut=cut,
+            is_vector=True,
+        )
+
+
+def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of one layer's attention with the norm before it."""
+    tensor = norm_tensors(model.family)[0]
+    norm = Declared().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
+    match model.attention:
+        case GroupedAttention():
+            return (norm, *_grouped_weights(model.hidden, model.attention, plan))
+        case LatentAttention():
+            return (norm, *_latent_weights(model.hidden, model.attention))
+        case CompressedAttention():
+            hyper = _hyper_weights(model, "attn", "attn")
+            return (*hyper, norm, *_compressed_weights(model.hidden, model.attention, layer))
+        case _:
+            assert_never(model.attention)
+
+
+def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
+    declare = Declared(base="model.layers.{layer}.self_attn.")
+    n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
+    heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
+    yield declare.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
+    yield declare.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
+    yield declare.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
+    yield declare.matrix("wo", (*heads, Dim.HIDDEN), (n, h, d), "o_proj.weight")
+    if attention.has_qkv_bias:
+        yield declare.vector("bq", heads, (n, h), "q_proj.bias")
+        yield declare.vector("bk", kv_heads, (k, h), "k_proj.bias")
+        yield declare.vector("bv", kv_heads, (k, h), "v_proj.bias")
+    if attention.has_o_bias:
+        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+    if attention.has_qk_norm:
+        yield declare.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
+        yield declare.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
+    if attention.has_sinks:
+        yield declare.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+
+
+def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
+    """Heads are split over tp; what makes the latents is on every device."""
+    declare = Declared(base="model.layers.{layer}.self_attn.")
+    n, rank = attention.n_heads, attention.kv_rank
+    latent = rank + attention.rope_dim
+    if attention.q_rank is None:
+        shape = (d, n, attention.qk_dim)
+        yield declare.matrix("wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_proj.weight")
+    else:
+        q = attention.q_rank
+        yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "q_a_proj.weight")
+        if attention.has_bias:
+            yield declare.vector("bq_a", (Dim.NORM,), (q,), "q_a_proj.bias")
+        yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_a_layernorm.weight")
+        shape = (q, n, attention.qk_dim)
+        yield declare.matrix(
+            "wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_b_proj.weight"
+        )
+    yield declare.matrix("wkv_a", (Dim.HIDDEN, Dim.NORM), (d, latent), "kv_a_proj_with_mqa.weight")
+    if attention.has_bias:
+        yield declare.vector("bkv_a", (Dim.NORM,), (latent,), "kv_a_proj_with_mqa.bias")
+    yield declare.vector("kv_a_norm", (Dim.NORM,), (rank,), "kv_a_layernorm.weight")
+    whole = attention.nope_dim + attention.value_dim
+    for name, start, stop in (
+        ("w_uk", 0, attention.nope_dim),
+        ("w_uv", attention.nope_dim, whole),
+    ):
+        yield declare.matrix(
+            name,
+            (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM),
+            (rank, n, stop - start),
+            "kv_b_proj.weight",
+            cut=ColumnSlice(whole=whole, start=start, stop=stop),
+        )
+    shape = (n, attention.value_dim, d)
+    yield declare.matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), shape, "o_proj.weight")
+    if attention.has_bias:
+        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+    yield from _indexer_weights(d, attention)
+
+
+def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
+    """The indexer is small and on every device: its choice is the same for all heads."""
+    indexer = attention.indexer
+    if indexer is None:
+        return
+    assert attention.q_rank is not None
+    declare = Declared(base="model.layers.{layer}.self_attn.indexer.")
+    n, h = indexer.n_heads, indexer.head_dim
+    shape = (attention.q_rank, n, h)
+    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield declare.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (d, h), "wk.weight")
+    yield declare.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
+    yield declare.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
+    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+
+
+def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) -> Iterator[Weight]:
+    """Heads, and the groups in which they go out, are split over tp; all else is on every device."""
+    declare = Declared(base="model.layers.{layer}.attn.")
+    n, h, q = attention.n_heads, attention.head_dim, attention.q_rank
+    groups, rank = attention.n_groups, attention.group_rank
+    yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
+    yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
+    yield declare.matrix("wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), (q, n, h), "wq_b.weight")
+    yield declare.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
+    yield declare.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
+    yield declare.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
+    match layer.attention:
+        case AttentionKind.COMPRESSED_SPARSE:
+            yield from _entry_weights("entry_", "compressor.", d, attention.sparse_rate, (h, 2 * h))
+            yield from _entry_indexer_weights(d, attention)
+        case AttentionKind.HEAVILY_COMPRESSED:
+            yield from _entry_weights("entry_", "compressor.", d, attention.heavy_rate, (h, h))
+        case _:
+            pass
+    out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
+    yield declare.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
+    out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
+    yield declare.matrix("wo_b", out, (groups, rank, d), "wo_b.weight")
+
+
+def _entry_weights(
+    prefix: str, base: str, d: int, rate: int, widths: tuple[int, int]
+) -> Iterator[Weight]:
+    """What makes an entry of `rate` positions; `widths` are those of an entry and of a position."""
+    declare = Declared(base="model.layers.{layer}.attn." + base)
+    of_entry, of_position = widths
+    shape = (d, of_position)
+    yield declare.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
+    yield declare.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
+    yield declare.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, of_position), "ape")
+    yield declare.vector(f"{prefix}norm", (Dim.NORM,), (of_entry,), "norm.weight")
+
+
+def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[Weight]:
+    declare = Declared(base="model.layers.{layer}.attn.indexer.")
+    n, h = attention.indexer.n_heads, attention.indexer.head_dim
+    base = "indexer.compressor."
+    yield from _entry_weights("index_", base, d, attention.sparse_rate, (h, 2 * h))
+    shape = (attention.q_rank, n, h)
+    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+
+
+def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
+    """What mixes parallel residual streams around a block; none without such streams."""
+    hyper = model.hyper
+    if hyper is None:
+        return
+    declare, n = Declared(base=f"model.layers.{{layer}}.hc_{block}_"), hyper.n_coefficients
+    shape = (hyper.n_streams * model.hidden, n)
+    yield declare.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn")
+    yield declare.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
+    yield declare.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
+
+
+def _collapse_weights(model: Model) -> Iterator[Weight]:
+    """What collapses parallel residual streams behind the last layer; none without such streams."""
+    hyper = model.hyper
+    if hyper is None:
+        return
+    declare, n = Declared(base="model.hc_head.hc_"), hyper.n_streams
+    yield declare.matrix("collapse", (Dim.NORM, Dim.NORM), (n * model.hidden, n), "fn")
+    yield declare.vector("collapse_bias", (Dim.NORM,), (n,), "base")
+    yield declare.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
+
+
+def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
+    """The weights of what follows a layer's attention, with the norm before it."""
+    tensor = norm_tensors(model.family)[1]
+    norm = Declared().vector("mlp_norm", (Dim.NORM,), (model.hidden,), tensor)
+    before = (*_hyper_weights(model, "mlp", "ffn"), norm)
+    match layer.mlp:
+        case MlpKind.DENSE:
+            return (*before, *dense_weights(model))
+        case MlpKind.MOE | MlpKind.HASH_MOE:
+            router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
+            return (*before, *router, *expert_weights(model), *shared_weights(model))
+        case _:
+            assert_never(layer.mlp)
+
+
+def dense_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of a dense layer's gated MLP."""
+    assert model.ffn is not None
+    tensors = {role: f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")}
+    return tuple(_gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias))
+
+
+def shared_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of the shared experts, which are one gated MLP."""
+    moe = model.moe
+    if moe is None or moe.shared_ffn is None:
+        return ()
+    return tuple(_gated(model.hidden, moe.shared_ffn, "shared_", shared_tensors(model.family)))
+
+
+def _gated(
+    d: int, f: int, prefix: str, tensors: Mapping[str, str], *, has_bias: bool = False
+) -> Iterator[Weight]:
+    declare = Declared()
+    for name in ("gate", "up"):
+        yield declare.matrix(f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), tensors[name])
+    yield declare.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), tensors["down"])
+    if has_bias:
+        biases = {role: tensor.replace(".weight", ".bias") for role, tensor in tensors.items()}
+        for name in ("gate", "up"):
+            yield declare.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), biases[name])
+        yield declare.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
+
+
+def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ...]:
+    """The weights of the router, on every device, so that all agree without a word.
+
+    Where a table has the experts of every token id, there is nothing to choose and to correct.
+    """
+    moe = model.moe
+    assert moe is not None
+    declare = Declared(base="model.layers.{layer}." + moe_block(model.family))
+    shape = (model.hidden, moe.n_experts)
+    weights = [declare.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
+    if has_table:
+        shape = (model.vocab, moe.n_active)
+        table = declare.vector("router_table", (Dim.NORM, Dim.NORM), shape, "tid2eid")
+        weights.append(replace(table, dtype="s32"))
+    elif moe.has_correction_bias:
+        tensor = correction_tensor(model.family)
+        shape = (moe.n_experts,)
+        weights.append(declare.vector("router_correction", (Dim.NORM,), shape, tensor))
+    if moe.has_bias:
+        weights.append(declare.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
+    return tuple(weights)
+
+
+def expert_weights(model: Model) -> tuple[Weight, ...]:
+    """The weights of the routed experts, all of them in one array each."""
+    moe = model.moe
+    assert moe is not None
+    is_fused = moe.activation is Activation.CLAMPED_SWIGLU
+    return tuple(_fused_experts(model, moe) if is_fused else _single_experts(model, moe))
+
+
+def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
+    declare, d, f = Declared(), model.hidden, moe.ffn
+    tensors = expert_tensors(model.family)
+    into, out = (Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN), (Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
+    for name in ("gate", "up"):
+        yield declare.matrix(
+            f"experts_w_{name}", (Dim.EXPERT, *into), (moe.n_experts, d, f), tensors[name]
+        )
+    yield declare.matrix(
+        "experts_w_down", (Dim.EXPERT, *out), (moe.n_experts, f, d), tensors["down"]
+    )
+
+
+def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
+    """gpt-oss: gate and up lie side by side, [E, D, 2F], and are not transposed."""
+    declare = Declared(base="model.layers.{layer}.mlp.experts.")
+    n, d, f = moe.n_experts, model.hidden, moe.ffn
+    for start, name in enumerate(("gate", "up")):
+        cut = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
+        yield declare.matrix(
+            f"experts_w_{name}",
+            (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN),
+            (n, d, f),
+            "gate_up_proj",
+            cut=cut,
+            is_transposed=False,
+        )
+        yield declare.vector(
+            f"experts_b_{name}", (Dim.EXPERT, Dim.EXPERT_FFN), (n, f), "gate_up_proj_bias", cut=cut
+        )
+    yield declare.matrix(
+        "experts_w_down",
+        (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN),
+        (n, f, d),
+        "down_proj",
+        is_transposed=False,
+    )
+    yield declare.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
+
+
+def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
+    """Bytes of weights that one device holds.
+
+    With a pipeline: room for its layers, as much on every stage, and embedding and head on each.
+    """
+    outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
+    layers = stored_layers(model.layers, plan.pp)
+    return outer + sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
+
+
+def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
+    """Bytes of the weights of one layer on one device."""
+    return sum(weight.local_bytes(plan, dtype) for weight in layer_weights(model, plan, layer))

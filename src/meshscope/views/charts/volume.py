@@ -1,0 +1,36 @@
+"""Bytes that one device sends in a request, by phase, axis and kind."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from meshscope.events.enums import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeBar:
+    """What one device sends for one kind of collective over one axis, in all steps of a phase."""
+
+    phase: str
+    axis: str
+    kind: str
+    request_wire_bytes: float
+    request_count: int
+
+
+def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
+    """The metric `volume` of one source, its parts added up; operations of unknown size are left out."""
+    own = volume.filter(pl.col("source") == source.value, pl.col("wire_bytes").is_not_null())
+    sums = own.group_by("phase", "axis", "kind", maintain_order=True).agg(
+        pl.col("request_wire_bytes").sum(), pl.col("request_count").sum()
+    )
+    return tuple(
+        VolumeBar(
+            phase="unknown phase" if phase is None else phase,
+            axis="no axis" if axis is None else axis,
+            kind=kind,
+            request_wire_bytes=n_bytes,
+            request_count=count,
+        )
+        for phase, axis, kind, n_bytes, count in sums.iter_rows()
+    )

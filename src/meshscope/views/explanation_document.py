@@ -1,0 +1,76 @@
+"""Why A beats B as a document for --json: the sentences, and the figures that they are made of."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from meshscope.analysis.explanation import CostLocation, PhaseChange, StepCostChange, TrafficChange
+from meshscope.views.explanation import Explanation, request_s, sentences
+
+
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
+    """The sentences, what was asked otherwise, and by phase the bytes of each place and the seconds of a step."""
+    changes = explanation.changes
+    ours, theirs = (request_s(changes, side) for side in (0, 1))
+    return {
+        "sentences": sentences(explanation),
+        "asked": [asdict(one) for one in explanation.asked],
+        "request_s": {"left": ours, "right": theirs},
+        "phases": {
+            "unknown" if change.phase is None else change.phase.value: {
+                "is_in": {
+                    "left": explanation.left.has_phase(change.phase),
+                    "right": explanation.right.has_phase(change.phase),
+                },
+                "places": [_place_document(place) for place in change.places],
+                "time": _time_document(change),
+            }
+            for change in changes
+        },
+    }
+
+
+def _place_document(place: CostLocation) -> dict[str, Any]:
+    return {
+        "axis": place.axis,
+        "part": place.part,
+        "left": _traffic_document(place.left),
+        "right": _traffic_document(place.right),
+        "wire_bytes_change": float(place.wire_change),
+    }
+
+
+def _traffic_document(traffic: TrafficChange) -> dict[str, Any]:
+    return {
+        "count": traffic.count,
+        "payload_bytes": traffic.payload_bytes,
+        "wire_bytes": float(traffic.wire_bytes),
+        "n_unsized": traffic.n_unsized,
+        "kinds": dict(traffic.kinds),
+    }
+
+
+def _time_document(change: PhaseChange) -> dict[str, Any] | None:
+    """Null where a side has no time of its step."""
+    if change.left_cost is None or change.right_cost is None:
+        return None
+    return {
+        "step_s_change": change.step_change_s,
+        "left": _cost_document(change.left_cost),
+        "right": _cost_document(change.right_cost),
+    }
+
+
+def _cost_document(cost: StepCostChange) -> dict[str, Any]:
+    parts: Mapping[str, tuple[float, float]] = cost.by_part_s
+    return {
+        "step_s": cost.step_s,
+        "low_s": cost.low_s,
+        "high_s": cost.high_s,
+        "compute_s": cost.compute_s,
+        "exposed_s": cost.exposed_s,
+        "idle_s": cost.idle_s,
+        "exposed_by_axis_s": dict(cost.exposed_by_axis_s),
+        "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
+        "basis": cost.basis,
+    }

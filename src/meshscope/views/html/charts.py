@@ -1,0 +1,212 @@
+"""The figures as the data of charts: compact JSON that the script of the page draws."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from meshscope.spec.plan.memory import Memory
+from meshscope.views.charts.cost import CostBar
+from meshscope.views.charts.roofline import RooflineChart
+from meshscope.views.charts.sizes import SizeCount
+from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
+from meshscope.views.charts.traffic import Matrix, Torus
+from meshscope.views.html.blocks import shown
+
+MAX_NAME = 80  # characters of a name in a chart
+MAX_CHIPS = 1024  # that are drawn
+
+
+def name_of(text: object) -> str:
+    """A name in a chart."""
+    return shown(text, MAX_NAME)
+
+
+def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
+    """Bars of steps; a step whose split is not known is one segment."""
+    return {
+        "unit": "s",
+        "bars": [
+            {
+                "name": name,
+                "total": bar.step_s,
+                "low": bar.low_s,
+                "high": bar.high_s,
+                "segments": [[name_of(what), seconds] for what, seconds in bar.segments]
+                or [["of unknown split", bar.step_s]],
+            }
+            for name, bar in bars
+        ],
+    }
+
+
+def memory_data(memories: Sequence[tuple[str, Memory]]) -> dict[str, Any]:
+    """Bars of the memory of one device, and the HBM as a limit where all have the same."""
+    limits = {memory.hbm_bytes for _, memory in memories}
+    return {
+        "unit": "GiB",
+        "limit": limits.pop() if len(limits) == 1 else None,
+        "bars": [_memory_bar(name, memory) for name, memory in memories],
+    }
+
+
+def _memory_bar(name: str, memory: Memory) -> dict[str, Any]:
+    every: list[tuple[str, int]] = [
+        ("weights", memory.weights_bytes),
+        ("KV cache", memory.kv_cache_bytes),
+        ("temporary", memory.temp_bytes or 0),
+    ]
+    known = sum(n_bytes for _, n_bytes in every)
+    if memory.total_bytes is not None and memory.total_bytes > known:
+        every.append(("other", memory.total_bytes - known))
+    return {
+        "name": name,
+        "total": max(known, memory.total_bytes or 0),
+        "segments": [segment for segment in every if segment[1]],
+    }
+
+
+def matrix_data(matrices: Iterable[Matrix]) -> dict[str, Any]:
+    """Matrices to choose from; equal values are written once."""
+    return {"items": [_matrix(matrix) for matrix in matrices]}
+
+
+def _matrix(matrix: Matrix) -> dict[str, Any]:
+    values: dict[float, int] = {}
+    cells = [
+        number
+        for source, target, n_bytes in matrix.cells
+        for number in (source, target, values.setdefault(n_bytes, len(values)))
+    ]
+    return {
+        "name": f"{matrix.phase}, {name_of(matrix.axis)}",
+        "n": -(-matrix.n_devices // matrix.fold),
+        "devices": matrix.n_devices,
+        "fold": matrix.fold,
+        "values": list(values),
+        "cells": cells,
+    }
+
+
+def torus_data(tori: Iterable[Torus]) -> dict[str, Any]:
+    """Tori to choose from, one a phase."""
+    return {
+        "items": [
+            {
+                "name": torus.phase,
+                "sizes": torus.sizes,
+                "wraps": torus.wraps,
+                "slices": torus.n_slices,
+                "chips": torus.chips,
+                "links": [
+                    [
+                        link.slice_index,
+                        link.source,
+                        link.target,
+                        int(link.is_wrap),
+                        link.load_bytes,
+                        link.link_s,
+                    ]
+                    for link in torus.links
+                ],
+            }
+            for torus in tori
+        ]
+    }
+
+
+def timeline_data(
+    timeline: StepTimeline, bounds: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """Spans on lanes, those of the core first; `bounds` is the stretch that is shown at first."""
+    lanes = sorted({span.lane for span in timeline.spans}, key=_lane_rank)
+    labels: dict[tuple[str, str], int] = {}
+    spans = [
+        [
+            lanes.index(span.lane),
+            _brief(span.start_s),
+            _brief(span.dur_s),
+            labels.setdefault((_label(span), _colour(span)), len(labels)),
+            *([n, _brief(period)] for n, period in span.repeats),
+        ]
+        for span in timeline.spans
+    ]
+    return _lanes(
+        "s", timeline.end_s, bounds, lanes=map(name_of, lanes), spans=spans, labels=labels
+    )
+
+
+def _lane_rank(lane: str) -> tuple[int, str]:
+    return {"core": 0, "copy": 2}.get(lane, 1), lane
+
+
+def _label(span: TimeSpan) -> str:
+    return name_of(span.label)
+
+
+def _colour(span: TimeSpan) -> str:
+    """What decides its colour: the part on the core, the axis of a collective."""
+    return name_of(span.label.partition(",")[0] if span.lane == "core" else span.lane)
+
+
+def bursts_data(bursts: Bursts) -> dict[str, Any]:
+    """The bursts of each axis as spans on a lane of its own."""
+    lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
+    labels: dict[tuple[str, str], int] = {}
+    spans = [
+        [
+            lanes.index(axis),
+            _brief(begin),
+            _brief(end - begin),
+            labels.setdefault((f"{name_of(axis)}: {n_bytes:,.0f} B", name_of(axis)), len(labels)),
+        ]
+        for axis, begin, end, n_bytes in bursts.bursts
+    ]
+    unit = "s" if bursts.unit == "s" else ""
+    return _lanes(unit, bursts.end, None, lanes=map(name_of, lanes), spans=spans, labels=labels)
+
+
+def _lanes(  # noqa: PLR0913  what a chart of lanes holds
+    unit: str,
+    end: float,
+    bounds: tuple[float, float] | None,
+    *,
+    lanes: Iterable[str],
+    spans: list[list[Any]],
+    labels: dict[tuple[str, str], int],
+) -> dict[str, Any]:
+    return {
+        "unit": unit,
+        "end": end,
+        "whole": [0, end],
+        "range": list(bounds or (0, end)),
+        "lanes": list(lanes),
+        "spans": spans,
+        "labels": [label for label, _ in labels],
+        "colours": [colour for _, colour in labels],
+    }
+
+
+def _brief(value: float) -> float:
+    """Seven digits: finer than any chart shows."""
+    return float(f"{value:.7g}")
+
+
+def sizes_data(counts: Iterable[SizeCount]) -> dict[str, Any]:
+    """Sizes of each phase to choose from."""
+    by_phase: dict[str, list[list[Any]]] = {}
+    for one in counts:
+        point = [name_of(one.axis), one.kind, one.payload_bytes, one.count]
+        by_phase.setdefault(one.phase, []).append(point)
+    items = [{"name": phase, "points": points} for phase, points in by_phase.items()]
+    return {"items": sorted(items, key=lambda item: item["name"], reverse=True)}
+
+
+def roof_data(roof: RooflineChart) -> dict[str, Any]:
+    """The roof and its points."""
+    return {
+        "peak": roof.flops_per_s,
+        "hbm": roof.hbm_bytes_per_s,
+        "points": [
+            [p.source, p.phase, name_of(p.part), p.flops_per_byte, p.flops_per_s, p.compute_s]
+            for p in roof.points
+        ],
+    }

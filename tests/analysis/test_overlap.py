@@ -1,0 +1,152 @@
+"""Overlap by union of spans, against a grid of small cells that is painted by hand."""
+
+import random
+from collections import defaultdict
+
+import numpy as np
+import polars as pl
+import pytest
+
+from meshscope.analysis.overlap import exposed_by, overlap
+from meshscope.analysis.spans import common, length, union
+from meshscope.events.schema import POLARS_SCHEMA
+
+CELL_S = 1e-6
+N_CELLS = 200
+
+
+def timeline(spans) -> pl.DataFrame:
+    """Rows (kind, axis, opcode, device, first cell, last cell)."""
+    blank = dict.fromkeys(POLARS_SCHEMA)
+    known = {"source": "compiled", "phase": "decode", "count": 1, "n_steps": 1, "time_basis": "x"}
+    records = [
+        {
+            **blank, **known, "kind": kind, "axis": axis, "opcode": opcode, "device": device,
+            "start_s": first * CELL_S, "dur_s": (last - first) * CELL_S,
+        }
+        for kind, axis, opcode, device, first, last in spans
+    ]  # fmt: skip
+    return pl.DataFrame(records, schema=POLARS_SCHEMA)
+
+
+def random_spans(seed: int):
+    chance = random.Random(seed)
+    for _ in range(60):
+        first = chance.randrange(N_CELLS)
+        last = chance.randrange(first, min(N_CELLS, first + 30) + 1)
+        is_collective = chance.random() < 0.5
+        kind = "all_reduce" if is_collective else None
+        axis = chance.choice(["tp", "dp", None]) if is_collective else None
+        opcode = "all-reduce" if is_collective else chance.choice(["fusion", "while", "copy-start"])
+        yield kind, axis, opcode, chance.randrange(2), first, last
+
+
+def painted(spans, device: int, wanted) -> np.ndarray:
+    grid = np.zeros(N_CELLS + 1, bool)
+    for kind, axis, opcode, on, first, last in spans:
+        if on == device and wanted(kind, axis, opcode):
+            grid[first:last] = True
+    return grid
+
+
+def is_collective(kind, _axis, _opcode) -> bool:
+    return kind is not None
+
+
+def is_compute(kind, _axis, opcode) -> bool:
+    return kind is None and opcode == "fusion"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_overlap_equals_a_painted_grid(seed: int) -> None:
+    spans = list(random_spans(seed))
+    lasting = [s for s in spans if s[5] > s[4]]
+    step = max(s[5] for s in lasting) - min(s[4] for s in lasting)
+    for row in overlap(timeline(spans)).iter_rows(named=True):
+        collective = painted(spans, row["device"], is_collective)
+        compute = painted(spans, row["device"], is_compute)
+        cells = {
+            "collective_s": collective.sum(),
+            "compute_s": compute.sum(),
+            "hidden_s": (collective & compute).sum(),
+            "exposed_s": (collective & ~compute).sum(),
+            "idle_s": step - (collective | compute).sum(),
+            "step_s": step,
+        }
+        for name, n_cells in cells.items():
+            assert row[name] == pytest.approx(n_cells * CELL_S, abs=1e-12), name
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_parts_sum_to_the_whole(seed: int) -> None:
+    table = timeline(list(random_spans(seed)))
+    whole = overlap(table).sort("device")
+    for row in whole.iter_rows(named=True):
+        alone = row["compute_s"] - row["hidden_s"]
+        assert row["hidden_s"] + row["exposed_s"] == pytest.approx(row["collective_s"])
+        parts = row["hidden_s"] + row["exposed_s"] + alone + row["idle_s"]
+        assert parts == pytest.approx(row["step_s"])
+    by_axis = exposed_by(table).group_by("device").agg(pl.col("exposed_s").sum()).sort("device")
+    assert by_axis["exposed_s"].to_list() == pytest.approx(whole["exposed_s"].to_list())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exposed_time_is_shared_cell_by_cell(seed: int) -> None:
+    spans = list(random_spans(seed))
+    for device in (0, 1):
+        compute = painted(spans, device, is_compute)
+        axes = {
+            axis: painted(spans, device, lambda k, a, _, x=axis: k and a == x)
+            for axis in ("tp", "dp", None)
+        }
+        n = sum(grid.astype(int) for grid in axes.values())
+        expected = defaultdict(float)
+        for axis, grid in axes.items():
+            expected[axis] = (grid & ~compute)[n > 0].astype(float) @ (1 / n[n > 0]) * CELL_S
+        found = exposed_by(timeline(spans)).filter(pl.col("device") == device)
+        for axis, exposed_s in found.select("axis", "exposed_s").rows():
+            assert exposed_s == pytest.approx(expected[axis], abs=1e-12)
+
+
+def test_a_synchronous_collective_is_exposed() -> None:
+    (row,) = overlap(
+        timeline([(None, None, "fusion", 0, 0, 10), ("all_reduce", "tp", "all-reduce", 0, 10, 14)])
+    ).iter_rows(named=True)
+    assert row["exposed_s"] == pytest.approx(4 * CELL_S)
+    assert row["overlap_frac"] == 0
+    assert row["collective_compute_ratio"] == pytest.approx(0.4)
+
+
+def test_ratios_without_divisor_are_null() -> None:
+    (row,) = overlap(timeline([(None, None, "fusion", 0, 0, 10)])).iter_rows(named=True)
+    assert row["overlap_frac"] is None
+
+
+def test_one_chips_compute_hides_no_other_chips_collective() -> None:
+    """CCL-Bench merges all chips into one set, which hides everything here."""
+    table = timeline(
+        [(None, None, "fusion", 0, 0, 10), ("all_reduce", "tp", "all-reduce", 1, 0, 10)]
+    )
+    (row,) = overlap(table).filter(pl.col("device") == 1).iter_rows(named=True)
+    assert (row["hidden_s"], row["exposed_s"]) == (0, pytest.approx(10 * CELL_S))
+
+
+def test_rows_without_times_give_nothing() -> None:
+    table = timeline([("all_reduce", "tp", "all-reduce", 0, 0, 10)]).with_columns(
+        pl.lit(None, pl.Float64).alias("dur_s")
+    )
+    assert overlap(table).is_empty()
+    assert exposed_by(table).is_empty()
+
+
+def test_sets_of_spans_equal_sets_of_cells() -> None:
+    chance = np.random.default_rng(1)
+    for _ in range(50):
+        sets = [
+            np.sort(chance.integers(0, 60, (chance.integers(0, 9), 2)), axis=1) for _ in range(2)
+        ]
+        left, right = (union(spans) for spans in sets)
+        cells = [{c for a, b in spans for c in range(a, b)} for spans in sets]
+        assert length(left) == len(cells[0])
+        assert length(common(left, right)) == len(cells[0] & cells[1])
+        assert (left[1:, 0] > left[:-1, 1]).all()

@@ -1,0 +1,112 @@
+"""Shares of peaks, against published arithmetic."""
+
+import pytest
+
+from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops, n_parameters
+from meshscope.events.enums import Phase
+from meshscope.spec.hardware.chips import CHIPS
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import AttentionKind, CompressedAttention
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.workload import Workload
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def test_parameters_are_those_of_the_model_card() -> None:
+    """8,030,261,248 in the safetensors index of Llama-3.1-8B; the embedding is 128,256 x 4,096."""
+    assert n_parameters(read_model(LLAMA)) == (8_030_261_248, 8_030_261_248, 128_256 * 4096)
+
+
+def test_a_token_of_mixtral_meets_two_of_eight_experts() -> None:
+    """46.7 billion parameters, 12.9 billion a token (Jiang et al., arXiv 2401.04088, section 1: 47B, 13B)."""
+    total, met, _ = n_parameters(read_model("mistralai/Mixtral-8x7B-v0.1"))
+    assert total == pytest.approx(46.7e9, rel=0.002)
+    assert met == pytest.approx(12.9e9, rel=0.002)
+
+
+def test_flops_of_a_dense_model_are_two_a_parameter_and_the_attention() -> None:
+    model, workload = read_model(LLAMA), Workload(batch=8, prompt=1024, output=128)
+    n_matrix = 8_030_261_248 - 128_256 * 4096 * 2 - 65 * 4096
+    attention = 4 * 32 * 32 * 128 * 1024
+    expected = 8 * (1024 * (2 * n_matrix + attention) + 2 * 128_256 * 4096)
+    assert model_flops(model, workload, Phase.PREFILL) == pytest.approx(expected)
+
+
+def test_decode_sees_the_mean_context() -> None:
+    model, workload = read_model(LLAMA), Workload(batch=2, prompt=10, output=4)
+    contexts = [11, 12, 13]
+    n_matrix = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
+    expected = 2 * (2 * n_matrix + 4 * 32 * 32 * 128 * sum(contexts) / 3)
+    assert model_flops(model, workload, Phase.DECODE) == pytest.approx(expected)
+
+
+def test_an_indexer_looks_at_all_and_chooses_2048() -> None:
+    """DeepSeek-V3.2: 128 heads of 192 + 128 over its choice, 64 indexer heads of 128 over everything."""
+    model, plain = (read_model(f"deepseek-ai/DeepSeek-{v}") for v in ("V3.2", "V3.1-Base"))
+    workload = Workload(batch=1, prompt=8192, output=4)
+    for phase, contexts in ((Phase.PREFILL, [8192]), (Phase.DECODE, [8193, 8194, 8195])):
+        n_new, mean = (8192 if phase is Phase.PREFILL else 1), sum(contexts) / len(contexts)
+        indexer = 7168 * 128 + 1536 * 64 * 128 + 7168 * 64  # key, queries, weights of heads
+        attention = 2 * 128 * 320 * (2048 - mean) + 2 * 64 * (128 + 1) * mean
+        expected = model_flops(plain, workload, phase) + n_new * 61 * (2 * indexer + attention)
+        assert model_flops(model, workload, phase) == pytest.approx(expected, rel=1e-12)
+
+
+def test_windows_entries_and_choices_are_what_each_query_sees() -> None:
+    """DeepSeek-V4, decode: every position and entry that a query may see, counted one by one.
+
+    Two contexts apart, so that the weights, which are the same, fall out.
+    """
+    model = read_model("deepseek-ai/DeepSeek-V4")
+    of = model.attention
+    assert isinstance(of, CompressedAttention)
+
+    def products(kind: AttentionKind, at: int) -> int:
+        """Multiplications of one query at this position."""
+        keys = sum(at - of.window < position <= at for position in range(at + 1))
+        rate = of.sparse_rate if kind is AttentionKind.COMPRESSED_SPARSE else of.heavy_rate
+        entries = [] if kind is AttentionKind.SLIDING else range(at + 1)
+        seen = [e for e in entries if (e + 1) * rate <= at + 1]
+        if kind is not AttentionKind.COMPRESSED_SPARSE:
+            return of.n_heads * 2 * of.head_dim * (keys + len(seen))
+        indexed = len(seen) * of.indexer.n_heads * (of.indexer.head_dim + 1)
+        chosen = seen[: of.indexer.top_k]
+        return of.n_heads * 2 * of.head_dim * (keys + len(chosen)) + indexed
+
+    def of_all(prompt: int) -> float:
+        places = [(layer, at) for layer in model.layers for at in range(prompt, prompt + 5)]
+        return 2 * 3 * sum(products(layer.attention, at) for layer, at in places) / 5
+
+    def counted(prompt: int) -> float:
+        return model_flops(model, Workload(batch=3, prompt=prompt, output=6), Phase.DECODE)
+
+    assert len({layer.attention for layer in model.layers}) == 3
+    assert counted(2100) - counted(90) == pytest.approx(of_all(2100) - of_all(90), rel=1e-12)
+
+
+def test_mfu_of_an_8192_token_step_of_ccl_bench() -> None:
+    """2 x 8.03e9 x 8192 FLOPs in 221.8 ms on one v6e chip of 918 TFLOP/s are 64.6 %; our peak is 920."""
+    assert mfu(2 * 8.03e9 * 8192, 0.2218, 1, CHIPS["v6e"]) == pytest.approx(0.646, rel=0.005)
+    assert mfu(1.0, 1.0, 1, CHIPS["cpu"]) is None
+
+
+def test_mbu_of_the_scaling_books_decode_step() -> None:
+    """LLaMA-3-70B in int8, batch 32, context 8192 on v5e 4x2: 112 GB in 17 ms (applied-inference.md).
+
+    The step is what 8 x 8.1e11 bytes/s need: MBU is 1, within the two figures of 17 ms.
+    """
+    each = Memory(
+        weights_bytes=70 * 10**9 // 8, kv_cache_bytes=int(41.9e9 / 8), temp_bytes=None,
+        total_bytes=None, hbm_bytes=None, fits=None,
+    )  # fmt: skip
+    assert mbu(each, 0.017, CHIPS["v5e"]) == pytest.approx(1, rel=0.03)
+    assert mbu(each, 0.017, CHIPS["cpu"]) is None
+
+
+def test_the_bubble_is_what_a_drawn_pipeline_leaves_empty() -> None:
+    for p in range(1, 6):
+        for m in range(1, 6):
+            cells = {(stage, stage + i) for stage in range(p) for i in range(m)}
+            n_ticks = 1 + max(tick for _, tick in cells)
+            assert bubble_frac(p, m) == pytest.approx(1 - len(cells) / (p * n_ticks))

@@ -1,0 +1,86 @@
+"""Volume and sizes: the parts sum to the whole, whatever the parts are."""
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from meshscope.analysis.totals import request_totals, step_totals
+from meshscope.analysis.volume import size_distribution, size_summary, volume
+from meshscope.events.collective import predicted_collective
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.schema import table_of
+
+
+def made(
+    kind: Kind, *, axis: str, part: Part, n: int, count: int = 1, phase=Phase.PREFILL, layer=0
+):
+    return predicted_collective(
+        phase=phase, layer=layer, part=part, kind=kind, axis=axis, groups=((0, 1, 2),),
+        dtype="bf16", shape=(n,), count=count, n_steps=9 if phase is Phase.DECODE else 1,
+    )  # fmt: skip
+
+
+ROWS = [
+    made(Kind.ALL_REDUCE, axis="tp", part=Part.MLP, n=100, count=2),
+    made(Kind.ALL_REDUCE, axis="tp", part=Part.ATTN, n=100, layer=1),
+    made(Kind.ALL_GATHER, axis="dp", part=Part.ATTN, n=31),
+    made(Kind.ALL_GATHER, axis="dp", part=Part.LM_HEAD, n=7, phase=Phase.DECODE, layer=None),
+    replace(
+        made(Kind.PERMUTE, axis="pp", part=Part.STAGE, n=5, phase=Phase.DECODE),
+        payload_bytes=None, wire_bytes=None,
+    ),
+]  # fmt: skip
+BYTES = ("count", "payload_bytes", "wire_bytes", "n_unsized")
+
+
+@pytest.mark.parametrize(
+    "by", [(), ("axis",), ("kind", "part"), ("layer",), ("axis", "layer", "part")]
+)
+def test_the_parts_sum_to_the_totals_of_the_phase(by: tuple[str, ...]) -> None:
+    found = volume(table_of(ROWS), by)
+    step, request = step_totals(ROWS), request_totals(ROWS)
+    for phase in Phase:
+        own = found.filter(phase=phase.value)
+        for name in BYTES:
+            assert own[name].sum() == pytest.approx(float(getattr(step[phase], name)))
+        for name in BYTES[:3]:
+            whole = float(getattr(request[phase], name))
+            assert own[f"request_{name}"].sum() == pytest.approx(whole)
+
+
+def test_bytes_of_unknown_size_are_null_not_zero() -> None:
+    found = volume(table_of(ROWS), ("axis",)).filter(axis="pp").row(0, named=True)
+    assert found["payload_bytes"] is None
+    assert found["wire_bytes"] is None
+    assert (found["count"], found["n_unsized"], found["request_count"]) == (1, 1, 9)
+
+
+def test_sizes_are_counted_once_each() -> None:
+    found = size_distribution(table_of(ROWS), ("axis",))
+    assert found.filter(phase="prefill").select("axis", "payload_bytes", "count").rows() == [
+        ("dp", 62, 1),
+        ("tp", 200, 3),
+    ]
+    assert found["count"].sum() == volume(table_of(ROWS))["count"].sum()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 11, 100, 101])
+def test_percentiles_are_those_of_the_sorted_sizes(n: int) -> None:
+    rows = [made(Kind.ALL_REDUCE, axis="tp", part=Part.MLP, n=i + 1) for i in range(n)]
+    found = size_summary(table_of(rows)).row(0, named=True)
+    sizes = [2 * (i + 1) for i in range(n)]
+    for name, percent in (("p50", 50), ("p90", 90), ("p99", 99)):
+        smallest = next(s for i, s in enumerate(sizes, start=1) if 100 * i >= percent * n)
+        assert found[f"{name}_bytes"] == smallest
+    assert (found["min_bytes"], found["max_bytes"], found["count"]) == (2, 2 * n, n)
+
+
+def test_no_rows_have_no_volume() -> None:
+    for metric in (volume, size_distribution, size_summary):
+        assert metric(table_of([])).is_empty()
+
+
+def test_rows_without_kind_are_not_counted() -> None:
+    compute = table_of(ROWS).with_columns(pl.lit(None, pl.String).alias("kind"))
+    assert volume(compute).is_empty()

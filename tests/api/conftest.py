@@ -1,0 +1,41 @@
+"""A small run for queries."""
+
+import pytest
+
+from meshscope.events.collective import predicted_collective
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.store.run import Manifest, Run
+
+
+@pytest.fixture
+def predicted_run() -> Run:
+    layered = tuple(
+        predicted_collective(
+            phase=phase,
+            layer=layer,
+            part=part,
+            kind=Kind.ALL_REDUCE,
+            axis="tp",
+            groups=((0, 1, 2, 3),),
+            dtype="bf16",
+            shape=(8, 64),
+            n_steps=n_steps,
+        )
+        for phase, n_steps, layers in ((Phase.PREFILL, 1, 3), (Phase.DECODE, 9, 1))
+        for part in (Part.ATTN, Part.MLP)
+        for layer in range(layers)
+    )
+    last = predicted_collective(
+        phase=Phase.DECODE, layer=None, part=Part.LM_HEAD, kind=Kind.ALL_GATHER, axis="tp",
+        groups=((0, 1, 2, 3),), dtype="bf16", shape=(8, 512), n_steps=9,
+    )  # fmt: skip
+    manifest = Manifest(
+        source=Source.PREDICTED,
+        experiment={"plan": "tp=4", "mesh": {"tp": 4}, "topology": "v6e:2x2", "n_devices": 4, "n_chips": 4},
+        phases=(Phase.PREFILL, Phase.DECODE),
+        command=("meshscope", "predict"),
+        created="2026-01-02T03:04:05+00:00",
+        versions={"meshscope": "0"},
+        flags={},
+    )  # fmt: skip
+    return Run(path=None, manifest=manifest, rows=(*layered, last), memory={})

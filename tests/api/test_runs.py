@@ -1,0 +1,114 @@
+"""Runs from Python: found by path or pattern, read as tables, shown with every text escaped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import meshscope
+from meshscope.errors import RunError, SpecError
+from meshscope.store.write import write_run
+from meshscope.views.notebook import table_html
+
+HOSTILE = '<script>alert("x")</script>\x00\x1b[31m' + "y" * 1_000_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path, predicted_run) -> Path:
+    """Two runs in a folder, and what is none beside them."""
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_run(tmp_path / "runs" / name, predicted_run, metrics={})
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("")
+    return tmp_path / "runs"
+
+
+def test_a_run_a_folder_and_a_pattern_are_found(folder: Path) -> None:
+    assert len(meshscope.open(str(folder / "a"))) == 1
+    for pattern in (folder, folder / "*", folder / "[ab]"):
+        assert [path.name for path in meshscope.open(str(pattern)).folders] == ["a", "b"]
+
+
+@pytest.mark.parametrize("pattern", ["none", "runs/x*", "runs/notes"])
+def test_no_run_is_one_message(folder: Path, monkeypatch, pattern: str) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(RunError, match="Give the folder of a run"):
+        meshscope.open(pattern)
+
+
+def test_tables_have_the_rows_of_all_runs(folder: Path) -> None:
+    runs = meshscope.open(str(folder))
+    each = len(pl.read_parquet(folder / "a" / "events.parquet"))
+    assert runs.events["run"].to_list() == ["a"] * each + ["b"] * each
+    assert runs.table["run"].to_list() == ["a", "b"]
+    assert runs.timeline.is_empty()
+    counts = runs.sql("select run, sum(count) as n from collectives group by run order by run")
+    assert counts.rows() == [("a", 9), ("b", 9)]
+    assert [run.path for run in runs] == list(runs.folders)
+
+
+def test_metrics_of_all_runs_stand_together(folder: Path) -> None:
+    metrics = meshscope.open(str(folder)).metrics()
+    assert metrics["volume"]["run"].unique(maintain_order=True).to_list() == ["a", "b"]
+    assert metrics.unknown.filter(metric="latency")["run"].to_list() == ["a", "b"]
+    with pytest.raises(SpecError, match="no run has the metric 'latency': nothing was measured"):
+        metrics["latency"]
+    with pytest.raises(SpecError, match="Did you mean 'volume'"):
+        metrics["volumes"]
+
+
+def test_a_query_only_reads(folder: Path) -> None:
+    runs = meshscope.open(str(folder))
+    for query in ("drop view collectives", "select * from '/etc/passwd'", "select 1; select 2"):
+        with pytest.raises(SpecError, match="SQL"):
+            runs.sql(query)
+
+
+def test_a_run_that_is_damaged_is_told(folder: Path) -> None:
+    (folder / "b" / "events.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunError, match="damaged or was changed"):
+        _ = meshscope.open(str(folder)).events
+
+
+def test_a_run_of_another_schema_is_refused_with_the_command(folder: Path) -> None:
+    manifest = json.loads((folder / "b" / "manifest.json").read_text())
+    manifest |= {"schema": 99, "command": ["meshscope", "predict", "x", "--plan", "tp=8"]}
+    (folder / "b" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"has schema 99.*Make it again: meshscope predict x"):
+        _ = meshscope.open(str(folder)).events
+
+
+def test_a_notebook_shows_runs_and_metrics(folder: Path) -> None:
+    runs = meshscope.open(str(folder))
+    html = runs._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "2 runs" in html
+    assert "Volume" in runs.metrics()._repr_html_()
+
+
+def test_html_of_hostile_texts_is_harmless() -> None:
+    table = pl.DataFrame({"<img src=x>": [HOSTILE, None], "n": [1, 2]})
+    html = table_html(table, title="<b>")
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<b><b>" not in html
+    assert len(html) < 3_000
+    assert not {"\x00", "\x1b"} & set(html)
+
+
+def test_importing_meshscope_loads_nothing_slow() -> None:
+    program = "import meshscope, sys; print('polars' in sys.modules, 'duckdb' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_run_is_shown_in_one_line(folder: Path) -> None:
+    text = repr(meshscope.open(str(folder))[0])
+    assert text.startswith("Run('")
+    assert (text.count("\n"), len(text) < 400) == (0, True)

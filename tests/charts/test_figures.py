@@ -1,0 +1,144 @@
+"""What charts show, from tables made by hand: sums, folds, first devices, loops and layers."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.routed import link_traffic
+from meshscope.analysis.timeline import TIMELINE, TIMELINE_SCHEMA
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import DeviceLoad, Measured
+from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.views.charts.cost import cost_bars, segments_of
+from meshscope.views.charts.roofline import roofline_chart
+from meshscope.views.charts.timeline import TimeSpan, axis_bursts, step_timelines
+from meshscope.views.charts.traffic import MAX_SIDE, matrices, tori
+
+STEP = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.DECODE,
+    step=TimeEstimate(s=10.0, low_s=8.0, high_s=12.0),
+    compute_s=4.0,
+    exposed_s=3.0,
+    idle_s=3.0,
+    bubble_s=1.0,
+    collective_s=5.0,
+    exposed_by_axis_s={"tp": 2.0, "dp+tp": 1.0},
+    by_basis_s={},
+    parts=(PartCost(part="mlp", compute_s=4.0, collective_s=0.0, exposed_s=0.0, flops=8e14, hbm_bytes=4e12),),
+)  # fmt: skip
+
+
+def _events(n_devices: int, kind: str = "all_reduce", **more: Any) -> pl.DataFrame:
+    row = {
+        "source": "compiled", "phase": "prefill", "kind": kind, "axis": "tp", "group_size": n_devices,
+        "groups": [list(range(n_devices))], "payload_bytes": 800, "wire_bytes": 100.0, "count": 2,
+        "n_steps": 1, **more,
+    }  # fmt: skip
+    return pl.DataFrame([row], schema=POLARS_SCHEMA)
+
+
+def test_segments_sum_to_the_step_and_waiting_for_stages_is_apart() -> None:
+    segments = dict(segments_of(STEP))
+    assert sum(segments.values()) == STEP.step.s
+    assert segments["waiting for memory"] == 2.0
+    assert segments["waiting for stages"] == 1.0
+    assert segments["exposed over dp+tp"] == 1.0
+
+
+def test_a_measured_step_is_divided_as_the_profiled_steps_were() -> None:
+    loads = tuple(
+        DeviceLoad(phase=Phase.DECODE, device=i, busy_s=6.0, collective_s=c, wait_s=None, idle_s=2.0, window_s=8.0)
+        for i, c in enumerate((1.0, 3.0))
+    )  # fmt: skip
+    measured = Measured(
+        requests=(), n_profiled_steps={Phase.DECODE: 2}, loads=loads, times=(), findings=()
+    )
+    step = StepDuration(source=Source.MEASURED, phase=Phase.DECODE, step_s=4.0, basis="measured")
+    events = _events(2)
+    (bar,) = cost_bars(MetricInputs(events=events, measured=measured, steps=(step,)))
+    assert dict(bar.segments) == {"compute": 2.0, "collectives, hidden or not": 1.0, "idle": 1.0}
+
+
+def test_a_large_matrix_is_folded_without_losing_a_byte() -> None:
+    n = 4 * MAX_SIDE
+    (found,) = matrices(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
+    assert (found.fold, found.axis) == (4, "tp")
+    assert sum(n_bytes for *_, n_bytes in found.cells) == n * 2 * 100.0
+    assert max(max(a, b) for a, b, _ in found.cells) == MAX_SIDE - 1
+
+
+def test_every_chip_stands_on_the_torus_once_with_its_devices() -> None:
+    topology = parse_topology("v4:2x2x2")
+    events = _events(16)
+    (torus,) = tori(link_traffic(events, topology), topology, Source.COMPILED)
+    assert torus.sizes == (2, 2, 2)
+    devices = [int(d) for *_, ids in torus.chips for d in ids.split(",")]
+    assert sorted(devices) == list(range(16))
+    assert len(torus.chips) == 8
+    assert all(link.load_bytes > 0 for link in torus.links)
+
+
+def test_the_roof_is_that_of_one_device() -> None:
+    subject = MetricInputs(events=_events(2), topology=parse_topology("v4:2x2x1"), times=(STEP,))
+    roof = roofline_chart(subject)
+    assert roof is not None
+    assert (roof.flops_per_s, roof.hbm_bytes_per_s) == (2.75e14 / 2, 1.2e12 / 2)
+    assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
+    assert (
+        roofline_chart(
+            MetricInputs(events=_events(2), topology=parse_topology("cpu:2"), times=(STEP,))
+        )
+        is None
+    )
+
+
+def test_a_layer_is_the_second_turn_of_the_longest_loop(tmp_path: Path) -> None:
+    rows = [
+        ("core", "embed", None, 0.0, 1.0, [], []),
+        ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
+        ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
+    ]
+    names = ("lane", "part", "axis", "start_s", "dur_s", "repeats", "periods_s")
+    told = {"source": "compiled", "phase": "decode", "kind": None, "hlo_name": "a"}
+    types = {"repeats": pl.List(pl.Int64), "periods_s": pl.List(pl.Float64)}
+    frame = pl.DataFrame(
+        [dict(zip(names, r, strict=True)) | told for r in rows], schema_overrides=types
+    )
+    frame.write_parquet(tmp_path / TIMELINE)
+    (found,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
+    assert found.layer == ("the second of 10 turns of the loop over layers", 4.0, 7.0)
+    assert found.end_s == 1.0 + 9 * 3.0 + 3.0
+    assert [span.n for span in found.spans] == [1, 10, 10]
+    assert {span.lane for span in found.spans} == {"core", "tp"}
+
+
+def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
+    spans = [(device, step, 100.0 * step + device) for device in (0, 1) for step in (0, 1)]
+    rows = [
+        {
+            "source": "measured", "phase": "decode", "device": device, "step": step, "start_s": start,
+            "dur_s": 1.0, "kind": "all_reduce", "axis": "tp", "count": 1, "n_steps": 1, "wire_bytes": 5.0,
+        }
+        for device, step, start in spans
+    ]  # fmt: skip
+    timeline = pl.DataFrame(rows, schema=TIMELINE_SCHEMA)
+    subject = MetricInputs(events=_events(2, source="measured", phase="decode"), timeline=timeline)
+    (found,) = step_timelines(None, subject)
+    assert found.source == "measured"
+    assert found.spans == (
+        TimeSpan(lane="tp", label="all_reduce", start_s=0.0, dur_s=1.0, repeats=()),
+    )
+    (bursts,) = axis_bursts(subject, Source.MEASURED)
+    assert bursts.bursts == (("tp", 0.0, 1.0, 5.0),)
+
+
+def test_without_times_bursts_are_counted_in_operations() -> None:
+    (bursts,) = axis_bursts(MetricInputs(events=_events(4)), Source.COMPILED)
+    assert (bursts.unit, bursts.end) == ("operations", 2.0)
+    assert bursts.bursts == (("tp", 0.0, 2.0, pytest.approx(200.0)),)

@@ -1,0 +1,73 @@
+"""Whole programs of the TPU compiler: what makes up a step, what hides, and which rows carry it."""
+
+import pytest
+from goldens import GOLDEN_DIR, GOLDENS
+
+from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.collectives import operations_in, rows_of
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Mesh
+
+JAX = "0.10.2"
+
+
+def _timed(name: str) -> tuple[TimedStep, list]:
+    golden = GOLDENS[name]
+    slices = f"{golden.n_slices}x" if golden.n_slices > 1 else ""
+    topology = parse_topology(slices + golden.topology)
+    module = read_hlo(GOLDEN_DIR / f"{name}.jax-{JAX}.txt.gz")
+    found = operations_in(
+        module, mesh=Mesh(axes=golden.axes), crosses_slices=topology.crosses_slices
+    )
+    phase = Phase(golden.phase)
+    step = timed_step(module, found, phase=phase, topology=topology)
+    rows = rows_of(found, n_steps_of={}, crosses_slices=topology.crosses_slices)
+    return step, step.rows(rows)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
+    timed, rows = _timed(name)
+    step = timed.time
+    assert step.compute_s + step.exposed_s + step.idle_s == pytest.approx(step.step.s)
+    assert sum(part.compute_s for part in step.parts) == pytest.approx(step.compute_s)
+    assert sum(part.exposed_s for part in step.parts) == pytest.approx(step.exposed_s)
+    assert sum(step.exposed_by_axis_s.values()) == pytest.approx(step.exposed_s)
+    assert step.step.low_s <= step.step.s <= step.step.high_s
+    assert not any(note for note in step.notes if "loop" in note)
+    known = [row for row in rows if row.dur_s is not None]
+    # Every collective with a price has its row, and the rows add up to what ran.
+    if not timed.walked.unpriced:
+        assert len(known) == len(rows)
+        assert sum(r.dur_s * r.count for r in known) == pytest.approx(step.collective_s)
+        assert sum(r.exposed_s * r.count for r in known) == pytest.approx(step.exposed_s)
+
+
+@pytest.mark.parametrize(
+    "name", [name.removesuffix("_scan") for name in GOLDENS if name.endswith("prefill_scan")]
+)
+def test_scanned_layers_take_about_as_long_as_unrolled_ones(name: str):
+    """Not exactly: a scan slices each layer's weights out of their stack."""
+    scanned, unrolled = (_timed(f"{name}_{loop}")[0].time for loop in ("scan", "unroll"))
+    assert scanned.collective_s == pytest.approx(unrolled.collective_s, rel=0.05)
+    assert scanned.step.s == pytest.approx(unrolled.step.s, rel=0.5)
+
+
+def test_gathers_spread_over_fusions_hide_behind_them():
+    step = _timed("v5e_fsdp8_prefill_auto_async")[0].time
+    assert step.collective_s > 2 * step.compute_s
+    assert step.collective_s - step.exposed_s > 0.7 * step.compute_s
+
+
+def test_permutes_of_a_windowed_einsum_hide_behind_its_products():
+    step = _timed("v6e_windowed_scan")[0].time
+    assert step.exposed_s < 0.7 * step.collective_s
+
+
+def test_kernel_that_talks_without_saying_to_whom_has_no_time():
+    timed, rows = _timed("v6e_kernel")
+    assert timed.walked.unpriced
+    assert any("not in the times" in note for note in timed.time.notes)
+    assert any(row.dur_s is None for row in rows)

@@ -1,0 +1,180 @@
+"""The machine's tally against a clock that is sampled moment by moment."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from meshscope.cost.machine import ON_COPIES, ON_CORE, ON_LINKS, InFlight, Machine, Task
+from meshscope.cost.steps import expanded
+
+TICK = 1.0  # all durations are whole ticks, so that sampling at half ticks is exact
+
+
+def _task(name: str, lane: str, ticks: int) -> Task:
+    return Task(name=name, lane=lane, seconds=ticks * TICK, key=(lane, name))
+
+
+@dataclass
+class Program:
+    """Steps of a made-up schedule: ("run", n), ("issue", name, lane, n, resource), ("wait", name)."""
+
+    steps: list[tuple]
+
+
+def _random_program(seed: int) -> Program:
+    rng = random.Random(seed)
+    steps: list[tuple] = []
+    open_names: list[str] = []
+    for i in range(rng.randint(5, 25)):
+        choice = rng.random()
+        if choice < 0.4:
+            steps.append(("run", f"w{i}", rng.randint(1, 6)))
+        elif choice < 0.75:
+            lane = rng.choice([ON_LINKS, ON_LINKS, ON_COPIES])
+            resource = rng.choice(["x", "y"]) if lane == ON_LINKS else "copies"
+            steps.append(("issue", f"c{i}", lane, rng.randint(1, 9), resource))
+            open_names.append(f"c{i}")
+        elif open_names:
+            steps.append(("wait", open_names.pop(rng.randrange(len(open_names)))))
+    return Program(steps + [("wait", name) for name in open_names])
+
+
+def _play(machine: Machine, program: Program) -> None:
+    flights: dict[str, InFlight] = {}
+    for what, name, *rest in program.steps:
+        if what == "run":
+            machine.run(_task(name, ON_CORE, rest[0]))
+        elif what == "issue":
+            flights[name] = machine.issue(_task(name, rest[0], rest[1]), [rest[2]])
+        else:
+            machine.wait(flights[name])
+
+
+def _sampled(program: Program) -> tuple[float, Counter[str]]:
+    """Tick by tick: who works, and what is under way; nothing is added up in closed form."""
+    counts: Counter[str] = Counter()
+    under_way: dict[str, list] = {}  # name -> [lane, resource, ticks left]
+    queues: dict[str, list[str]] = {}
+    now = 0
+
+    def tick(*, is_computing: bool) -> None:
+        nonlocal now
+        active = [queue[0] for queue in queues.values() if queue]
+        on_links = any(under_way[name][0] == ON_LINKS for name in active)
+        counts["compute" if is_computing else "exposed" if on_links else "idle"] += 1
+        for name in active:
+            under_way[name][2] -= 1
+            if not under_way[name][2]:
+                queues[under_way[name][1]].pop(0)
+        now += 1
+
+    for what, name, *rest in program.steps:
+        if what == "run":
+            for _ in range(rest[0]):
+                tick(is_computing=True)
+        elif what == "issue":
+            under_way[name] = [rest[0], rest[2], rest[1]]
+            queues.setdefault(rest[2], []).append(name)
+        else:
+            while under_way[name][2]:
+                tick(is_computing=False)
+    return now, counts
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_tally_equals_sampling_of_every_moment(seed: int):
+    program = _random_program(seed)
+    machine = Machine()
+    _play(machine, program)
+    now, counts = _sampled(program)
+    sums: Counter[str] = Counter()
+    for key, value in machine.tally.items():
+        sums[str(key[0])] += value
+    assert machine.now_s == pytest.approx(now)
+    for what in ("compute", "exposed", "idle"):
+        assert sums[what] == pytest.approx(counts[what]), what
+    assert sums["compute"] + sums["exposed"] + sums["idle"] == pytest.approx(now)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("n", [1, 2, 7, 64])
+def test_folded_loop_equals_the_loop_written_out(seed: int, n: int):
+    body = _random_program(1000 + seed)
+    before, after = _random_program(2000 + seed), _random_program(3000 + seed)
+
+    def run(machine: Machine, *, is_folded: bool) -> Machine:
+        _play(machine, before)
+        if is_folded:
+            machine.repeat(n, lambda: _play(machine, body))
+        else:
+            for _ in range(n):
+                _play(machine, body)
+        _play(machine, after)
+        return machine
+
+    folded, written = run(Machine(), is_folded=True), run(Machine(), is_folded=False)
+    assert folded.now_s == pytest.approx(written.now_s)
+    assert set(folded.tally) == set(written.tally)
+    for key, value in written.tally.items():
+        assert folded.tally[key] == pytest.approx(value), key
+
+
+def test_collective_that_is_awaited_in_the_next_iteration_is_folded_right():
+    """A software pipeline: each iteration awaits what the one before issued."""
+
+    def played(*, is_folded: bool) -> Machine:
+        machine = Machine()
+        flights = [machine.issue(_task("ahead", ON_LINKS, 7), ["x"])]
+
+        def body() -> None:
+            following = machine.issue(_task("ahead", ON_LINKS, 7), ["x"])
+            machine.run(_task("work", ON_CORE, 5))
+            machine.wait(flights.pop())
+            flights.append(following)
+
+        if is_folded:
+            machine.repeat(50, body)
+        else:
+            for _ in range(50):
+                body()
+        machine.wait(flights.pop())
+        return machine
+
+    folded, written = played(is_folded=True), played(is_folded=False)
+    assert folded.now_s == pytest.approx(written.now_s) == pytest.approx(51 * 7)
+    assert folded.tally["exposed", (ON_LINKS, "ahead")] == pytest.approx(51 * 7 - 50 * 5)
+
+
+def test_spans_of_nested_loops_expand_to_every_repetition():
+    machine, written = Machine(), Machine()
+
+    def inner(m: Machine) -> None:
+        m.run(_task("a", ON_CORE, 2))
+        m.run(_task("b", ON_CORE, 3))
+
+    def outer(m: Machine) -> None:
+        m.repeat(4, lambda: inner(m))
+        m.run(_task("c", ON_CORE, 1))
+
+    machine.repeat(6, lambda: outer(machine))
+    for _ in range(6):
+        for _ in range(4):
+            inner(written)
+        written.run(_task("c", ON_CORE, 1))
+    assert len(machine.spans) < len(written.spans)
+    for name in "abc":
+        spans = [s for s in machine.spans if s.task.name == name]
+        starts = sorted(start for span in spans for start in expanded(span))
+        assert starts == pytest.approx([s.start_s for s in written.spans if s.task.name == name])
+
+
+def test_collectives_on_different_links_run_together_and_on_the_same_one_queue():
+    together, queued = Machine(), Machine()
+    for machine, links in ((together, ("x+", "x-")), (queued, ("x+", "x+"))):
+        flights = [machine.issue(_task(f"p{i}", ON_LINKS, 10), [links[i]]) for i in range(2)]
+        for flight in flights:
+            machine.wait(flight)
+    assert together.now_s == 10
+    assert queued.now_s == 20

@@ -1,0 +1,200 @@
+"""Schedules of a few lines, whose time can be added up by hand."""
+
+import pytest
+
+from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.events.enums import Kind, Phase
+from meshscope.interconnect import collective_time
+from meshscope.readers.hlo.collectives import operations_in
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+
+SLICE = parse_topology("v6e:1x2")
+MESH = parse_plan("tp=2").mesh
+HZ = chip_of("v6e").clock_hz or 0
+GROUPS = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
+ELEMENTS = 1 << 20
+ARRAY = f"f32[{ELEMENTS}]"
+PAYLOAD = 4 * ELEMENTS
+
+
+def _cycles(n: int) -> str:
+    return f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
+
+
+def _module(entry: str, computations: str = "") -> str:
+    return f"""\
+HloModule m, is_scheduled=true, num_partitions=2
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+{computations}
+ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
+  %x = {ARRAY} parameter(0)
+{entry.rstrip()}
+}}
+"""
+
+
+def _timed(entry: str, computations: str = "") -> TimedStep:
+    module = parse_hlo(_module(entry, computations), "test.hlo")
+    found = operations_in(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
+    return timed_step(module, found, phase=Phase.PREFILL, topology=SLICE)
+
+
+def _work(name: str, operand: str, cycles: int, part: str = "mlp") -> str:
+    return (
+        f"  %{name} = {ARRAY} negate(%{operand}), "
+        f'metadata={{op_name="prefill/layer0/{part}/neg"}}, {_cycles(cycles)}\n'
+    )
+
+
+def _reduced(name: str, operand: str) -> str:
+    return (
+        f"  %{name} = {ARRAY} all-reduce(%{operand}), {GROUPS}, to_apply=%add, "
+        'metadata={op_name="prefill/layer0/mlp/psum"}\n'
+    )
+
+
+def _permute(name: str, operand: str) -> str:
+    return (
+        f"  %{name} = ({ARRAY}, {ARRAY}) collective-permute-start(%{operand}), channel_id=2, "
+        'source_target_pairs={{0,1},{1,0}}, metadata={op_name="prefill/layer0/mlp/ppermute"}\n'
+    )
+
+
+def _permuted(name: str, start: str) -> str:
+    return f"  %{name} = {ARRAY} collective-permute-done(%{start})\n"
+
+
+def _all_reduce_s() -> float:
+    return collective_time(
+        Kind.ALL_REDUCE, groups=((0, 1),), payload_bytes=PAYLOAD, topology=SLICE
+    ).seconds
+
+
+def _permute_s() -> float:
+    return collective_time(
+        Kind.PERMUTE, groups=((0, 1), (1, 0)), payload_bytes=PAYLOAD, topology=SLICE
+    ).seconds
+
+
+def test_synchronous_collective_stops_the_core():
+    step = _timed(_work("a", "x", 7000) + _reduced("r", "a") + _work("b", "r", 3500)).time
+    assert step.compute_s == pytest.approx(10_500 / HZ)
+    assert step.exposed_s == pytest.approx(_all_reduce_s())
+    assert step.exposed_by_axis_s == pytest.approx({"tp": _all_reduce_s()})
+    assert step.step.s == pytest.approx(10_500 / HZ + _all_reduce_s())
+    assert step.step.low_s < step.step.s < step.step.high_s
+    assert step.by_basis_s == pytest.approx(
+        {"compiler_cycles": 10_500 / HZ, "interconnect_model": _all_reduce_s()}
+    )
+
+
+def test_asynchronous_collective_hides_behind_what_stands_between_start_and_done():
+    some = 17_500  # 10 us, less than the permute takes
+    step = _timed(
+        _permute("s", "x") + _work("a", "x", some) + _permuted("d", "s") + _work("b", "d", 1750)
+    ).time
+    assert _permute_s() > some / HZ
+    assert step.collective_s == pytest.approx(_permute_s())
+    assert step.exposed_s == pytest.approx(_permute_s() - some / HZ)
+    assert step.step.s == pytest.approx(_permute_s() + 1750 / HZ)
+    much = round(3 * _permute_s() * HZ)
+    hidden = _timed(_permute("s", "x") + _work("a", "x", much) + _permuted("d", "s")).time
+    assert hidden.exposed_s == 0
+    assert hidden.step.s == pytest.approx(much / HZ)
+
+
+def test_synchronous_collective_queues_behind_an_asynchronous_one_on_its_links():
+    step = _timed(_permute("s", "x") + _reduced("r", "x") + _permuted("d", "s")).time
+    assert step.step.s == pytest.approx(_permute_s() + _all_reduce_s())
+
+
+LOOP = """
+%body (p: (s32[], {array})) -> (s32[], {array}) {{
+  %p = (s32[], {array}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = {array} get-tuple-element(%p), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+{body}  ROOT %t = (s32[], {array}) tuple(%next, %{result})
+}}
+
+%cond (q: (s32[], {array})) -> pred[] {{
+  %q = (s32[], {array}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %n = s32[] constant({n})
+  ROOT %less = pred[] compare(%j, %n), direction=LT
+}}
+"""
+AT_ENTRY = f"""\
+  %zero = s32[] constant(0)
+  %init = (s32[], {ARRAY}) tuple(%zero, %x)
+  %while = (s32[], {ARRAY}) while(%init), condition=%cond, body=%body
+  ROOT %out = {ARRAY} get-tuple-element(%while), index=1
+"""
+
+
+def test_loop_repeats_and_its_rows_carry_the_mean_of_one_execution():
+    body = _work("w", "v", 1750) + _reduced("r", "w")
+    timed = _timed(AT_ENTRY, LOOP.format(array=ARRAY, body=body, result="r", n=40))
+    assert timed.time.compute_s == pytest.approx(40 * 1750 / HZ)
+    assert timed.time.exposed_s == pytest.approx(40 * _all_reduce_s())
+    (part,) = timed.time.parts
+    assert (part.part, part.exposed_s) == ("mlp", pytest.approx(40 * _all_reduce_s()))
+
+
+def test_dearest_branch_of_a_conditional_counts():
+    branch = "\n%b{k} (y: {a}) -> {a} {{\n  %y{k} = {a} parameter(0)\n{work}  ROOT %e{k} = {a} bitcast(%w{k})\n}}\n"
+    branches = "".join(
+        branch.format(k=k, a=ARRAY, work=_work(f"w{k}", f"y{k}", cycles))
+        for k, cycles in enumerate((1750, 7000))
+    )
+    entry = (
+        "  %i = s32[] constant(0)\n"
+        f"  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%b0, %b1}}\n"
+    )
+    assert _timed(entry, branches).time.step.s == pytest.approx(7000 / HZ)
+
+
+def test_unknown_operation_is_counted_and_its_share_bounded():
+    step = _timed(f"  %odd = {ARRAY} frobnicate(%x)\n" + _work("a", "odd", 1750)).time
+    (found,) = step.unestimated
+    assert (found.opcode, found.count, found.is_known) == ("odd", 1, False)
+    assert found.seconds.low_s == 0
+    assert found.seconds.high_s == pytest.approx(10 * found.seconds.s)
+    assert step.unestimated_frac == pytest.approx(found.seconds.s / step.step.s)
+
+
+def test_work_without_an_estimate_is_priced_by_its_bytes():
+    moved = 2 * PAYLOAD / 1.6e12 / 0.85
+    step = _timed(f"  %s = {ARRAY} negate(%x)\n").time
+    assert step.compute_s == pytest.approx(moved)
+    assert [(u.opcode, u.is_known) for u in step.unestimated] == [("s", True)]
+    assert step.by_basis_s == pytest.approx({"roofline": moved})
+
+
+def test_what_is_taken_of_a_large_table_counts_not_the_table():
+    taken = (
+        "  %i = s32[] constant(0)\n"
+        "  %t = f32[1024] dynamic-slice(%x, %i), dynamic_slice_sizes={1024}\n"
+    )
+    read, written, index = 4096, 4096, 4
+    moved = (read + written + index) / 1.6e12 / 0.85
+    assert _timed(taken).time.compute_s == pytest.approx(moved)
+
+
+def test_copy_beside_the_core_is_waited_for_as_idle_time():
+    copy = f"  %cs = ({ARRAY}, {ARRAY}, u32[]) copy-start(%x)\n"
+    done = f"  %cd = {ARRAY} copy-done(%cs)\n"
+    copied = PAYLOAD / 1.6e12 / 0.85
+    bare = _timed(copy + done).time
+    assert (bare.idle_s, bare.exposed_s) == (pytest.approx(copied, rel=1e-4), 0)
+    behind = _timed(copy + _work("a", "x", 175_000) + done).time
+    assert (behind.idle_s, behind.step.s) == (0, pytest.approx(175_000 / HZ))

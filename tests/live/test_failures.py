@@ -1,0 +1,77 @@
+"""A child that crashes or refuses is one message."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from meshscope.backends.live import run as module
+from meshscope.backends.live.run import RunOptions, run_experiment
+from meshscope.errors import RunError, RunFailedError, SpecError
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+from meshscope.store.folder import new_folder
+
+WHAT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
+
+
+def experiment() -> Experiment:
+    return experiment_of(
+        model=read_model("Llama-3.2-3B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology("cpu:8"),
+        workload=Workload(),
+    )
+
+
+def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with a child that executes `program` in place of the experiment."""
+    monkeypatch.setattr(module, "CHILD", ("-c", program))
+    run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
+
+
+def failing(kind: str, message: str, *, is_ours: bool = False, number: int | None = None) -> str:
+    said = {"type": kind, "message": message, "is_ours": is_ours, "errno": number}
+    return (
+        "import json, pathlib, sys\n"
+        f"pathlib.Path(sys.argv[1]).with_name('work.error.json').write_text(json.dumps({said!r}))\n"
+        "raise SystemExit(1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", rf"ran {WHAT} crashed \(SIGSEGV\)"),
+        ("import os; os.kill(os.getpid(), 9)", rf"ran {WHAT} was killed.*memory"),
+        ("import sys; sys.exit('the last words')", "Its last words: the last words"),
+        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED"), rf"run {WHAT}: Xla.*RES"),
+    ],
+)
+def test_failure_of_the_child_is_a_message(
+    program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunFailedError, match=message):
+        run_with_child(program, tmp_path, monkeypatch)
+
+
+def test_a_fault_of_the_user_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=r"^Use fewer\.$"):
+        run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
+
+
+def test_a_full_disk_is_told_as_of_our_own_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = failing("OSError", "No space left on device", number=errno.ENOSPC)
+    with (
+        pytest.raises(RunError, match=r"cannot write the run '.*r': No space left on device"),
+        new_folder(tmp_path / "r", force=False) as folder,
+    ):
+        run_with_child(program, folder, monkeypatch)
+    assert list(tmp_path.iterdir()) == []

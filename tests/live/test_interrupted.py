@@ -1,0 +1,61 @@
+"""A command that is interrupted leaves no run and no child behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshscope.store.folder import new_folder
+
+ASKED = ("--output", "8", "--prompt", "8", "--out", "runs/r")
+COMMANDS = {
+    "run": ("run", "MODEL", "--topology", "cpu:2", "--plan", "tp=2", *ASKED),
+    "compile": ("compile", "MODEL", "--topology", "v6e:1x1", "--plan", "tp=1", *ASKED),
+}
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupted_command_leaves_no_folder_and_no_child(
+    name: str, number: int, config_file: Path, tmp_path: Path
+) -> None:
+    """After a kill, the next start removes what was left."""
+    words = [str(config_file) if word == "MODEL" else word for word in COMMANDS[name]]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "meshscope", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert started.stderr is not None
+    assert "compiling" in started.stderr.readline()
+    children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True)
+    started.send_signal(number)
+    started.wait()
+    started.stderr.close()
+    assert started.returncode in {130, 143, -signal.SIGKILL}
+    left = list((tmp_path / "runs").iterdir())
+    assert [path.name for path in left if not path.name.startswith(".")] == []
+    assert bool(left) == (number == signal.SIGKILL)
+    for child in children.split():
+        _wait_for_end(int(child))
+    if left:
+        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "runs" / "r", force=False):
+            raise ZeroDivisionError
+        assert list((tmp_path / "runs").iterdir()) == []
+
+
+def _wait_for_end(child: int) -> None:
+    for _ in range(200):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the child outlives its parent")

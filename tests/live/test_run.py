@@ -1,0 +1,203 @@
+"""Live runs on virtual CPU devices: predicted, compiled and measured agree, times and traces are there."""
+
+import gzip
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from meshscope.analysis.join import compare
+from meshscope.backends.live.measurement import measured_of
+from meshscope.backends.live.names import HLO, TRACE, hlo_name
+from meshscope.events.enums import Phase, Source
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.store.read import read_run
+
+# What a shell or another test may have set: COLUMNS folds the lines that are looked for below.
+SET_OUTSIDE = {"XLA_FLAGS", "JAX_PLATFORMS", "COLUMNS"}
+ASK = ("--batch", "4", "--prompt", "8", "--output", "4", "--profiled-steps", "2")
+
+
+def meshscope(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshscope", *arguments]
+    environment = {k: v for k, v in os.environ.items() if k not in SET_OUTSIDE}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def live(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A run in float32, and the document that it printed."""
+    folder = tmp_path_factory.mktemp("live")
+    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--loop", "scan")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "request 3 of 3" in done.stderr
+    assert json.loads(done.stdout)["measured"]["findings"] == []
+    return folder / "r", json.loads(done.stdout)
+
+
+def test_predicted_compiled_and_measured_agree(live) -> None:
+    run = read_run(live[0])
+    assert run.sources == tuple(Source)
+    for source in (Source.COMPILED, Source.MEASURED):
+        found = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+        assert found.is_exact
+        assert found.matches
+    assert live[1]["verdict"]["verdict"] == "equal"
+
+
+def test_times_are_measured(live) -> None:
+    run, document = read_run(live[0]), live[1]
+    assert document["time"]["basis"] == "measured"
+    assert all(document["time"][name] > 0 for name in ("prefill_s", "decode_step_s", "e2e_s"))
+    assert document["latency"]["itl"]["n"] == 9
+    assert run.measured is not None
+    assert run.measured.n_profiled_steps == {Phase.PREFILL: 1, Phase.DECODE: 2}
+    assert run.measured.findings == ()
+    assert {load.device for load in run.measured.loads} == {0, 1, 2, 3}
+    assert {"prefill.compile", "decode.compile", "weights", "warm_up"} <= set(run.manifest.seconds)
+
+
+def test_every_executed_op_has_its_phase_step_and_layer(live) -> None:
+    ops = pl.read_parquet(live[0] / "trace" / "ops.parquet")
+    assert ops["is_joined"].all()
+    assert ops["phase"].null_count() == 0
+    assert sorted(ops["step"].unique()) == [0, 1, 2]
+    in_mlp = ops.filter(pl.col("kind") == "all_reduce", pl.col("part") == "mlp")
+    counts = in_mlp.group_by("layer", "step", "device").len()["len"]
+    assert counts.to_list() == [1] * (2 * 3 * 4)
+
+
+def test_traces_for_others_are_kept(live) -> None:
+    trace = live[0] / "trace"
+    with gzip.open(trace / "chrome.trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    assert (trace / "perfetto.pftrace").stat().st_size > 1000
+    assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
+
+
+def test_text_puts_the_sources_side_by_side(live) -> None:
+    shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
+    assert "every collective of every device is in it" in shown
+    assert "TTFT" in shown
+    assert "virtual devices share the cores" in shown
+    assert shown.rstrip().endswith("predicted = measured, exactly\ncompiled = measured, exactly")
+    compared = json.loads(
+        meshscope("compare", str(live[0]), "--json", folder=live[0].parent).stdout
+    )
+    assert set(compared["verdicts"].values()) == {"equal"}
+    assert len(compared["verdicts"]) == 3
+
+
+def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Path) -> None:
+    plan = (
+        "--topology",
+        "cpu:2",
+        "--plan",
+        "tp=2",
+        "--layers",
+        "1",
+        "--repeats",
+        "1",
+        "--dtype",
+        "bf16",
+    )
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "carries 16-bit collectives out in float32" in done.stdout
+    assert "predicted = measured, exactly" in done.stdout
+
+
+def test_hand_overs_of_a_pipeline_are_counted_too(config_file: Path, tmp_path: Path) -> None:
+    plan = ("--topology", "cpu:2", "--plan", "pp=2", "--repeats", "1")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "r")
+    assert run.measured is not None
+    assert run.measured.findings == ()
+    compiled = run.rows_of(Source.COMPILED)
+    modules = {phase: read_hlo(tmp_path / "r" / HLO / hlo_name(phase)) for phase in Phase}
+    profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
+
+    found = measured_of(profile, modules, compiled, n_steps={Phase.PREFILL: 1, Phase.DECODE: 2})
+
+    (words,) = found.findings
+    assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", words)
+
+
+def without_one_permute(profile: Profile) -> Profile:
+    ops = profile.ops
+    permutes = ops.instructions.filter(pl.col("hlo_name").str.contains("permute"))
+    events = ops.events.with_row_index()
+    lost = events.filter(pl.col("op").is_in(permutes["op"].implode()))["index"][0]
+    kept = events.filter(pl.col("index") != lost).drop("index")
+    return replace(profile, ops=replace(ops, events=kept))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
+    """Groups of tp span both processes, and both profiles are in the run."""
+    shared = ("--coordinator", f"127.0.0.1:{free_port()}", "--n-processes", "2", "--repeats", "1")
+    plan = (
+        "--topology",
+        "cpu:8",
+        "--plan",
+        "tp=4,dp=2",
+        *ASK,
+        "--layers",
+        "1",
+        "--out",
+        "r",
+        *shared,
+    )
+    with ThreadPoolExecutor() as both:
+        first, second = both.map(
+            lambda i: meshscope(
+                "run", str(config_file), *plan, "--process-id", str(i), folder=tmp_path
+            ),
+            range(2),
+        )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert (second.stdout, "process 0 writes the run" in second.stderr) == ("", True)
+    run = read_run(tmp_path / "r")
+    assert compare(run.rows_of(Source.PREDICTED), run.rows_of(Source.MEASURED)).is_exact
+    assert run.measured is not None
+    assert run.measured.findings == ()
+    assert {load.device for load in run.measured.loads} == set(range(8))
+    assert len(list((tmp_path / "r" / "trace").glob("*.xplane.pb"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--coordinator", "127.0.0.1:1"), "--coordinator HOST:PORT and --n-processes"),
+        (("--prompt-text", "a"), "Give --checkpoint DIR"),
+        (("--engine", "vllm"), "has no program to run"),
+        (("--topology", "v6e:2x2", "--plan", "tp=4"), "needs tpu devices"),
+    ],
+)
+def test_a_fault_of_the_user_is_one_message(
+    config_file: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    plan = ("--topology", "cpu:2", "--plan", "tp=2", "--prompt", "8", "--output", "4")
+    done = meshscope("run", str(config_file), *plan, *options, "--out", "runs/r", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*"))

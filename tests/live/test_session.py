@@ -1,0 +1,56 @@
+"""The cache between prefill and decode, which may lay it out in different ways."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.layout import Layout
+
+from meshscope.backends.live.session import Session, host_tokens
+from meshscope.events.enums import Phase
+from meshscope.programs.jax import build
+from meshscope.programs.jax.values import random_weights
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+
+class _SlotsLast:
+    """In the place of the compiler's choice, which on CPU is the usual layout."""
+
+    AUTO = Layout(major_to_minor=(0, 2, 3, 1))
+
+
+def _session(config_file: Path) -> Session:
+    experiment = experiment_of(
+        model=read_model(str(config_file)),
+        plan=parse_plan("dp=2,tp=2"),
+        topology=parse_topology("cpu:4"),
+        workload=Workload(batch=4, prompt=16, output=6),
+    )
+    return Session.started(
+        experiment,
+        jax.devices()[:4],
+        make_weights=lambda program: random_weights(program, seed=1),
+        prompt=np.arange(64, dtype=np.int32).reshape(4, 16),
+        told=lambda _: None,
+    )
+
+
+def test_a_cache_that_decode_lays_out_its_own_way_gives_the_same_tokens(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = _session(config_file)
+    monkeypatch.setattr(build, "MemoryLayout", _SlotsLast)
+    monkeypatch.setattr(
+        build, "_has_own_cache_layout", lambda _experiment, phase: phase is Phase.DECODE
+    )
+    own = _session(config_file)
+
+    assert "{1,3,2,0}" in own.hlo_texts()[Phase.DECODE].splitlines()[0]
+    assert host_tokens(own.request()[1]) == host_tokens(usual.request()[1])
+    cache = usual.new_cache()
+    assert usual.as_cache(cache) is cache

@@ -1,0 +1,59 @@
+"""The models that come with meshscope have the sizes that were published for them."""
+
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.weights import device_weight_bytes
+
+
+class Size(NamedTuple):
+    """Parameters as the model card or report gives them, in 1e9."""
+
+    model: str
+    n_billions: float
+
+
+# Model cards at huggingface.co, "Number of Parameters"; Llama 3.1: "The Llama 3 Herd of Models",
+# Table 3 and the card; Llama 2: its card.
+SIZES = [
+    Size("Qwen/Qwen3-32B", 32.8),
+    Size("Qwen/Qwen3-8B", 8.2),
+    Size("Qwen/Qwen3-4B", 4.0),
+    Size("Qwen/Qwen2.5-32B", 32.5),
+    Size("meta-llama/Llama-3.1-8B", 8.0),
+    Size("meta-llama/Llama-3.1-70B", 70.6),
+    Size("meta-llama/Llama-3.1-405B", 405.0),
+    Size("meta-llama/Llama-3.2-3B", 3.21),
+    Size("meta-llama/Llama-3.3-70B", 70.6),
+    Size("meta-llama/Llama-2-13B", 13.0),
+    Size("deepseek-ai/DeepSeek-V3.1-Base", 671),  # arXiv 2412.19437, table of the main model
+    Size("deepseek-ai/DeepSeek-V3", 671),
+    Size("deepseek-ai/DeepSeek-R1", 671),
+    Size("deepseek-ai/DeepSeek-V3.2", 671.9),  # V3 and its indexers: 61 x 13.96e6 more
+    Size("deepseek-ai/DeepSeek-V4-Flash-Base", 284),
+    Size("deepseek-ai/DeepSeek-V2-Lite", 15.7),
+    Size("mistralai/Mixtral-8x7B-v0.1", 46.7),  # arXiv 2401.04088: 47e9
+    Size("Qwen/Qwen3-30B-A3B", 30.5),
+    Size("Qwen/Qwen3-235B-A22B", 235),
+    Size("openai/gpt-oss-120b", 116.8),  # arXiv 2508.10925, table 1
+    Size("openai/gpt-oss-20b", 20.9),
+]
+
+
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: case.model)
+def test_parameter_count_is_the_published_one(case: Size) -> None:
+    """Two or three digits are published; 1 % tells a wrong geometry from rounding."""
+    n_parameters = device_weight_bytes(read_model(case.model), Plan(), "s8")  # one byte each
+    assert n_parameters == pytest.approx(case.n_billions * 1e9, rel=0.01)
+
+
+def test_every_model_of_the_catalog_is_held_to_a_published_size() -> None:
+    assert {case.model for case in SIZES} == set(CATALOG)
+
+
+def test_every_entry_stands_under_its_own_name_and_says_where_it_was_read() -> None:
+    assert all(name == entry.name and entry.source for name, entry in CATALOG.items())

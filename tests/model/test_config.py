@@ -1,0 +1,395 @@
+"""Configs of the Hugging Face kind: what is read, what is assumed, what is refused."""
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
+from meshscope.spec.model.model import (
+    Family,
+    GroupedAttention,
+    GroupScore,
+    Layer,
+    MixtureOfExperts,
+    Model,
+    Rope,
+    RopeType,
+    Scoring,
+)
+from meshscope.spec.model.stored import model_as_dict, model_from_dict
+
+SHARED_CONFIGS = Path(__file__).parents[2] / "../shared/data/configs"
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def _model(**changes: Any) -> Model:
+    """The model of the small config; a change to None takes the key away."""
+    config = {key: value for key, value in (LLAMA | changes).items() if value is not None}
+    return model_from_config(config, name="small", source="small.json")
+
+
+def test_a_config_with_the_least_keys_takes_the_defaults_of_transformers() -> None:
+    assert _model() == Model(
+        name="small",
+        family=Family.LLAMA,
+        layers=(Layer(), Layer()),
+        hidden=64,
+        ffn=96,
+        vocab=100,
+        attention=GroupedAttention(
+            n_heads=4,
+            n_kv_heads=4,
+            head_dim=16,
+            has_qkv_bias=False,
+            has_o_bias=False,
+            has_qk_norm=False,
+            rope=Rope(theta=10_000.0),
+        ),
+        norm_eps=1e-6,
+        has_tied_embeddings=False,
+        has_mlp_bias=False,
+        max_position=None,
+        source="small.json",
+    )
+
+
+@pytest.mark.parametrize("key", LLAMA)
+def test_a_needed_key_that_is_missing_is_named(key: str) -> None:
+    with pytest.raises(
+        SpecError, match=rf"small.json: the config has no '{key}'.*whole config.json"
+    ):
+        _model(**{key: None})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("hidden_size", "64", "'hidden_size' must be an integer, got '64'"),
+        ("hidden_size", 64.0, "'hidden_size' must be an integer"),
+        ("num_hidden_layers", True, "'num_hidden_layers' must be an integer"),
+        ("num_attention_heads", 0, "'num_attention_heads' must be positive, got 0"),
+        ("num_key_value_heads", 0, "'num_key_value_heads' must be positive, got 0"),
+        (
+            "num_key_value_heads",
+            3,
+            "num_attention_heads=4 is not a multiple of num_key_value_heads=3",
+        ),
+        ("vocab_size", -1, "'vocab_size' must be positive, got -1"),
+        ("max_position_embeddings", -1, "'max_position_embeddings' must be positive"),
+        ("num_attention_heads", 65, "'head_dim' must be positive, got 0"),
+        ("rms_norm_eps", "small", "'rms_norm_eps' must be a number"),
+        ("tie_word_embeddings", 1, "'tie_word_embeddings' must be true or false"),
+        ("model_type", ["llama"], "'model_type' must be a string"),
+        ("model_type", "mamba", "model family 'mamba' is not supported. Supported: llama"),
+        ("hidden_act", "gelu", "hidden_act='gelu' is not supported; the programs have 'silu'"),
+        ("use_sliding_window", True, "Set it to false"),
+        (
+            "rope_scaling",
+            {"rope_type": "longrope"},
+            "rope type 'longrope' is not supported. Supported: default",
+        ),
+        ("rope_scaling", {"rope_type": ["llama3"]}, "'rope_type' must be a string"),
+        ("rope_scaling", "linear", "'rope_scaling' must be an object, got 'linear'"),
+        ("rope_scaling", {"factor": "8"}, "'factor' must be a number"),
+    ],
+    ids=str,
+)
+def test_a_value_that_cannot_be_is_refused_by_its_key(key: str, value: Any, complaint: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        _model(**{key: value})
+    assert str(caught.value).startswith("small.json: ")
+    assert complaint in str(caught.value)
+
+
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        {"rope_theta": 500000.0, "rope_scaling": {"type": "llama3", **LLAMA3_ROPE}},
+        {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", **LLAMA3_ROPE}},
+    ],
+    ids=["rope_type", "type, the old name", "rope_parameters of transformers 5"],
+)
+def test_old_and_new_names_of_rope_scaling_mean_the_same(keys: dict[str, Any]) -> None:
+    assert _model(**keys).attention.rope == Rope(
+        theta=500_000.0, rope_type=RopeType.LLAMA3, factor=8.0, original_max_position=8192
+    )
+
+
+def test_linear_rope_scaling_keeps_its_factor() -> None:
+    rope = _model(rope_scaling={"type": "linear", "factor": 2}).attention.rope
+    assert rope == Rope(theta=10_000.0, rope_type=RopeType.LINEAR, factor=2.0)
+
+
+def test_null_rope_scaling_is_none() -> None:
+    config = LLAMA | {"rope_scaling": None}
+    model = model_from_config(config, name="small", source="small.json")
+    assert model.attention.rope.rope_type is RopeType.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("family", "has_qkv_bias", "has_o_bias", "has_qk_norm"),
+    [("llama", False, False, False), ("qwen2", True, False, False), ("qwen3", False, False, True)],
+)
+def test_families_differ_in_bias_and_norm(
+    family: str, *, has_qkv_bias: bool, has_o_bias: bool, has_qk_norm: bool
+) -> None:
+    attention = _model(model_type=family).attention
+    found = (attention.has_qkv_bias, attention.has_o_bias, attention.has_qk_norm)
+    assert found == (has_qkv_bias, has_o_bias, has_qk_norm)
+
+
+@pytest.mark.parametrize(
+    ("family", "head_dim"), [("llama", 64 // 4), ("qwen2", 64 // 4), ("qwen3", 128)]
+)
+def test_a_head_is_a_share_of_the_hidden_width_except_in_qwen3(family: str, head_dim: int) -> None:
+    assert _model(model_type=family).attention.head_dim == head_dim
+
+
+def test_attention_bias_of_llama_is_on_all_four_projections() -> None:
+    attention = _model(attention_bias=True).attention
+    assert (attention.has_qkv_bias, attention.has_o_bias) == (True, True)
+
+
+def test_a_folder_its_config_file_and_another_json_file_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    for path in (folder / "config.json", tmp_path / "other.json"):
+        path.write_text(json.dumps(LLAMA))
+
+    names = [
+        read_model(str(p)).name for p in (folder, folder / "config.json", tmp_path / "other.json")
+    ]
+
+    assert names == ["tiny-llama", "tiny-llama", "other"]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "qwen/qwen3-32b", "Qwen3-32B", "qwen3-32b"])
+def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
+    assert read_model(name).name == "Qwen/Qwen3-32B"
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"\xff\xfe\xfa", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"[1]", "must hold a JSON object, got list"),
+        (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES} bytes"),
+    ],
+    ids=["truncated", "not text", "nested too deep", "a list", "too large"],
+)
+def test_a_file_that_is_no_config_is_refused(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=complaint):
+        read_model(str(path))
+
+
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SpecError, match=r"config.json' cannot be read: Permission denied"):
+        read_model(str(path))
+
+
+@pytest.mark.parametrize("name", ["./no/such/folder", "missing.json", "~/model"])
+def test_a_path_that_is_not_there_is_not_looked_up_as_an_id(name: str) -> None:
+    with pytest.raises(SpecError, match=r"no config file at .* or a model id"):
+        read_model(name)
+
+
+@pytest.fixture
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise urllib.error.URLError("Network is unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+@pytest.mark.usefixtures("_offline")
+def test_without_a_network_an_unknown_id_is_refused_with_the_nearest_and_the_remedy() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_model("Qwen/Qwen3-33B")
+    assert str(caught.value) == (
+        "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-8B' or "
+        "'Qwen/Qwen3-4B'? Or give a config.json or a folder that has one. "
+        "The hub did not give it: <urlopen error Network is unreachable>."
+    )
+
+
+@pytest.mark.usefixtures("_offline")
+def test_the_catalog_needs_no_network() -> None:
+    assert [read_model(name).name for name in CATALOG] == list(CATALOG)
+
+
+def test_a_name_that_is_no_id_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: asked.append(args))
+    with pytest.raises(SpecError, match="unknown model 'llama'"):
+        read_model("llama")
+    assert asked == []
+
+
+class _Reply:
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def read(self, limit: int) -> bytes:
+        return self.text[:limit]
+
+
+def test_an_id_outside_the_catalog_is_read_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda *_, **__: _Reply(json.dumps(LLAMA).encode())
+    )
+    model = read_model("someone/small")
+    assert (model.name, model.hidden) == ("someone/small", 64)
+    assert model.source.endswith("/someone/small/resolve/main/config.json")
+
+
+PUBLISHED_AS = {
+    "Meta-Llama-3.1-8B": "Llama-3.1-8B",
+    "Meta-Llama-3.1-70B": "Llama-3.1-70B",
+    "Meta-Llama-3.1-405B": "Llama-3.1-405B",
+    "Llama-3.3-70B-Instruct": "Llama-3.3-70B",
+    "Llama-2-13b-hf": "Llama-2-13B",
+}
+OTHERS = {"qwen3_5_moe", "llama4", "deepseek"}  # families that the programs lack
+
+
+@pytest.mark.skipif(
+    not SHARED_CONFIGS.is_dir(), reason="the published configs are not beside the project"
+)
+def test_the_catalog_says_what_the_published_configs_say() -> None:
+    seen: set[str] = set()
+    for path in SHARED_CONFIGS.glob("*.json"):
+        if json.loads(path.read_text())["model_type"] in OTHERS:
+            continue
+        short_name = path.stem.split("--")[1]
+        published, entry = (
+            read_model(str(path)),
+            read_model(PUBLISHED_AS.get(short_name, short_name)),
+        )
+        unsaid = {"max_position": published.max_position} if entry.max_position is None else {}
+        assert replace(entry, name=published.name, source=published.source, **unsaid) == published
+        seen.add(entry.name)
+    without_config = {"deepseek-ai/DeepSeek-V3.1-Base", "deepseek-ai/DeepSeek-V4-Flash-Base"}
+    assert seen == set(CATALOG) - without_config
+
+
+@pytest.mark.skipif(
+    not SHARED_CONFIGS.is_dir(), reason="the published configs are not beside the project"
+)
+def test_families_that_the_programs_lack_are_refused_by_name() -> None:
+    others = [
+        path
+        for path in SHARED_CONFIGS.glob("*.json")
+        if json.loads(path.read_text())["model_type"] in OTHERS
+    ]
+    assert len(others) == len(OTHERS)
+    for path in others:
+        with pytest.raises(SpecError, match=r"is not supported. Supported: llama, qwen2, qwen3"):
+            read_model(str(path))
+
+
+DEEPSEEK: dict[str, Any] = LLAMA | {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+def test_a_deepseek_config_with_the_least_keys_takes_the_defaults_of_transformers() -> None:
+    model = model_from_config(DEEPSEEK, name="small", source="small.json")
+    assert [layer.name for layer in model.layers] == ["full/dense"] * 3 + ["full/moe"]
+    assert model.moe == MixtureOfExperts(
+        n_experts=16,
+        n_active=4,
+        ffn=8,
+        shared_ffn=16,
+        scoring=Scoring.SIGMOID,
+        is_normalized=True,
+        scale=2.5,
+        n_groups=4,
+        n_active_groups=2,
+        group_score=GroupScore.TOP2_SUM,
+        has_correction_bias=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not that of deepseek_v3"),
+        ({"topk_method": "greedy"}, "topk_method='greedy' is not supported for deepseek_v3"),
+        ({"n_group": 3}, "16 experts are not divisible by n_group=3"),
+        ({"topk_group": 5}, "4 experts a token cannot be chosen of 20"),
+        ({"num_experts_per_tok": 9}, "9 experts a token cannot be chosen of 8"),
+        ({"mlp_layer_types": ["dense"] * 3}, "'mlp_layer_types' must name one of dense, sparse"),
+        ({"mlp_layer_types": ["dense"] * 3 + ["wide"]}, "must name one of dense, sparse"),
+        ({"first_k_dense_replace": -1}, "'first_k_dense_replace' must be positive, got -1"),
+        ({"kv_lora_rank": None}, "the config has no 'kv_lora_rank'"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_by_their_key(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    config = {k: v for k, v in (DEEPSEEK | changes).items() if v is not None}
+    with pytest.raises(SpecError, match=complaint):
+        model_from_config(config, name="small", source="small.json")
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_stored_model_is_the_one_that_was_written(name: str) -> None:
+    model = read_model(name)
+    assert model_from_dict(json.loads(json.dumps(model_as_dict(model)))) == model

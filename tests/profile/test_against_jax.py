@@ -1,0 +1,50 @@
+"""Our reader against the one that JAX ships, event by event."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from made_profiles import GOLDEN, GPU_MI300, TPU_V6E, needs
+
+from meshscope.readers.profile.xplane import read_xspace
+
+profiler = pytest.importorskip("jax.profiler", reason="JAX is not installed")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        GOLDEN,
+        pytest.param(TPU_V6E, marks=needs(TPU_V6E)),
+        pytest.param(GPU_MI300, marks=needs(GPU_MI300)),
+    ],
+    ids=["cpu", "tpu", "gpu"],
+)
+def test_events_names_times_and_stats_equal_those_that_jax_reads(
+    path: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "a.xplane.pb"
+    content = path.read_bytes()
+    plain.write_bytes(gzip.decompress(content) if path.suffix == ".gz" else content)
+    theirs = list(profiler.ProfileData.from_file(str(plain)).planes)
+    ours = read_xspace(plain).planes
+    assert [plane.name for plane in ours] == [plane.name for plane in theirs]
+    for plane, other in zip(ours, theirs, strict=True):
+        lines = list(other.lines)
+        assert plane.lines["name"].to_list() == [line.name for line in lines]
+        names = plane.kinds["name"]
+        own = plane.events.with_columns(names.gather(plane.events["kind"]).alias("name"))
+        rows = own.iter_rows(named=True)
+        for line in lines:
+            for event in line.events:
+                row = next(rows)
+                assert row["name"] == event.name
+                start_ns = plane.origin_ns + row["start_ps"] / 1000
+                assert start_ns == pytest.approx(event.start_ns, rel=0, abs=1)
+                assert row["dur_ps"] / 1000 == pytest.approx(event.duration_ns, rel=0, abs=1)
+                for stat, value in dict(event.stats).items():  # the last of two of one name
+                    if not isinstance(value, bytes):
+                        own_value = row[f"stat.{stat}"]
+                        # A number among texts is a text, among floats a float.
+                        assert own_value == value or own_value == str(value)
+        assert next(rows, None) is None

@@ -1,0 +1,196 @@
+"""Executions, steps and the join: every op once, with what its program tells."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import polars as pl
+import pytest
+from made_profiles import (
+    DONE,
+    FUSION,
+    GOLDEN,
+    REDUCE,
+    START,
+    TPU_V6E,
+    WHILE,
+    Event,
+    Line,
+    Plane,
+    needs,
+    tpu,
+    write,
+)
+
+from meshscope.events.schema import POLARS_SCHEMA
+from meshscope.readers.profile.executions import executions
+from meshscope.readers.profile.faults import TraceError
+from meshscope.readers.profile.joining import EXTRA_SCHEMA, join_hlo, with_hlo
+from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.steps import ops_in_steps, phase_of, steps_of
+from meshscope.readers.profile.waiting import wire_rates
+
+PS = 1e-12
+
+
+def read(tmp_path: Path, *planes: Plane) -> Profile:
+    return read_profile(write(tmp_path / "a.xplane.pb", *planes))
+
+
+def golden_facts() -> dict[tuple[str, str], dict[str, object]]:
+    told = json.loads((GOLDEN.parent / "cpu8.json").read_text())
+    kinds = {"all-reduce": "all_reduce", "all-gather": "all_gather"}
+    return {
+        (module, name): {
+            "kind": kinds[facts["opcode"]],
+            "opcode": facts["opcode"],
+            "groups": [[int(d) for d in g.split(",")] for g in facts["groups"][2:-2].split("},{")],
+            "part": "mlp",
+            "axis": "tp",
+            "payload_bytes": 4096,
+            "dtype": "f32",
+            **({"layers": [0, 1]} if facts["opcode"] == "all-reduce" else {}),
+        }
+        for module, instructions in told.items()
+        for name, facts in instructions.items()
+    }
+
+
+def test_a_pair_is_one_execution_from_its_start_to_its_end(tmp_path: Path) -> None:
+    ops = read(tmp_path, tpu(Event(START, 0, 5), Event(FUSION, 10, 20), Event(DONE, 50, 40))).ops
+    rows = executions(ops)
+    assert rows.select("hlo_name", "is_async", "is_paired").rows() == [
+        ("cs.1", True, True),
+        ("fusion.1", False, True),
+    ]
+    assert rows["dur_s"].to_list() == pytest.approx([90 * PS, 20 * PS])
+    assert rows["exposed_s"].to_list() == pytest.approx([45 * PS, 20 * PS])
+
+
+def test_a_transfer_tells_the_time_of_its_pair(tmp_path: Path) -> None:
+    halves = (Event(START, 0, 5), Event(DONE, 50, 40), Event(START, 100, 5), Event(DONE, 150, 40))
+    moved = (Event(START, 2, 70), Event(START, 102, 75))
+    rows = executions(read(tmp_path, tpu(*halves, asynchronous=moved)).ops)
+    assert rows["start_s"].to_list() == pytest.approx([2 * PS, 102 * PS])
+    assert rows["dur_s"].to_list() == pytest.approx([70 * PS, 75 * PS])
+    assert rows["exposed_s"].to_list() == pytest.approx([45 * PS, 45 * PS])
+
+
+def test_halves_without_their_partner_stay_and_say_so(tmp_path: Path) -> None:
+    rows = executions(read(tmp_path, tpu(Event(DONE, 0, 5), Event(START, 10, 5))).ops)
+    assert rows.select("hlo_name", "is_paired").rows() == [("cd.1", False), ("cs.1", False)]
+
+
+def test_containers_are_not_executions(tmp_path: Path) -> None:
+    rows = executions(read(tmp_path, tpu(Event(WHILE, 0, 90), Event(REDUCE, 0, 40))).ops)
+    assert rows["hlo_name"].to_list() == ["ar.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("jit_decode", "decode"),
+        ("jit_prefill(12)", "prefill"),
+        ("Prefill", "prefill"),
+        ("decoder_init", None),
+        ("prefill_and_decode", None),
+        ("jit_f", None),
+    ],
+)
+def test_a_phase_is_a_word_of_the_name(name: str, phase: str | None) -> None:
+    assert phase_of(name) == phase
+
+
+def test_steps_of_a_device_stand_above_those_of_the_host(tmp_path: Path) -> None:
+    host = Plane("/host:CPU", [Line("python", [Event("decode", 0, 500, {"step_num": 5})])])
+    profile = read(tmp_path, host, tpu(Event(FUSION, 10, 20)))
+    assert ops_in_steps(profile).events.select("phase", "step").rows() == [("decode", 1)]
+    assert steps_of(profile).select("name", "step").rows() == [("decode", 5), ("1", 1)]
+
+
+def test_an_op_of_a_cpu_is_in_the_step_that_launched_its_run(tmp_path: Path) -> None:
+    """Dispatch runs ahead: the op executes while the host is in the next step already."""
+    run = {"run_id": 3}
+    op = {"hlo_op": "fusion.1", "hlo_module": "jit_f", "device_ordinal": 0, **run}
+    python = [
+        Event("prefill", 0, 100, {"step_num": 0}),
+        Event("Execute (jit_f)", 50, 5, run),
+        Event("decode", 100, 100, {"step_num": 1}),
+    ]
+    lines = [Line("python", python), Line("worker", [Event("fusion.1", 120, 30, op)])]
+    ops = ops_in_steps(read(tmp_path, Plane("/host:CPU", lines)))
+    assert ops.events.select("phase", "step").rows() == [("prefill", 0)]
+
+
+def test_the_join_fills_the_event_table(tmp_path: Path) -> None:
+    profile = read(tmp_path, tpu(Event(REDUCE, 10, 500)))
+    facts = {"layer": 4, "part": "mlp", "axis": "tp", "groups": [[0, 1, 2, 3]], "stage": 1}
+    table = join_hlo(ops_in_steps(profile), {("jit_decode", "ar.1"): facts})
+    assert dict(table.schema) == {**POLARS_SCHEMA, **EXTRA_SCHEMA}
+    row = {name: value for name, value in table.to_dicts()[0].items() if value is not None}
+    assert row == {
+        "source": "measured", "phase": "decode", "layer": 4, "part": "mlp", "kind": "all_reduce",
+        "opcode": "all-reduce", "axis": "tp", "group_size": 4, "n_groups": 1,
+        "groups": [[0, 1, 2, 3]], "dtype": "f32", "shape": [4], "payload_bytes": 16,
+        "wire_bytes": 24.0, "stage": 1, "count": 1, "n_steps": 1, "is_async": False,
+        "start_s": pytest.approx(10 * PS), "dur_s": pytest.approx(500 * PS),
+        "exposed_s": pytest.approx(500 * PS), "time_basis": "measured", "device": 3,
+        "hlo_name": "ar.1", "source_line": "model.py:7", "module": "jit_decode", "run_id": 7,
+        "step": 1, "host": 0, "line": 1, "is_paired": True, "is_joined": True,
+    }  # fmt: skip
+
+
+def test_a_frame_joins_like_a_mapping(tmp_path: Path) -> None:
+    ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 10, 500))))
+    facts = {"layer": 4, "wire_bytes": Fraction(7, 1).__float__()}
+    frame = pl.DataFrame([{"module": "jit_decode", "hlo_name": "ar.1", **facts}])
+    assert join_hlo(ops, frame).equals(join_hlo(ops, {("jit_decode", "ar.1"): facts}))
+
+
+def test_the_phase_that_the_program_tells_stands_above_that_of_the_profile(tmp_path: Path) -> None:
+    ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))))
+    table = join_hlo(ops, {("jit_decode", "ar.1"): {"phase": "prefill"}})
+    assert table["phase"].to_list() == ["prefill", "decode"]
+
+
+def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None:
+    ops = read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))).ops
+    table = join_hlo(ops, {("jit_decode", "ar.1"): {"layer": 0}})
+    assert table.select("hlo_name", "is_joined", "axis_reason").rows() == [
+        ("ar.1", True, None),
+        ("fusion.1", False, "the HLO given has no such instruction"),
+    ]
+
+
+def test_a_profile_of_another_program_is_told_with_both_names(tmp_path: Path) -> None:
+    ops = read(tmp_path, tpu(Event(REDUCE, 0, 5))).ops
+    with pytest.raises(TraceError, match=r"'jit_decode'.*'jit_train'.*run that was profiled"):
+        join_hlo(ops, {("jit_train", "ar.1"): {"layer": 0}})
+
+
+def test_what_the_hlo_calls_a_loop_is_a_container(tmp_path: Path) -> None:
+    ops = read(tmp_path, tpu(Event(FUSION, 0, 9))).ops
+    known = with_hlo(ops, {("jit_decode", "fusion.1"): {"opcode": "while"}})
+    assert known.events["role"].to_list() == ["container"]
+
+
+def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
+    """Two all-reduces in a loop over layers and one all-gather, a run; 8 devices, 1 + 3 runs."""
+    profile = read_profile(GOLDEN)
+    table = join_hlo(ops_in_steps(profile), golden_facts())
+    found = table.filter(pl.col("kind").is_not_null())
+    counts = found.group_by("phase", "step", "kind", "layer").len().sort(pl.all())
+    per_step = [("all_gather", None, 8), ("all_reduce", 0, 8), ("all_reduce", 1, 8)]
+    steps = [("decode", 0), ("decode", 1), ("decode", 2), ("prefill", 0)]
+    assert counts.rows() == [(*step, *row) for step in steps for row in per_step]
+    assert set(found["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
+
+
+@needs(TPU_V6E)
+def test_the_recorded_v6e_profile_gives_44_1_gb_a_second_on_the_wire() -> None:
+    rates = wire_rates(join_hlo(read_profile(TPU_V6E).ops, {})).to_dicts()
+    assert len(rates) == 1
+    assert rates[0]["n_events"] == 12
+    assert rates[0]["wire_bytes"] == 5_368_709_120
+    assert round(rates[0]["wire_bytes_per_s"] / 1e9, 1) == 44.1
+    assert rates[0]["wait_s"] is None, "the partners are on the other host, which was not recorded"

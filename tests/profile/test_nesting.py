@@ -1,0 +1,72 @@
+"""Nesting and covering against brute force, over random intervals of every kind."""
+
+import numpy as np
+import pytest
+
+from meshscope.readers.profile.nesting import covered_length, holds_another, innermost
+
+
+def random_intervals(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Starts, ends, lines and marks of up to 40 intervals on a small grid, so that ends coincide."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(0, 40))
+    start = random.integers(0, 20, n)
+    return (
+        start,
+        start + random.integers(0, 12, n),
+        random.integers(0, 3, n),
+        random.random(n) < 0.2,
+    )
+
+
+def first_of_equals(i: int, j: int, outer: np.ndarray) -> bool:
+    return (not outer[i], i) < (not outer[j], j)
+
+
+def held_by_brute_force(start, end, line, outer) -> list[bool]:
+    def holds(i: int, j: int) -> bool:
+        if i == j or line[i] != line[j] or start[j] == end[j]:
+            return False
+        if (start[i], end[i]) == (start[j], end[j]):
+            return first_of_equals(i, j, outer)
+        return start[i] <= start[j] and end[j] <= end[i]
+
+    n = range(len(start))
+    return [any(holds(i, j) for j in n) for i in n]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_holding_another_equals_brute_force(seed: int) -> None:
+    start, end, line, outer = random_intervals(seed)
+    found = holds_another(start, end, line=line, outer=outer)
+    assert found.tolist() == held_by_brute_force(start, end, line, outer)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_innermost_equals_brute_force(seed: int) -> None:
+    start, end, _, _ = random_intervals(seed)
+    at = np.arange(-1, 35)
+    found = innermost(start, end, at=at)
+    for time, index in zip(at, found, strict=True):
+        holding = [i for i in range(len(start)) if start[i] <= time < end[i]]
+        if not holding:
+            assert index == -1
+        else:
+            best = max((start[i], -end[i]) for i in holding)
+            assert index in holding
+            assert (start[index], -end[index]) == best
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_covered_length_equals_a_grid(seed: int) -> None:
+    start, end, _, _ = random_intervals(seed)
+    grid = {t for s, e in zip(start, end, strict=True) for t in range(s, e)}
+    assert covered_length(start, end) == len(grid)
+
+
+def test_a_deep_pile_of_intervals_takes_no_recursion() -> None:
+    n = 200_000
+    start, end = np.arange(n), np.arange(2 * n, n, -1)
+    held = holds_another(start, end, line=np.zeros(n, int), outer=np.zeros(n, bool))
+    assert held.sum() == n - 1
+    assert innermost(start, end, at=np.array([n]))[0] == n - 1

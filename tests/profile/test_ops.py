@@ -1,0 +1,157 @@
+"""Ops out of planes of TPUs, GPUs and CPUs: what they are, and what merely contains them."""
+
+from pathlib import Path
+
+import pytest
+from made_profiles import (
+    DONE,
+    FUSION,
+    GOLDEN,
+    GPU_MI300,
+    REDUCE,
+    START,
+    TPU_V6E,
+    WHILE,
+    Event,
+    Line,
+    Plane,
+    Ref,
+    needs,
+    tpu,
+    write,
+)
+
+from meshscope.readers.profile.ops import EVENTS_SCHEMA, INSTRUCTIONS_SCHEMA, Ops, ops_of
+from meshscope.readers.profile.xplane import read_xspace
+
+
+def read_ops(tmp_path: Path, *planes: Plane) -> Ops:
+    return ops_of(read_xspace(write(tmp_path / "a.xplane.pb", *planes)))
+
+
+def roles(ops: Ops) -> list[tuple[str, str]]:
+    return ops.wide().sort("start_s", maintain_order=True).select("hlo_name", "role").rows()
+
+
+def test_an_op_of_a_tpu_tells_what_event_and_metadata_hold(tmp_path: Path) -> None:
+    ops = read_ops(tmp_path, tpu(Event(REDUCE, 10, 500)))
+    facts = ops.wide().to_dicts()[0]
+    assert facts | {"text": ""} == {
+        "op": 0, "host": 0, "plane": 0, "line": 1, "device": 3, "core": None, "run_id": 7,
+        "start_s": pytest.approx(10e-12), "dur_s": pytest.approx(500e-12), "role": "leaf",
+        "module": "jit_decode", "program_id": 12345678901234567890, "hlo_name": "ar.1",
+        "opcode": "all-reduce", "kind": "all_reduce", "category": "all-reduce", "starts": None,
+        "op_name": "jit(f)/decode/mlp/psum", "source_line": "model.py:7", "flops": 11,
+        "bytes_accessed": 2**40, "dtype": "f32", "shape": [4], "payload_bytes": 16,
+        "groups_text": "{{0,1}}", "groups": [[0, 1]], "text": "",
+    }  # fmt: skip
+
+
+def test_a_while_and_what_holds_others_are_containers(tmp_path: Path) -> None:
+    ops = read_ops(
+        tmp_path, tpu(Event(WHILE, 0, 400), Event(FUSION, 0, 400), Event(REDUCE, 500, 9))
+    )
+    assert roles(ops) == [("while.1", "container"), ("fusion.1", "leaf"), ("ar.1", "leaf")]
+
+
+def test_a_while_whose_body_was_lost_adds_nothing(tmp_path: Path) -> None:
+    assert roles(read_ops(tmp_path, tpu(Event(WHILE, 0, 400)))) == [("while.1", "container")]
+
+
+def test_an_op_that_holds_another_is_a_container_whatever_its_name(tmp_path: Path) -> None:
+    ops = read_ops(tmp_path, tpu(Event(FUSION, 0, 400), Event(REDUCE, 5, 9)))
+    assert roles(ops) == [("fusion.1", "container"), ("ar.1", "leaf")]
+
+
+def test_module_and_step_lines_are_no_ops(tmp_path: Path) -> None:
+    assert read_ops(tmp_path, tpu(Event(FUSION, 0, 9))).events.height == 1
+
+
+def test_a_done_is_covered_only_by_a_start_that_lasts_beyond_it(tmp_path: Path) -> None:
+    short = read_ops(tmp_path, tpu(Event(START, 0, 5), Event(DONE, 50, 40)))
+    assert roles(short) == [("cs.1", "leaf"), ("cd.1", "leaf")]
+    streams = [Line("Stream #1", [Event("k1", 0, 100, {"hlo_op": Ref("all-reduce-start.1")})])]
+    streams += [Line("Stream #2", [Event("k2", 50, 40, {"hlo_op": Ref("all-reduce-done.1")})])]
+    covered = read_ops(tmp_path, Plane("/device:GPU:0", streams))
+    assert roles(covered) == [("all-reduce-start.1", "leaf"), ("all-reduce-done.1", "covered")]
+
+
+def test_transfers_beside_the_ops_are_told_as_such(tmp_path: Path) -> None:
+    plane = tpu(Event(START, 0, 5), Event(DONE, 50, 40), asynchronous=(Event(START, 1, 80),))
+    assert sorted(role for _, role in roles(read_ops(tmp_path, plane))) == [
+        "leaf",
+        "leaf",
+        "transfer",
+    ]
+
+
+def test_sparse_cores_are_told_from_the_main_core(tmp_path: Path) -> None:
+    ops = read_ops(
+        tmp_path, tpu(Event(FUSION, 0, 9)), tpu(Event(FUSION, 0, 5), core=" SparseCore 0")
+    )
+    assert ops.events.select("device", "core").rows() == [(3, None), (3, 0)]
+    assert ops.instructions.height == 1
+
+
+def test_kernels_of_a_gpu_keep_their_op_and_derived_lines_are_left_out(tmp_path: Path) -> None:
+    stats = {"hlo_op": Ref("fusion.3"), "hlo_module": Ref("jit_decode"), "program_id": 5}
+    nccl = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)"
+    plane = Plane(
+        "/device:GPU:1",
+        [
+            Line("Stream #20(Compute)", [Event("loop_fusion", 5, 7, stats), Event(nccl, 20, 7)]),
+            Line("XLA Ops", [Event("fusion.3", 5, 7, stats)]),
+            Line("XLA Modules", [Event("jit_decode", 5, 30)]),
+        ],
+    )
+    ops = read_ops(tmp_path, plane).wide()
+    assert ops.select("device", "module", "program_id", "kind").rows() == [
+        (1, "jit_decode", 5, None),
+        (1, None, None, "all_gather"),
+    ]
+
+
+def test_launches_on_the_host_are_no_ops_of_a_cpu(tmp_path: Path) -> None:
+    stats = {"hlo_op": Ref("fusion.3"), "hlo_module": Ref("jit_decode"), "device_ordinal": 2}
+    line = Line("t", [Event("fusion.3", 5, 7, stats), Event("cuLaunchKernel", 1, 2, stats)])
+    ops = read_ops(tmp_path, Plane("/host:CPU", [line])).wide()
+    assert ops.select("hlo_name", "device").rows() == [("fusion.3", 2)]
+
+
+def test_a_profile_without_ops_has_empty_tables_of_the_schema(tmp_path: Path) -> None:
+    ops = read_ops(tmp_path, Plane("/host:CPU", [Line("t", [Event("e", 0, 1)])]))
+    assert dict(ops.events.schema) == EVENTS_SCHEMA
+    assert dict(ops.instructions.schema) == INSTRUCTIONS_SCHEMA
+    assert ops.events.is_empty()
+
+
+def test_the_recorded_cpu_profile_has_every_op_of_every_device() -> None:
+    """4 runs, 8 devices: each run has two turns of a loop of four ops, and four ops around it."""
+    ops = ops_of(read_xspace(GOLDEN)).wide()
+    psums = ops.filter(ops["hlo_name"] == "psum.7")
+    assert psums.group_by("device").len()["len"].to_list() == [8] * 8
+    assert ops.filter(ops["role"] == "container")["opcode"].to_list() == ["while"] * 32
+
+
+@needs(GPU_MI300)
+def test_the_recorded_gpu_profile_has_its_kernels_once() -> None:
+    space = read_xspace(GPU_MI300)
+    n_kernels = sum(len(p.events) for p in space.planes if p.name.startswith("/device:GPU"))
+    assert ops_of(space).events.height == n_kernels == 235
+
+
+@needs(TPU_V6E)
+def test_the_recorded_v6e_profile_has_the_collectives_that_its_origin_states() -> None:
+    ops = ops_of(read_xspace(TPU_V6E)).wide()
+    found = ops.filter(ops["kind"].is_not_null())
+    assert found.group_by("device").len()["len"].to_list() == [3] * 4
+    told = found.select("kind", "dtype", "shape", "payload_bytes", "groups_text", "groups", "role")
+    assert told.unique().rows() == [
+        (
+            "all_reduce", "f32", [5, 1024, 1024, 256], 5_368_709_120, "[4,2]<=[2,4]T(1,0)",
+            [[0, 4], [1, 5], [2, 6], [3, 7]], "leaf",
+        )
+    ]  # fmt: skip
+    assert (found["bytes_accessed"] == 2 * found["payload_bytes"]).all()
+    assert round(found["dur_s"].min() * 1e3, 2) == 121.69
+    assert round(found["dur_s"].max() * 1e3, 2) == 121.72

@@ -1,0 +1,141 @@
+"""Traces for others hold every event, on nesting tracks, whatever its name."""
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from made_profiles import FUSION, GOLDEN, REDUCE, TPU_V6E, Event, Line, Plane, needs, tpu, write
+
+from meshscope.readers.profile.chrome import write_chrome_trace
+from meshscope.readers.profile.perfetto import write_perfetto_trace
+from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.wire import fields
+
+HOSTILE = '"},{"ph":"X\x00\x1b[31m\u202e\n' + "x" * 1_000_000
+
+
+def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
+    path = tmp_path / "t.trace.json.gz"
+    write_chrome_trace(profile, path)
+    assert [p.name for p in tmp_path.glob("*.partial")] == []
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
+    """Fields of a message by number: numbers, or the spans of texts and messages."""
+    found: dict[int, list[object]] = defaultdict(list)
+    for part in fields(data, start, end):
+        found[part.number].append((part.value, part.end) if part.wire == 2 else part.value)
+    return found
+
+
+def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, int, int, int]]:
+    """(process, track, name, begin, end) of all slices, by a reading of our own that checks nesting."""
+    path = tmp_path / "t.perfetto-trace"
+    write_perfetto_trace(profile, path)
+    data = path.read_bytes()
+    names: dict[int, str] = {}
+    tracks: dict[int, tuple[str, str]] = {}
+    open_slices: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    slices = []
+    for span in message(data, 0, len(data))[1]:
+        packet = message(data, *span)
+        assert packet[10] == [1]
+        for interned in packet[12]:
+            entry = message(data, *message(data, *interned)[2][0])
+            names[entry[1][0]] = data[slice(*entry[2][0])].decode()
+        for descriptor in packet[60]:
+            told = message(data, *descriptor)
+            if told[3]:
+                name = message(data, *told[3][0])[6][0]
+                tracks[told[1][0]] = ("", data[slice(*name)].decode())
+            else:
+                parent = tracks[told[5][0]][1]
+                tracks[told[1][0]] = (parent, data[slice(*told[2][0])].decode())
+        for event in packet[11]:
+            told, (time,) = message(data, *event), packet[8]
+            pile = open_slices[told[11][0]]
+            if told[9] == [1]:
+                assert not pile or time >= pile[-1][1]
+                pile.append((names[told[10][0]], time))
+            else:
+                name, begin = pile.pop()
+                slices.append((*tracks[told[11][0]], name, begin, time))
+    assert not any(open_slices.values())
+    return slices
+
+
+def read(tmp_path: Path, *planes: Plane) -> Profile:
+    return read_profile(write(tmp_path / "h.xplane.pb", *planes))
+
+
+def test_a_chrome_trace_has_the_form_of_the_tpu_profilers(tmp_path: Path) -> None:
+    events = chrome(
+        read(tmp_path, tpu(Event(REDUCE, 2_000_000, 3_500_000, {"run_id": 7}))), tmp_path
+    )
+    named = {
+        (e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["name"].endswith("_name")
+    }
+    assert named == {
+        (1, None): "/device:TPU:3", (1, 1): "XLA Modules", (1, 2): "XLA Ops", (1, 4): "Steps",
+    }  # fmt: skip
+    (op,) = [event for event in events if event["name"] == "ar.1"]
+    assert op == {
+        "ph": "X", "pid": 1, "tid": 2, "ts": 2.0, "dur": 3.5, "name": "ar.1",
+        "args": {
+            "bytes_accessed": str(2**40), "flops": "11", "hlo_category": "all-reduce",
+            "long_name": REDUCE, "program_id": "12345678901234567890", "run_id": "7",
+            "source": "model.py:7", "tf_op": "jit(f)/decode/mlp/psum:",
+        },
+    }  # fmt: skip
+
+
+def test_hostile_names_neither_break_a_trace_nor_fill_it(tmp_path: Path) -> None:
+    plane = Plane("/device:TPU:0", [Line(HOSTILE, [Event(HOSTILE, 0, 1, {"note": HOSTILE})])])
+    profile = read(tmp_path, plane)
+    events = chrome(profile, tmp_path)
+    assert [event["ph"] for event in events] == ["M"] * 4 + ["X"]
+    shown = events[-1]["name"]
+    assert shown.endswith(f"... [{len(HOSTILE):,} characters]")
+    assert not {"\x00", "\x1b", "\u202e"} & set(shown)
+    assert len(json.dumps(events)) < 20_000
+    ((_, _, name, _, _),) = perfetto_slices(profile, tmp_path)
+    assert name == shown
+
+
+def test_slices_that_overlap_without_nesting_go_on_further_tracks(tmp_path: Path) -> None:
+    events = [Event("a", 0, 9_000), Event("b", 5_000, 9_000), Event("c", 6_000, 2_000)]
+    slices = perfetto_slices(read(tmp_path, Plane("p", [Line("Async", events)])), tmp_path)
+    assert sorted(slices) == [
+        ("p", "Async", n, s, e) for n, s, e in [("a", 0, 9), ("b", 5, 14), ("c", 6, 8)]
+    ]
+
+
+def test_hosts_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
+    for name in ("h0", "h1"):
+        write(tmp_path / f"{name}.xplane.pb", tpu(Event(FUSION, 5_000, 9_000)))
+    slices = perfetto_slices(read_profile(tmp_path), tmp_path)
+    told = [(process, begin) for process, _, name, begin, _ in slices if name == "fusion.1"]
+    assert told == [("h0 /device:TPU:3", 5), ("h1 /device:TPU:3", 5)]
+
+
+@pytest.mark.parametrize(
+    "path", [GOLDEN, pytest.param(TPU_V6E, marks=needs(TPU_V6E))], ids=["cpu", "tpu"]
+)
+def test_both_traces_hold_every_event(path: Path, tmp_path: Path) -> None:
+    profile = read_profile(path)
+    planes = [plane for space in profile.spaces for plane in space.planes]
+    n_events = sum(len(plane.events) for plane in planes)
+    total_us = sum(plane.events["dur_ps"].sum() for plane in planes) / 1e6
+    slices = [event for event in chrome(profile, tmp_path) if event["ph"] == "X"]
+    assert len(slices) == n_events
+    assert sum(event["dur"] for event in slices) == pytest.approx(total_us)
+    assert len(perfetto_slices(profile, tmp_path)) == n_events
+
+
+def test_an_empty_profile_is_an_empty_trace(tmp_path: Path) -> None:
+    profile = read(tmp_path, Plane("p"))
+    assert chrome(profile, tmp_path) == []
+    assert perfetto_slices(profile, tmp_path) == []

@@ -1,0 +1,209 @@
+"""What a profile holds comes out in tables, whole and exact; what is damaged is told."""
+
+import gzip
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, needs, number, span, write
+
+from meshscope.readers.profile import events, source
+from meshscope.readers.profile.faults import TraceError
+from meshscope.readers.profile.xplane import read_xspace
+
+CHIP = Plane(
+    name="/device:TPU:0",
+    lines=[
+        Line("XLA Ops", [Event("a", 5, 7), Event("b", 2**40, 3, {"run_id": -4})], timestamp_ns=100),
+        Line("Steps", [], timestamp_ns=3),
+        Line("Async XLA Ops", [Event("a", 1, 0, {"run_id": 2**40, "flow": Ref("x")})], 101),
+    ],
+    stats={"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0},
+    kind_stats={"a": {"hlo_category": Ref("all-reduce"), "bytes_accessed": Unsigned(2**63 + 1)}},
+    display_names={"b": "b, displayed"},
+)
+
+
+def read(tmp_path: Path, *planes: Plane, **options: object) -> object:
+    return read_xspace(write(tmp_path / "host1.xplane.pb", *planes), **options)
+
+
+def stat_column(tmp_path: Path, *values: object) -> pl.Series:
+    """The column of a stat that successive events have with these values; None is without."""
+    events = [
+        Event("e", at, 1, {} if value is None else {"s": value}) for at, value in enumerate(values)
+    ]
+    space = read(tmp_path, Plane("p", [Line("l", events)]))
+    return space.planes[0].events["stat.s"]
+
+
+def test_events_keep_line_kind_and_exact_times_from_the_origin_of_the_plane(tmp_path: Path) -> None:
+    plane = read(tmp_path, CHIP).planes[0]
+    assert plane.origin_ns == 100
+    assert plane.events.select("line", "kind", "start_ps", "dur_ps").rows() == [
+        (0, 0, 5, 7),
+        (0, 1, 2**40, 3),
+        (2, 0, 1001, 0),
+    ]
+
+
+def test_lines_and_kinds_keep_their_names(tmp_path: Path) -> None:
+    plane = read(tmp_path, CHIP).planes[0]
+    assert plane.lines.select("name", "n_events", "timestamp_ns").rows() == [
+        ("XLA Ops", 2, 100),
+        ("Steps", 0, 3),
+        ("Async XLA Ops", 1, 101),
+    ]
+    assert plane.kinds.select("name", "display_name").rows() == [("a", ""), ("b", "b, displayed")]
+
+
+def test_stats_of_kinds_and_planes_are_read(tmp_path: Path) -> None:
+    plane = read(tmp_path, CHIP).planes[0]
+    assert plane.kinds["stat.hlo_category"].to_list() == ["all-reduce", None]
+    assert plane.kinds["stat.bytes_accessed"].to_list() == [2**63 + 1, None]
+    assert plane.stats == {"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0}
+
+
+def test_stats_of_events_are_null_where_an_event_has_none(tmp_path: Path) -> None:
+    events = read(tmp_path, CHIP).planes[0].events
+    assert events["stat.run_id"].to_list() == [None, -4, 2**40]
+    assert events["stat.flow"].to_list() == [None, None, "x"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, 127, -128, 128, 2**15, -(2**31), 2**62],
+        [Unsigned(2**64 - 1), 5],
+        [1.5, -0.0, None, 1e300],
+        ["x", None, "", "x"],
+        [Ref("x"), "y", Ref("z"), "x"],
+    ],
+    ids=["integers", "unsigned", "floats", "texts", "references"],
+)
+def test_a_stat_keeps_its_values(tmp_path: Path, values: list[object]) -> None:
+    assert stat_column(tmp_path, *values).to_list() == values
+
+
+def test_a_number_among_floats_is_a_float_and_among_texts_a_text(tmp_path: Path) -> None:
+    assert stat_column(tmp_path, 1.5, 2, Unsigned(2**63)).to_list() == [1.5, 2.0, 2.0**63]
+    assert stat_column(tmp_path, "x", 2, 2.5, None).to_list() == ["x", "2", "2.5", None]
+
+
+def test_bytes_are_told_by_their_number(tmp_path: Path) -> None:
+    assert stat_column(tmp_path, b"\xff\x00", b"").to_list() == ["<2 bytes>", "<0 bytes>"]
+
+
+def test_unwanted_stats_are_left_out(tmp_path: Path) -> None:
+    space = read(tmp_path, CHIP, stats={"flow"})
+    assert [c for c in space.planes[0].events.columns if "stat" in c] == ["stat.flow"]
+
+
+def test_an_event_of_an_unknown_kind_is_kept_under_its_id(tmp_path: Path) -> None:
+    line = span(2, "l") + span(4, number(1, 77) + number(3, 9))
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(span(1, span(2, "p") + span(3, line)))
+    plane = read_xspace(path).planes[0]
+    assert plane.kinds["name"].to_list() == ["unknown kind 77"]
+    assert plane.events["kind"].to_list() == [0]
+
+
+def test_unknown_fields_are_passed_over_and_counts_are_kept(tmp_path: Path) -> None:
+    event = number(1, 1) + number(5, 12) + number(99, 5) + span(98, "new")
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(span(1, number(1, 3) + span(2, "p") + span(3, span(4, event))))
+    assert read_xspace(path).planes[0].events["n_occurrences"].to_list() == [12]
+
+
+def test_gzipped_profile_equals_the_plain_one(tmp_path: Path) -> None:
+    plain = write(tmp_path / "host1.xplane.pb", CHIP)
+    packed = tmp_path / "host1.xplane.pb.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_xspace(packed).planes[0].events.equals(read_xspace(plain).planes[0].events)
+    assert read_xspace(packed).host == read_xspace(plain).host == "host1"
+
+
+def test_every_cut_is_told_or_leaves_whole_planes(tmp_path: Path) -> None:
+    """A file cut between planes is a valid file; any other cut must be told, never guessed at."""
+    whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
+    for n_bytes in range(len(whole)):
+        cut = tmp_path / "cut.xplane.pb"
+        cut.write_bytes(whole[:n_bytes])
+        with pytest.raises(TraceError, match="copy"):
+            read_xspace(cut)
+
+
+def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
+    seed = random.Random(0)
+    damaged = tmp_path / "damaged.xplane.pb"
+    n_told = 0
+    for _ in range(800):
+        content = bytearray(whole)
+        for _ in range(seed.randrange(1, 4)):
+            content[seed.randrange(len(content))] = seed.randrange(256)
+        damaged.write_bytes(content)
+        try:
+            read_xspace(damaged)
+        except TraceError:
+            n_told += 1
+    assert n_told > 80
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty"),
+        (b'{"traceEvents": []}', "damaged"),
+        (gzip.compress(b"\x0a\x00" * 99)[:20], "gzip stream ends early"),
+        (b"\x1f\x8bnonsense", "cannot be read"),
+        (b"\x0b" * 9, "no field has tag"),
+        (span(2, "only an error"), "no plane"),
+    ],
+    ids=["empty", "json", "cut gzip", "no gzip", "group", "no plane"],
+)
+def test_what_is_no_profile_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        read_xspace(path)
+
+
+def test_a_missing_file_is_told_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"Give the path of a file that ends in .xplane.pb"):
+        read_xspace(tmp_path / "none.xplane.pb")
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MAX_BYTES", 1_000_000)
+    path = tmp_path / "a.xplane.pb.gz"
+    path.write_bytes(gzip.compress(b"\0" * 100_000_000))
+    with pytest.raises(TraceError, match="Profile fewer steps"):
+        read_xspace(path)
+
+
+def test_a_small_file_of_countless_events_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_EVENTS", 1_000)
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(span(1, span(3, b"\x22\x00" * 1_001)))
+    with pytest.raises(TraceError, match="1,001 events on one plane, more than the 1,000"):
+        read_xspace(path)
+
+
+def test_times_that_would_overflow_are_told(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="lasts for weeks"):
+        read(tmp_path, Plane("p", [Line("l", [Event("e", 2**62, 1)])]))
+
+
+@needs(TPU_V6E)
+def test_the_recorded_v6e_profile_has_its_planes_and_peaks() -> None:
+    space = read_xspace(TPU_V6E)
+    chips = [plane for plane in space.planes if plane.name.startswith("/device:TPU:")]
+    assert [plane.name for plane in chips] == [f"/device:TPU:{n}" for n in range(4)]
+    assert {plane.stats["device_type_string"] for plane in chips} == {"TPU v6 Lite"}
+    assert [plane.lines["name"].to_list() for plane in chips] == 4 * [
+        ["XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe"]
+    ]

@@ -1,0 +1,237 @@
+"""A folder appears whole or not at all, and nothing that is not a run is ever replaced."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshscope.errors import RunError
+from meshscope.store.folder import MANIFEST, TOOL, new_folder
+from meshscope.store.folder import MARK as MARK_OF_PARTIAL
+
+MARK = json.dumps({"tool": TOOL, "schema": 1})
+
+
+def make_run(path: Path, content: str = "old") -> Path:
+    path.mkdir(parents=True)
+    (path / MANIFEST).write_text(MARK)
+    (path / "content").write_text(content)
+    return path
+
+
+def write(path: Path, *, force: bool = False, content: str = "new") -> None:
+    with new_folder(path, force=force) as partial:
+        (partial / MANIFEST).write_text(MARK)
+        (partial / "content").write_text(content)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_folder_is_there_only_when_the_block_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one"
+    with new_folder(path, force=False) as partial:
+        (partial / "content").write_text("new")
+        assert not path.exists()
+        assert partial.parent == path.parent
+    assert ((path / "content").read_text(), names(path.parent)) == ("new", ["one"])
+
+
+@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_fault_leaves_nothing(tmp_path: Path, fault: type[BaseException]) -> None:
+    with pytest.raises(fault), new_folder(tmp_path / "one", force=False):
+        raise fault
+    assert names(tmp_path) == []
+
+
+def test_a_fault_leaves_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one")
+    with pytest.raises(ValueError, match="x"), new_folder(path, force=True):
+        raise ValueError("x")
+    assert ((path / "content").read_text(), names(tmp_path)) == ("old", ["one"])
+
+
+def test_an_existing_run_needs_force(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one")
+    with pytest.raises(RunError, match="Use --force"):
+        write(path)
+    write(path, force=True)
+    assert ((path / "content").read_text(), names(tmp_path)) == ("new", ["one"])
+
+
+def test_an_empty_folder_needs_force(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    with pytest.raises(RunError, match="Use --force"):
+        write(tmp_path / "one")
+    write(tmp_path / "one", force=True)
+    assert names(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize(
+    "manifest", [None, "{}", "[]", "no json", '{"tool": "other", "schema": 1}']
+)
+def test_a_folder_that_is_no_run_is_never_replaced(tmp_path: Path, manifest: str | None) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.txt").write_text("years")
+    if manifest is not None:
+        (home / MANIFEST).write_text(manifest)
+    before = names(home)
+    with pytest.raises(RunError, match="not a meshscope run; it is never replaced"):
+        write(home, force=True)
+    assert names(home) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a run", "broken link"])
+def test_what_is_no_folder_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "one"
+    if kind == "file":
+        path.write_text("x")
+    else:
+        path.symlink_to(make_run(tmp_path / "other") if kind == "link to a run" else "nowhere")
+    before = names(tmp_path)
+    with pytest.raises(RunError, match="is not a folder"):
+        write(path, force=True)
+    assert names(tmp_path) == before
+
+
+def test_a_run_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with pytest.raises(RunError, match="exists"), new_folder(path, force=False):
+        make_run(path, "of another process")
+    assert ((path / "content").read_text(), names(tmp_path)) == ("of another process", ["one"])
+
+
+@pytest.mark.parametrize("name", ["/proc/nowhere/run", "{tmp}/file/run", "{tmp}/" + "x" * 300])
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Choose another --out"):
+        write(Path(name.format(tmp=tmp_path)))
+
+
+def test_messages_name_the_path_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "one")
+    with pytest.raises(RunError, match=r"^'x/\.\./one' exists"):
+        write(Path("x/../one"))
+
+
+def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    make_run(tmp_path / ".two.partial-999999")
+    (tmp_path / ".three.partial-999998").mkdir()
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one"]
+
+
+@pytest.mark.parametrize("n_characters", [0, 1, len(MARK_OF_PARTIAL)])
+def test_a_leftover_that_was_barely_begun_is_removed(tmp_path: Path, n_characters: int) -> None:
+    """A kill between making the file of the mark and filling it."""
+    leftover = tmp_path / ".two.partial-999999"
+    leftover.mkdir()
+    (leftover / MANIFEST).write_text(MARK_OF_PARTIAL[:n_characters])
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one"]
+
+
+def test_a_run_whose_replacement_was_interrupted_returns(tmp_path: Path) -> None:
+    make_run(tmp_path / ".two.replaced-999999", "old")
+    make_run(tmp_path / ".three.replaced-999999", "old")
+    make_run(tmp_path / "three", "new")
+    write(tmp_path / "one")
+    assert names(tmp_path) == ["one", "three", "two"]
+    contents = [(tmp_path / name / "content").read_text() for name in ("two", "three")]
+    assert contents == ["old", "new"]
+
+
+def test_what_only_looks_like_a_leftover_stays(tmp_path: Path) -> None:
+    mine = tmp_path / ".notes.partial-1"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    (tmp_path / ".file.partial-2").write_text("x")
+    write(tmp_path / "one")
+    assert names(tmp_path) == [".file.partial-2", ".notes.partial-1", "one"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from meshscope.store.folder import new_folder
+with new_folder(Path(sys.argv[1]), force=False) as partial:
+    print(partial.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_partial_folder_of_a_living_process_stays_until_it_is_killed(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "theirs")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        partial = child.stdout.readline().strip()
+        assert partial == f".theirs.partial-{child.pid}"
+        write(tmp_path / "one")
+        assert names(tmp_path) == [partial, "one"]
+    finally:
+        child.kill()
+        child.communicate()
+    assert names(tmp_path) == [partial, "one"]
+    write(tmp_path / "two")
+    assert names(tmp_path) == ["one", "two"]
+
+
+def test_one_process_writes_a_name_once_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with new_folder(path, force=False), pytest.raises(RunError, match="File exists"):
+        write(path)
+    assert names(tmp_path) == ["one"]
+    assert names(path) == [MANIFEST]
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_told_twice_to_end_leaves_nothing(
+    tmp_path: Path, first: signal.Signals
+) -> None:
+    """The second signal comes while the half-written folder is being removed."""
+    program = (
+        "import os, shutil, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from meshscope.store import folder\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "remove = shutil.rmtree\n"
+        "def slow(path, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.01)\n"
+        "    remove(path, **options)\n"
+        "folder.shutil.rmtree = slow\n"
+        f"with folder.new_folder(Path({str(tmp_path / 'one')!r}), force=False):\n"
+        f"    os.kill(os.getpid(), {int(first)})\n"
+        "    time.sleep(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert (done.returncode, names(tmp_path)) == (143, [])
+
+
+@pytest.mark.parametrize("n_bytes", [0, 40, 2000, 8000])
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: int) -> None:
+    """Wherever the writing ends: at the mark, in the table, in the manifest."""
+    words = ("Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--out", "runs/one")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshscope", "predict", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
+    )
+    told = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    assert names(tmp_path / "runs") == []

@@ -1,0 +1,253 @@
+"""What is written is read again, and every way a run can be broken is one message with a remedy."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from meshscope.errors import RunError
+from meshscope.events.collective import predicted_collective
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.spec.plan.memory import Memory
+from meshscope.store.read import read_run
+from meshscope.store.run import Manifest, Run
+from meshscope.store.write import EVENTS, METRICS, sha256, write_run
+
+MANIFEST = "manifest.json"
+ROW = predicted_collective(
+    phase=Phase.PREFILL,
+    layer=3,
+    part=Part.MLP,
+    kind=Kind.ALL_REDUCE,
+    axis="tp",
+    groups=((0, 1, 2), (3, 4, 5)),
+    dtype="bf16",
+    shape=(5, 7),
+)
+TIME = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.DECODE,
+    step=TimeEstimate(s=0.3, low_s=0.2, high_s=0.5),
+    compute_s=0.1,
+    exposed_s=0.15,
+    idle_s=0.05,
+    bubble_s=0.0,
+    collective_s=0.2,
+    exposed_by_axis_s={"tp": 0.15},
+    by_basis_s={"compiler_cycles": 0.1, "interconnect_model": 0.15},
+    parts=(PartCost(part=None, compute_s=0.1, collective_s=0.2, exposed_s=0.15, flops=7.0),),
+    unestimated=(
+        UnestimatedWork(
+            opcode="sort",
+            count=3,
+            seconds=TimeEstimate(s=0.1, low_s=0.0, high_s=1.0),
+            is_known=False,
+        ),
+    ),
+    is_extrapolated=True,
+    notes=("a note",),
+)
+RUN = Run(
+    path=None,
+    manifest=Manifest(
+        source=Source.COMPILED,
+        experiment={"plan": "tp=3,dp=2", "mesh": {"dp": 2, "tp": 3}},
+        phases=(Phase.PREFILL, Phase.DECODE),
+        command=("meshscope", "compile", "a model", "--force"),
+        created="2026-01-02T03:04:05+00:00",
+        versions={"meshscope": "0"},
+        flags={"XLA_FLAGS": "--x"},
+        seconds={"prefill.compile": 1.5},
+    ),
+    times=(TIME,),
+    rows=(
+        replace(ROW, start_s=0.5, dur_s=0.25, exposed_s=0.0, time_basis="interconnect_model"),
+        ROW,
+        replace(ROW, source=Source.COMPILED, opcode="all-reduce", is_async=True, algorithm="Ring"),
+        replace(
+            ROW,
+            source=Source.COMPILED,
+            phase=None,
+            part=None,
+            layer=None,
+            axis=None,
+            axis_reason="[bold]\x1b[31mno scope\n",
+            dtype=None,
+            shape=None,
+            payload_bytes=None,
+            wire_bytes=None,
+            crosses_slices=True,
+        ),
+    ),
+    memory={
+        Source.COMPILED: Memory(
+            weights_bytes=1,
+            kv_cache_bytes=2,
+            temp_bytes=3,
+            total_bytes=6,
+            hbm_bytes=None,
+            fits=None,
+        )
+    },
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "one"
+    (path / "hlo").mkdir(parents=True)
+    (path / "hlo" / "prefill.hlo.txt.gz").write_bytes(b"text")
+    write_run(path, RUN, metrics={"verdict": None})
+    return path
+
+
+def test_a_run_is_read_as_it_was_written(run: Path) -> None:
+    assert read_run(run) == replace(RUN, path=run)
+
+
+def test_wire_bytes_come_back_exact(run: Path) -> None:
+    """4/3 of 70 bytes has no exact float."""
+    assert read_run(run).rows[0].wire_bytes == Fraction(4 * 70, 3)
+
+
+def test_the_manifest_has_the_hash_of_every_file(run: Path) -> None:
+    files = json.loads((run / MANIFEST).read_text())["files"]
+    names = [EVENTS, "hlo/prefill.hlo.txt.gz", METRICS]
+    assert files == {name: sha256(run / name) for name in names}
+
+
+def test_a_run_without_collectives_is_a_run(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(RUN, rows=()), metrics={})
+    assert read_run(tmp_path) == replace(RUN, rows=(), path=tmp_path)
+
+
+def edit(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[Path], object]:
+    def apply(run: Path) -> None:
+        document = json.loads((run / name).read_text())
+        change(document)
+        (run / name).write_text(json.dumps(document))
+
+    return apply
+
+
+def agree_on_events(run: Path) -> None:
+    document = json.loads((run / MANIFEST).read_text())
+    document["files"][EVENTS] = sha256(run / EVENTS)
+    (run / MANIFEST).write_text(json.dumps(document))
+
+
+def rewrite_events(frame: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path], object]:
+    """Changes the events and makes the manifest agree, as another version of the tool might."""
+
+    def apply(run: Path) -> None:
+        frame(pl.read_parquet(run / EVENTS)).write_parquet(run / EVENTS)
+        agree_on_events(run)
+
+    return apply
+
+
+AGAIN = r"Make it again: meshscope compile 'a model' --out '?/.+ --force$"
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda run: (run / MANIFEST).unlink(), "it has no manifest.json"),
+    "manifest cut": (lambda run: (run / MANIFEST).write_text('{"tool":'), "cannot read .*manifest"),
+    "manifest a list": (lambda run: (run / MANIFEST).write_text("[]"), "is not a JSON object"),
+    "manifest deep": (lambda run: (run / MANIFEST).write_text("[" * 10**5), "cannot read"),
+    "manifest binary": (lambda run: (run / MANIFEST).write_bytes(b"\xff\xfe"), "cannot read"),
+    "another tool": (edit(MANIFEST, lambda d: d.update(tool="x")), "is of another tool"),
+    "another schema": (edit(MANIFEST, lambda d: d.update(schema=99)), f"schema 99, .* {AGAIN}"),
+    "no schema": (edit(MANIFEST, lambda d: d.pop("schema")), f"schema None, .* {AGAIN}"),
+    "no files": (edit(MANIFEST, lambda d: d.pop("files")), f"damaged or was changed. {AGAIN}"),
+    "no plan": (edit(MANIFEST, lambda d: d.pop("experiment")), f"'experiment' is missing. {AGAIN}"),
+    "wrong type": (edit(MANIFEST, lambda d: d.update(flags=[])), f"'flags' is not .* {AGAIN}"),
+    "wrong phase": (edit(MANIFEST, lambda d: d.update(phases=["x"])), f"no run holds .* {AGAIN}"),
+    "no command": (
+        edit(MANIFEST, lambda d: d.update(command=3, schema=0)),
+        "Make the run again, with --force",
+    ),
+    "no events": (lambda run: (run / EVENTS).unlink(), f"has no events.parquet. {AGAIN}"),
+    "events cut": (
+        lambda run: (run / EVENTS).write_bytes((run / EVENTS).read_bytes()[:-9]),
+        f"is damaged or was changed. {AGAIN}",
+    ),
+    "no metrics": (lambda run: (run / METRICS).unlink(), "cannot read .*metrics.json"),
+    "no memory": (edit(METRICS, lambda d: d.pop("memory")), f"'memory' is missing. {AGAIN}"),
+    "foreign memory": (
+        edit(METRICS, lambda d: d.update(memory={"x": {}})),
+        f"no run holds .* {AGAIN}",
+    ),
+    "column missing": (rewrite_events(lambda f: f.drop("kind")), "missing columns \\['kind'\\]"),
+    "foreign column": (
+        rewrite_events(lambda f: f.with_columns(x=pl.lit(1))),
+        "unknown columns \\['x'\\]",
+    ),
+    "foreign kind": (
+        rewrite_events(lambda f: f.with_columns(kind=pl.lit("shuffle"))),
+        f"'shuffle' is not a valid Kind.* {AGAIN}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_run_is_one_message_with_the_remedy(run: Path, name: str) -> None:
+    damage, message = BROKEN[name]
+    damage(run)
+    with pytest.raises(RunError, match=message):
+        read_run(run)
+
+
+def test_damaged_events_are_told_whatever_byte_changed(run: Path) -> None:
+    good = (run / EVENTS).read_bytes()
+    flip = random.Random(3)
+    for _ in range(20):
+        damaged = bytearray(good)
+        damaged[flip.randrange(len(good))] ^= 0xFF
+        (run / EVENTS).write_bytes(damaged)
+        with pytest.raises(RunError, match="is damaged or was changed"):
+            read_run(run)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 50, b"phase,kind\n"])
+def test_a_file_that_is_no_parquet_is_a_message_even_when_the_manifest_agrees(
+    run: Path, content: bytes
+) -> None:
+    (run / EVENTS).write_bytes(content)
+    agree_on_events(run)
+    with pytest.raises(RunError, match=f"cannot read events.parquet.*{AGAIN}"):
+        read_run(run)
+
+
+def test_a_half_written_run_is_told_as_such(run: Path) -> None:
+    partial = run.rename(run.parent / ".one.partial-12")
+    with pytest.raises(RunError, match="half-written: the command that makes 'one'"):
+        read_run(partial)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_a_path_without_a_folder_is_named_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    with pytest.raises(RunError, match=f"^no run at '{name}'"):
+        read_run(Path(name))
+
+
+def test_events_that_are_no_collectives_are_not_read_as_rows(run: Path) -> None:
+    rewrite_events(lambda f: pl.concat([f, f.with_columns(kind=pl.lit(None, pl.String))]))(run)
+    assert read_run(run).rows == RUN.rows
+
+
+def test_the_remedy_makes_the_run_where_it_lies_now(run: Path, tmp_path: Path) -> None:
+    path = run.rename(tmp_path / "moved")
+    command = ["meshscope", "compile", "m", "--force", "--out", "runs/made", "--plan", "tp=8"]
+    edit(MANIFEST, lambda d: d.update(schema=0, command=command))(path)
+    expected = f"Make it again: meshscope compile m --plan tp=8 --out {path} --force"
+    with pytest.raises(RunError, match=re.escape(expected)):
+        read_run(path)

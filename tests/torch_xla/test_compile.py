@@ -1,0 +1,111 @@
+"""What torch_xla traced is compiled for TPU: every collective has phase, layer, part and axis."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+
+from meshscope.analysis.join import Verdict, compare
+from meshscope.backends.compile.compile import compile_experiment
+from meshscope.events.enums import Kind, Part, Phase
+from meshscope.predict import predict
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import model_from_config
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Frontend, Program
+from meshscope.spec.workload import Workload
+
+DENSE = {
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+MIXTURE = DENSE | {
+    "model_type": "qwen3_moe",
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "norm_topk_prob": True,
+}
+
+
+class Case(NamedTuple):
+    config: dict[str, object]
+    plan: str
+
+
+CASES = {
+    "sp": Case(DENSE, "tp=8,sp"),
+    "ep": Case(MIXTURE, "dp=8,ep=8"),
+    "cp": Case(DENSE, "cp=2,tp=4"),
+    "pp": Case(DENSE, "pp=2,tp=4"),
+    "pp-sp": Case(DENSE, "pp=2,tp=4,sp"),
+    "pp-fsdp": Case(DENSE, "pp=2,fsdp=2,tp=2"),
+    "pp-ep": Case(MIXTURE, "pp=2,dp=4,ep=4"),
+    "pp-ep-over-tp": Case(MIXTURE, "pp=2,dp=2,tp=2,ep=2"),
+    "fsdp": Case(DENSE, "fsdp=8"),
+    "hybrid": Case(MIXTURE, "dp=2,tp=4,ep=8"),
+}
+DAILY = {"sp", "ep"}
+# In decode, where sp splits the batch, the partitioner tells tokens of halves of tp.
+HALVES = {
+    "pp-sp": {"groups {{0,2},{1,3},{4,6},{5,7}} are those of no axis of the mesh (pp=2,tp=4)"}
+}
+
+
+def small_experiment(case: Case) -> Experiment:
+    return experiment_of(
+        model=model_from_config(case.config, name="small", source="test"),
+        plan=parse_plan(case.plan),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=8, prompt=128, output=8),
+        program=Program(frontend=Frontend.TORCHXLA),
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name in DAILY else (pytest.mark.matrix,))
+        for name, case in CASES.items()
+    ],
+)
+def test_every_collective_is_attributed(case: Case, tmp_path: Path) -> None:
+    """Nothing is unattributed; what programs write themselves is as predicted in prefill."""
+    experiment = small_experiment(case)
+
+    result = compile_experiment(experiment, tmp_path, progress=lambda *_: None)
+
+    name = next(name for name, known in CASES.items() if known == case)
+    reasons = {row.axis_reason for row in result.rows if row.axis_reason}
+    assert reasons == HALVES.get(name, set())
+    comparison = compare(predict(experiment), result.rows)
+    equal = {
+        (match.shown.part, match.shown.kind)
+        for match in comparison.with_verdict(Verdict.EQUAL, Phase.PREFILL)
+    }
+    expected = {
+        "sp": {(Part.ATTN, Kind.ALL_GATHER), (Part.MLP, Kind.REDUCE_SCATTER)},
+        "ep": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.MOE_COMBINE, Kind.ALL_TO_ALL)},
+        "cp": {(Part.ATTN, Kind.ALL_REDUCE), (Part.MLP, Kind.ALL_REDUCE)},
+        "pp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_REDUCE)},
+        "pp-sp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_GATHER)},
+        "pp-fsdp": {(Part.STAGE, Kind.PERMUTE), (Part.MLP, Kind.ALL_GATHER)},
+        "pp-ep": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_DISPATCH, Kind.ALL_TO_ALL)},
+        "pp-ep-over-tp": {(Part.STAGE, Kind.PERMUTE), (Part.MOE_COMBINE, Kind.ALL_REDUCE)},
+        "fsdp": {(Part.MLP, Kind.ALL_GATHER)},
+        "hybrid": {(Part.MOE_DISPATCH, Kind.ALL_TO_ALL), (Part.ATTN, Kind.ALL_REDUCE)},
+    }[name]
+    assert expected <= equal, [str(m) for m in comparison.matches]
+    if name == "ep":  # slots for experts are predicted, in decode at least one each
+        in_decode = comparison.with_verdict(Verdict.EQUAL, Phase.DECODE)
+        assert expected <= {(match.shown.part, match.shown.kind) for match in in_decode}

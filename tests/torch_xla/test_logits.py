@@ -1,0 +1,192 @@
+"""Tiny random models give the logits of `transformers`, whatever the plan: what torch_xla traces is run.
+
+The traced program runs on virtual CPU devices as XLA compiles it for them; of a manual region that is
+after the repair. `CASES` is the table of what is run, and of each manual region some case is: no plan
+is compiled only. XLA is that of JAX; `ITSELF` are the plans that torch_xla's own runtime runs, too.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment of its own")
+pytestmark = pytest.mark.filterwarnings("ignore:.*XLA_USE_SPMD is being deprecated")
+
+from meshscope.errors import PlanError  # noqa: E402
+from meshscope.events.enums import Phase  # noqa: E402
+from meshscope.spec.experiment import Experiment, experiment_of  # noqa: E402
+from meshscope.spec.hardware.topology import parse_topology  # noqa: E402
+from meshscope.spec.model.config import model_from_config  # noqa: E402  after the skip
+from meshscope.spec.plan.context_form import ContextForm  # noqa: E402
+from meshscope.spec.plan.plan import parse_plan  # noqa: E402
+from meshscope.spec.program import Frontend, Partitioner, Program  # noqa: E402
+from meshscope.spec.workload import Workload  # noqa: E402
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _module(Path(__file__).parents[1] / "golden" / "make_golden_logits.py")
+running = _module(Path(__file__).with_name("running.py"))
+
+TOLERANCE = 2e-5  # float32 sums in another order; logits are of order 1
+N_DECODE = 4
+
+
+class Case(NamedTuple):
+    config: str
+    plan: str
+    partitioner: Partitioner = Partitioner.MANUAL
+    context: ContextForm = ContextForm.RING
+    microbatches: int | None = None
+
+
+DENSE = ("llama", "llama-tied", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v2-limited", "deepseek_v3")
+PLANS = ("tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
+EXPERT_PLANS = (
+    "tp=8,sp",
+    "tp=8,ep=8",
+    "dp=8,ep=8",
+    "dp=4,tp=2,ep=4",
+    "dp=2,tp=4,ep=8",
+    "dp=2,tp=4,ep=2,sp",
+    "fsdp=2,tp=4,ep=2",
+)
+CASES = [
+    Case(config, plan, partitioner)
+    for config in DENSE
+    for plan in PLANS
+    for partitioner in Partitioner
+]
+CASES += [Case(config, plan) for config in MIXTURES for plan in EXPERT_PLANS]
+RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
+CASES += [
+    Case(config, plan, context=form)
+    for config in ("llama", "qwen3", "mixtral", "deepseek_v2", "deepseek_v3")
+    for plan, form in (
+        ("cp=8", RING),
+        ("cp=8", ALLGATHER),
+        ("cp=2,tp=4,sp", RING),
+        ("fsdp=2,cp=4", RING),
+        ("dp=2,cp=2,tp=2", ALLGATHER),
+        ("dp=2,cp=2,tp=2,ep=4", RING),
+    )
+    if "ep" not in plan or config not in DENSE
+]
+CASES += [
+    Case(config, plan, microbatches=microbatches)
+    for config, plan, microbatches in (
+        ("qwen3", "pp=2,tp=4", None),
+        ("qwen3", "pp=2,tp=4", 1),
+        ("qwen3", "pp=2,dp=2,tp=2", 4),
+        ("qwen2", "pp=2,dp=4", None),
+        ("llama-tied", "pp=2,tp=4", 8),
+        ("mixtral", "pp=2,tp=4", None),
+        ("qwen3", "pp=2,tp=4,sp", None),
+        ("qwen3", "pp=2,fsdp=4", None),
+        ("llama-tied", "pp=2,fsdp=2,tp=2,sp", 2),
+        ("mixtral", "pp=2,tp=4,ep=4", None),
+        ("mixtral", "pp=2,dp=4,ep=4", 1),
+        ("mixtral", "pp=2,fsdp=4,ep=4", None),
+        ("mixtral", "pp=2,dp=2,tp=2,ep=2,sp", 2),
+    )
+]
+TELLING = {
+    Case("qwen3", "pp=2,tp=4"),
+    Case("qwen3", "cp=8"),
+    Case("deepseek_v3", "cp=2,tp=4,sp"),
+    Case("qwen3", "tp=8,sp"),
+    Case("qwen3", "fsdp=2,tp=4"),
+    Case("llama", "dp=2,tp=4", Partitioner.AUTO),
+    Case("qwen3_moe", "dp=2,tp=4,ep=8"),
+    Case("deepseek_v2", "dp=4,tp=2,ep=4"),
+    Case("deepseek_v3", "tp=8,ep=8"),
+}
+ITSELF = [
+    pytest.param(Case("qwen3", "pp=2,tp=4"), marks=pytest.mark.matrix),
+    pytest.param(Case("qwen3", "fsdp=2,tp=4"), marks=pytest.mark.matrix),
+    pytest.param(Case("llama", "dp=2,tp=4", Partitioner.AUTO), marks=pytest.mark.matrix),
+    pytest.param(Case("deepseek_v3", "cp=2,tp=4,sp"), marks=pytest.mark.matrix),
+    pytest.param(Case("qwen3_moe", "dp=2,tp=4,ep=8")),  # all-to-alls and annotations
+]
+
+
+def _marked(case: Case) -> Any:
+    marks = () if case in TELLING else (pytest.mark.matrix,)
+    return pytest.param(case, marks=marks, id="-".join(map(str, case)))
+
+
+def tiny_experiment(case: Case) -> Experiment:
+    plan = parse_plan(case.plan)
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    return experiment_of(
+        model=model_from_config(golden.CONFIGS[case.config], name="tiny", source="test"),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=1 + N_DECODE, **f32),
+        program=Program(
+            frontend=Frontend.TORCHXLA,
+            partitioner=case.partitioner,
+            context=case.context,
+            microbatches=case.microbatches,
+        ),
+    )
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+def test_logits_equal_those_of_transformers(case: Case) -> None:
+    """Prefill and decode steps, greedy tokens fed back; the vocabulary of 101 divides by no tp."""
+    _check_logits(case, running.Running)
+
+
+@pytest.mark.parametrize("case", ITSELF, ids=lambda case: "-".join(case[:2]))
+def test_torch_xla_itself_gives_the_same(case: Case) -> None:
+    """Its runtime compiles and runs the repaired program, manual regions included."""
+    _check_logits(case, running.RunningItself)
+
+
+def _check_logits(case: Case, runner: Any) -> None:
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = tiny_experiment(case)
+
+    prefill = runner(experiment, Phase.PREFILL, weights)
+    decode = runner(experiment, Phase.DECODE, weights)
+    names = prefill.program.cache
+    given = {n: np.zeros(prefill.program.arguments[n].shape, np.float32) for n in names}
+    tokens, logits, *cache = prefill.step({"tokens": prompt, "position": 0, **given})
+    got = [logits]
+    for step in range(N_DECODE):
+        kept = dict(zip(names, cache, strict=True))
+        position = golden.PROMPT + step
+        tokens, logits, *cache = decode.step(
+            {"tokens": tokens[:, None], "position": position, **kept}
+        )
+        got.append(logits)
+
+    vocab = expected.shape[-1]
+    logits = np.stack([x.reshape(golden.BATCH, -1)[:, :vocab] for x in got])
+    np.testing.assert_allclose(logits, expected[: 1 + N_DECODE], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("config", "plan", "message"),
+    [
+        ("llama", "pp=2,tp=4", "has a bias in them, which would count 4 times"),
+        ("deepseek_v3", "pp=2,tp=4", "are not alike: 4 layers, 2, 2 a stage"),
+    ],
+)
+def test_stages_that_would_go_wrong_are_refused(config: str, plan: str, message: str) -> None:
+    from meshscope.programs.torch_xla.stages import layers_of_stage  # noqa: PLC0415  imports torch_xla
+
+    with pytest.raises(PlanError, match=message):
+        layers_of_stage(tiny_experiment(Case(config, plan)))

@@ -1,0 +1,69 @@
+"""Metrics of a run on a screen and as JSON: every metric is there, or says why it is not."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from meshscope.analysis.catalog import METRICS
+from meshscope.events.enums import Source
+from meshscope.store.run import Run
+from meshscope.units import format_bytes
+from meshscope.views.metrics import metrics_document, metrics_text
+
+
+def told(run: Run, width: int) -> str:
+    console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    for part in metrics_text(run, console):
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_every_metric_is_shown_or_its_absence_explained(compiled_run: Run, width: int) -> None:
+    text = told(compiled_run, width)
+    assert max(map(len, text.splitlines())) <= width
+    for metric in METRICS:
+        assert metric.title in " ".join(text.split())
+    assert "nothing was measured" in text
+    assert "nan" not in text.lower().split()
+
+
+def test_the_document_has_rows_or_a_reason(compiled_run: Run) -> None:
+    document = json.loads(json.dumps(metrics_document(compiled_run), allow_nan=False))
+    assert list(document) == [metric.name for metric in METRICS]
+    for found in document.values():
+        assert ("rows" in found) != ("reason" in found)
+        assert found["unit"]
+    assert {row["source"] for row in document["volume"]["rows"]} == {"predicted", "compiled"}
+    assert "was timed" in document["bandwidth"]["reason"]
+
+
+def test_an_empty_run_has_reasons_only(predicted_run: Run) -> None:
+    empty = replace(predicted_run, rows=(), memory={})
+    document = metrics_document(empty)
+    assert {name for name, found in document.items() if "rows" in found} == set()
+    assert "the run has no collectives" in told(empty, 80)
+
+
+def test_every_metric_has_a_definition_and_a_source() -> None:
+    for metric in METRICS:
+        assert len(metric.definition) > 40, metric.name
+        assert len(metric.source) > 15, metric.name
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: Run) -> None:
+    grid = [
+        line.split() for line in told(compiled_run, 80).splitlines() if line[:2] in {"0 ", "3 "}
+    ]
+    sent = sum(
+        float(r.wire_bytes) * r.count
+        for r in compiled_run.rows_of(Source.COMPILED)
+        if r.phase == "prefill"
+    )
+    assert grid[0] == ["0", *format_bytes(sent).split()]
+    assert grid[1] == ["3", *format_bytes(sent).split()]
+    assert "from \\ to" not in told(compiled_run, 30)

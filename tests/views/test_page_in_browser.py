@@ -1,0 +1,204 @@
+"""The page in a headless Chromium: charts are drawn, keys reach everything, and no host is asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from browser import Browser, chromium
+
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.store.run import Run
+from meshscope.views.html.page import page_html
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
+
+READY = "document.documentElement?.dataset.ready !== undefined"  # no element yet while it loads
+FOCUSABLE = "a[href], button, select, svg[tabindex], .scroll[tabindex]"
+HERE = (
+    f"(() => {{ const all = [...document.querySelectorAll('{FOCUSABLE}')];"
+    " return all.indexOf(document.activeElement); })()"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(compiled_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("page")
+    step = StepTime(
+        source=Source.COMPILED,
+        phase=Phase.PREFILL,
+        step=TimeEstimate(s=0.010, low_s=0.008, high_s=0.012),
+        compute_s=0.006,
+        exposed_s=0.004,
+        idle_s=0.0,
+        bubble_s=0.0,
+        collective_s=0.004,
+        exposed_by_axis_s={"tp": 0.004},
+        by_basis_s={"compiler_cycles": 0.006, "interconnect_model": 0.004},
+        parts=(
+            PartCost(
+                part="mlp", compute_s=0.006, collective_s=0.004, exposed_s=0.004, flops=1e12,
+                hbm_bytes=1e9,
+            ),
+            *(  # close to each other
+                PartCost(
+                    part=f"moe.{name}", compute_s=0.001, collective_s=0.0, exposed_s=0.0,
+                    flops=1e11 * (1 + i / 50), hbm_bytes=1e8,
+                )
+                for i, name in enumerate(("router", "experts", "shared", "dispatch", "combine"))
+            ),
+        ),
+    )  # fmt: skip
+    path = folder / "report.html"
+    path.write_text(page_html([replace(compiled_run, times=(step,))]), encoding="utf-8")
+    with Browser(folder / "profile") as found:
+        found.visit(path, READY)
+        yield found
+
+
+def test_every_chart_is_drawn_with_marks(browser: Browser) -> None:
+    n_figures = browser.ask("document.querySelectorAll('figure').length")
+    assert browser.ask("Number(document.documentElement.dataset.ready)") == n_figures > 5
+    marks = browser.ask(
+        "[...document.querySelectorAll('figure')].map(f => f.querySelectorAll('svg .mark').length)"
+    )
+    assert min(marks) > 0
+    assert not browser.ask("/NaN|undefined/.test(document.querySelector('main').innerHTML)")
+
+
+def test_tab_reaches_everything_in_order(browser: Browser) -> None:
+    n_focusable = browser.ask(f"document.querySelectorAll('{FOCUSABLE}').length")
+    browser.ask("document.activeElement.blur()")
+    reached: list[int] = []
+    for _ in range(n_focusable):
+        browser.press("Tab")
+        reached.append(browser.ask(HERE))
+    assert reached == list(range(n_focusable))
+
+
+def test_arrows_tell_each_mark_and_keys_zoom(browser: Browser) -> None:
+    browser.ask("document.querySelector('figure svg').focus()")
+    browser.press("ArrowRight")
+    assert browser.ask("document.getElementById('tip').textContent") == (
+        "compiled\ncompute: 6 ms (60 %)"
+    )
+    browser.press("End")
+    assert "between 8 ms and 12 ms" in browser.ask("document.getElementById('tip').textContent")
+    browser.press("Escape")
+    assert browser.ask("document.getElementById('tip').hidden")
+    box = "document.activeElement.getAttribute('viewBox').split(' ').map(Number)"
+    whole = browser.ask(box)
+    browser.press("+")
+    assert browser.ask(box)[2] == pytest.approx(whole[2] / 1.6)
+    browser.press("0")
+    assert browser.ask(box) == whole
+
+
+def test_a_timeline_shows_a_shorter_stretch_when_zoomed(browser: Browser) -> None:
+    browser.ask(
+        "[...document.querySelectorAll('figure')].find(f => /Bursts/.test(f.textContent))"
+        ".querySelector('svg').focus()"
+    )
+    ticks = "[...document.activeElement.querySelectorAll('.tick')].map(t => Number(t.textContent))"
+    every = browser.ask(ticks)
+    for _ in range(5):
+        browser.press("+")
+    found = browser.ask(ticks)
+    assert every[0] < found[0] <= found[-1] < every[-1]
+    browser.press("ArrowRight", modifiers=8)
+    assert browser.ask(ticks)[-1] >= found[-1]
+    browser.press("0")
+    assert browser.ask(ticks) == every
+
+
+def test_a_column_sorts_both_ways(browser: Browser) -> None:
+    table = "[...document.querySelectorAll('table')].find(t => /payload/.test(t.tHead.textContent))"
+    column = f"[...{table}.tHead.rows[0].cells].findIndex(c => c.textContent === 'payload')"
+    values = f"[...{table}.tBodies[0].rows].map(r => Number(r.cells[{column}].dataset.v))"
+    for rising in (True, False):
+        browser.ask(f"{table}.tHead.rows[0].cells[{column}].querySelector('button').click()")
+        found = browser.ask(values)
+        assert found == sorted(found, reverse=not rising)
+        assert len(set(found)) > 1
+
+
+def test_light_dark_and_auto_follow_each_other(browser: Browser) -> None:
+    seen = []
+    for _ in range(3):
+        browser.ask("document.getElementById('theme').click()")
+        seen.append(browser.ask("getComputedStyle(document.body).backgroundColor"))
+    assert len(set(seen)) == 2
+
+
+@contextmanager
+def as_wide_as(browser: Browser, width: int) -> Iterator[None]:
+    """The page in a window of this width, drawn anew."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    try:
+        yield
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
+    with as_wide_as(browser, 390):
+        assert browser.ask("document.documentElement.scrollWidth") <= 390
+
+
+def test_tables_fit_a_usual_window(browser: Browser) -> None:
+    with as_wide_as(browser, 1400):
+        wide = browser.ask(
+            "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth + 1)"
+            ".map(s => [s.getAttribute('aria-labelledby'), s.scrollWidth, s.clientWidth])"
+        )
+    assert wide == []
+
+
+def test_names_in_the_roofline_stand_apart_and_inside(browser: Browser) -> None:
+    figure = "[...document.querySelectorAll('figure')].find(f => f.innerText.includes('Roofline'))"
+    boxes = browser.ask(
+        f"[...{figure}.querySelectorAll('svg text.value')].map(t => t.getBBox())"
+        ".map(b => [b.x, b.y, b.x + b.width, b.y + b.height])"
+    )
+    whole = browser.ask(f"{figure}.querySelector('svg').viewBox.baseVal.width")
+    assert boxes
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert 0 <= left <= right <= whole
+        assert bottom <= 296  # the scale below
+        for other in boxes[:i]:
+            meets = left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
+            assert not meets
+
+
+def test_paper_is_white_and_has_no_buttons(browser: Browser) -> None:
+    browser.ask("document.documentElement.setAttribute('data-theme', 'dark')")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert (
+            browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        )
+        hidden = "[...document.querySelectorAll('button:not(th button), select, nav')].map(b => b.offsetParent)"
+        assert set(browser.ask(hidden)) == {None}
+        assert browser.ask("document.querySelectorAll('figure svg').length") > 5
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+        browser.ask("document.documentElement.removeAttribute('data-theme')")
+
+
+def test_nothing_stands_on_the_console_and_no_host_was_asked(browser: Browser) -> None:
+    assert browser.complaints == []
+    assert len(browser.requested) == 1
+    assert browser.requested[0].startswith("file://")
+
+
+def test_the_table_is_copied_as_tab_separated_values(browser: Browser) -> None:
+    browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite"])
+    browser.ask("document.querySelector('.table .copy').click()")
+    text = browser.ask(
+        "new Promise(r => setTimeout(r, 200)).then(() => navigator.clipboard.readText())"
+    )
+    lines = [line.split("\t") for line in text.split("\n")]
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1][lines[0].index("step")] == "0.01"

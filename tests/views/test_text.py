@@ -1,0 +1,225 @@
+"""Text for people: whole at any width, with and without colour."""
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from meshscope.analysis.join import compare
+from meshscope.events.enums import Part, Source
+from meshscope.store.run import Run
+from meshscope.views.side import Side
+from meshscope.views.text import comparison_text, run_text
+
+WIDTHS = (40, 80, 100, 200)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def console(width: int, *, colour: bool = False) -> Console:
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def shown(run: Run, width: int, *, colour: bool = False) -> str:
+    out = console(width, colour=colour)
+    with out.capture() as capture:
+        for part in run_text(run, out):
+            out.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def compared(run: Run, width: int, source: Source = Source.COMPILED) -> str:
+    out = console(width)
+    left = Side(name="predicted", run=run, source=Source.PREDICTED)
+    right = Side(name=source.value, run=run, source=source)
+    comparison = compare(run.rows_of(left.source), run.rows_of(right.source))
+    with out.capture() as capture:
+        for part in comparison_text(comparison, left, right, out):
+            out.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+PREDICTED = """\
+model     tiny, 3 layers
+slice     v6e:2x2, 4 chips, 4 devices
+plan      tp=4 on the mesh (tp=4)
+request   batch 2, prompt 8, output 10; weights bf16, activations bf16, cache s8
+program   jax, manual partitioner, layers unrolled (--loop auto)
+versions  meshscope 0
+
+prefill, 1 step a request
+collective      array         part     layers  axis  groups  count  payload     wire
+────────────────────────────────────────────────────────────────────────────────────
+all_reduce      bf16[2,8,64]  embed            tp    1 x 4       1  2.05 kB  3.07 kB
+all_reduce      bf16[2,8,64]  attn     0-2     tp    1 x 4       3  2.05 kB  3.07 kB
+reduce_scatter  bf16[2,8,64]  mlp      0-2     tp    1 x 4       3  2.05 kB  1.54 kB
+all_gather      bf16[2,512]   lm_head          tp    1 x 4       1  2.05 kB  1.54 kB
+
+decode, 9 steps a request
+"""
+
+
+def test_a_prediction_as_text(predicted_run: Run) -> None:
+    assert shown(predicted_run, 100).startswith(PREDICTED)
+
+
+COMPILED_PREFILL_AT_80 = """\
+prefill, 1 step a request
+collective      part     axis    predicted  payload  verdict
+array           layers   groups   compiled     wire  remarks
+────────────────────────────────────────────────────────────────
+all_reduce      embed    tp              1  2.05 kB  equal
+bf16[2,8,64]             1 x 4           1  3.07 kB  [1]
+all_gather      embed    tp              -     16 B  extra
+s32[4]                   1 x 4           1     12 B  [2] [1]
+all_reduce      attn     tp              2  2.05 kB  equal
+bf16[2,8,64]    0, 2     1 x 4           2  3.07 kB  [1]
+reduce_scatter  attn     tp              1  2.05 kB  changed
+bf16[2,8,64]    1        1 x 4           1  3.07 kB  [3] [2] [1]
+reduce_scatter  mlp      tp              3  2.05 kB  costlier
+bf16[2,8,64]    0-2      1 x 4           3  3.07 kB  [4] [1] [5]
+all_gather      lm_head  tp              1  2.05 kB  equal
+bf16[2,512]              1 x 4           1  1.54 kB  [1]
+  [1] Emitter/StrategyRing, 2 colors
+  [2] by the partitioner at meshscope/programs/decoder.py:7
+  [3] all_reduce -> reduce_scatter
+  [4] 1.54 kB on the wire would do
+  [5] as all-reduce
+
+decode, 9 steps a request
+"""
+
+
+def test_predicted_stands_beside_compiled(compiled_run: Run) -> None:
+    text = shown(compiled_run, 80)
+    assert COMPILED_PREFILL_AT_80 in text
+    assert "predicted and compiled differ\n  prefill: 3 collectives costlier" in text
+
+
+def test_totals_and_memory_stand_in_the_text(compiled_run: Run) -> None:
+    lines = [line.split() for line in shown(compiled_run, 100).splitlines()]
+    bytes_of_decode = ["2.05", "kB", "1.54", "kB", "9", "18.4", "kB", "13.8", "kB"]
+    assert ["decode", "predicted", "1", *bytes_of_decode] in lines
+    assert ["temporary", "not", "known", "0.50", "GiB"] in lines
+    assert ["total", "at", "least", "1.50", "GiB", "2.00", "GiB"] in lines
+    assert ["fits", "not", "known", "yes"] in lines
+    assert ["unattributed:", "none"] in lines
+
+
+def words(run: Run) -> list[str]:
+    found: list[str] = []
+    for row in run.rows_of(run.manifest.source):
+        found += [
+            row.kind,
+            row.algorithm or "",
+            f"{row.dtype}[{','.join(map(str, row.shape or ()))}]",
+        ]
+    return found
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
+    compiled_run: Run, width: int
+) -> None:
+    """Folded text, put together again column by column, has every word; here: no ellipsis at all."""
+    for text in (shown(compiled_run, width), compared(compiled_run, width)):
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+        assert "…" not in text
+    if width >= 80:
+        text = shown(compiled_run, width)
+        assert [word for word in words(compiled_run) if word not in text] == []
+
+
+def test_a_wide_console_has_remarks_in_line(compiled_run: Run) -> None:
+    wide = shown(compiled_run, 240)
+    assert "[1]" not in wide
+    assert (
+        "costlier  1.54 kB on the wire would do; Emitter/StrategyRing, 2 colors; as all-reduce"
+        in wide
+    )
+
+
+def test_colour_changes_nothing_but_colour(compiled_run: Run) -> None:
+    coloured = shown(compiled_run, 100, colour=True)
+    stripped = [line.rstrip() for line in ANSI.sub("", coloured).splitlines()]
+    assert ANSI.search(coloured)
+    assert stripped == shown(compiled_run, 100).splitlines()
+
+
+def test_only_differences_are_compared_in_rows(compiled_run: Run) -> None:
+    text = compared(compiled_run, 80)
+    rows = re.findall(r" k?B  (equal|costlier|cheaper|changed|missing|extra)$", text, re.MULTILINE)
+    assert rows == ["extra", "changed", "costlier", "missing"]
+    assert "4 collectives equal in one step" in text
+    assert "by the partitioner at meshscope/programs/decoder.py:7" in text
+
+
+def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: Run) -> None:
+    """The gathers of two weights of one shape stand on different lines of the program."""
+    row = predicted_run.rows[0]
+    rows = (replace(row, source_line="a.py:1"), replace(row, source_line="a.py:2", count=3))
+    lines = [line.split() for line in shown(replace(predicted_run, rows=rows), 100).splitlines()]
+    first = [line for line in lines if line[:1] == ["all_reduce"]]
+    assert [line[7] for line in first] == ["4"]
+
+
+def test_hostile_strings_are_shown_as_they_are(predicted_run: Run) -> None:
+    """Neither markup nor control characters of a file are obeyed."""
+    evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
+    manifest = replace(
+        predicted_run.manifest,
+        experiment={**predicted_run.manifest.experiment, "plan": evil},
+        versions={evil: evil},
+    )
+    rows = tuple(
+        replace(row, axis=None, axis_reason=evil, algorithm=evil, source_line=evil)
+        for row in predicted_run.rows
+    )
+    text = shown(replace(predicted_run, manifest=manifest, rows=rows), 200)
+    assert not {"\x1b", "\x07"} & set(text)
+    assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
+
+
+def test_what_could_not_be_attributed_is_counted_with_its_reason(predicted_run: Run) -> None:
+    lost = replace(predicted_run.rows[0], phase=None, part=None, axis_reason="no scope", count=2)
+    text = shown(replace(predicted_run, rows=(lost,)), 100)
+    assert "unknown phase, 1 step a request" in text
+    assert "unattributed: 2 collectives, 4.1 kB payload\n  2 x no scope" in text
+
+
+def test_a_plan_without_collectives_says_so(predicted_run: Run) -> None:
+    text = shown(replace(predicted_run, rows=()), 80)
+    assert "prefill\nno collectives\n" in text
+
+
+def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: Run) -> None:
+    """Also where compiled rows stand between predicted and measured ones."""
+    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
+    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+
+    table = compared(run, 200, Source.MEASURED).split("decode, ")[0]
+
+    assert re.search(r"mlp +0-2 .* 3 +3 +3 .* costlier", table)
+    assert "lm_head" not in table
+
+
+def test_a_shape_that_the_compiler_does_not_tell_is_its_partners(compiled_run: Run) -> None:
+    """A windowed einsum sends slices; how its whole array was written stands nowhere."""
+    rows = (
+        replace(row, shape=None) if row.source is Source.COMPILED and row.part is Part.MLP else row
+        for row in compiled_run.rows
+    )
+    text = compared(replace(compiled_run, rows=tuple(rows)), 200)
+    assert re.search(r"bf16\[2,8,64\] +mlp +0-2 ", text)
+    assert "?" not in text

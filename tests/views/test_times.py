@@ -1,0 +1,81 @@
+"""What is told of modelled time: figures with their interval and basis, and what to doubt."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.store.run import Run
+from meshscope.views.document import run_document
+from meshscope.views.times import time_lines
+
+PREFILL = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.PREFILL,
+    step=TimeEstimate(s=0.2, low_s=0.1, high_s=0.4),
+    compute_s=0.12,
+    exposed_s=0.06,
+    idle_s=0.02,
+    bubble_s=0.0,
+    collective_s=0.1,
+    exposed_by_axis_s={"tp": 0.05, "fsdp": 0.01},
+    by_basis_s={"compiler_cycles": 0.12, "interconnect_model": 0.06},
+    parts=(PartCost(part="mlp", compute_s=0.12, collective_s=0.1, exposed_s=0.06),),
+    unestimated=(
+        UnestimatedWork(
+            opcode="frobnicate",
+            count=3,
+            seconds=TimeEstimate(s=0.02, low_s=0.0, high_s=0.2),
+            is_known=False,
+        ),
+    ),
+    is_extrapolated=True,
+    notes=("something to doubt",),
+)
+DECODE = replace(PREFILL, phase=Phase.DECODE, step=TimeEstimate(s=0.002, low_s=None, high_s=None))
+
+
+@pytest.fixture
+def timed_run(compiled_run: Run) -> Run:
+    experiment = {**compiled_run.manifest.experiment, "workload": {"output": 11}}
+    manifest = replace(compiled_run.manifest, experiment=experiment)
+    return replace(compiled_run, manifest=manifest, times=(PREFILL, DECODE))
+
+
+def _text(run: Run) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    for part in time_lines(run):
+        console.print(part)
+    return console.export_text()
+
+
+def test_text_has_every_figure_with_interval_basis_and_doubt(timed_run: Run):
+    text = " ".join(_text(timed_run).split())
+    assert "step 200 ms 2 ms" in text
+    assert "between 100 ms - 400 ms not known" in text
+    assert "exposed communication, tp 50 ms (25%)" in text
+    assert "hidden behind compute 40 ms" in text
+    assert "TTFT 200 ms, TPOT 2 ms, end to end 220 ms" in text
+    assert "basis compiler_cycles+interconnect_model, extrapolated" in text
+    assert "10.0% of the compiled step (0.0% to 100.0%)" in text
+    assert "3 x frobnicate 20 ms (unknown operation)" in text
+    assert text.count("something to doubt") == 1
+
+
+def test_document_has_the_same_figures(timed_run: Run):
+    time = run_document(timed_run)["time"]
+    assert (time["ttft_s"], time["tpot_s"], time["e2e_s"]) == pytest.approx((0.2, 0.002, 0.22))
+    assert time["basis"] == "compiler_cycles+interconnect_model"
+    assert time["intervals"]["ttft_s"] == [0.1, 0.4]
+    assert time["intervals"]["e2e_s"] == [None, None]
+    assert time["is_extrapolated"]
+    assert time["steps"]["prefill"]["unestimated_frac"] == pytest.approx(0.1)
+
+
+def test_run_without_modelled_steps_says_nothing_and_nulls(compiled_run: Run):
+    assert _text(compiled_run) == ""
+    assert set(run_document(compiled_run)["time"].values()) == {None}
+    assert "roofline" not in run_document(compiled_run)
