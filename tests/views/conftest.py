@@ -52,7 +52,7 @@ def _compiled(row: Collective) -> list[Collective]:
         source=Source.COMPILED,
         opcode=row.kind.replace("_", "-"),
         algorithm="Emitter/StrategyRing, 2 colors",
-        source_line="/home/me/src/meshscope/programs/jax/decoder.py:7",
+        source_line="/home/me/src/meshscope/programs/decoder.py:7",
         inserted_by="partitioner",
         is_async=False,
     )

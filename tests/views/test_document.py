@@ -160,7 +160,7 @@ def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
         for row in document["rows"]
         if row["verdict"] in {"extra", "changed"}
     ]
-    line = "/home/me/src/meshscope/programs/jax/decoder.py:7"
+    line = "/home/me/src/meshscope/programs/decoder.py:7"
     assert found == [("extra", [], line), ("changed", [1], line)]
     json.dumps(document, allow_nan=False)
 
