@@ -22,7 +22,7 @@ from meshscope.events.enums import Phase
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants
 from meshscope.interconnect.profile import load_profile
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model

@@ -29,7 +29,7 @@ from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import segments_of
 from meshscope.views.plots.style import (
     BLUE,
@@ -94,7 +94,7 @@ class Point:
 
 def run_of(
     model: str, plan: str, *, engine: Engine = Engine.MESHSCOPE, output: int = OUTPUT
-) -> Run:
+) -> RunRecord:
     """The prediction of one request in the paper's conditions: batch 1, prompt 128, bf16."""
     parsed = parse_plan(plan)
     n = parsed.n_devices
@@ -230,7 +230,7 @@ def _short(model: str) -> str:
 
 
 def _point(  # noqa: PLR0913, PLR0917  a row has many columns
-    figure: int, panel: str, model: str, run: Run, series: str, x: str, value: float, unit: str,
+    figure: int, panel: str, model: str, run: RunRecord, series: str, x: str, value: float, unit: str,
     *, low: float | None = None, high: float | None = None,
 ) -> Point:  # fmt: skip
     asked = run.manifest.experiment

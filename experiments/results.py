@@ -11,7 +11,7 @@ from cases import Case, compile_case
 
 from meshscope.backends.compile.compile import read_rows
 from meshscope.events.collective import Collective
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.schedule import schedule_of

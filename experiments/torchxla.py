@@ -17,7 +17,7 @@ from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.read import read_run
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 CSV = ROOT / "docs" / "torchxla" / "compared.csv"
 SIDES = (Frontend.JAX, Frontend.TORCHXLA)
@@ -36,9 +36,9 @@ def main() -> None:
         writer.writerows(lines)
 
 
-def _pairs(folder: Path) -> Iterator[tuple[Run, Run]]:
+def _pairs(folder: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
     """The runs of one question from both front ends, in the order of the question."""
-    found: dict[tuple[str, ...], dict[str, Run]] = {}
+    found: dict[tuple[str, ...], dict[str, RunRecord]] = {}
     for path in sorted(folder.glob("[!.]*/manifest.json")):
         run = read_run(path.parent)
         asked = run.manifest.experiment
@@ -55,7 +55,7 @@ def _order(item: tuple[tuple[str, ...], Any]) -> tuple[Any, ...]:
     return model.lower(), plan, partitioner != Partitioner.MANUAL
 
 
-def _lines(left: Run, right: Run) -> Iterator[dict[str, Any]]:
+def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
     """One line a phase."""
     asked = right.manifest.experiment
     rows = [run.rows_of(Source.COMPILED) for run in (left, right)]

@@ -4,11 +4,11 @@ import pytest
 
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 
 
 @pytest.fixture
-def predicted_run() -> Run:
+def predicted_run() -> RunRecord:
     layered = tuple(
         predicted_collective(
             phase=phase,
@@ -38,4 +38,4 @@ def predicted_run() -> Run:
         versions={"meshscope": "0"},
         flags={},
     )  # fmt: skip
-    return Run(path=None, manifest=manifest, rows=(*layered, last), memory={})
+    return RunRecord(path=None, manifest=manifest, rows=(*layered, last), memory={})

@@ -13,7 +13,7 @@ import meshscope.cli.compile as command
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Source
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run

@@ -9,7 +9,7 @@ import pytest
 from meshscope.backends.compile.compile import CompileResult, compile_experiment
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config, read_model

@@ -23,7 +23,7 @@ from meshscope.cost.predicted import predicted_times
 from meshscope.errors import SpecError
 from meshscope.events.enums import Part, Phase
 from meshscope.interconnect import collective_time
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from meshscope.events.enums import Source
-from meshscope.predict import predict
-from meshscope.predict.memory import predicted_memory
+from meshscope.prediction import predict
+from meshscope.prediction.memory import predicted_memory
 from meshscope.readers.profile.wire import fields
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -18,12 +18,12 @@ from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 from meshscope.store.read import read_run
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, write_run
 
 HOSTILE = '</script><script>alert("x")</script>\'"\x00\x1b[31m\u202e\r\n,=' + "x" * 1_000_000
 
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., RunRecord]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def predicted(
     plan: str = "tp=4,dp=2",
     topology: str = "v6e-8",
     n_layers: int = 2,
-) -> Run:
+) -> RunRecord:
     """A predicted run in memory."""
     experiment = experiment_of(
         model=read_model(model),
@@ -56,11 +56,11 @@ def predicted(
         flags={},
     )
     memory = {Source.PREDICTED: predicted_memory(experiment)}
-    return Run(path=None, manifest=manifest, rows=tuple(predict(experiment)), memory=memory)
+    return RunRecord(path=None, manifest=manifest, rows=tuple(predict(experiment)), memory=memory)
 
 
 @pytest.fixture
-def hostile_run() -> Run:
+def hostile_run() -> RunRecord:
     """Texts that a profile or a program could bring, in every column that holds words."""
     run = predicted(plan="tp=8")
     rows = tuple(
@@ -75,7 +75,7 @@ def hostile_run() -> Run:
 
 
 @pytest.fixture
-def timed_run(tmp_path: Path) -> Run:
+def timed_run(tmp_path: Path) -> RunRecord:
     """A stored run whose rows have times: every collective takes 2 us, 3 us after the one before."""
     run = predicted()
     folder = tmp_path / "timed"

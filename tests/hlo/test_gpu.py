@@ -14,7 +14,7 @@ from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.topology import parse_topology

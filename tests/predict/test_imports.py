@@ -4,7 +4,7 @@ import pkgutil
 import subprocess
 import sys
 
-import meshscope.predict
+import meshscope.prediction
 
 HEAVY = ("polars", "duckdb", "jax", "jaxlib", "torch", "numpy", "rich", "typer")
 
@@ -20,8 +20,8 @@ def _heavy_after(statement: str) -> list[str]:
 
 def test_predict_loads_no_table_library_and_no_framework() -> None:
     modules = [
-        f"meshscope.predict.{module.name}"
-        for module in pkgutil.iter_modules(meshscope.predict.__path__)
+        f"meshscope.prediction.{module.name}"
+        for module in pkgutil.iter_modules(meshscope.prediction.__path__)
     ]
     assert len(modules) >= 5
     statement = "import meshscope.analysis.totals, meshscope.spec.model.config, " + ", ".join(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshscope.predict.memory import predicted_memory
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes

@@ -10,7 +10,7 @@ import pytest
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.context_form import ContextForm

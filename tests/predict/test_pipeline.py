@@ -9,8 +9,8 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.analysis.totals import step_totals
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict import predict
-from meshscope.predict.memory import predicted_memory
+from meshscope.prediction import predict
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
 from meshscope.spec.program import Program

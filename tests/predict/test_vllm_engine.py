@@ -7,7 +7,7 @@ import pytest
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
 from meshscope.spec.program import Engine

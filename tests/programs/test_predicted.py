@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshscope.events.enums import Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology

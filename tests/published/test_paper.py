@@ -17,7 +17,7 @@ from meshscope.analysis.totals import request_totals
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict import paper, predict
+from meshscope.prediction import paper, predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model

@@ -17,7 +17,7 @@ from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.write import EVENTS, METRICS, sha256, write_run
 
 MANIFEST = "manifest.json"
@@ -54,7 +54,7 @@ TIME = StepTime(
     is_extrapolated=True,
     notes=("a note",),
 )
-RUN = Run(
+RUN = RunRecord(
     path=None,
     manifest=Manifest(
         source=Source.COMPILED,

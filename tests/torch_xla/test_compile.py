@@ -10,7 +10,7 @@ pytest.importorskip("torch_xla", reason="the extra 'torchxla' has an environment
 from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile.compile import compile_experiment
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict import predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config

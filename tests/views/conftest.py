@@ -10,7 +10,7 @@ import pytest
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.spec.plan.memory import Memory
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 
 sys.path.insert(0, str(Path(__file__).parent))  # page_parser and browser, which several tests share
 
@@ -72,7 +72,7 @@ def _compiled(row: Collective) -> list[Collective]:
 
 
 @pytest.fixture(scope="session")
-def predicted_run() -> Run:
+def predicted_run() -> RunRecord:
     manifest = Manifest(
         source=Source.PREDICTED,
         experiment={
@@ -101,11 +101,13 @@ def predicted_run() -> Run:
         flags={},
     )
     unknown = replace(MEMORY, temp_bytes=None, total_bytes=None, fits=None)
-    return Run(path=None, manifest=manifest, rows=PREDICTED, memory={Source.PREDICTED: unknown})
+    return RunRecord(
+        path=None, manifest=manifest, rows=PREDICTED, memory={Source.PREDICTED: unknown}
+    )
 
 
 @pytest.fixture(scope="session")
-def compiled_run(predicted_run: Run) -> Run:
+def compiled_run(predicted_run: RunRecord) -> RunRecord:
     compiled = tuple(done for row in PREDICTED for done in _compiled(row))
     return replace(
         predicted_run,

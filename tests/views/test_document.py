@@ -10,7 +10,7 @@ import pytest
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.document import (
     comparison_document,
     metrics_document,
@@ -39,11 +39,11 @@ FIELDS = {
 
 
 @pytest.fixture(params=["predicted_run", "compiled_run"])
-def run(request: pytest.FixtureRequest) -> Run:
+def run(request: pytest.FixtureRequest) -> RunRecord:
     return request.getfixturevalue(request.param)
 
 
-def test_the_document_has_exactly_the_documented_fields(run: Run) -> None:
+def test_the_document_has_exactly_the_documented_fields(run: RunRecord) -> None:
     document = run_document(run)
     assert list(document) == list(FIELDS)
     for name in ("memory", "time", "unattributed"):
@@ -53,12 +53,12 @@ def test_the_document_has_exactly_the_documented_fields(run: Run) -> None:
         assert set(total) == {"count", "payload_bytes", "wire_bytes", "request"}
 
 
-def test_a_collective_has_exactly_the_columns_of_the_table_and_its_layers(run: Run) -> None:
+def test_a_collective_has_exactly_the_columns_of_the_table_and_its_layers(run: RunRecord) -> None:
     for row in run_document(run)["collectives"]:
         assert set(row) == {*POLARS_SCHEMA, "layers"}
 
 
-def test_collectives_add_up_to_the_totals(run: Run) -> None:
+def test_collectives_add_up_to_the_totals(run: RunRecord) -> None:
     document = run_document(run)
     for phase, total in document["totals"].items():
         rows = [row for row in document["collectives"] if row["phase"] == phase]
@@ -70,18 +70,20 @@ def test_collectives_add_up_to_the_totals(run: Run) -> None:
                 assert figures[name] == sum(t * v for t, v in zip(times, values, strict=True))
 
 
-def test_a_verdict_stands_where_two_sources_do(predicted_run: Run, compiled_run: Run) -> None:
+def test_a_verdict_stands_where_two_sources_do(
+    predicted_run: RunRecord, compiled_run: RunRecord
+) -> None:
     assert run_document(predicted_run)["verdict"] is None
     assert set(run_document(compiled_run)["verdict"]) == {"verdict", "summary"}
 
 
-def test_only_rows_of_the_strongest_source_are_in_it(run: Run) -> None:
+def test_only_rows_of_the_strongest_source_are_in_it(run: RunRecord) -> None:
     document = run_document(run)
     assert {row["source"] for row in document["collectives"]} == {document["source"]}
     assert document["source"] == run.manifest.source
 
 
-def test_a_document_is_json_without_loss(run: Run) -> None:
+def test_a_document_is_json_without_loss(run: RunRecord) -> None:
     document = run_document(replace(run, path=Path("runs/one")))
     assert json.loads(json.dumps(document, allow_nan=False)) == _listed(document)
     assert document["run"] == "runs/one"
@@ -94,19 +96,19 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def test_unknown_memory_and_times_are_null(predicted_run: Run) -> None:
+def test_unknown_memory_and_times_are_null(predicted_run: RunRecord) -> None:
     document = run_document(replace(predicted_run, memory={}))
     assert set(document["memory"].values()) == {None}
     assert set(document["time"].values()) == {None}
 
 
-def test_a_phase_without_collectives_has_zero_totals(predicted_run: Run) -> None:
+def test_a_phase_without_collectives_has_zero_totals(predicted_run: RunRecord) -> None:
     zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
     totals = run_document(replace(predicted_run, rows=()))["totals"]
     assert totals == dict.fromkeys(("prefill", "decode"), zero | {"request": zero})
 
 
-def test_what_has_no_phase_stands_under_unknown(predicted_run: Run) -> None:
+def test_what_has_no_phase_stands_under_unknown(predicted_run: RunRecord) -> None:
     lost = replace(predicted_run.rows[0], phase=None, axis_reason="no scope")
     document = run_document(replace(predicted_run, rows=(lost,)))
     assert document["totals"]["unknown"]["count"] == 1
@@ -117,7 +119,9 @@ def test_what_has_no_phase_stands_under_unknown(predicted_run: Run) -> None:
     }
 
 
-def test_metrics_hold_every_source_and_the_verdict(compiled_run: Run, predicted_run: Run) -> None:
+def test_metrics_hold_every_source_and_the_verdict(
+    compiled_run: RunRecord, predicted_run: RunRecord
+) -> None:
     metrics = metrics_document(compiled_run)
     assert set(metrics["step_totals"]) == {"predicted", "compiled"}
     assert metrics["request_totals"]["predicted"]["decode"]["count"] == 9
@@ -125,7 +129,7 @@ def test_metrics_hold_every_source_and_the_verdict(compiled_run: Run, predicted_
     assert metrics_document(predicted_run)["verdict"] is None
 
 
-def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: Run) -> None:
+def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: RunRecord) -> None:
     comparison = own_comparison(compiled_run)
     assert comparison is not None
     sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
@@ -149,7 +153,7 @@ def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: R
 
 
 def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
-    compiled_run: Run,
+    compiled_run: RunRecord,
 ) -> None:
     comparison = own_comparison(compiled_run)
     assert comparison is not None
@@ -166,7 +170,9 @@ def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
 
 
 @pytest.mark.parametrize(("extra", "word"), [(0, "equal"), (1, "same meaning")])
-def test_the_verdict_is_a_word_for_programs(predicted_run: Run, extra: int, word: str) -> None:
+def test_the_verdict_is_a_word_for_programs(
+    predicted_run: RunRecord, extra: int, word: str
+) -> None:
     left = predicted_run.rows
     assert left[0].wire_bytes is not None
     right = (replace(left[0], wire_bytes=left[0].wire_bytes + extra), *left[1:])
@@ -174,7 +180,7 @@ def test_the_verdict_is_a_word_for_programs(predicted_run: Run, extra: int, word
     assert comparison_document(compare(left, right), **sides)["verdict"] == word
 
 
-def test_a_run_of_one_source_has_no_comparison(predicted_run: Run) -> None:
+def test_a_run_of_one_source_has_no_comparison(predicted_run: RunRecord) -> None:
     imported = replace(
         predicted_run, manifest=replace(predicted_run.manifest, source=Source.COMPILED), memory={}
     )

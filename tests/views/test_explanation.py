@@ -8,7 +8,7 @@ import pytest
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.explanation import Explanation, explanation_of, sentences
 from meshscope.views.explanation_document import explanation_document
 from meshscope.views.side import Side
@@ -26,22 +26,22 @@ def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) 
     )  # fmt: skip
 
 
-def with_times(run: Run, *times: StepTime) -> Run:
+def with_times(run: RunRecord, *times: StepTime) -> RunRecord:
     return replace(run, times=times)
 
 
-def two(left: Run, right: Run) -> Explanation:
+def two(left: RunRecord, right: RunRecord) -> Explanation:
     return explanation_of(
         Side(name="A", run=left, source=left.manifest.source),
         Side(name="B", run=right, source=right.manifest.source),
     )
 
 
-def told(left: Run, right: Run) -> list[str]:
+def told(left: RunRecord, right: RunRecord) -> list[str]:
     return sentences(two(left, right))
 
 
-def test_the_reason_is_told_with_its_axis_and_part(predicted_run: Run) -> None:
+def test_the_reason_is_told_with_its_axis_and_part(predicted_run: RunRecord) -> None:
     slow = with_times(
         predicted_run, step(5.0, exposed_s=1.0), step(0.5, Phase.DECODE, exposed_s=0.1)
     )
@@ -59,8 +59,8 @@ def test_the_reason_is_told_with_its_axis_and_part(predicted_run: Run) -> None:
     )
 
 
-def test_the_largest_part_is_called_most_only_where_it_is(predicted_run: Run) -> None:
-    def parts(**seconds: float) -> Run:
+def test_the_largest_part_is_called_most_only_where_it_is(predicted_run: RunRecord) -> None:
+    def parts(**seconds: float) -> RunRecord:
         costs = tuple(
             PartCost(part=n, compute_s=s, collective_s=0.0, exposed_s=0.0)
             for n, s in seconds.items()
@@ -76,8 +76,8 @@ def test_the_largest_part_is_called_most_only_where_it_is(predicted_run: Run) ->
     assert any("most of it in mlp (+2 s)" in text for text in most)
 
 
-def test_equal_steps_tell_only_parts_that_change(predicted_run: Run) -> None:
-    def split(attn_s: float) -> Run:
+def test_equal_steps_tell_only_parts_that_change(predicted_run: RunRecord) -> None:
+    def split(attn_s: float) -> RunRecord:
         halves = (("attn", attn_s), ("mlp", 4.0 - attn_s))
         costs = tuple(
             PartCost(part=n, compute_s=s, collective_s=0.0, exposed_s=0.0) for n, s in halves
@@ -92,7 +92,7 @@ def test_equal_steps_tell_only_parts_that_change(predicted_run: Run) -> None:
 
 
 def test_what_a_measured_step_does_not_know_is_not_taken_for_nothing(
-    predicted_run: Run,
+    predicted_run: RunRecord,
 ) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
     measured = Measured(
@@ -114,7 +114,7 @@ def test_what_a_measured_step_does_not_know_is_not_taken_for_nothing(
     )
 
 
-def test_what_was_asked_otherwise_comes_first(predicted_run: Run) -> None:
+def test_what_was_asked_otherwise_comes_first(predicted_run: RunRecord) -> None:
     asked = {**predicted_run.manifest.experiment, "plan": "tp=8,sp", "topology": "v5p:2x2x2"}
     other = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=asked))
     ours = predicted_run.manifest.experiment
@@ -133,7 +133,7 @@ def test_what_was_asked_otherwise_comes_first(predicted_run: Run) -> None:
     )
 
 
-def test_what_an_imported_run_does_not_say_is_no_difference(predicted_run: Run) -> None:
+def test_what_an_imported_run_does_not_say_is_no_difference(predicted_run: RunRecord) -> None:
     ours = predicted_run.manifest.experiment
     asked = {name: value for name, value in ours.items() if name != "model"}
     imported = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=asked))
@@ -141,8 +141,8 @@ def test_what_an_imported_run_does_not_say_is_no_difference(predicted_run: Run) 
     assert "same work" not in "\n".join(told(predicted_run, imported))
 
 
-def test_versions_differ_where_both_sides_have_one(predicted_run: Run) -> None:
-    def made(**versions: str) -> Run:
+def test_versions_differ_where_both_sides_have_one(predicted_run: RunRecord) -> None:
+    def made(**versions: str) -> RunRecord:
         return replace(predicted_run, manifest=replace(predicted_run.manifest, versions=versions))
 
     newer = told(made(jax="0.10.2"), made(jax="0.12.0.1", torch_xla="2.9.0"))
@@ -150,7 +150,7 @@ def test_versions_differ_where_both_sides_have_one(predicted_run: Run) -> None:
     assert not any("torch_xla" in text for text in newer)
 
 
-def test_what_rounding_leaves_is_no_change(predicted_run: Run) -> None:
+def test_what_rounding_leaves_is_no_change(predicted_run: RunRecord) -> None:
     slow = with_times(predicted_run, step(5.0, exposed_s=1.0), step(0.5, Phase.DECODE))
     fast = with_times(predicted_run, step(3.0, exposed_s=1.0 - 1e-15), step(0.5, Phase.DECODE))
     text = next(one for one in told(slow, fast) if one.startswith("prefill: a step takes"))
@@ -158,7 +158,7 @@ def test_what_rounding_leaves_is_no_change(predicted_run: Run) -> None:
     assert "exposed" not in text
 
 
-def test_a_phase_of_one_side_alone_is_said_to_be(predicted_run: Run) -> None:
+def test_a_phase_of_one_side_alone_is_said_to_be(predicted_run: RunRecord) -> None:
     rows = tuple(row for row in predicted_run.rows if row.phase is Phase.PREFILL)
     manifest = replace(predicted_run.manifest, phases=(Phase.PREFILL,))
     first = replace(predicted_run, manifest=manifest, rows=rows)
@@ -180,7 +180,7 @@ def test_a_phase_of_one_side_alone_is_said_to_be(predicted_run: Run) -> None:
     ],
 )
 def test_shares_are_neither_nothing_nor_everything(
-    predicted_run: Run, ours: float, theirs: float, words: str
+    predicted_run: RunRecord, ours: float, theirs: float, words: str
 ) -> None:
     left, right = (
         with_times(predicted_run, step(s, exposed_s=0.0), step(0.5, Phase.DECODE))
@@ -190,12 +190,12 @@ def test_shares_are_neither_nothing_nor_everything(
     assert f"({words})" in text
 
 
-def test_intervals_that_overlap_leave_a_doubt(predicted_run: Run) -> None:
+def test_intervals_that_overlap_leave_a_doubt(predicted_run: RunRecord) -> None:
     def wide(run_s: float) -> StepTime:
         made = step(run_s)
         return replace(made, step=TimeEstimate(s=run_s, low_s=run_s - 1, high_s=run_s + 1))
 
-    def timed(run_s: float) -> Run:
+    def timed(run_s: float) -> RunRecord:
         return with_times(predicted_run, wide(run_s), step(0.5, Phase.DECODE, exposed_s=0.1))
 
     near, far = told(timed(5.0), timed(4.0)), told(timed(9.0), timed(4.0))
@@ -203,19 +203,19 @@ def test_intervals_that_overlap_leave_a_doubt(predicted_run: Run) -> None:
     assert "overlap" not in far[-1]
 
 
-def test_times_on_one_side_decide_nothing(predicted_run: Run) -> None:
+def test_times_on_one_side_decide_nothing(predicted_run: RunRecord) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
     assert told(timed, predicted_run)[-1] == (
         "Which one is faster is not known: nothing timed or modelled a step of B."
     )
 
 
-def test_equal_times_are_called_the_same(predicted_run: Run) -> None:
+def test_equal_times_are_called_the_same(predicted_run: RunRecord) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE))
     assert told(timed, timed)[-1].startswith("Both take the same time for a request")
 
 
-def test_kinds_that_changed_are_told_together(predicted_run: Run) -> None:
+def test_kinds_that_changed_are_told_together(predicted_run: RunRecord) -> None:
     rows = tuple(
         replace(row, kind=Kind.REDUCE_SCATTER) if row.kind is Kind.ALL_REDUCE else row
         for row in predicted_run.rows
@@ -225,14 +225,14 @@ def test_kinds_that_changed_are_told_together(predicted_run: Run) -> None:
     assert "for embed over tp B has 1 reduce-scatter where A has 1 all-reduce" in text
 
 
-def test_bytes_are_those_of_the_rows(predicted_run: Run) -> None:
+def test_bytes_are_those_of_the_rows(predicted_run: RunRecord) -> None:
     fewer = replace(predicted_run, rows=predicted_run.rows[4:])
     assert told(predicted_run, fewer)[0].startswith(
         "prefill: B sends 12.3 kB less in a step (-67%), "
     )
 
 
-def test_the_document_has_the_same_figures(predicted_run: Run) -> None:
+def test_the_document_has_the_same_figures(predicted_run: RunRecord) -> None:
     timed = with_times(predicted_run, step(5.0), step(0.5, Phase.DECODE, exposed_s=0.1))
     document = json.loads(json.dumps(explanation_document(two(timed, timed))))
     assert document["request_s"] == {"left": 9.5, "right": 9.5}
@@ -244,7 +244,7 @@ def test_the_document_has_the_same_figures(predicted_run: Run) -> None:
     assert wire == pytest.approx(float(sum(row.count * row.wire_bytes for row in rows)))
 
 
-def test_hostile_names_do_not_reach_the_terminal(predicted_run: Run) -> None:
+def test_hostile_names_do_not_reach_the_terminal(predicted_run: RunRecord) -> None:
     hostile = tuple(replace(row, axis="\x1b[31m<script>") for row in predicted_run.rows)
     text = "\n".join(told(predicted_run, replace(predicted_run, rows=hostile)))
     assert "\x1b" not in text

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from meshscope.analysis.catalog import METRICS
 from meshscope.events.enums import Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 from meshscope.views.metrics import metrics_document, metrics_text
 
 
-def told(run: Run, width: int) -> str:
+def told(run: RunRecord, width: int) -> str:
     console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
     for part in metrics_text(run, console):
         console.print(part)
@@ -22,7 +22,9 @@ def told(run: Run, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_every_metric_is_shown_or_its_absence_explained(compiled_run: Run, width: int) -> None:
+def test_every_metric_is_shown_or_its_absence_explained(
+    compiled_run: RunRecord, width: int
+) -> None:
     text = told(compiled_run, width)
     assert max(map(len, text.splitlines())) <= width
     for metric in METRICS:
@@ -31,7 +33,7 @@ def test_every_metric_is_shown_or_its_absence_explained(compiled_run: Run, width
     assert "nan" not in text.lower().split()
 
 
-def test_the_document_has_rows_or_a_reason(compiled_run: Run) -> None:
+def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
     document = json.loads(json.dumps(metrics_document(compiled_run), allow_nan=False))
     assert list(document) == [metric.name for metric in METRICS]
     for found in document.values():
@@ -41,7 +43,7 @@ def test_the_document_has_rows_or_a_reason(compiled_run: Run) -> None:
     assert "was timed" in document["bandwidth"]["reason"]
 
 
-def test_an_empty_run_has_reasons_only(predicted_run: Run) -> None:
+def test_an_empty_run_has_reasons_only(predicted_run: RunRecord) -> None:
     empty = replace(predicted_run, rows=(), memory={})
     document = metrics_document(empty)
     assert {name for name, found in document.items() if "rows" in found} == set()
@@ -55,7 +57,7 @@ def test_every_metric_has_a_definition_and_a_source() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
 
 
-def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: Run) -> None:
+def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: RunRecord) -> None:
     grid = [
         line.split() for line in told(compiled_run, 80).splitlines() if line[:2] in {"0 ", "3 "}
     ]

@@ -12,7 +12,7 @@ from page_parser import Page
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.plan.memory import Memory
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.html.blocks import shown
 from meshscope.views.html.page import page_html
 
@@ -43,16 +43,18 @@ STEP = StepTime(
 
 
 @pytest.fixture(scope="session")
-def timed_run(compiled_run: Run) -> Run:
+def timed_run(compiled_run: RunRecord) -> RunRecord:
     return replace(compiled_run, times=(STEP,))
 
 
 @pytest.fixture(scope="session")
-def page(timed_run: Run) -> Page:
+def page(timed_run: RunRecord) -> Page:
     return Page(page_html([timed_run]))
 
 
-def test_every_section_is_there_even_where_nothing_is_known(predicted_run: Run, page: Page) -> None:
+def test_every_section_is_there_even_where_nothing_is_known(
+    predicted_run: RunRecord, page: Page
+) -> None:
     empty = replace(predicted_run, rows=(), memory={})
     for found in (page, Page(page_html([predicted_run])), Page(page_html([empty]))):
         assert [a["id"] for a in found.attributes("section")] == list(SECTIONS)
@@ -69,7 +71,7 @@ def test_the_headline_says_what_nothing_hides(page: Page) -> None:
     )
 
 
-def test_without_times_the_headline_is_about_bytes(predicted_run: Run) -> None:
+def test_without_times_the_headline_is_about_bytes(predicted_run: RunRecord) -> None:
     text = Page(page_html([predicted_run])).text
     assert "In a step of prefill each device sends 18.4 kB in 8 collectives." in text
     assert "How long that takes is not known" in text
@@ -141,7 +143,7 @@ def test_the_verdicts_stand_in_the_table(page: Page) -> None:
     assert {"predicted", "compiled"} <= set(head)
 
 
-def test_hostile_names_add_no_element_and_no_megabyte(timed_run: Run, page: Page) -> None:
+def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page: Page) -> None:
     rows = tuple(
         replace(row, algorithm=HOSTILE, axis=HOSTILE, hlo_name=HOSTILE, axis_reason=HOSTILE, source_line=HOSTILE)
         for row in timed_run.rows
@@ -165,7 +167,7 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: Run, page: Page
     assert not [tag for tag, attrs in found.elements if "onload" in attrs]
 
 
-def test_runs_stand_side_by_side(timed_run: Run, predicted_run: Run) -> None:
+def test_runs_stand_side_by_side(timed_run: RunRecord, predicted_run: RunRecord) -> None:
     faster = replace(
         timed_run, times=(replace(STEP, step=TimeEstimate(s=0.005, low_s=None, high_s=None)),)
     )
@@ -185,7 +187,7 @@ def test_a_text_is_cut_and_says_how_long_it_was() -> None:
     assert shown("a\x1b" + "b" * 10, 4) == "a\\x1bbb... [12 characters]"
 
 
-def test_memory_that_does_not_fit_is_said(timed_run: Run) -> None:
+def test_memory_that_does_not_fit_is_said(timed_run: RunRecord) -> None:
     memory = Memory(
         weights_bytes=2**35, kv_cache_bytes=0, temp_bytes=0, total_bytes=2**35, hbm_bytes=2**34, fits=False
     )  # fmt: skip

@@ -9,7 +9,7 @@ from browser import Browser, chromium
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.html.page import page_html
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
@@ -23,7 +23,7 @@ HERE = (
 
 
 @pytest.fixture(scope="module")
-def browser(compiled_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("page")
     step = StepTime(
         source=Source.COMPILED,

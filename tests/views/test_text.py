@@ -10,7 +10,7 @@ from rich.console import Console
 
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Part, Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.side import Side
 from meshscope.views.text import comparison_text, run_text
 
@@ -30,7 +30,7 @@ def console(width: int, *, colour: bool = False) -> Console:
     )
 
 
-def shown(run: Run, width: int, *, colour: bool = False) -> str:
+def shown(run: RunRecord, width: int, *, colour: bool = False) -> str:
     out = console(width, colour=colour)
     with out.capture() as capture:
         for part in run_text(run, out):
@@ -38,7 +38,7 @@ def shown(run: Run, width: int, *, colour: bool = False) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def compared(run: Run, width: int, source: Source = Source.COMPILED) -> str:
+def compared(run: RunRecord, width: int, source: Source = Source.COMPILED) -> str:
     out = console(width)
     left = Side(name="predicted", run=run, source=Source.PREDICTED)
     right = Side(name=source.value, run=run, source=source)
@@ -69,7 +69,7 @@ decode, 9 steps a request
 """
 
 
-def test_a_prediction_as_text(predicted_run: Run) -> None:
+def test_a_prediction_as_text(predicted_run: RunRecord) -> None:
     assert shown(predicted_run, 100).startswith(PREDICTED)
 
 
@@ -100,13 +100,13 @@ decode, 9 steps a request
 """
 
 
-def test_predicted_stands_beside_compiled(compiled_run: Run) -> None:
+def test_predicted_stands_beside_compiled(compiled_run: RunRecord) -> None:
     text = shown(compiled_run, 80)
     assert COMPILED_PREFILL_AT_80 in text
     assert "predicted and compiled differ\n  prefill: 3 collectives costlier" in text
 
 
-def test_totals_and_memory_stand_in_the_text(compiled_run: Run) -> None:
+def test_totals_and_memory_stand_in_the_text(compiled_run: RunRecord) -> None:
     lines = [line.split() for line in shown(compiled_run, 100).splitlines()]
     bytes_of_decode = ["2.05", "kB", "1.54", "kB", "9", "18.4", "kB", "13.8", "kB"]
     assert ["decode", "predicted", "1", *bytes_of_decode] in lines
@@ -116,7 +116,7 @@ def test_totals_and_memory_stand_in_the_text(compiled_run: Run) -> None:
     assert ["unattributed:", "none"] in lines
 
 
-def words(run: Run) -> list[str]:
+def words(run: RunRecord) -> list[str]:
     found: list[str] = []
     for row in run.rows_of(run.manifest.source):
         found += [
@@ -129,7 +129,7 @@ def words(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
-    compiled_run: Run, width: int
+    compiled_run: RunRecord, width: int
 ) -> None:
     """Folded text, put together again column by column, has every word; here: no ellipsis at all."""
     for text in (shown(compiled_run, width), compared(compiled_run, width)):
@@ -140,7 +140,7 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
         assert [word for word in words(compiled_run) if word not in text] == []
 
 
-def test_a_wide_console_has_remarks_in_line(compiled_run: Run) -> None:
+def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
     wide = shown(compiled_run, 240)
     assert "[1]" not in wide
     assert (
@@ -149,14 +149,14 @@ def test_a_wide_console_has_remarks_in_line(compiled_run: Run) -> None:
     )
 
 
-def test_colour_changes_nothing_but_colour(compiled_run: Run) -> None:
+def test_colour_changes_nothing_but_colour(compiled_run: RunRecord) -> None:
     coloured = shown(compiled_run, 100, colour=True)
     stripped = [line.rstrip() for line in ANSI.sub("", coloured).splitlines()]
     assert ANSI.search(coloured)
     assert stripped == shown(compiled_run, 100).splitlines()
 
 
-def test_only_differences_are_compared_in_rows(compiled_run: Run) -> None:
+def test_only_differences_are_compared_in_rows(compiled_run: RunRecord) -> None:
     text = compared(compiled_run, 80)
     rows = re.findall(r" k?B  (equal|costlier|cheaper|changed|missing|extra)$", text, re.MULTILINE)
     assert rows == ["extra", "changed", "costlier", "missing"]
@@ -164,7 +164,7 @@ def test_only_differences_are_compared_in_rows(compiled_run: Run) -> None:
     assert "by the partitioner at meshscope/programs/decoder.py:7" in text
 
 
-def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: Run) -> None:
+def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: RunRecord) -> None:
     """The gathers of two weights of one shape stand on different lines of the program."""
     row = predicted_run.rows[0]
     rows = (replace(row, source_line="a.py:1"), replace(row, source_line="a.py:2", count=3))
@@ -173,7 +173,7 @@ def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: Run) 
     assert [line[7] for line in first] == ["4"]
 
 
-def test_hostile_strings_are_shown_as_they_are(predicted_run: Run) -> None:
+def test_hostile_strings_are_shown_as_they_are(predicted_run: RunRecord) -> None:
     """Neither markup nor control characters of a file are obeyed."""
     evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
     manifest = replace(
@@ -190,19 +190,19 @@ def test_hostile_strings_are_shown_as_they_are(predicted_run: Run) -> None:
     assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
 
 
-def test_what_could_not_be_attributed_is_counted_with_its_reason(predicted_run: Run) -> None:
+def test_what_could_not_be_attributed_is_counted_with_its_reason(predicted_run: RunRecord) -> None:
     lost = replace(predicted_run.rows[0], phase=None, part=None, axis_reason="no scope", count=2)
     text = shown(replace(predicted_run, rows=(lost,)), 100)
     assert "unknown phase, 1 step a request" in text
     assert "unattributed: 2 collectives, 4.1 kB payload\n  2 x no scope" in text
 
 
-def test_a_plan_without_collectives_says_so(predicted_run: Run) -> None:
+def test_a_plan_without_collectives_says_so(predicted_run: RunRecord) -> None:
     text = shown(replace(predicted_run, rows=()), 80)
     assert "prefill\nno collectives\n" in text
 
 
-def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: Run) -> None:
+def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: RunRecord) -> None:
     """Also where compiled rows stand between predicted and measured ones."""
     measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
     manifest = replace(compiled_run.manifest, source=Source.MEASURED)
@@ -214,7 +214,7 @@ def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: Run
     assert "lm_head" not in table
 
 
-def test_a_shape_that_the_compiler_does_not_tell_is_its_partners(compiled_run: Run) -> None:
+def test_a_shape_that_the_compiler_does_not_tell_is_its_partners(compiled_run: RunRecord) -> None:
     """A windowed einsum sends slices; how its whole array was written stands nowhere."""
     rows = (
         replace(row, shape=None) if row.source is Source.COMPILED and row.part is Part.MLP else row

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
 from meshscope.views.times import time_lines
 
@@ -39,20 +39,20 @@ DECODE = replace(PREFILL, phase=Phase.DECODE, step=TimeEstimate(s=0.002, low_s=N
 
 
 @pytest.fixture
-def timed_run(compiled_run: Run) -> Run:
+def timed_run(compiled_run: RunRecord) -> RunRecord:
     experiment = {**compiled_run.manifest.experiment, "workload": {"output": 11}}
     manifest = replace(compiled_run.manifest, experiment=experiment)
     return replace(compiled_run, manifest=manifest, times=(PREFILL, DECODE))
 
 
-def _text(run: Run) -> str:
+def _text(run: RunRecord) -> str:
     console = Console(width=100, record=True, file=StringIO())
     for part in time_lines(run):
         console.print(part)
     return console.export_text()
 
 
-def test_text_has_every_figure_with_interval_basis_and_doubt(timed_run: Run):
+def test_text_has_every_figure_with_interval_basis_and_doubt(timed_run: RunRecord):
     text = " ".join(_text(timed_run).split())
     assert "step 200 ms 2 ms" in text
     assert "between 100 ms - 400 ms not known" in text
@@ -65,7 +65,7 @@ def test_text_has_every_figure_with_interval_basis_and_doubt(timed_run: Run):
     assert text.count("something to doubt") == 1
 
 
-def test_document_has_the_same_figures(timed_run: Run):
+def test_document_has_the_same_figures(timed_run: RunRecord):
     time = run_document(timed_run)["time"]
     assert (time["ttft_s"], time["tpot_s"], time["e2e_s"]) == pytest.approx((0.2, 0.002, 0.22))
     assert time["basis"] == "compiler_cycles+interconnect_model"
@@ -75,7 +75,7 @@ def test_document_has_the_same_figures(timed_run: Run):
     assert time["steps"]["prefill"]["unestimated_frac"] == pytest.approx(0.1)
 
 
-def test_run_without_modelled_steps_says_nothing_and_nulls(compiled_run: Run):
+def test_run_without_modelled_steps_says_nothing_and_nulls(compiled_run: RunRecord):
     assert _text(compiled_run) == ""
     assert set(run_document(compiled_run)["time"].values()) == {None}
     assert "roofline" not in run_document(compiled_run)

@@ -7,7 +7,7 @@ import pytest
 from meshscope.analysis.join import compare
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.words import (
     array_words,
     group_words,
@@ -83,7 +83,7 @@ def test_a_costlier_opcode_is_equal_in_meaning_with_its_extra_bytes() -> None:
     )
 
 
-def test_every_difference_is_told_with_its_bytes(compiled_run: Run) -> None:
+def test_every_difference_is_told_with_its_bytes(compiled_run: RunRecord) -> None:
     left, right = compiled_run.rows_of(Source.PREDICTED), compiled_run.rows_of(Source.COMPILED)
     assert verdict([*left], [*right]) == (
         "predicted and compiled differ; "

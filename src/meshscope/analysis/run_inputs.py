@@ -16,10 +16,10 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.model.stored import model_from_dict
 from meshscope.spec.workload import Workload
 from meshscope.store.read import read_events
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 
-def metric_inputs(run: Run) -> MetricInputs:
+def metric_inputs(run: RunRecord) -> MetricInputs:
     """What metrics need of a run; figures that it does not have stay unknown."""
     asked = run.manifest.experiment
     topology = asked.get("topology")
@@ -43,7 +43,7 @@ def metric_inputs(run: Run) -> MetricInputs:
     )
 
 
-def events_of(run: Run) -> pl.DataFrame:
+def events_of(run: RunRecord) -> pl.DataFrame:
     """The event table of a run, as its folder has it or as its rows make it."""
     return table_of(run.rows) if run.path is None else read_events(run.path)
 
@@ -62,13 +62,13 @@ def _workload(stored: Mapping[str, Any] | None) -> Workload | None:
     return None if stored is None else Workload(**stored)
 
 
-def _latency(run: Run, workload: Workload | None) -> Latency | None:
+def _latency(run: RunRecord, workload: Workload | None) -> Latency | None:
     if run.measured is None or workload is None or not run.measured.requests:
         return None
     return latency_of(run.measured.requests, batch=workload.batch, prompt=workload.prompt)
 
 
-def _modelled_steps(run: Run) -> list[StepDuration]:
+def _modelled_steps(run: RunRecord) -> list[StepDuration]:
     return [
         StepDuration(
             source=time.source,

@@ -21,7 +21,7 @@ from meshscope.api.database import (
 )
 from meshscope.errors import SpecError, nearest
 from meshscope.store.read import read_run
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.notebook import folded_html, table_html
 
 
@@ -59,7 +59,7 @@ class Metrics(Mapping[str, pl.DataFrame]):
         return "".join([*tables, folded_html(self.unknown, title="not known")])
 
 
-class RunSet(Sequence[Run]):
+class RunSet(Sequence[RunRecord]):
     """Runs that were found together; tables are read when they are first asked for."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -69,7 +69,7 @@ class RunSet(Sequence[Run]):
         """How many runs there are."""
         return len(self.folders)
 
-    def __getitem__(self, index: int) -> Run:  # type: ignore[override]  no slices
+    def __getitem__(self, index: int) -> RunRecord:  # type: ignore[override]  no slices
         """The run at this place, read whole."""
         return read_run(self.folders[index])
 

@@ -10,7 +10,7 @@ from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.document import compared, comparison_document, own_verdicts_document
 from meshscope.views.explanation import explanation_of
 from meshscope.views.explanation_document import explanation_document
@@ -48,7 +48,7 @@ def _why(left: Side, right: Side) -> dict[str, Any]:
     return {"explanation": explanation_document(explanation_of(left, right))}
 
 
-def _own_sides(run: Run) -> tuple[Side, Side]:
+def _own_sides(run: RunRecord) -> tuple[Side, Side]:
     source = run.manifest.source
     if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
         raise RunError(
@@ -59,7 +59,7 @@ def _own_sides(run: Run) -> tuple[Side, Side]:
     return predicted, Side(name=source.value, run=run, source=source)
 
 
-def _two_sides(left: Run, right: Run) -> tuple[Side, Side]:
+def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
     """The strongest source that each run has; the conditions say which run is which."""
     return (
         Side(name="A", run=left, source=left.manifest.source),

@@ -26,7 +26,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.program import Engine
 from meshscope.store.folder import new_folder
 from meshscope.store.history import earlier_compile
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 from meshscope.views.document import run_document
 from meshscope.views.plain import plain
@@ -72,7 +72,7 @@ def checked(options: ExperimentOptions) -> Experiment:
     return experiment
 
 
-def _compiled_run(options: CompileOptions) -> Run:
+def _compiled_run(options: CompileOptions) -> RunRecord:
     experiment = checked(options)
     tell_python(experiment)
     path = run_folder(experiment, options.out)

@@ -20,7 +20,7 @@ from meshscope.exporters.layout import TimelineLayout, layout_of
 from meshscope.exporters.perfetto import write_perfetto
 from meshscope.exporters.tables import write_csv, write_parquet
 from meshscope.store.read import read_run
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 
 class ExportFormat(StrEnum):
@@ -109,7 +109,7 @@ def _place(runs: list[Path], to: ExportFormat, out: Path | None) -> Path:
     return runs[0].with_name(runs[0].resolve().name + ENDINGS[to])
 
 
-def _write(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     """Writes the export; what there is to say about it."""
     match to:
         case ExportFormat.PLOTS:
@@ -131,7 +131,7 @@ def _write(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None
             assert_never(to)
 
 
-def _write_timeline(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     layout = layout_of(run)
     with new_file(path, force=force) as partial, partial.open("wb") as raw:
         if to is ExportFormat.PERFETTO:
@@ -144,7 +144,7 @@ def _write_timeline(run: Run, to: ExportFormat, path: Path, *, force: bool) -> s
     return _note_of(layout)
 
 
-def _write_plots(runs: list[Run], path: Path, *, force: bool) -> str | None:
+def _write_plots(runs: list[RunRecord], path: Path, *, force: bool) -> str | None:
     """A folder of PNG and SVG files; which plots the run cannot have, and why."""
     try:
         from meshscope.views.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
@@ -165,7 +165,7 @@ def _mark(folder: Path, to: ExportFormat) -> None:
     (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
 
 
-def _write_folder(run: Run, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+def _write_folder(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
     layout = layout_of(run)
     with new_directory(path, force=force) as partial:
         if to is ExportFormat.CHAKRA:

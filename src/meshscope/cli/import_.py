@@ -28,7 +28,7 @@ from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
 from meshscope.store.folder import new_folder
 from meshscope.store.folder_names import default_folder, safe_name
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 from meshscope.views.document import run_document
 from meshscope.views.plain import plain
@@ -101,7 +101,7 @@ def _imported_run(  # noqa: PLR0913  the options of the command
     is_partial: bool,
     out: Path | None,
     force: bool,
-) -> Run:
+) -> RunRecord:
     plan = plan.filled(topology.n_devices)
     names = _kept_names(dumps)
     path = out or default_folder(
@@ -109,7 +109,7 @@ def _imported_run(  # noqa: PLR0913  the options of the command
     )
     modules = [_read(dump, is_partial=is_partial) for dump in dumps]
     read = read_imported(modules, topology=topology, plan=plan, phase=phase)
-    run = Run(
+    run = RunRecord(
         path=None,
         manifest=new_manifest(
             Source.COMPILED,

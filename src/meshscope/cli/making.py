@@ -14,19 +14,19 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.predict import predict
-from meshscope.predict.memory import predicted_memory
+from meshscope.prediction import predict
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.memory import Memory
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 
 # Environment variables that change what the compiler makes of a program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-def predicted_run(experiment: Experiment, profile: ChipProfile | None = None) -> Run:
+def predicted_run(experiment: Experiment, profile: ChipProfile | None = None) -> RunRecord:
     """The prediction as a run in memory, with times by a measured chip profile or published figures."""
-    return Run(
+    return RunRecord(
         path=None,
         manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=experiment.phases),
         rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
@@ -56,14 +56,14 @@ class Outcome(Protocol):
 
 def run_of(
     experiment: Experiment,
-    predicted: Run,
+    predicted: RunRecord,
     outcome: Outcome,
     *,
     measured: Measured | None = None,
     times: Iterable[StepTime] = (),
-) -> Run:
+) -> RunRecord:
     """The prediction and what came of it as a run in memory; `times` are of the compiled steps."""
-    return Run(
+    return RunRecord(
         path=None,
         manifest=new_manifest(
             Source.COMPILED if measured is None else Source.MEASURED,

@@ -14,11 +14,11 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.experiment import experiment_from_dict
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 
-def retimed(run: Run, profile_path: Path) -> Run:
+def retimed(run: RunRecord, profile_path: Path) -> RunRecord:
     """The run with predicted and compiled times by this profile."""
     if "imported" in run.manifest.experiment:
         return _retimed_import(run, profile_path)
@@ -39,7 +39,7 @@ def retimed(run: Run, profile_path: Path) -> Run:
     return replace(run, rows=tuple(rows), times=tuple(times))
 
 
-def _retimed_import(run: Run, profile_path: Path) -> Run:
+def _retimed_import(run: RunRecord, profile_path: Path) -> RunRecord:
     """An imported run by this profile; where the texts tell no times, they tell none now."""
     assert run.path is not None
     known = run.manifest.experiment

@@ -25,7 +25,7 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.program import Engine, Frontend
 from meshscope.store.folder import new_folder
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
 from meshscope.views.text import run_text
 
@@ -124,7 +124,7 @@ def prepared(options: LiveOptions) -> Prepared:
     return Prepared(experiment=experiment, live=live, texts=texts)
 
 
-def _live_run(options: LiveOptions) -> Run | None:
+def _live_run(options: LiveOptions) -> RunRecord | None:
     """The run; None in a process that only takes part in it."""
     asked = prepared(options)
     experiment, live = asked.experiment, asked.live

@@ -17,9 +17,9 @@ from meshscope.interconnect import (
     constants_of,
     geometry_of,
 )
-from meshscope.predict.meshscope_engine import meshscope_stages
-from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
-from meshscope.predict.vllm_engine import vllm_stages
+from meshscope.prediction.meshscope_engine import meshscope_stages
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.stages import n_ticks
 from meshscope.spec.program import Engine

@@ -19,7 +19,7 @@ from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
 from meshscope.spec.model.stored import model_from_dict
 from meshscope.spec.plan.plan import Plan, parse_plan
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
 BITS_PER_BYTE = 8
@@ -38,14 +38,14 @@ _LIBRARIES = {ChipKind.TPU: "xla", ChipKind.GPU: None, ChipKind.CPU: "xla"}
 _VERSIONED = {ChipKind.TPU: ("libtpu", "jaxlib"), ChipKind.GPU: (), ChipKind.CPU: ("jaxlib",)}
 
 
-def card_text(run: Run, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
+def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None) -> str:
     """The card as YAML."""
     card = card_of(run, traces=traces, n_steps=n_steps)
     return yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=100)
 
 
 def card_of(
-    run: Run, *, traces: tuple[str, ...] = (), n_steps: int | None = None
+    run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None
 ) -> dict[str, Any]:
     """The card; `traces` are the kinds of traces beside it, `n_steps` how many steps those hold.
 
@@ -84,7 +84,7 @@ def _model(stored: Mapping[str, Any] | None) -> Model | None:
     return model_from_dict(stored) if stored is not None and is_whole else None
 
 
-def _description(run: Run, topology: Topology) -> str:
+def _description(run: RunRecord, topology: Topology) -> str:
     asked = run.manifest.experiment
     name = (asked.get("model") or {}).get("name", "a program of unknown model")
     how = {
@@ -105,7 +105,7 @@ def _hub_url(stored: Mapping[str, Any] | None) -> str | None:
     return f"https://huggingface.co/{name}" if is_hub_name else None
 
 
-def _model_fields(run: Run, model: Model | None, n_steps: int | None) -> dict[str, Any]:
+def _model_fields(run: RunRecord, model: Model | None, n_steps: int | None) -> dict[str, Any]:
     workload = run.manifest.experiment.get("workload") or {}
     precision = workload.get("activation_dtype")
     return {
@@ -153,7 +153,7 @@ def _head_dim(model: Model) -> int:
             return compressed.head_dim
 
 
-def _data(run: Run) -> dict[str, Any]:
+def _data(run: RunRecord) -> dict[str, Any]:
     known = run.manifest.experiment.get("workload") or {}
     return {
         "batch_size": known.get("batch"),
@@ -163,7 +163,7 @@ def _data(run: Run) -> dict[str, Any]:
     }
 
 
-def _dataset(run: Run) -> str | None:
+def _dataset(run: RunRecord) -> str | None:
     """What was fed to the program; nothing is known of somebody else's."""
     if "imported" in run.manifest.experiment:
         return None
@@ -172,7 +172,7 @@ def _dataset(run: Run) -> str | None:
     return "one prompt of text" if run.measured.texts else "random tokens"
 
 
-def _hardware(run: Run, topology: Topology) -> dict[str, Any]:
+def _hardware(run: RunRecord, topology: Topology) -> dict[str, Any]:
     chip = topology.chip
     return {
         "network_topo": {
@@ -227,12 +227,12 @@ def _scale_up_gbps(chip: Chip) -> float | None:
     return n_links * chip.link_bytes_per_s * BITS_PER_BYTE / 1e9
 
 
-def _versioned(run: Run, *names: str) -> str | None:
+def _versioned(run: RunRecord, *names: str) -> str | None:
     versions = run.manifest.versions
     return next((f"{name} {versions[name]}" for name in names if name in versions), None)
 
 
-def _executor(run: Run, topology: Topology) -> dict[str, Any]:
+def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
     asked = run.manifest.experiment
     plan = parse_plan(str(asked["plan"])).filled(topology.n_devices)
     program = asked.get("program") or {}
@@ -271,7 +271,7 @@ def _microbatch(asked: Mapping[str, Any], plan: Plan) -> int:
     return max(1, batch // (plan.dp * plan.fsdp) // n)
 
 
-def _own(run: Run) -> dict[str, Any]:
+def _own(run: RunRecord) -> dict[str, Any]:
     """What the template has no field for."""
     asked = run.manifest.experiment
     return {

@@ -19,7 +19,7 @@ from meshscope.events.enums import Kind, Phase
 from meshscope.exporters.card import CARD, card_text
 from meshscope.exporters.ccl_metrics import metrics_told_apart
 from meshscope.exporters.layout import Execution, TimelineLayout
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 JSON_TPU = "json_tpu"
 STEP = "$core.py:331 step"  # the only event that CCL-Bench takes for a step of vLLM
@@ -31,7 +31,7 @@ PROFILE = Path("trace") / "chrome.trace.json.gz"
 Event = dict[str, Any]
 
 
-def write_ccl_bench(run: Run, layout: TimelineLayout, folder: Path) -> None:
+def write_ccl_bench(run: RunRecord, layout: TimelineLayout, folder: Path) -> None:
     """Fills `folder`: card, trace where there are times, and the figures told apart."""
     events: list[Event] = []
     traces: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from meshscope.analysis.catalog import metrics_of
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.events.enums import Kind, Phase
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 Event = Mapping[str, Any]
 Tables = Mapping[str, Any]
@@ -52,7 +52,9 @@ class Told:
     is_for_tpu: bool = True  # whether its tool takes traces of TPUs
 
 
-def metrics_told_apart(run: Run, events: Sequence[Event], *, n_steps: int | None) -> dict[str, Any]:
+def metrics_told_apart(
+    run: RunRecord, events: Sequence[Event], *, n_steps: int | None
+) -> dict[str, Any]:
     """Each metric by its name: ours and theirs, with definitions and faults."""
     found = {
         name: None if isinstance(result, Unavailable) else result.filter(*_strongest(result, run))
@@ -65,7 +67,7 @@ def metrics_told_apart(run: Run, events: Sequence[Event], *, n_steps: int | None
     }
 
 
-def _strongest(result: pl.DataFrame, run: Run) -> list[pl.Expr]:
+def _strongest(result: pl.DataFrame, run: RunRecord) -> list[pl.Expr]:
     has_source = "source" in result.columns
     return [pl.col("source") == run.manifest.source.value] if has_source else [pl.lit(value=True)]
 

@@ -18,7 +18,7 @@ from meshscope.events.enums import Kind
 from meshscope.interconnect.loads import LinkLoad, link_loads
 from meshscope.readers.profile.timeline import safe
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
 MAX_SLICES = 1_000_000  # over all devices; a larger layout shows fewer devices
@@ -114,7 +114,7 @@ class TimelineLayout:
         return (e for e in self.executions if e.is_on(device))
 
 
-def layout_of(run: Run) -> TimelineLayout:
+def layout_of(run: RunRecord) -> TimelineLayout:
     """The layout of the run's strongest source."""
     subject = metric_inputs(run)
     source = run.manifest.source.value
@@ -150,7 +150,7 @@ def layout_of(run: Run) -> TimelineLayout:
     )
 
 
-def _title(run: Run) -> str:
+def _title(run: RunRecord) -> str:
     asked = run.manifest.experiment
     model = asked.get("model") or {}
     words = (
@@ -161,7 +161,7 @@ def _title(run: Run) -> str:
     return safe(", ".join(str(word) for word in words if word))
 
 
-def _phases(run: Run, events: pl.DataFrame) -> list[str]:
+def _phases(run: RunRecord, events: pl.DataFrame) -> list[str]:
     found = [phase.value for phase in run.manifest.phases]
     return [*found, *("" for _ in [0] if events["phase"].null_count())]
 

@@ -7,17 +7,17 @@ import polars as pl
 
 from meshscope.analysis.run_inputs import events_of
 from meshscope.readers.profile.timeline import safe
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
 
 
-def write_parquet(run: Run, path: Path) -> None:
+def write_parquet(run: RunRecord, path: Path) -> None:
     """The event table as it is, with the types of its schema."""
     events_of(run).write_parquet(path)
 
 
-def write_csv(run: Run, path: Path) -> None:
+def write_csv(run: RunRecord, path: Path) -> None:
     """The event table with lists as JSON; an unknown value is an empty cell.
 
     Texts are without control characters, cut after 2,000 characters, and a text that a spreadsheet would

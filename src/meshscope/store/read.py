@@ -16,18 +16,18 @@ from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured, Requ
 from meshscope.events.schema import POLARS_SCHEMA, SCHEMA_VERSION, checked_table
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
-from meshscope.store.run import Manifest, Run
+from meshscope.store.run import Manifest, RunRecord
 from meshscope.store.stored_times import time_from_dict
 from meshscope.store.write import EVENTS, METRICS, sha256
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunRecord:
     """The run in this folder; RunError when it is missing, half-written, damaged or of another schema."""
     document = read_manifest(path)
     frame = _read_events(path, document)
     metrics = _read_json(path / METRICS)
     try:
-        return Run(
+        return RunRecord(
             path=path,
             manifest=_manifest(document),
             rows=tuple(_collectives(frame)),

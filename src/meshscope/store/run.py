@@ -29,7 +29,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run:
+class RunRecord:
     """A run in memory; `path` is null while it is in no folder."""
 
     path: Path | None

@@ -12,7 +12,7 @@ import polars as pl
 
 from meshscope.events.schema import SCHEMA_VERSION, table_of
 from meshscope.store.folder import MANIFEST, TOOL
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.store.stored_times import time_as_dict
 
 EVENTS = "events.parquet"
@@ -20,7 +20,7 @@ METRICS = "metrics.json"
 HLO = "hlo"
 
 
-def write_run(folder: Path, run: Run, *, metrics: Mapping[str, Any]) -> None:
+def write_run(folder: Path, run: RunRecord, *, metrics: Mapping[str, Any]) -> None:
     """Fills `folder`, which may hold `hlo/` already; `metrics` are figures derived from the rows."""
     write_table(table_of(run.rows), folder / EVENTS)
     memory = {source.value: asdict(figures) for source, figures in run.memory.items()}
@@ -40,7 +40,7 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     path.write_bytes(content.getbuffer())
 
 
-def _manifest(run: Run) -> dict[str, Any]:
+def _manifest(run: RunRecord) -> dict[str, Any]:
     manifest = run.manifest
     return {
         "tool": TOOL,

@@ -6,13 +6,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.plain import short
 
 MAX_VALUE = 4000  # characters of a condition, such as the flags of a compiler
 
 
-def conditions(run: Run) -> Table:
+def conditions(run: RunRecord) -> Table:
     """One line a condition."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -22,7 +22,7 @@ def conditions(run: Run) -> Table:
     return table
 
 
-def condition_lines(run: Run) -> list[tuple[str, str]]:
+def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
     """Names and values of the conditions that the run knows."""
     asked = run.manifest.experiment
     lines = [

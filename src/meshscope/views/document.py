@@ -23,7 +23,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.memory import Memory
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.roofs import roofline_document
 from meshscope.views.times import time_document
 from meshscope.views.words import one_total, verdict_words
@@ -34,7 +34,7 @@ TIMES = ("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
 UNKNOWN_PHASE = "unknown"
 
 
-def run_document(run: Run) -> dict[str, Any]:
+def run_document(run: RunRecord) -> dict[str, Any]:
     """The one document of `--json` for a run: its strongest source, rows grouped over layers."""
     source = run.manifest.source
     rows = run.rows_of(source)
@@ -53,7 +53,7 @@ def run_document(run: Run) -> dict[str, Any]:
     }
 
 
-def _time(run: Run) -> dict[str, Any]:
+def _time(run: RunRecord) -> dict[str, Any]:
     """Mean seconds of the timed requests, else what was modelled; null in every field without either."""
     latency = run_latency(run)
     if latency is None:
@@ -68,7 +68,7 @@ def _time(run: Run) -> dict[str, Any]:
     }
 
 
-def run_latency(run: Run) -> Latency | None:
+def run_latency(run: RunRecord) -> Latency | None:
     """The latency of the run's timed requests; None where nothing was timed."""
     workload = run.manifest.experiment.get("workload")
     if run.measured is None or workload is None:
@@ -77,7 +77,7 @@ def run_latency(run: Run) -> Latency | None:
     return latency_of(requests, batch=workload["batch"], prompt=workload["prompt"])
 
 
-def _live(run: Run) -> dict[str, Any]:
+def _live(run: RunRecord) -> dict[str, Any]:
     """What only live devices tell."""
     latency = run_latency(run)
     if latency is None or run.measured is None:
@@ -89,14 +89,14 @@ def _live(run: Run) -> dict[str, Any]:
     }
 
 
-def _totals_of_step_and_request(run: Run, rows: Iterable[Collective]) -> dict[str, Any]:
+def _totals_of_step_and_request(run: RunRecord, rows: Iterable[Collective]) -> dict[str, Any]:
     """The figures of one step of each phase, and under `request` those of all its steps."""
     rows = list(rows)
     step, request = (_totals(totals(rows), run) for totals in (step_totals, request_totals))
     return {phase: {**figures, "request": request[phase]} for phase, figures in step.items()}
 
 
-def metrics_document(run: Run) -> dict[str, Any]:
+def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Figures derived from the rows of every source, for metrics.json."""
     return {
         "step_totals": {s.value: _totals(step_totals(run.rows_of(s)), run) for s in run.sources},
@@ -108,7 +108,7 @@ def metrics_document(run: Run) -> dict[str, Any]:
     }
 
 
-def own_comparison(run: Run, source: Source | None = None) -> Comparison | None:
+def own_comparison(run: RunRecord, source: Source | None = None) -> Comparison | None:
     """Predicted against `source`, by default the run's strongest; None when the run has only one."""
     source = source or run.manifest.source
     if source is Source.PREDICTED or not {Source.PREDICTED, source} <= set(run.sources):
@@ -116,7 +116,7 @@ def own_comparison(run: Run, source: Source | None = None) -> Comparison | None:
     return compared((run, Source.PREDICTED), (run, source))
 
 
-def compared(left: tuple[Run, Source], right: tuple[Run, Source]) -> Comparison:
+def compared(left: tuple[RunRecord, Source], right: tuple[RunRecord, Source]) -> Comparison:
     """Two sources of one run or of two; what a CPU carries out in float32 is compared so."""
     asked, found = (run.rows_of(source) for run, source in (left, right))
     if is_on_cpu(right[0]) and right[1] is not Source.PREDICTED:
@@ -124,20 +124,20 @@ def compared(left: tuple[Run, Source], right: tuple[Run, Source]) -> Comparison:
     return compare(asked, found)
 
 
-def run_promotion(run: Run) -> int:
+def run_promotion(run: RunRecord) -> int:
     """How many collectives of a step the CPU backend carries out in float32, though 16-bit were asked."""
     if not is_on_cpu(run):
         return 0
     return promotion_of(run.rows_of(Source.PREDICTED), run.rows_of(Source.COMPILED)).count
 
 
-def is_on_cpu(run: Run) -> bool:
+def is_on_cpu(run: RunRecord) -> bool:
     """Whether the run's devices are virtual ones on a CPU."""
     chip = run_chip(run)
     return chip is not None and chip.kind is ChipKind.CPU
 
 
-def run_chip(run: Run) -> Chip | None:
+def run_chip(run: RunRecord) -> Chip | None:
     """The chip that the run is for; None where its topology is not known."""
     topology = run.manifest.experiment.get("topology")
     return None if topology is None else parse_topology(str(topology)).chip
@@ -163,7 +163,7 @@ def comparison_document(
     }
 
 
-def own_verdicts_document(run: Run) -> dict[str, str]:
+def own_verdicts_document(run: RunRecord) -> dict[str, str]:
     """The verdict on each pair of sources of one run, by `left = right`."""
     sources = run.sources
     pairs = [(a, b) for i, a in enumerate(sources) for b in sources[i + 1 :]]
@@ -176,7 +176,7 @@ def _verdict_word(comparison: Comparison) -> str:
     return "same meaning" if comparison.is_same_meaning else "different"
 
 
-def _own_verdict(run: Run) -> dict[str, str] | None:
+def _own_verdict(run: RunRecord) -> dict[str, str] | None:
     comparison = own_comparison(run)
     if comparison is None:
         return None
@@ -238,7 +238,7 @@ def _number(value: Fraction) -> float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def _totals(totals: Mapping[Phase | None, Total], run: Run) -> dict[str, Any]:
+def _totals(totals: Mapping[Phase | None, Total], run: RunRecord) -> dict[str, Any]:
     """By phase; phases that the experiment has stand there even when nothing communicates."""
     zero = {"count": 0, "payload_bytes": 0, "wire_bytes": 0}
     return {_phase_key(phase): zero for phase in run.manifest.phases} | {

@@ -13,7 +13,7 @@ from meshscope.analysis.explanation import (
     measured_cost,
 )
 from meshscope.events.enums import Phase, Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
 from meshscope.views.document import run_latency
 from meshscope.views.plain import short
@@ -49,7 +49,7 @@ def explanation_of(left: Side, right: Side) -> Explanation:
     return Explanation(left=left, right=right, asked=asked, changes=changes)
 
 
-def _costs(run: Run, source: Source) -> dict[Phase, StepCostChange]:
+def _costs(run: RunRecord, source: Source) -> dict[Phase, StepCostChange]:
     """The cost of each phase's step: measured where that is the source, else modelled."""
     if source is not Source.MEASURED:
         return {time.phase: cost_of(time) for time in run.times_of(source)}

@@ -10,7 +10,7 @@ from meshscope.analysis.latency import Latency, Spread
 from meshscope.analysis.roofline import rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 from meshscope.views.document import is_on_cpu, run_chip, run_latency, run_promotion
 from meshscope.views.plain import plain
@@ -35,7 +35,7 @@ SHARED_CORES = (
 )
 
 
-def live_lines(run: Run) -> Iterator[RenderableType]:
+def live_lines(run: RunRecord) -> Iterator[RenderableType]:
     """Faults of the profile first, then latency, load and waiting."""
     measured, latency = run.measured, run_latency(run)
     if measured is None or latency is None:
@@ -54,7 +54,7 @@ def live_lines(run: Run) -> Iterator[RenderableType]:
         yield Text("")
 
 
-def _notes(run: Run, measured: Measured) -> Iterator[Text]:
+def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
     steps = " and ".join(
         f"{n} {phase} step{'' if n == 1 else 's'}" for phase, n in measured.n_profiled_steps.items()
     )
@@ -92,7 +92,7 @@ def _spread_cells(spread: Spread) -> list[str]:
     return [*(format_seconds(value) for value in seconds), str(spread.n)]
 
 
-def _rate_lines(run: Run, latency: Latency) -> Iterator[str]:
+def _rate_lines(run: RunRecord, latency: Latency) -> Iterator[str]:
     parts = [
         f"{_rate(latency.output_tokens_per_s)} output tokens/s end to end",
         f"{_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
@@ -138,7 +138,9 @@ def _load_lines(measured: Measured) -> Iterator[RenderableType]:
             yield Text(f"{phase}: {_slowest_words(own_times)}")
 
 
-def _roofline_lines(run: Run, measured: Measured, latency: Latency) -> Iterator[RenderableType]:
+def _roofline_lines(
+    run: RunRecord, measured: Measured, latency: Latency
+) -> Iterator[RenderableType]:
     """Bytes and flops of a step, as the compiler counts them, against the chip's published peaks."""
     chip = run_chip(run)
     steps = {Phase.PREFILL: latency.ttft.mean_s}

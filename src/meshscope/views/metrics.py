@@ -14,7 +14,7 @@ from meshscope.analysis.intervals import SECONDS
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.events.enums import Phase
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 from meshscope.views.cells import column_words, figure_words
 from meshscope.views.plain import short
@@ -43,7 +43,7 @@ _BESIDES = (
 MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
 
 
-def metrics_document(run: Run) -> dict[str, Any]:
+def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Every metric by its name: its unit and its rows, or the reason why it is not known."""
     found = metrics_of(metric_inputs(run))
     return {metric.name: _document(metric.unit, found[metric.name]) for metric in METRICS}
@@ -63,7 +63,7 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def metrics_text(run: Run, console: Console) -> Iterator[RenderableType]:
+def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """A table for each metric of the run's strongest source, then what is not known and why."""
     unknown: dict[str, list[str]] = {}
     found = metrics_of(metric_inputs(run))
@@ -81,7 +81,7 @@ def metrics_text(run: Run, console: Console) -> Iterator[RenderableType]:
         yield Text.assemble("not known: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
 
 
-def _of_strongest(table: pl.DataFrame, run: Run) -> pl.DataFrame:
+def _of_strongest(table: pl.DataFrame, run: RunRecord) -> pl.DataFrame:
     if "source" not in table.columns:
         return table
     own = table.filter(pl.col("source") == run.manifest.source.value)

@@ -10,7 +10,7 @@ from rich.text import Text
 from meshscope.analysis.roofline_bound import BindingResource, RooflineBounds, roofs_of
 from meshscope.events.enums import Source
 from meshscope.spec.hardware.chips import Chip
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 from meshscope.views.plain import plain
 from meshscope.views.tables import new_table
@@ -23,7 +23,7 @@ WORDS = {
 }
 
 
-def roofline_document(run: Run, source: Source, chip: Chip | None) -> dict[str, Any]:
+def roofline_document(run: RunRecord, source: Source, chip: Chip | None) -> dict[str, Any]:
     """The roofs of each phase of one source; nothing where no step is modelled."""
     times = run.times_of(source)
     if chip is None or not times:
@@ -32,7 +32,7 @@ def roofline_document(run: Run, source: Source, chip: Chip | None) -> dict[str, 
     return {"roofline": found}
 
 
-def roofline_lines(run: Run, chip: Chip | None) -> Iterator[RenderableType]:
+def roofline_lines(run: RunRecord, chip: Chip | None) -> Iterator[RenderableType]:
     """A table for each step, predicted and compiled."""
     found = [] if chip is None else [(time, roofs_of(time, chip)) for time in run.times]
     if chip is None or not any(roofs for _, roofs in found):

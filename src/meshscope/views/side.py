@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.events.enums import Phase, Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 
 DTYPES = {"weight_dtype": "weights", "activation_dtype": "activations", "cache_dtype": "cache"}
 PROGRAM = ("frontend", "partitioner", "context", "kernels", "dispatch", "capacity_factor")
@@ -17,7 +17,7 @@ class Side:
     """One side of a comparison: its name in the text, the run, and which of its sources."""
 
     name: str
-    run: Run
+    run: RunRecord
     source: Source
 
     def has_phase(self, phase: Phase | None) -> bool:
@@ -55,7 +55,7 @@ def asked_differences(left: Side, right: Side) -> list[Difference]:
     ]
 
 
-def _asked(run: Run) -> Iterator[tuple[str, tuple[str, bool]]]:
+def _asked(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
     """Names, with the value and whether it decides what has to be computed."""
     asked = run.manifest.experiment
     model, workload = asked.get("model"), asked.get("workload") or {}

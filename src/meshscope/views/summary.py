@@ -9,7 +9,7 @@ from meshscope.analysis.totals import Total, request_totals, step_totals
 from meshscope.analysis.unattributed import Unattributed
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
 from meshscope.views.plain import short
 from meshscope.views.tables import new_table
@@ -18,7 +18,7 @@ from meshscope.views.words import count_words, phase_words
 FIGURES = ("count", "payload", "wire")
 
 
-def totals_table(run: Run) -> Table:
+def totals_table(run: RunRecord) -> Table:
     """What one device sends and meets, in one step of each phase and in the whole request."""
     names = [f"{figure}\na {span}" for span in ("step", "request") for figure in FIGURES]
     table = new_table("phase", "source", *names, n_words=2)

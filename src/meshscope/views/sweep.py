@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.events.enums import Phase
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.document import run_document
 from meshscope.views.plain import plain
@@ -54,7 +54,7 @@ SUMMARY_SCHEMA: dict[str, Any] = {
 }
 
 
-def summary_row(name: str, run: Run) -> Row:
+def summary_row(name: str, run: RunRecord) -> Row:
     """The figures of a run that `show --json` prints, in one row of SUMMARY_SCHEMA."""
     document = run_document(run)
     experiment = document["experiment"]

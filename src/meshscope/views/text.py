@@ -10,7 +10,7 @@ from meshscope.analysis.totals import Total, request_totals, step_totals
 from meshscope.analysis.unattributed import unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.collectives import (
     LEGEND,
     STYLES,
@@ -35,7 +35,7 @@ from meshscope.views.words import count_words, one_total, phase_words, signed_by
 COUNT = "count"
 
 
-def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
+def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """Everything that `show` tells about a run, from the conditions to the verdict."""
     source = run.manifest.source
     comparison = own_comparison(run)
@@ -69,7 +69,7 @@ def run_text(run: Run, console: Console) -> Iterator[RenderableType]:
     yield from own_verdicts(run)
 
 
-def own_verdicts(run: Run) -> Iterator[Text]:
+def own_verdicts(run: RunRecord) -> Iterator[Text]:
     """Predicted against the strongest source; where that was measured, compiled against it, too."""
     strongest = run.manifest.source
     for left in (Source.PREDICTED, Source.COMPILED):
@@ -78,14 +78,14 @@ def own_verdicts(run: Run) -> Iterator[Text]:
             yield _verdict(found, left=left.value, right=strongest.value)
 
 
-def phases_of(run: Run) -> list[Phase | None]:
+def phases_of(run: RunRecord) -> list[Phase | None]:
     """The phases of the request, and then what has no phase."""
     found: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
     return sorted(dict.fromkeys(found), key=lambda phase: phase is None)
 
 
 def phase_lines(
-    run: Run, phase: Phase | None, comparison: Comparison | None
+    run: RunRecord, phase: Phase | None, comparison: Comparison | None
 ) -> tuple[Sequence[str], list[TableLine]]:
     """The names of the counts, and the lines of one phase; `comparison` is the run's own, if it has one."""
     source = run.manifest.source
@@ -144,7 +144,7 @@ def comparison_text(
     yield _verdict(comparison, left=left.name, right=right.name)
 
 
-def _takes_as_long(left: Run, right: Run) -> bool:
+def _takes_as_long(left: RunRecord, right: RunRecord) -> bool:
     """Whether nothing that was timed or modelled differs."""
     return (left.times, left.measured) == (right.times, right.measured)
 

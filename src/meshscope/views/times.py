@@ -10,7 +10,7 @@ from rich.text import Text
 from meshscope.analysis.request_time import ASSUMPTION, RequestTime, basis_of, request_time
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 from meshscope.views.plain import plain
 from meshscope.views.tables import new_table
@@ -19,7 +19,7 @@ MAX_UNESTIMATED = 4  # sorts of work that are named
 MIN_SHARE = 0.0005  # of a step, below which a line is left out
 
 
-def time_document(run: Run, source: Source) -> dict[str, Any] | None:
+def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
     """What --json says of modelled time; None where no step was modelled."""
     times = run.times_of(source)
     if not times:
@@ -50,13 +50,13 @@ def _point(seconds: TimeEstimate | None) -> float | None:
     return None if seconds is None else seconds.s
 
 
-def _request(run: Run, times: Sequence[StepTime]) -> RequestTime:
+def _request(run: RunRecord, times: Sequence[StepTime]) -> RequestTime:
     workload = run.manifest.experiment.get("workload")
     n_decode_steps = None if workload is None else int(workload["output"]) - 1
     return request_time(times, n_decode_steps=n_decode_steps)
 
 
-def time_lines(run: Run) -> Iterator[RenderableType]:
+def time_lines(run: RunRecord) -> Iterator[RenderableType]:
     """The steps side by side, then the request, then what the figures rest on; nothing where none is modelled."""
     times = [t for phase in Phase for source in run.sources for t in _times(run, phase, source)]
     if not times:
@@ -71,7 +71,7 @@ def time_lines(run: Run) -> Iterator[RenderableType]:
     yield from _doubt_lines(times)
 
 
-def _times(run: Run, phase: Phase, source: Source) -> list[StepTime]:
+def _times(run: RunRecord, phase: Phase, source: Source) -> list[StepTime]:
     return [time for time in run.times_of(source) if time.phase is phase]
 
 
@@ -109,7 +109,7 @@ def _interval(seconds: TimeEstimate) -> str:
     return f"{format_seconds(seconds.low_s)} - {format_seconds(seconds.high_s)}"
 
 
-def _request_lines(run: Run, source: Source) -> Iterator[Text]:
+def _request_lines(run: RunRecord, source: Source) -> Iterator[Text]:
     times = run.times_of(source)
     request = _request(run, times)
     named = (("TTFT", request.ttft), ("TPOT", request.tpot), ("end to end", request.e2e))

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from meshscope import __version__
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.html.blocks import Chart, Section, shown
 from meshscope.views.html.drawing import Charts
 from meshscope.views.html.headline import headline
@@ -25,7 +25,7 @@ TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def page_html(runs: Sequence[Run]) -> str:
+def page_html(runs: Sequence[RunRecord]) -> str:
     """The page of these runs, side by side where there are several."""
     shown_runs = page_runs(runs)
     found = sections(shown_runs, Charts())

@@ -12,7 +12,7 @@ from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.program import Frontend, Partitioner
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import CostBar, cost_bars
 from meshscope.views.html.blocks import PageTable, Paragraph, shown, table_of_frame, unknown
 
@@ -25,7 +25,7 @@ class PageRun:
     """One run on the page."""
 
     letter: str
-    run: Run
+    run: RunRecord
     subject: MetricInputs
     metrics: dict[str, Result]
     costs: tuple[CostBar, ...]
@@ -84,7 +84,7 @@ class PageRun:
         return table_of_frame(self.key(name.replace("_", "-")), title, found, note=note)
 
 
-def page_runs(runs: Sequence[Run]) -> list[PageRun]:
+def page_runs(runs: Sequence[RunRecord]) -> list[PageRun]:
     """The runs with their letters, metrics computed."""
     return [_page_run(run, i, is_alone=len(runs) == 1) for i, run in enumerate(runs)]
 
@@ -95,7 +95,7 @@ def letter_of(index: int) -> str:
     return ascii_uppercase[letter] + (str(round_ + 1) if round_ else "")
 
 
-def _page_run(run: Run, index: int, *, is_alone: bool) -> PageRun:
+def _page_run(run: RunRecord, index: int, *, is_alone: bool) -> PageRun:
     subject = metric_inputs(run)
     return PageRun(
         letter=letter_of(index),

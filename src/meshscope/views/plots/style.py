@@ -13,7 +13,7 @@ from meshscope.analysis.catalog import Result
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Source
 from meshscope.readers.profile.timeline import safe
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.charts.cost import COMPUTE, IDLE, MEMORY, STAGES
 
@@ -44,7 +44,7 @@ MAX_NAME = 40
 class Plotted:
     """A run that is drawn: with what metrics need of it, the metrics, and its strongest source."""
 
-    run: Run
+    run: RunRecord
     subject: MetricInputs
     metrics: Mapping[str, Result]
 

@@ -7,7 +7,7 @@ import matplotlib as mpl
 
 from meshscope.analysis.catalog import metrics_of
 from meshscope.analysis.run_inputs import metric_inputs
-from meshscope.store.run import Run
+from meshscope.store.run import RunRecord
 from meshscope.views.plots import several, times, traffic
 from meshscope.views.plots.style import STYLE, Drawn, Plotted, save
 
@@ -34,7 +34,7 @@ DRAW_SEVERAL = (
 )
 
 
-def write_plots(runs: Sequence[Run], folder: Path) -> list[Drawn]:
+def write_plots(runs: Sequence[RunRecord], folder: Path) -> list[Drawn]:
     """Writes NAME.png and NAME.svg into the folder; all plots, those that were not drawn with their reasons."""
     with mpl.rc_context(STYLE):
         found = list(plots_of(runs))
@@ -44,7 +44,7 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[Drawn]:
     return found
 
 
-def plots_of(runs: Sequence[Run]) -> Iterator[Drawn]:
+def plots_of(runs: Sequence[RunRecord]) -> Iterator[Drawn]:
     """Every plot of the only run, or of the runs side by side."""
     plotted = [_plotted(run) for run in runs]
     if len(plotted) > 1:
@@ -55,6 +55,6 @@ def plots_of(runs: Sequence[Run]) -> Iterator[Drawn]:
         yield from draw(plotted[0])
 
 
-def _plotted(run: Run) -> Plotted:
+def _plotted(run: RunRecord) -> Plotted:
     subject = metric_inputs(run)
     return Plotted(run=run, subject=subject, metrics=metrics_of(subject))

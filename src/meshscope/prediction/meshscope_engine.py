@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict.context import context_meetings
-from meshscope.predict.pipeline import pipelined
-from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.context import context_meetings
+from meshscope.prediction.pipeline import pipelined
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import CompressedAttention, Layer, MlpKind, Model
 from meshscope.spec.plan.context_form import local_tokens

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Part
-from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, Model
 from meshscope.spec.plan.mesh import Groups

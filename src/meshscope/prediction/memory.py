@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshscope.predict.vllm_engine import stored_vocab
+from meshscope.prediction.vllm_engine import stored_vocab
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import Memory

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.predict.planned_collective import PlannedCollective, PlannedStep
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import (
     Attention,

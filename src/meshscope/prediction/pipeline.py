@@ -7,7 +7,7 @@ also while it is idle; what arrives then is not used, but it has been sent (see 
 from dataclasses import replace
 
 from meshscope.events.enums import Kind, Part
-from meshscope.predict.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.stages import n_ticks, stage_layers
 

@@ -3,9 +3,9 @@
 from typing import assert_never
 
 from meshscope.events.collective import Collective
-from meshscope.predict.meshscope_engine import meshscope_stages
-from meshscope.predict.planned_collective import PlannedStep, Stage, rows_of, steps_of
-from meshscope.predict.vllm_engine import vllm_stages
+from meshscope.prediction.meshscope_engine import meshscope_stages
+from meshscope.prediction.planned_collective import PlannedStep, Stage, rows_of, steps_of
+from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.program import Engine
 
