@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import MissingToolError
-from meshscope.programs.torch_xla import interpreter
+from meshscope.programs.torchxla import interpreter
 
 FITTING = {
     "python": "3.11.2",

@@ -186,7 +186,7 @@ def _check_logits(case: Case, runner: Any) -> None:
     ],
 )
 def test_stages_that_would_go_wrong_are_refused(config: str, plan: str, message: str) -> None:
-    from meshscope.programs.torch_xla.stages import layers_of_stage  # noqa: PLC0415  imports torch_xla
+    from meshscope.programs.torchxla.stages import layers_of_stage  # noqa: PLC0415  imports torch_xla
 
     with pytest.raises(PlanError, match=message):
         layers_of_stage(tiny_experiment(Case(config, plan)))

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.programs.torch_xla.configs import FAMILIES, transformers_config
-from meshscope.programs.torch_xla.layouts import layouts_of
-from meshscope.programs.torch_xla.rules import rules_of
+from meshscope.programs.torchxla.configs import FAMILIES, transformers_config
+from meshscope.programs.torchxla.layouts import layouts_of
+from meshscope.programs.torchxla.rules import rules_of
 from meshscope.spec.model.catalog import CATALOG
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.plan.plan import parse_plan

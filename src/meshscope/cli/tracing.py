@@ -3,7 +3,7 @@
 import sys
 
 from meshscope.cli.output import note
-from meshscope.programs.torch_xla.interpreter import VARIABLE, torchxla_python
+from meshscope.programs.torchxla.interpreter import VARIABLE, torchxla_python
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.program import Frontend
 

@@ -32,8 +32,8 @@ from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.programs.torch_xla.configs import transformers_config
-from meshscope.programs.torch_xla.interpreter import (
+from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
     torchxla_environment,
     torchxla_python,

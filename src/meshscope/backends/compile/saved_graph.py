@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
-from meshscope.programs.torch_xla.interpreter import torchxla_environment, torchxla_python
+from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.workers.failure import ExitKind, Failure, failure_of
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     def versions() -> dict[str, str]:
         from importlib.metadata import version  # noqa: PLC0415
 
-        from meshscope.programs.torch_xla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
+        from meshscope.programs.torchxla.lowering import Traced, lowered  # noqa: PLC0415  imports JAX
 
         traced = Traced(proto=proto.read_bytes())
         compiled = lowered(traced, slice_devices(topology), name="program").compile()

@@ -16,7 +16,7 @@ from typing import Any
 from meshscope.backends.compile.gpu import gpu_devices, plugin
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.analysis import memory_analysis
-from meshscope.programs.torch_xla.interpreter import tracing_environment
+from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.spec.experiment import Experiment, experiment_from_dict
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
@@ -96,7 +96,7 @@ def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[s
     """Compiles, writes `PHASE.hlo.txt.gz`, and returns the report (seconds, bytes, devices)."""
     started = time.perf_counter()
     if experiment.program.frontend is Frontend.TORCHXLA:
-        from meshscope.programs.torch_xla.program import build_program  # noqa: PLC0415  torch_xla before JAX
+        from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
     else:
         from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 

@@ -16,8 +16,8 @@ from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.measured import Measured, Request, StepCost
-from meshscope.programs.torch_xla.configs import transformers_config
-from meshscope.programs.torch_xla.interpreter import (
+from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
     torchxla_environment,
     torchxla_python,

@@ -26,7 +26,7 @@ from meshscope.backends.live.names import (
     hlo_name,
     stage_words,
 )
-from meshscope.programs.torch_xla.interpreter import tracing_environment
+from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.spec.experiment import Experiment, experiment_from_dict
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.program import Frontend
@@ -108,8 +108,8 @@ def _started(
     """The programs on their devices, and what JAX or torch_xla calls these."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend is Frontend.TORCHXLA:
-        from meshscope.programs.torch_xla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
-        from meshscope.programs.torch_xla.session import TorchSession  # noqa: PLC0415
+        from meshscope.programs.torchxla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
+        from meshscope.programs.torchxla.session import TorchSession  # noqa: PLC0415
 
         report_progress("opening devices")
         found = open_devices(experiment.topology)

@@ -19,9 +19,9 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 
 from meshscope.errors import SpecError
-from meshscope.programs.torch_xla.layouts import Spec
-from meshscope.programs.torch_xla.program import POSITION, TOKENS, TracedProgram
-from meshscope.programs.torch_xla.tensors import TORCH_DTYPES, partition
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.program import POSITION, TOKENS, TracedProgram
+from meshscope.programs.torchxla.tensors import TORCH_DTYPES, partition
 from meshscope.spec.hardware.topology import Topology
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  computations and names of graphs have no public name

@@ -22,9 +22,9 @@ from transformers.cache_utils import StaticLayer
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torch_xla.layouts import Spec
-from meshscope.programs.torch_xla.residual import streams_of
-from meshscope.programs.torch_xla.tensors import (
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.residual import streams_of
+from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
     all_reduce,
@@ -156,7 +156,7 @@ class StagedModel(torch.nn.Module):
 
     @property
     def _cache_spec(self) -> Spec:
-        from meshscope.programs.torch_xla.caching import kept  # noqa: PLC0415  which knows of stages, too
+        from meshscope.programs.torchxla.caching import kept  # noqa: PLC0415  which knows of stages, too
 
         return kept(self.experiment, self.tensors).spec
 

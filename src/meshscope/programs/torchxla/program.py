@@ -9,17 +9,17 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torch_xla.attention import register_attention
-from meshscope.programs.torch_xla.caching import Caches, n_cache_slots, new_arrays
-from meshscope.programs.torch_xla.experts import register_experts
-from meshscope.programs.torch_xla.layouts import Layouts, Spec, layouts_of
-from meshscope.programs.torch_xla.lowering import Lowered, Traced, lowered, parameters_of
-from meshscope.programs.torch_xla.models import meta_model, with_arguments
-from meshscope.programs.torch_xla.operators import add_operators
-from meshscope.programs.torch_xla.residual import ResidualStreams, streams_of
-from meshscope.programs.torch_xla.scopes import add_layouts, add_scopes
-from meshscope.programs.torch_xla.stages import add_pipeline, layers_of_stage
-from meshscope.programs.torch_xla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
+from meshscope.programs.torchxla.attention import register_attention
+from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
+from meshscope.programs.torchxla.experts import register_experts
+from meshscope.programs.torchxla.layouts import Layouts, Spec, layouts_of
+from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
+from meshscope.programs.torchxla.models import meta_model, with_arguments
+from meshscope.programs.torchxla.operators import add_operators
+from meshscope.programs.torchxla.residual import ResidualStreams, streams_of
+from meshscope.programs.torchxla.scopes import add_layouts, add_scopes
+from meshscope.programs.torchxla.stages import add_pipeline, layers_of_stage
+from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.program import Partitioner
 

@@ -19,8 +19,8 @@ import torch_xla
 import transformers.integrations.moe as registry
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torch_xla.layouts import Spec
-from meshscope.programs.torch_xla.tensors import Tensors, all_reduce, all_to_all, scope
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.tensors import Tensors, all_reduce, all_to_all, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.dispatch import exchange_axes, slots_of_expert
 from meshscope.spec.plan.weights import Dim

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torch_xla.context import ContextAttention
-from meshscope.programs.torch_xla.layouts import KV_AXES
-from meshscope.programs.torch_xla.tensors import Tensors
+from meshscope.programs.torchxla.context import ContextAttention
+from meshscope.programs.torchxla.layouts import KV_AXES
+from meshscope.programs.torchxla.tensors import Tensors
 from meshscope.spec.experiment import Experiment
 
 NAME = "meshscope_attention"

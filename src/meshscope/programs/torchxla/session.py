@@ -17,7 +17,7 @@ import torch_xla.debug.profiler as xp
 
 from meshscope.errors import RunFailedError
 from meshscope.events.enums import Phase
-from meshscope.programs.torch_xla.executing import (
+from meshscope.programs.torchxla.executing import (
     LiveProgram,
     forget_traces,
     host_array,
@@ -25,8 +25,8 @@ from meshscope.programs.torch_xla.executing import (
     order_of_collectives,
     under_way,
 )
-from meshscope.programs.torch_xla.lowering import ORDER
-from meshscope.programs.torch_xla.program import POSITION, TOKENS, build_program
+from meshscope.programs.torchxla.lowering import ORDER
+from meshscope.programs.torchxla.program import POSITION, TOKENS, build_program
 from meshscope.spec.experiment import Experiment
 
 DEVIATION = 0.02  # of random weights, as transformers initialises them

@@ -16,8 +16,8 @@ import torch
 import torch_xla
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torch_xla.layouts import KV_AXES
-from meshscope.programs.torch_xla.tensors import Tensors, all_gather, all_reduce, permuted
+from meshscope.programs.torchxla.layouts import KV_AXES
+from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce, permuted
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import ContextForm, ring_pairs
 

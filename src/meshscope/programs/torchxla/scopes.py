@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torch_xla.layouts import Spec
-from meshscope.programs.torch_xla.residual import streams_of
-from meshscope.programs.torch_xla.tensors import Tensors, scope
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.residual import streams_of
+from meshscope.programs.torchxla.tensors import Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import MlpKind
 

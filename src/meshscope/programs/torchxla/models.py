@@ -9,9 +9,9 @@ import transformers
 from torch_xla.distributed.spmd.xla_sharding import apply_xla_patch_to_nn_linear
 
 from meshscope.errors import SpecError
-from meshscope.programs.torch_xla.configs import transformers_config
-from meshscope.programs.torch_xla.rules import Rule, rules_of
-from meshscope.programs.torch_xla.tensors import TORCH_DTYPES, Tensors, all_gather
+from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.programs.torchxla.rules import Rule, rules_of
+from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors, all_gather
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Family
 from meshscope.spec.plan.weights import Dim

@@ -19,7 +19,7 @@ from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
-from meshscope.programs.torch_xla.regions import mark_regions
+from meshscope.programs.torchxla.regions import mark_regions
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')

@@ -12,9 +12,9 @@ import transformers
 from transformers.cache_utils import StaticLayer
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torch_xla.layouts import Spec
-from meshscope.programs.torch_xla.stages import StageLayer, layers_of_stage
-from meshscope.programs.torch_xla.tensors import TORCH_DTYPES, Tensors
+from meshscope.programs.torchxla.layouts import Spec
+from meshscope.programs.torchxla.stages import StageLayer, layers_of_stage
+from meshscope.programs.torchxla.tensors import TORCH_DTYPES, Tensors
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, LatentAttention
 from meshscope.spec.plan.context_form import cache_slots

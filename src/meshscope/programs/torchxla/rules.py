@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from meshscope.programs.torch_xla.layouts import Layouts, Spec
+from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.spec.model.model import Family, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights

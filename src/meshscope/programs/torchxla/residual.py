@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torch_xla.layouts import Layouts, Spec
+from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.spec.experiment import Experiment
 
 
