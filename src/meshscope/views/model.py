@@ -1,0 +1,221 @@
+"""The view model: typed tables and figures that terminal text, HTML, notebooks and plots render.
+
+A table holds values, not text. Its columns carry units, and `format_cell` is the only place that
+turns a value into the text a reader sees. A null cell does not apply to its row (`-`); a `Figure`
+without a value could exist but is not known (`unknown`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import polars as pl
+
+from meshscope.analysis.intervals import SECONDS
+from meshscope.events.enums import Phase
+from meshscope.units import format_bytes, format_gib, format_seconds
+
+UNKNOWN_LABEL = "unknown"
+UNKNOWN_PHASE_LABEL = "unknown phase"
+UNKNOWN_AXIS_LABEL = "unknown axis"
+EMPTY_LABEL = "-"
+
+
+class Unit(StrEnum):
+    """How a value is written."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+    MEMORY_BYTES = "memory_bytes"  # in GiB, as vendors size HBM
+    BYTES_PER_S = "bytes_per_s"
+    FLOPS = "flops"
+    FRACTION = "fraction"
+
+
+_SUFFIXES = {
+    "_bytes_per_s": Unit.BYTES_PER_S,
+    "_bytes": Unit.BYTES,
+    "_frac": Unit.FRACTION,
+    "_s": Unit.SECONDS,
+    "flops": Unit.FLOPS,
+}
+
+
+_FORMATS: dict[Unit, Callable[[float], str]] = {
+    Unit.SECONDS: format_seconds,
+    Unit.BYTES: format_bytes,
+    Unit.MEMORY_BYTES: format_gib,
+    Unit.BYTES_PER_S: lambda rate: f"{format_bytes(rate)}/s",
+    Unit.FLOPS: lambda flops: f"{format_bytes(flops).removesuffix('B')}FLOP",
+    Unit.FRACTION: "{:.1%}".format,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A value with its unit, its interval, its share of a whole, and where it comes from.
+
+    `low` and `high` bound the value in the same unit. A null value is unknown.
+    """
+
+    value: float | None
+    unit: Unit
+    low: float | None = None
+    high: float | None = None
+    share_frac: float | None = None
+    basis: str | None = None
+
+    @property
+    def text(self) -> str:
+        """`12.3 ms`, or `12.3 ms (25%)` with a share."""
+        if self.value is None:
+            return UNKNOWN_LABEL
+        share = "" if self.share_frac is None else f" ({self.share_frac:.0%})"
+        return f"{format_cell(self.value, self.unit)}{share}"
+
+    @property
+    def range_text(self) -> str:
+        """`10 ms to 20 ms`."""
+        if self.low is None or self.high is None:
+            return UNKNOWN_LABEL
+        return f"{format_cell(self.low, self.unit)} to {format_cell(self.high, self.unit)}"
+
+
+CellValue = str | bool | float | Figure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewColumn:
+    """A column: `key` names the field of the data, `label` is what a reader sees."""
+
+    key: str
+    label: str
+    unit: Unit = Unit.TEXT
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether the column holds figures, which are right-aligned."""
+        return self.unit is not Unit.TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewTable:
+    """A table to render. `shared` lists (label, text) of columns with one value in all rows."""
+
+    title: str = ""
+    columns: tuple[ViewColumn, ...]
+    rows: tuple[tuple[CellValue, ...], ...]
+    shared: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Every row has one cell for each column."""
+        assert all(len(row) == len(self.columns) for row in self.rows)
+
+
+def format_cell(value: CellValue, unit: Unit) -> str:
+    """The text of a cell; text itself is returned as it is, unescaped."""
+    if value is None:
+        return EMPTY_LABEL
+    if isinstance(value, Figure):
+        return value.text
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _format_number(value, unit)
+
+
+def _format_number(value: float, unit: Unit) -> str:
+    format_unit = _FORMATS.get(unit)
+    if format_unit is not None:
+        return format_unit(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def text_column(label: str, *, key: str = "") -> ViewColumn:
+    """A column of text."""
+    return ViewColumn(key=key or label, label=label)
+
+
+def figure_column(label: str, unit: Unit = Unit.NUMBER, *, key: str = "") -> ViewColumn:
+    """A column of figures in this unit."""
+    return ViewColumn(key=key or label, label=label, unit=unit)
+
+
+def unit_of(column: str) -> Unit:
+    """The unit in a column's name: `_s`, `_bytes`, `_bytes_per_s`, `_frac`, `flops`."""
+    return next((unit for end, unit in _SUFFIXES.items() if column.endswith(end)), Unit.NUMBER)
+
+
+def label_of(column: str) -> str:
+    """A column's name in words, without the unit: `mean_dur_s` -> `mean dur`."""
+    suffix = next((end for end in _SUFFIXES if end[0] == "_" and column.endswith(end)), "")
+    return (column.removesuffix(suffix) or column).replace("_", " ")
+
+
+def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
+    """A metric's rows, prefill first, without empty columns.
+
+    A text column with one value in several rows moves to `shared`, unless all columns would.
+    """
+    ordered = _by_phase(frame)
+    filled = ordered.select(c for c in ordered.columns if not _is_empty(ordered[c]))
+    timed = _with_seconds(filled)
+    constant = [c for c in timed.columns if len(timed) > 1 and _is_constant_text(timed[c])]
+    kept = timed.drop(constant) if len(constant) < len(timed.columns) else timed
+    return ViewTable(
+        title=title,
+        columns=tuple(_columns(kept)),
+        rows=tuple(kept.iter_rows()),
+        shared=tuple(
+            (label_of(c), format_cell(timed[c][0], Unit.TEXT))
+            for c in timed.columns
+            if c not in kept.columns
+        ),
+    )
+
+
+def _columns(frame: pl.DataFrame) -> Iterator[ViewColumn]:
+    """Columns with labels; a fraction whose label another column has is a `share`."""
+    labels = [label_of(name) for name in frame.columns]
+    for name, label in zip(frame.columns, labels, strict=True):
+        is_doubled = name.endswith("_frac") and labels.count(label) > 1
+        unit = unit_of(name) if frame[name].dtype.is_numeric() else Unit.TEXT
+        yield ViewColumn(key=name, label=f"{label} share" if is_doubled else label, unit=unit)
+
+
+def _by_phase(frame: pl.DataFrame) -> pl.DataFrame:
+    if "phase" not in frame.columns:
+        return frame
+    ranks = {phase.value: i for i, phase in enumerate(Phase)}
+    rank = pl.col("phase").replace_strict(ranks, default=len(ranks), return_dtype=pl.Int64)
+    return frame.sort(rank, maintain_order=True)
+
+
+def _is_empty(column: pl.Series) -> bool:
+    """All null, or a count of unsized operations that is 0 in all rows."""
+    return column.null_count() == len(column) or (column.name == "n_unsized" and not column.sum())
+
+
+def _is_constant_text(column: pl.Series) -> bool:
+    return isinstance(column.dtype, pl.String | pl.Boolean) and column.n_unique() == 1
+
+
+def _with_seconds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the suffix `_s` to intervals if the column `unit` says seconds in all rows."""
+    if "unit" not in frame.columns or not (frame["unit"] == SECONDS).all():
+        return frame
+    lengths = [c for c in frame.columns if _is_interval(c)]
+    return frame.drop("unit").rename({c: f"{c}_s" for c in lengths})
+
+
+def _is_interval(column: str) -> bool:
+    return column in {"up", "down", "window"} or column.endswith(("_burst", "_gap"))
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
