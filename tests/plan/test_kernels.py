@@ -8,6 +8,7 @@ from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels, splash_block
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Partitioner, Program
@@ -58,6 +59,20 @@ CASES = [
             "experts": "plain: one-hot dispatch has no grouped matmul",
         },
         program={"partitioner": Partitioner.AUTO},
+    ),
+    Case(
+        QWEN_MOE,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": ONCE,
+            "experts": "plain: one-hot dispatch has no grouped matmul",
+        },
+        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.ONE_HOT_PINNED},
+    ),
+    Case(
+        QWEN_MOE,
+        {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED},
+        program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.GATHERED},
     ),
     Case(
         LLAMA,

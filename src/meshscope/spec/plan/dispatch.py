@@ -17,7 +17,7 @@ from meshscope.spec.plan.plan import Plan
 class DispatchForm(StrEnum):
     """How rows travel: as many as there are, or a fixed number to each device."""
 
-    AUTO = "auto"  # ragged on TPU, capacity elsewhere; one_hot with the auto partitioner
+    AUTO = "auto"  # chosen by Experiment.dispatch_form
     RAGGED = "ragged"
     CAPACITY = "capacity"
     ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)

@@ -159,6 +159,6 @@ def _decode_reason(model: Model) -> str:
 
 
 def _experts_reason(form: DispatchForm) -> str | None:
-    if form is DispatchForm.ONE_HOT:
+    if form in {DispatchForm.ONE_HOT, DispatchForm.ONE_HOT_PINNED}:
         return "one-hot dispatch has no grouped matmul"
     return None
