@@ -1,14 +1,17 @@
 """Xu et al., "Characterizing Communication Patterns in Distributed Large Language Model Inference".
 
 Every count and shape of Tables III to VI, formulas (1) to (7), the volumes behind figures 6 and 7.
-S_p = S_d = 128 and two-byte elements throughout, as in the paper. `docs/paper.md` tells where the
+S_p = S_d = 128 and two-byte elements throughout, as in the paper. `docs/paper.md` lists where the
 paper disagrees with itself.
 """
 
+import importlib.util
+import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -17,13 +20,29 @@ from meshscope.analysis.totals import request_totals
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.prediction import paper, predict
+from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
+
+FORMULAS = Path(__file__).parents[2] / "tools" / "paper_formulas.py"
+
+
+def _load_formulas() -> ModuleType:
+    """The module tools/paper_formulas.py, which the package does not ship."""
+    spec = importlib.util.spec_from_file_location("paper_formulas", FORMULAS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+paper = _load_formulas()
 
 LLAMA_3B, LLAMA_8B, LLAMA_13B = "Llama-3.2-3B", "Llama-3.1-8B", "Llama-2-13B"
 PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
