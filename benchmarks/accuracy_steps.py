@@ -95,9 +95,9 @@ def compile_steps() -> None:
         rows.append(
             {
                 "tp": tp,
-                "step_s": f"{time.step.s:.6g}",
-                "low_s": f"{time.step.low():.6g}",
-                "high_s": f"{time.step.high():.6g}",
+                "step_s": f"{time.step.value_s:.6g}",
+                "low_s": f"{time.step.lower_s:.6g}",
+                "high_s": f"{time.step.upper_s:.6g}",
                 "compute_s": f"{time.compute_s:.6g}",
                 "exposed_s": f"{time.exposed_s:.6g}",
                 "libtpu": version("libtpu"),
@@ -126,7 +126,7 @@ def _ccl_bench() -> list[Line]:
         (closed,) = predicted_times(_chunk(tp))
         for basis, ours_s in (
             ("compiled", float(compiled[tp]["step_s"])),
-            ("predicted", closed.step.s),
+            ("predicted", closed.step.value_s),
         ):
             found.append(
                 Line(
@@ -262,7 +262,7 @@ def _h100() -> list[Line]:
                         what=f"{model.rsplit('/', 1)[-1]} on {topology}, {plan}, {name}",
                         sort="measured",
                         published_s=published_s,
-                        ours_s=time.step.s,
+                        ours_s=time.step.value_s,
                         basis="predicted",
                         is_device_bound=name == "TPOT" and not topology.startswith("2x"),
                         note=_h100_note(name, topology),

@@ -210,7 +210,7 @@ def _latencies(figure: int, model: str, plans: Sequence[str]) -> Iterator[Point]
         ):
             assert seconds is not None
             yield _point(
-                figure, panel, model, run, OURS, plan, seconds.s, "s",
+                figure, panel, model, run, OURS, plan, seconds.value_s, "s",
                 low=seconds.low_s, high=seconds.high_s,
             )  # fmt: skip
             if panel in TEXT.get((figure, plan), {}):

@@ -77,7 +77,7 @@ def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
             line |= {
                 f"{side}_count": total.count,
                 f"{side}_wire_bytes": int(total.wire_bytes),
-                f"{side}_step_s": f"{time.step.s:.6g}",
+                f"{side}_step_s": f"{time.step.value_s:.6g}",
                 f"{side}_temp_bytes": run.memory[Source.COMPILED].temp_bytes,
                 f"{side}_unattributed": sum(row.count for row in found if row.axis is None),
             }

@@ -11,7 +11,7 @@ def _step(phase: Phase, s: float, by_basis: dict[str, float]) -> StepTime:
     return StepTime(
         source=Source.COMPILED,
         phase=phase,
-        step=TimeEstimate(s=s, low_s=s / 2, high_s=s * 2),
+        step=TimeEstimate(value_s=s, low_s=s / 2, high_s=s * 2),
         compute_s=s,
         exposed_s=0.0,
         idle_s=0.0,
@@ -32,7 +32,7 @@ def test_request_is_its_prefill_and_all_decode_steps():
     assert request.ttft == PREFILL.step
     assert request.tpot == DECODE.step
     assert request.e2e is not None
-    assert request.e2e.s == pytest.approx(0.5 + 1.27)
+    assert request.e2e.value_s == pytest.approx(0.5 + 1.27)
     assert request.e2e.low_s == pytest.approx(0.25 + 0.635)
     assert request.basis == "compiler_cycles+roofline+interconnect_model"
 

@@ -17,7 +17,7 @@ MLP = PartCost(
 STEP = StepTime(
     source=Source.COMPILED,
     phase=Phase.PREFILL,
-    step=TimeEstimate(s=2.0, low_s=1.0, high_s=3.0),
+    step=TimeEstimate(value_s=2.0, low_s=1.0, high_s=3.0),
     compute_s=1.5,
     exposed_s=0.3,
     idle_s=0.2,

@@ -14,7 +14,7 @@ def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) 
     )
     return StepTime(
         source=source, phase=phase,
-        step=TimeEstimate(s=5 * scale, low_s=4 * scale, high_s=7 * scale),
+        step=TimeEstimate(value_s=5 * scale, low_s=4 * scale, high_s=7 * scale),
         compute_s=3 * scale, exposed_s=1.5 * scale, idle_s=0.5 * scale, bubble_s=0.25 * scale,
         collective_s=2 * scale, exposed_by_axis_s={"tp": 1 * scale, "dp": 0.5 * scale},
         by_basis_s={"compiler_cycles": 3 * scale, "interconnect_model": 1.5 * scale}, parts=parts,

@@ -22,7 +22,7 @@ from meshscope.views.charts.traffic import MAX_SIDE, matrices, tori
 STEP = StepTime(
     source=Source.COMPILED,
     phase=Phase.DECODE,
-    step=TimeEstimate(s=10.0, low_s=8.0, high_s=12.0),
+    step=TimeEstimate(value_s=10.0, low_s=8.0, high_s=12.0),
     compute_s=4.0,
     exposed_s=3.0,
     idle_s=3.0,
@@ -45,7 +45,7 @@ def _events(n_devices: int, kind: str = "all_reduce", **more: Any) -> pl.DataFra
 
 def test_segments_sum_to_the_step_and_waiting_for_stages_is_apart() -> None:
     segments = dict(segments_of(STEP))
-    assert sum(segments.values()) == STEP.step.s
+    assert sum(segments.values()) == STEP.step.value_s
     assert segments["waiting for memory"] == 2.0
     assert segments["waiting for stages"] == 1.0
     assert segments["exposed over dp+tp"] == 1.0

@@ -31,7 +31,7 @@ def test_most_steps_that_were_not_fitted_lie_within_a_fifth(compiled):
     for row, experiment in compiled:
         if row["half"] == "judging":
             times = {time.phase.value: time for time in predicted_times(experiment)}
-            ours_s = times[row["phase"]].step.s
+            ours_s = times[row["phase"]].step.value_s
             errors[row["phase"]].append(abs(ours_s / float(row["compiled_s"]) - 1))
     for phase, own in errors.items():
         assert median(own) < 0.15, phase
@@ -44,7 +44,7 @@ def test_intervals_hold_what_was_compiled(compiled):
     for row, experiment in compiled:
         times = {time.phase.value: time for time in predicted_times(experiment)}
         step = times[row["phase"]].step
-        inside += step.low() <= float(row["compiled_s"]) <= step.high()
+        inside += step.lower_s <= float(row["compiled_s"]) <= step.upper_s
     assert inside >= 0.9 * len(compiled)
 
 

@@ -156,10 +156,10 @@ def test_many_plans_together_come_out_as_one_by_one():
 @pytest.mark.parametrize("experiment", CASES, ids=IDS)
 def test_parts_make_up_the_predicted_step(experiment: Experiment):
     for time in predicted_times(experiment):
-        assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.s)
+        assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.value_s)
         assert sum(part.compute_s for part in time.parts) == pytest.approx(time.compute_s)
         assert sum(part.exposed_s for part in time.parts) == pytest.approx(time.exposed_s)
-        assert time.step.low() < time.step.s < time.step.high()
+        assert time.step.lower_s < time.step.value_s < time.step.upper_s
 
 
 def test_pipeline_waits_in_the_ticks_in_which_it_has_no_work():
@@ -168,9 +168,9 @@ def test_pipeline_waits_in_the_ticks_in_which_it_has_no_work():
     piped = _experiment(QWEN, "v6e-16", "pp=2,tp=8", (8, 1024), 8)
     (alone, _), (prefill, decode) = predicted_times(whole), predicted_times(piped)
     assert piped.n_microbatches(Phase.PREFILL) == 2
-    assert 0.25 * prefill.step.s < prefill.bubble_s < prefill.step.s / 3
-    assert 0.4 * decode.step.s < decode.bubble_s < decode.step.s / 2
-    assert prefill.step.s < alone.step.s
+    assert 0.25 * prefill.step.value_s < prefill.bubble_s < prefill.step.value_s / 3
+    assert 0.4 * decode.step.value_s < decode.bubble_s < decode.step.value_s / 2
+    assert prefill.step.value_s < alone.step.value_s
 
 
 def test_time_at_published_peaks_is_the_longer_of_flops_and_bytes():

@@ -31,11 +31,11 @@ def _timed(name: str) -> tuple[TimedStep, list]:
 def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
     timed, rows = _timed(name)
     step = timed.time
-    assert step.compute_s + step.exposed_s + step.idle_s == pytest.approx(step.step.s)
+    assert step.compute_s + step.exposed_s + step.idle_s == pytest.approx(step.step.value_s)
     assert sum(part.compute_s for part in step.parts) == pytest.approx(step.compute_s)
     assert sum(part.exposed_s for part in step.parts) == pytest.approx(step.exposed_s)
     assert sum(step.exposed_by_axis_s.values()) == pytest.approx(step.exposed_s)
-    assert step.step.low_s <= step.step.s <= step.step.high_s
+    assert step.step.low_s <= step.step.value_s <= step.step.high_s
     assert not any(note for note in step.notes if "loop" in note)
     known = [row for row in rows if row.dur_s is not None]
     # Every collective with a price has its row, and the rows add up to what ran.
@@ -52,7 +52,7 @@ def test_scanned_layers_take_about_as_long_as_unrolled_ones(name: str):
     """Not exactly: a scan slices each layer's weights out of their stack."""
     scanned, unrolled = (_timed(f"{name}_{loop}")[0].time for loop in ("scan", "unroll"))
     assert scanned.collective_s == pytest.approx(unrolled.collective_s, rel=0.05)
-    assert scanned.step.s == pytest.approx(unrolled.step.s, rel=0.5)
+    assert scanned.step.value_s == pytest.approx(unrolled.step.value_s, rel=0.5)
 
 
 def test_gathers_spread_over_fusions_hide_behind_them():

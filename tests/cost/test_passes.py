@@ -90,8 +90,8 @@ backend_config={{"window_config":{{"estimated_cycles":"{one.cycles}"}}}}
 def test_large_pass_takes_what_was_measured(one: Pass):
     """The share of the HBM's rate is a median of 22 passes from 58 to 89 %, hence the tolerance."""
     price = _work(one).price
-    assert price.seconds.s == pytest.approx(one.measured_us * 1e-6, rel=0.15)
-    assert price.seconds.low() <= one.measured_us * 1e-6 <= price.seconds.high()
+    assert price.seconds.value_s == pytest.approx(one.measured_us * 1e-6, rel=0.15)
+    assert price.seconds.lower_s <= one.measured_us * 1e-6 <= price.seconds.upper_s
 
 
 @pytest.mark.parametrize("one", MEASURED.values(), ids=list(MEASURED))
@@ -99,7 +99,7 @@ def test_pass_never_takes_longer_than_the_compiler_says(one: Pass):
     cycles = one.cycles // 10
     work = _work(one._replace(cycles=cycles))
     assert work.price.basis is TimeBasis.COMPILER_CYCLES
-    assert work.price.seconds.s == cycles / (chip_of(one.chip).clock_hz or 0)
+    assert work.price.seconds.value_s == cycles / (chip_of(one.chip).clock_hz or 0)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_what_the_vector_unit_computes_bounds_a_pass_in_vmem():
     """32 Mi exponentials, one register of 1024 a cycle: 18.7 us at 1.75 GHz; the bytes would take 6."""
     shape = "f32[8192,4096]{1,0:T(8,128)S(1)}"
     work = _work(Pass("v6e", shape, (shape,), "exponential", 100_000_000, 0.0))
-    assert work.price.seconds.s == pytest.approx(8192 * 4096 / 1024 / 1.75e9, rel=0.2)
+    assert work.price.seconds.value_s == pytest.approx(8192 * 4096 / 1024 / 1.75e9, rel=0.2)

@@ -23,7 +23,7 @@ def test_measured_bandwidths_lie_in_the_interval(chip: str, measured: float) -> 
     assert seconds.low_s is not None
     assert seconds.high_s is not None
     assert seconds.low_s <= GIB / measured <= seconds.high_s
-    assert seconds.s == pytest.approx(GIB / measured, rel=0.1)
+    assert seconds.value_s == pytest.approx(GIB / measured, rel=0.1)
 
 
 @pytest.mark.parametrize(("chip", "measured"), MEASURED_FLOPS_PER_S.items())
@@ -32,15 +32,17 @@ def test_measured_products_lie_in_the_interval(chip: str, measured: float) -> No
     assert seconds.low_s is not None
     assert seconds.high_s is not None
     assert seconds.low_s <= 1e12 / measured <= seconds.high_s
-    assert seconds.s == pytest.approx(1e12 / measured, rel=0.1)
+    assert seconds.value_s == pytest.approx(1e12 / measured, rel=0.1)
 
 
 def test_a_gpu_reads_at_more_of_its_rate_than_a_tpu() -> None:
     usual = Rates(flops_per_s=1e15, hbm_bytes_per_s=1e12, clock_hz=None)
     gpu = replace(usual, reach=rates_of(chip_of("h100")).reach)
-    ratio = gpu.roofline(hbm_bytes=GIB).seconds.s / usual.roofline(hbm_bytes=GIB).seconds.s
+    ratio = (
+        gpu.roofline(hbm_bytes=GIB).seconds.value_s / usual.roofline(hbm_bytes=GIB).seconds.value_s
+    )
     assert ratio == pytest.approx(0.85 / 0.95)
-    assert gpu.unknown(n_bytes=GIB).seconds.s == gpu.roofline(hbm_bytes=GIB).seconds.s
+    assert gpu.unknown(n_bytes=GIB).seconds.value_s == gpu.roofline(hbm_bytes=GIB).seconds.value_s
 
 
 def test_the_closed_form_of_a_gpu_takes_the_same_shares() -> None:

@@ -89,8 +89,8 @@ def test_synchronous_collective_stops_the_core():
     assert step.compute_s == pytest.approx(10_500 / HZ)
     assert step.exposed_s == pytest.approx(_all_reduce_s())
     assert step.exposed_by_axis_s == pytest.approx({"tp": _all_reduce_s()})
-    assert step.step.s == pytest.approx(10_500 / HZ + _all_reduce_s())
-    assert step.step.low_s < step.step.s < step.step.high_s
+    assert step.step.value_s == pytest.approx(10_500 / HZ + _all_reduce_s())
+    assert step.step.low_s < step.step.value_s < step.step.high_s
     assert step.by_basis_s == pytest.approx(
         {"compiler_cycles": 10_500 / HZ, "interconnect_model": _all_reduce_s()}
     )
@@ -104,16 +104,16 @@ def test_asynchronous_collective_hides_behind_what_stands_between_start_and_done
     assert _permute_s() > some / HZ
     assert step.collective_s == pytest.approx(_permute_s())
     assert step.exposed_s == pytest.approx(_permute_s() - some / HZ)
-    assert step.step.s == pytest.approx(_permute_s() + 1750 / HZ)
+    assert step.step.value_s == pytest.approx(_permute_s() + 1750 / HZ)
     much = round(3 * _permute_s() * HZ)
     hidden = _timed(_permute("s", "x") + _work("a", "x", much) + _permuted("d", "s")).time
     assert hidden.exposed_s == 0
-    assert hidden.step.s == pytest.approx(much / HZ)
+    assert hidden.step.value_s == pytest.approx(much / HZ)
 
 
 def test_synchronous_collective_queues_behind_an_asynchronous_one_on_its_links():
     step = _timed(_permute("s", "x") + _reduced("r", "x") + _permuted("d", "s")).time
-    assert step.step.s == pytest.approx(_permute_s() + _all_reduce_s())
+    assert step.step.value_s == pytest.approx(_permute_s() + _all_reduce_s())
 
 
 LOOP = """
@@ -160,7 +160,7 @@ def test_dearest_branch_of_a_conditional_counts():
         "  %i = s32[] constant(0)\n"
         f"  ROOT %c = {ARRAY} conditional(%i, %x, %x), branch_computations={{%b0, %b1}}\n"
     )
-    assert _timed(entry, branches).time.step.s == pytest.approx(7000 / HZ)
+    assert _timed(entry, branches).time.step.value_s == pytest.approx(7000 / HZ)
 
 
 def test_unknown_operation_is_counted_and_its_share_bounded():
@@ -168,8 +168,8 @@ def test_unknown_operation_is_counted_and_its_share_bounded():
     (found,) = step.unestimated
     assert (found.opcode, found.count, found.is_known) == ("odd", 1, False)
     assert found.seconds.low_s == 0
-    assert found.seconds.high_s == pytest.approx(10 * found.seconds.s)
-    assert step.unestimated_frac == pytest.approx(found.seconds.s / step.step.s)
+    assert found.seconds.high_s == pytest.approx(10 * found.seconds.value_s)
+    assert step.unestimated_frac == pytest.approx(found.seconds.value_s / step.step.value_s)
 
 
 def test_work_without_an_estimate_is_priced_by_its_bytes():
@@ -197,4 +197,4 @@ def test_copy_beside_the_core_is_waited_for_as_idle_time():
     bare = _timed(copy + done).time
     assert (bare.idle_s, bare.exposed_s) == (pytest.approx(copied, rel=1e-4), 0)
     behind = _timed(copy + _work("a", "x", 175_000) + done).time
-    assert (behind.idle_s, behind.step.s) == (0, pytest.approx(175_000 / HZ))
+    assert (behind.idle_s, behind.step.value_s) == (0, pytest.approx(175_000 / HZ))

@@ -43,7 +43,7 @@ def test_predicted_equals_compiled(name: str, phase: Phase) -> None:
 @pytest.mark.parametrize(("name", "phase"), FILES)
 def test_the_schedule_takes_as_long_as_its_parts(name: str, phase: Phase) -> None:
     time = _read(name, phase)[2].time
-    assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.s)
+    assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.value_s)
     assert time.exposed_s > 0
     assert set(time.by_basis_s) <= {"roofline", "interconnect_model"}  # GPUs have no cycles
 

@@ -34,7 +34,7 @@ ROW = predicted_collective(
 TIME = StepTime(
     source=Source.COMPILED,
     phase=Phase.DECODE,
-    step=TimeEstimate(s=0.3, low_s=0.2, high_s=0.5),
+    step=TimeEstimate(value_s=0.3, low_s=0.2, high_s=0.5),
     compute_s=0.1,
     exposed_s=0.15,
     idle_s=0.05,
@@ -47,7 +47,7 @@ TIME = StepTime(
         UnestimatedWork(
             opcode="sort",
             count=3,
-            seconds=TimeEstimate(s=0.1, low_s=0.0, high_s=1.0),
+            seconds=TimeEstimate(value_s=0.1, low_s=0.0, high_s=1.0),
             is_known=False,
         ),
     ),

@@ -16,7 +16,7 @@ from meshscope.views.side import Side
 
 def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) -> StepTime:
     return StepTime(
-        source=Source.PREDICTED, phase=phase, step=TimeEstimate(s=run_s, low_s=run_s, high_s=run_s),
+        source=Source.PREDICTED, phase=phase, step=TimeEstimate(value_s=run_s, low_s=run_s, high_s=run_s),
         compute_s=run_s - exposed_s, exposed_s=exposed_s, idle_s=0.0, bubble_s=0.0,
         collective_s=exposed_s, exposed_by_axis_s={"tp": exposed_s},
         by_basis_s={"interconnect_model": exposed_s, "roofline": run_s - exposed_s},
@@ -193,7 +193,7 @@ def test_shares_are_neither_nothing_nor_everything(
 def test_intervals_that_overlap_leave_a_doubt(predicted_run: RunRecord) -> None:
     def wide(run_s: float) -> StepTime:
         made = step(run_s)
-        return replace(made, step=TimeEstimate(s=run_s, low_s=run_s - 1, high_s=run_s + 1))
+        return replace(made, step=TimeEstimate(value_s=run_s, low_s=run_s - 1, high_s=run_s + 1))
 
     def timed(run_s: float) -> RunRecord:
         return with_times(predicted_run, wide(run_s), step(0.5, Phase.DECODE, exposed_s=0.1))

@@ -28,7 +28,7 @@ SECTIONS = (
 STEP = StepTime(
     source=Source.COMPILED,
     phase=Phase.PREFILL,
-    step=TimeEstimate(s=0.010, low_s=0.008, high_s=0.012),
+    step=TimeEstimate(value_s=0.010, low_s=0.008, high_s=0.012),
     compute_s=0.006,
     exposed_s=0.003,
     idle_s=0.001,
@@ -169,7 +169,7 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
 
 def test_runs_stand_side_by_side(timed_run: RunRecord, predicted_run: RunRecord) -> None:
     faster = replace(
-        timed_run, times=(replace(STEP, step=TimeEstimate(s=0.005, low_s=None, high_s=None)),)
+        timed_run, times=(replace(STEP, step=TimeEstimate(value_s=0.005, low_s=None, high_s=None)),)
     )
     found = Page(page_html([timed_run, faster, predicted_run]))
     assert (

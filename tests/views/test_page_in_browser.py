@@ -28,7 +28,7 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     step = StepTime(
         source=Source.COMPILED,
         phase=Phase.PREFILL,
-        step=TimeEstimate(s=0.010, low_s=0.008, high_s=0.012),
+        step=TimeEstimate(value_s=0.010, low_s=0.008, high_s=0.012),
         compute_s=0.006,
         exposed_s=0.004,
         idle_s=0.0,

@@ -15,7 +15,7 @@ from meshscope.views.times import time_lines
 PREFILL = StepTime(
     source=Source.COMPILED,
     phase=Phase.PREFILL,
-    step=TimeEstimate(s=0.2, low_s=0.1, high_s=0.4),
+    step=TimeEstimate(value_s=0.2, low_s=0.1, high_s=0.4),
     compute_s=0.12,
     exposed_s=0.06,
     idle_s=0.02,
@@ -28,14 +28,16 @@ PREFILL = StepTime(
         UnestimatedWork(
             opcode="frobnicate",
             count=3,
-            seconds=TimeEstimate(s=0.02, low_s=0.0, high_s=0.2),
+            seconds=TimeEstimate(value_s=0.02, low_s=0.0, high_s=0.2),
             is_known=False,
         ),
     ),
     is_extrapolated=True,
     notes=("something to doubt",),
 )
-DECODE = replace(PREFILL, phase=Phase.DECODE, step=TimeEstimate(s=0.002, low_s=None, high_s=None))
+DECODE = replace(
+    PREFILL, phase=Phase.DECODE, step=TimeEstimate(value_s=0.002, low_s=None, high_s=None)
+)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def cost_of(time: StepTime) -> StepCostChange:
     """The cost of a step whose time was modelled."""
     parts = {part.part or UNKNOWN: (part.compute_s, part.exposed_s) for part in time.parts}
     return StepCostChange(
-        step_s=time.step.s,
+        step_s=time.step.value_s,
         low_s=time.step.low_s,
         high_s=time.step.high_s,
         compute_s=time.compute_s,

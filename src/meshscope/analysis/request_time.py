@@ -46,7 +46,7 @@ def basis_of(times: Iterable[StepTime]) -> str | None:
     total: dict[str, float] = {}
     for time in times:
         for basis, seconds in time.by_basis_s.items():
-            share = seconds / time.step.s if time.step.s else 0.0
+            share = seconds / time.step.value_s if time.step.value_s else 0.0
             total[str(basis)] = total.get(str(basis), 0.0) + share
     names = sorted(total, key=lambda name: -total[name])
     return "+".join(TimeBasis(name).value for name in names) or None

@@ -48,7 +48,7 @@ def roofs_of(time: StepTime, chip: Chip) -> list[RooflineBounds]:
         return []
     n = chip.devices_per_chip
     peaks = (chip.bf16_flops_per_s / n, chip.hbm_bytes_per_s / n)
-    whole = _roofs(WHOLE, time.parts, peaks, time.step.s)
+    whole = _roofs(WHOLE, time.parts, peaks, time.step.value_s)
     parts = [_roofs(p.part or OTHER, [p], peaks, p.compute_s + p.exposed_s) for p in time.parts]
     return [whole, *(part for part in parts if part.taken_s > 0)]
 

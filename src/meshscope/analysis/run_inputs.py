@@ -73,7 +73,7 @@ def _modelled_steps(run: RunRecord) -> list[StepDuration]:
         StepDuration(
             source=time.source,
             phase=time.phase,
-            step_s=time.step.s,
+            step_s=time.step.value_s,
             basis=basis_of([time]) or "not known",
         )
         for time in run.times

@@ -36,7 +36,7 @@ def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
         (
             time.source.value,
             time.phase.value,
-            time.step.s,
+            time.step.value_s,
             time.step.low_s,
             time.step.high_s,
             time.compute_s,
@@ -110,7 +110,7 @@ def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -
     """
     every = list(times)
     rows = [
-        (source.value, name, seconds.s, seconds.low_s, seconds.high_s, request.basis)
+        (source.value, name, seconds.value_s, seconds.low_s, seconds.high_s, request.basis)
         for source in Source
         if (own := [time for time in every if time.source is source])
         for request in [request_time(own, n_decode_steps=n_decode_steps)]

@@ -162,7 +162,11 @@ class OpCosts:
             basis = TimeBasis.CYCLE_PROFILE if is_profiled else TimeBasis.COMPILER_CYCLES
             price = self._rates.cycles(cycles, basis)
             passed = pass_price(self._flow, computation, instruction, moved, self._rates)
-            if passed is not None and not is_profiled and passed.seconds.s < price.seconds.s:
+            if (
+                passed is not None
+                and not is_profiled
+                and passed.seconds.value_s < price.seconds.value_s
+            ):
                 price = passed
             return Work(
                 price=price,

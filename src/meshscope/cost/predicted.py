@@ -132,13 +132,13 @@ def _interval(form: PlanForm, found: ClosedSteps, at: int) -> TimeEstimate:
     ends = [compute_s * low, compute_s * high]
     spreads = None if form.constants is None else form.constants.spreads
     if form.lines and spreads is None:
-        return TimeEstimate(s=step_s, low_s=None, high_s=None)
+        return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
     for m, is_measured in enumerate(_is_measured(form, found, at)):
         assert spreads is not None
         spread = max(spreads.short, spreads.long) if is_measured else spreads.unseen
         ends[0] += float(found.exposed_s[at, m]) / spread
         ends[1] += float(found.exposed_s[at, m]) * spread
-    return TimeEstimate(s=step_s, low_s=ends[0], high_s=ends[1])
+    return TimeEstimate(value_s=step_s, low_s=ends[0], high_s=ends[1])
 
 
 def _compute_factors(efficiency: Efficiency) -> tuple[float, float]:

@@ -80,7 +80,7 @@ class Rates:
         assert self.clock_hz is not None
         low, high = CYCLES_INTERVAL
         s = n / self.clock_hz
-        return OpCost(seconds=TimeEstimate(s=s, low_s=s * low, high_s=s * high), basis=basis)
+        return OpCost(seconds=TimeEstimate(value_s=s, low_s=s * low, high_s=s * high), basis=basis)
 
     def roofline(
         self,
@@ -102,7 +102,7 @@ class Rates:
 
         return OpCost(
             seconds=TimeEstimate(
-                s=at(frac, usual.hbm),
+                value_s=at(frac, usual.hbm),
                 low_s=at(interval[1], usual.hbm_interval[1]),
                 high_s=at(interval[0], usual.hbm_interval[0]),
             ),
@@ -118,7 +118,7 @@ class Rates:
 
         low, high = PASS_INTERVAL
         return OpCost(
-            seconds=TimeEstimate(s=at(PASS_FRAC), low_s=at(high), high_s=at(low)),
+            seconds=TimeEstimate(value_s=at(PASS_FRAC), low_s=at(high), high_s=at(low)),
             basis=TimeBasis.ROOFLINE,
         )
 
@@ -127,7 +127,8 @@ class Rates:
         s = n_bytes / self.hbm_bytes_per_s / self.reach.hbm
         low, high = UNKNOWN_FACTORS
         return OpCost(
-            seconds=TimeEstimate(s=s, low_s=s * low, high_s=s * high), basis=TimeBasis.ROOFLINE
+            seconds=TimeEstimate(value_s=s, low_s=s * low, high_s=s * high),
+            basis=TimeBasis.ROOFLINE,
         )
 
 

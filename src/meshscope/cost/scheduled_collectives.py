@@ -56,7 +56,7 @@ class CollectiveEstimates:
             algorithm=algorithm,
             constants=self.constants,
         )
-        seconds = TimeEstimate(s=found.seconds, low_s=found.low_s, high_s=found.high_s)
+        seconds = TimeEstimate(value_s=found.seconds, low_s=found.low_s, high_s=found.high_s)
         return CollectiveEstimate(
             seconds=seconds,
             resources=_occupied(self.topology, kind, groups),

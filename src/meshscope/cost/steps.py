@@ -58,10 +58,10 @@ def timed_step(  # noqa: PLR0913  a module, where it runs, and what is known of 
     prices = OpCosts(found.flow, rates_of(topology.chip, chip_profile), cycle_profile, experts)
     constants = None if chip_profile is None else chip_profile.constants
     schedule = SimulatedSchedule(module, found, prices, CollectiveEstimates(topology, constants))
-    middle = schedule.walk(lambda seconds: seconds.s)
+    middle = schedule.walk(lambda seconds: seconds.value_s)
     low_s, high_s = _interval(schedule)
     axes = {c.name: _axis(found, c.operations[0]) for c in schedule.collectives.values()}
-    step = TimeEstimate(s=middle.machine.now_s, low_s=low_s, high_s=high_s)
+    step = TimeEstimate(value_s=middle.machine.now_s, low_s=low_s, high_s=high_s)
     time = _step_time(phase, step, middle, axes)
     time = replace(time, notes=(*notes, *time.notes))
     return TimedStep(time=time, walked=middle, found=found, axes=axes)
@@ -72,7 +72,7 @@ def _interval(schedule: SimulatedSchedule) -> tuple[float | None, float | None]:
     prices = [c.price for c in schedule.collectives.values() if c.price is not None]
     if any(price.seconds.low_s is None for price in prices):
         return None, None
-    ends = (schedule.walk(TimeEstimate.low), schedule.walk(TimeEstimate.high))
+    ends = (schedule.walk(lambda e: e.lower_s), schedule.walk(lambda e: e.upper_s))
     low_s, high_s = (walked.machine.now_s for walked in ends)
     return low_s, high_s
 
@@ -192,7 +192,7 @@ def _unestimated(walked: Walked) -> tuple[UnestimatedWork, ...]:
         UnestimatedWork(opcode=what, count=counts[what, known], seconds=s, is_known=known)
         for (what, known), s in seconds.items()
     ]
-    return tuple(sorted(found, key=lambda u: -u.seconds.s))
+    return tuple(sorted(found, key=lambda u: -u.seconds.value_s))
 
 
 def _sort_of(name: str) -> str:
@@ -262,7 +262,11 @@ def _once(operations: Sequence[Operation], walked: Walked) -> tuple[float, float
         price = walked.collectives[names[0]].price
         assert price is not None
         is_async = operations[0].is_async
-        return (price.seconds.s, None if is_async else price.seconds.s) if len(names) == 1 else None
+        return (
+            (price.seconds.value_s, None if is_async else price.seconds.value_s)
+            if len(names) == 1
+            else None
+        )
     return dur_s / n, exposed_s / n
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes on one device, and what makes up that time; where each figure comes from."""
+"""Time of one step on one device: its parts, and the basis of each figure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from meshscope.events.enums import Phase, Source
 
 
 class TimeBasis(StrEnum):
-    """Where a duration comes from."""
+    """How a duration was obtained."""
 
     MEASURED = "measured"
     COMPILER_CYCLES = "compiler_cycles"
@@ -19,47 +19,48 @@ class TimeBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """A duration in seconds, and between which values it is taken to lie; null where nothing tells."""
+    """A duration in seconds with the range expected to contain it; None if a bound is unknown."""
 
-    s: float
+    value_s: float
     low_s: float | None
     high_s: float | None
 
     def __add__(self, other: "TimeEstimate") -> "TimeEstimate":
-        """One after the other; both may err in the same direction."""
+        """Both durations in sequence; the ranges add up, as errors may be correlated."""
         return TimeEstimate(
-            s=self.s + other.s,
-            low_s=None if None in (self.low_s, other.low_s) else self.low() + other.low(),
-            high_s=None if None in (self.high_s, other.high_s) else self.high() + other.high(),
+            value_s=self.value_s + other.value_s,
+            low_s=None if None in (self.low_s, other.low_s) else self.lower_s + other.lower_s,
+            high_s=None if None in (self.high_s, other.high_s) else self.upper_s + other.upper_s,
         )
 
     def __mul__(self, factor: float) -> "TimeEstimate":
-        """That many times."""
+        """The duration repeated `factor` times."""
         return TimeEstimate(
-            s=self.s * factor,
+            value_s=self.value_s * factor,
             low_s=None if self.low_s is None else self.low_s * factor,
             high_s=None if self.high_s is None else self.high_s * factor,
         )
 
-    def low(self) -> float:
-        """The lower end, or the duration itself where it is not known."""
-        return self.s if self.low_s is None else self.low_s
+    @property
+    def lower_s(self) -> float:
+        """The lower bound, or the estimate itself if the bound is unknown."""
+        return self.value_s if self.low_s is None else self.low_s
 
-    def high(self) -> float:
-        """The upper end, or the duration itself where it is not known."""
-        return self.s if self.high_s is None else self.high_s
+    @property
+    def upper_s(self) -> float:
+        """The upper bound, or the estimate itself if the bound is unknown."""
+        return self.value_s if self.high_s is None else self.high_s
 
 
-NO_TIME = TimeEstimate(s=0.0, low_s=0.0, high_s=0.0)
+NO_TIME = TimeEstimate(value_s=0.0, low_s=0.0, high_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
-    """What one part of the model asks of a device in one step.
+    """Cost of one part of the model on one device in one step.
 
-    `flops`, `hbm_bytes` and `wire_bytes` are null where they are not known. `collective_s` adds up
-    the durations of the collectives, hidden or not; `exposed_s` is the time in which the core waits
-    for one.
+    `flops`, `hbm_bytes` and `wire_bytes` are None if unknown. `collective_s` is the total duration
+    of all collectives, hidden or not; `exposed_s` is the time the core waits for one.
     """
 
     part: str | None
@@ -73,22 +74,22 @@ class PartCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnestimatedWork:
-    """Work that no estimate of the compiler covers: what, how often, and the time taken for it."""
+    """Work without a compiler estimate: the opcode, its count and the time assumed for it."""
 
     opcode: str
     count: int
     seconds: TimeEstimate
-    is_known: bool  # whether the operation is one that we know how to price
+    is_known: bool  # whether a cost model exists for the opcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """One step of a phase on one device, in seconds: `step` = compute + exposed + idle.
 
-    `exposed_s` is the time in which a collective is under way and the core computes nothing, by
-    union of intervals; `exposed_by_axis_s` splits it by the axis of the collective that is waited
-    for. `idle_s` is the rest: waiting for copies, and `bubble_s` of it for other pipeline stages.
-    `collective_s` adds up the durations of all collectives, hidden or not.
+    `exposed_s` is the time (union of intervals) with a collective in flight and no compute;
+    `exposed_by_axis_s` splits it by the plan axis of that collective. `idle_s` is the rest: waits
+    for copies and, as `bubble_s`, for other pipeline stages. `collective_s` is the total duration
+    of all collectives, hidden or not.
     """
 
     source: Source
@@ -100,7 +101,7 @@ class StepTime:
     bubble_s: float
     collective_s: float
     exposed_by_axis_s: Mapping[str, float]
-    by_basis_s: Mapping[str, float]  # of compute and exposed, by TimeBasis
+    by_basis_s: Mapping[str, float]  # compute + exposed, split by TimeBasis
     parts: tuple[PartCost, ...]
     unestimated: tuple[UnestimatedWork, ...] = ()
     is_extrapolated: bool = False
@@ -108,6 +109,6 @@ class StepTime:
 
     @property
     def unestimated_frac(self) -> float:
-        """Share of the step that no estimate of the compiler covers."""
-        total = sum(u.seconds.s for u in self.unestimated)
-        return total / self.step.s if self.step.s else 0.0
+        """Fraction of the step without a compiler estimate."""
+        total = sum(u.seconds.value_s for u in self.unestimated)
+        return total / self.step.value_s if self.step.value_s else 0.0

@@ -47,7 +47,7 @@ def _step(time: StepTime) -> dict[str, Any]:
 
 
 def _point(seconds: TimeEstimate | None) -> float | None:
-    return None if seconds is None else seconds.s
+    return None if seconds is None else seconds.value_s
 
 
 def _request(run: RunRecord, times: Sequence[StepTime]) -> RequestTime:
@@ -76,7 +76,7 @@ def _times(run: RunRecord, phase: Phase, source: Source) -> list[StepTime]:
 
 
 def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[str]]]:
-    yield "step", [format_seconds(time.step.s) for time in times]
+    yield "step", [format_seconds(time.step.value_s) for time in times]
     yield "  between", [_interval(time.step) for time in times]
     yield "compute", [_with_share(time.compute_s, time) for time in times]
     axes = dict.fromkeys(axis for time in times for axis in time.exposed_by_axis_s)
@@ -84,9 +84,9 @@ def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[str]]]:
         cells = [_with_share(time.exposed_by_axis_s.get(axis, 0.0), time) for time in times]
         yield f"exposed communication, {plain(axis)}", cells
     hidden = [_hidden_s(time) for time in times]
-    if any(h > MIN_SHARE * t.step.s for h, t in zip(hidden, times, strict=True)):
+    if any(h > MIN_SHARE * t.step.value_s for h, t in zip(hidden, times, strict=True)):
         yield "  hidden behind compute", [format_seconds(h) for h in hidden]
-    if any(time.idle_s > MIN_SHARE * time.step.s for time in times):
+    if any(time.idle_s > MIN_SHARE * time.step.value_s for time in times):
         yield "idle", [_with_share(time.idle_s, time) for time in times]
     if any(time.bubble_s for time in times):
         yield "  of it waiting for other stages", [_with_share(t.bubble_s, t) for t in times]
@@ -95,11 +95,11 @@ def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[str]]]:
 def _hidden_s(time: StepTime) -> float:
     """Collectives that compute hides; what rounding leaves is nothing."""
     hidden_s = time.collective_s - time.exposed_s
-    return hidden_s if hidden_s > MIN_SHARE * time.step.s else 0.0
+    return hidden_s if hidden_s > MIN_SHARE * time.step.value_s else 0.0
 
 
 def _with_share(seconds: float, time: StepTime) -> str:
-    share = f" ({seconds / time.step.s:.0%})" if time.step.s else ""
+    share = f" ({seconds / time.step.value_s:.0%})" if time.step.value_s else ""
     return f"{format_seconds(seconds)}{share}"
 
 
@@ -113,7 +113,7 @@ def _request_lines(run: RunRecord, source: Source) -> Iterator[Text]:
     times = run.times_of(source)
     request = _request(run, times)
     named = (("TTFT", request.ttft), ("TPOT", request.tpot), ("end to end", request.e2e))
-    figures = [f"{name} {format_seconds(s.s)}" for name, s in named if s is not None]
+    figures = [f"{name} {format_seconds(s.value_s)}" for name, s in named if s is not None]
     mark = ", extrapolated" if any(time.is_extrapolated for time in times) else ""
     yield Text.assemble(
         (f"{source}: {', '.join(figures)}", "bold"), f"; basis {request.basis}{mark}"
@@ -135,11 +135,11 @@ def _doubt_lines(times: Sequence[StepTime]) -> Iterator[Text]:
 
 def _unestimated_words(time: StepTime) -> str:
     named = [
-        f"{u.count} x {plain(u.opcode)} {format_seconds(u.seconds.s)}{'' if u.is_known else ' (unknown operation)'}"
+        f"{u.count} x {plain(u.opcode)} {format_seconds(u.seconds.value_s)}{'' if u.is_known else ' (unknown operation)'}"
         for u in time.unestimated[:MAX_UNESTIMATED]
     ]
-    low = sum(u.seconds.low() for u in time.unestimated) / time.step.s
-    high = sum(u.seconds.high() for u in time.unestimated) / time.step.s
+    low = sum(u.seconds.lower_s for u in time.unestimated) / time.step.value_s
+    high = sum(u.seconds.upper_s for u in time.unestimated) / time.step.value_s
     return (
         f"{time.phase}: {time.unestimated_frac:.1%} of the {time.source} step ({low:.1%} to {high:.1%}) "
         f"without an estimate of the compiler, by roofline: {', '.join(named)}"

@@ -50,7 +50,7 @@ def _modelled(subject: MetricInputs) -> Iterator[CostBar]:
         yield CostBar(
             source=time.source,
             phase=time.phase,
-            step_s=time.step.s,
+            step_s=time.step.value_s,
             low_s=time.step.low_s,
             high_s=time.step.high_s,
             basis=bases.get((time.source, time.phase), "not known"),
