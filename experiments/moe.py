@@ -12,9 +12,9 @@ from pathlib import Path
 from cases import ROOT, cases_of
 from results import run_study
 from ring import compile_ways
+from schedule import schedule_of
 
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.schedule import schedule_of
 
 FOLDER = ROOT / "docs" / "moe"
 FILES = ("moe.yaml", "overlap.yaml")

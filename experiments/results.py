@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case, compile_case
+from schedule import schedule_of
 
 from meshscope.backends.compile.compile import read_rows
 from meshscope.events.collective import Collective
 from meshscope.prediction import predict
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.schedule import schedule_of
 from meshscope.spec.plan.memory import compiled_memory
 from meshscope.units import format_shape
 

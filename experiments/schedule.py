@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from meshscope.readers.hlo.async_fusion import without_later_legs
+from meshscope.readers.hlo.async_fusion import first_of_each_chain
 from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.executions import CallContext, CallSite, sites
+from meshscope.readers.hlo.executions import CallContext, CallSite, call_sites
 from meshscope.readers.hlo.kernels import is_communicating_kernel
-from meshscope.readers.hlo.loops import trips
+from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
-from meshscope.readers.hlo.provenance import is_asynchronous, own_name
-from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, anchor_of
+from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
 from meshscope.readers.hlo.transfers import is_transfer
 
 # Bookkeeping; calls, whose work is that of what they call; and nothing but addresses.
@@ -66,10 +66,10 @@ def schedule_of(module: HloModule) -> Schedule:
     flow = Dataflow(module)
     found = [(site, _extent(flow, site)) for site in _collectives(module)]
     costs = _Costs(module, [extent for _, extent in found if extent is not None])
-    carriers = {caller.instruction for site, _ in found for caller in site.place.callers}
+    source_ops = {caller.instruction for site, _ in found for caller in site.context.callers}
     unestimated: Counter[str] = Counter()
-    for site in sites(module, _is_unestimated):
-        if not _is_inside(site.place) and site.instruction not in carriers:
+    for site in call_sites(module, _is_unestimated):
+        if not _is_inside(site.context) and site.instruction not in source_ops:
             unestimated[site.instruction.opcode] += site.count
     return Schedule(
         cycles=costs.total(module.entry),
@@ -134,7 +134,7 @@ class _Costs:
         }
         match instruction.opcode:
             case "while":
-                n = trips(self._module, instruction, computation).count
+                n = trip_count(self._module, instruction, computation).count
                 n = 1 if n is None else n
                 times = {"body": n, "condition": n + 1}
                 return [(c, times.get(key, 0)) for key, found in called.items() for c in found]
@@ -154,15 +154,15 @@ def _collectives(module: HloModule) -> list[CallSite]:
         is_one = instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
         return is_one or is_transfer(instruction) or is_communicating_kernel(instruction)
 
-    return without_later_legs(sites(module, is_wanted))
+    return first_of_each_chain(call_sites(module, is_wanted))
 
 
 def _extent(flow: Dataflow, site: CallSite) -> _Extent | None:
     """What is issued while a collective is under way; None when it is synchronous."""
-    anchor = anchor_of(flow, site)
+    anchor = scheduled_op_of(flow, site)
     if not is_asynchronous(site) or anchor.result is None:
         return None
-    computation = anchor.place.computation
+    computation = anchor.context.computation
     start, done = (computation.instructions.index(i) for i in (anchor.instruction, anchor.result))
     return _Extent(computation=computation, between=range(start + 1, done))
 
@@ -171,7 +171,7 @@ def _window(costs: _Costs, site: CallSite, extent: _Extent | None) -> Window:
     inside = [extent.computation.instructions[i] for i in extent.between] if extent else []
     return Window(
         instruction=site.instruction,
-        op_name=own_name(site),
+        op_name=explicit_op_name(site),
         count=site.count,
         is_async=is_asynchronous(site),
         hidden_cycles=sum(costs.of(extent.computation, i) for i in inside) if extent else 0,
@@ -188,6 +188,8 @@ def _is_unestimated(instruction: Instruction) -> bool:
     return instruction.estimated_cycles is None and not (is_free or is_beside or is_scalar)
 
 
-def _is_inside(place: CallContext) -> bool:
+def _is_inside(context: CallContext) -> bool:
     """Whether a place is within an instruction of the schedule, such as a fusion."""
-    return any(c.instruction.opcode not in {"while", "call", "conditional"} for c in place.callers)
+    return any(
+        c.instruction.opcode not in {"while", "call", "conditional"} for c in context.callers
+    )
