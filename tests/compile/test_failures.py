@@ -39,7 +39,7 @@ def compile_with_child(program: str, directory: Path, monkeypatch: pytest.Monkey
         ("import os; os.abort()", rf"crashed \(SIGABRT\) while compiling {WHAT}"),
         ("import os; os.kill(os.getpid(), 9)", rf"killed while compiling {WHAT}.*memory"),
         ("raise SystemExit(7)", rf"crashed \(exit code 7\) while compiling {WHAT}"),
-        ("print('the last words'); raise SystemExit(7)", "Its last words: the last words"),
+        ("print('the last words'); raise SystemExit(7)", "Last line of its log: the last words"),
     ],
 )
 def test_crash_of_the_child_is_a_message(
@@ -60,7 +60,7 @@ def test_refusal_of_the_compiler_is_told_in_its_words(
         "raise SystemExit(1)"
     )
 
-    with pytest.raises(CompileError, match=rf"refused {WHAT}: XlaRuntimeError: no such shape"):
+    with pytest.raises(CompileError, match=rf"rejected {WHAT}: XlaRuntimeError: no such shape"):
         compile_with_child(program, tmp_path, monkeypatch)
 
     assert list(tmp_path.iterdir()) == []

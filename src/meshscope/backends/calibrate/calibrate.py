@@ -13,13 +13,14 @@ from meshscope import __version__
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
 from meshscope.backends.live.run import check_can_run
+from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
-from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, followed, worker_process
 
@@ -137,24 +138,18 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         with worker_process((*CHILD, str(asked), str(folder)), log) as child:
             returncode = followed(child, LIVE, progress)
         if returncode:
-            raise _failure(request, failure_of(returncode, error_report(asked), log))
+            failure = failure_of(returncode, error_report(asked), log)
+            raise worker_error(_task(request), failure)
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))
 
 
-def _failure(request: CalibrationRequest, failure: Failure) -> MeshscopeError:
-    name = request.topology.name
-    match failure.how:
-        case ExitKind.OURS:
-            return SpecError(failure.words)
-        case ExitKind.REFUSED:
-            return RunFailedError(f"JAX could not measure {name}: {failure.words}")
-        case ExitKind.KILLED:
-            return RunFailedError(
-                f"the process that measured {name} was killed; the machine probably ran out of "
-                "memory. Try a smaller --max-bytes."
-            )
-        case ExitKind.CRASHED:
-            return RunFailedError(
-                f"the process that measured {name} crashed ({failure.kind}). Its last words: "
-                f"{failure.words}"
-            )
+def _task(request: CalibrationRequest) -> WorkerTask:
+    topology = request.topology.name
+    return WorkerTask(
+        process="the worker process",
+        activity=f"measuring {topology}",
+        rejection=f"JAX could not measure {topology}",
+        memory_remedy="Use a smaller --max-bytes.",
+        crash_remedy="Try a smaller --max-bytes or another version of JAX.",
+        error=RunFailedError,
+    )

@@ -26,6 +26,7 @@ from meshscope.backends.compile.cycles import (
     read_profile,
 )
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
+from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.features import expert_load
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
@@ -38,14 +39,14 @@ from meshscope.programs.torchxla.interpreter import (
     torchxla_environment,
     torchxla_python,
 )
-from meshscope.readers.hlo.collectives import operations_in, rows_of
+from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.phases import n_steps_of, phase_collectives
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
-from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 
@@ -137,7 +138,7 @@ def read_phase(
     A cycle profile that lies beside the text counts in place of the estimates in it.
     """
     module = read_hlo(path)
-    found = operations_in(
+    found = module_collectives(
         module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
     )
     rows = rows_of(
@@ -259,7 +260,7 @@ def _run_children(
                     if returncode:
                         errors = error_report(experiment_file, phase)
                         failure = failure_of(returncode, errors, _log(experiment_file, phase))
-                        raise _failure(experiment, phase, failure)
+                        raise worker_error(_task(experiment, phase), failure)
                     progress(phase, "compiled")
                 time.sleep(POLL_S)
 
@@ -290,25 +291,19 @@ def _held(
     )
 
 
-def _failure(experiment: Experiment, phase: Phase, failure: Failure) -> CompileError | SpecError:
-    compiler = f"{experiment.topology.chip.kind.upper()} compiler"
-    what = (
+def _task(experiment: Experiment, phase: Phase) -> WorkerTask:
+    compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
+    program = (
         f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
     )
-    match failure.how:
-        case ExitKind.OURS:
-            return SpecError(failure.words)
-        case ExitKind.REFUSED:
-            return CompileError(f"the {compiler} refused {what}: {failure.words}")
-        case ExitKind.KILLED:
-            return CompileError(
-                f"the compiler was killed while compiling {what}; the machine probably ran out of "
-                "memory. Try --loop scan, fewer --layers, or a machine with more memory."
-            )
-        case ExitKind.CRASHED:
-            return CompileError(
-                f"the {compiler} crashed ({failure.kind}) while compiling {what}. "
-                "Try another --prompt or --loop, another topology, or another version of the compiler. "
-                f"Its last words: {failure.words}"
-            )
+    return WorkerTask(
+        process=compiler,
+        activity=f"compiling {program}",
+        rejection=f"{compiler} rejected {program}",
+        memory_remedy="Use --loop scan, fewer --layers, or a machine with more memory.",
+        crash_remedy=(
+            "Try another --prompt or --loop, another topology, or another version of the compiler."
+        ),
+        error=CompileError,
+    )

@@ -8,7 +8,7 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.readers.hlo.collectives import operations_in, rows_of
+from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
@@ -37,7 +37,8 @@ def read_imported(
     is told for a whole scheduled module of a TPU that is all of its phase, of one phase alone.
     """
     founds = [
-        operations_in(m, mesh=plan.mesh, crosses_slices=topology.crosses_slices) for m in modules
+        module_collectives(m, mesh=plan.mesh, crosses_slices=topology.crosses_slices)
+        for m in modules
     ]
     tables = [
         rows_of(

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
+from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 from meshscope.workers.worker_main import end_with_parent, reported
@@ -51,24 +52,20 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
         ) as child:
             returncode = child.wait()
         if returncode:
-            raise _failure(proto, topology, failure_of(returncode, error_report(report), log))
+            failure = failure_of(returncode, error_report(report), log)
+            raise worker_error(_task(proto, topology), failure)
         return json.loads(report.read_text(encoding="utf-8"))
 
 
-def _failure(
-    proto: Path, topology: Topology, failure: Failure
-) -> CompileError | ParseError | SpecError:
-    match failure.how:
-        case ExitKind.OURS:
-            is_unread = failure.kind == ParseError.__name__
-            return ParseError(failure.words) if is_unread else SpecError(failure.words)
-        case ExitKind.REFUSED:
-            return CompileError(f"{proto}: the TPU compiler refused the graph: {failure.words}")
-        case ExitKind.KILLED | ExitKind.CRASHED:
-            return CompileError(
-                f"{proto}: the compiler ended ({failure.kind}) on this graph for {topology.name}. "
-                f"Its last words: {failure.words}"
-            )
+def _task(proto: Path, topology: Topology) -> WorkerTask:
+    return WorkerTask(
+        process=f"{proto}: the TPU compiler",
+        activity=f"compiling this graph for {topology.name}",
+        rejection=f"{proto}: the TPU compiler rejected the graph",
+        memory_remedy="Use a machine with more memory.",
+        crash_remedy="Try another topology or another version of libtpu.",
+        error=CompileError,
+    )
 
 
 def _check_proto(proto: Path) -> None:

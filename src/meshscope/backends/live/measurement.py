@@ -15,7 +15,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.executions import sites
+from meshscope.readers.hlo.executions import call_sites
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.profile.joining import join_hlo, with_hlo
 from meshscope.readers.profile.ops import Ops
@@ -154,7 +154,7 @@ def _expected(
     found: dict[tuple[str, str], int] = {}
     for phase, module in modules.items():
         names = set(_by_name(row for row in compiled if row.phase is phase))
-        for site in sites(module, lambda instruction, names=names: instruction.name in names):
+        for site in call_sites(module, lambda instruction, names=names: instruction.name in names):
             key = module.name, site.instruction.name
             found[key] = found.get(key, 0) + site.count
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshscope.backends.live.measurement import measured_of
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
+from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -33,7 +34,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
 from meshscope.store.write import write_table
-from meshscope.workers.failure import ExitKind, Failure, failure_of
+from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, followed, worker_process
 
@@ -224,30 +225,24 @@ def _reported(
         ) as child:
             returncode = followed(child, LIVE, progress)
         if returncode:
-            raise _failure(experiment, failure_of(returncode, error_report(request), log))
+            failure = failure_of(returncode, error_report(request), log)
+            raise worker_error(_task(experiment), failure)
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     (folder / REPORT).unlink()
     return report
 
 
-def _failure(experiment: Experiment, failure: Failure) -> RunFailedError | SpecError:
-    what = (
+def _task(experiment: Experiment) -> WorkerTask:
+    framework = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
+    program = (
         f"{experiment.model.name} ({experiment.model.n_layers} layers, plan '{experiment.plan}') "
         f"on {experiment.topology.name}"
     )
-    match failure.how:
-        case ExitKind.OURS:
-            return SpecError(failure.words)
-        case ExitKind.REFUSED:
-            who = "JAX" if experiment.program.frontend is Frontend.JAX else "torch_xla"
-            return RunFailedError(f"{who} could not run {what}: {failure.words}")
-        case ExitKind.KILLED:
-            return RunFailedError(
-                f"the process that ran {what} was killed; the machine probably ran out of memory. "
-                "Try fewer --layers, a smaller --batch, or a machine with more memory."
-            )
-        case ExitKind.CRASHED:
-            return RunFailedError(
-                f"the process that ran {what} crashed ({failure.kind}). Try other options, or another "
-                f"version of JAX. Its last words: {failure.words}"
-            )
+    return WorkerTask(
+        process="the worker process",
+        activity=f"running {program}",
+        rejection=f"{framework} could not run {program}",
+        memory_remedy="Use fewer --layers, a smaller --batch, or a machine with more memory.",
+        crash_remedy=f"Try other options or another version of {framework}.",
+        error=RunFailedError,
+    )
