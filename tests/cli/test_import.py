@@ -9,9 +9,7 @@ import pytest
 
 from meshscope.store.read import read_run
 
-MAXTEXT = (
-    Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"
-)
+MAXTEXT = Path(__file__).parents[1] / "golden/hlo/maxtext_llama3_8b_train_step.hlo.txt.gz"
 TP8 = ("--topology", "v6e-8", "--plan", "tp=8")
 
 
@@ -152,7 +150,6 @@ def test_faults_leave_nothing(
     assert not Path("runs").exists()
 
 
-@pytest.mark.skipif(not MAXTEXT.exists(), reason="the shared MaxText text is not here")
 def test_the_maxtext_train_step_is_read_as_far_as_it_goes(meshscope) -> None:
     """A text of 2,000 lines, cut off; its gathers are over fsdp, its scopes are not ours."""
     ask = ("import", str(MAXTEXT), "--topology", "v6e:2x2", "--plan", "fsdp=4", "--json")

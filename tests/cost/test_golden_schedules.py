@@ -5,7 +5,7 @@ from goldens import GOLDEN_DIR, GOLDENS
 
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.events.enums import Phase
-from meshscope.readers.hlo.collectives import operations_in, rows_of
+from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.mesh import Mesh
@@ -18,7 +18,7 @@ def _timed(name: str) -> tuple[TimedStep, list]:
     slices = f"{golden.n_slices}x" if golden.n_slices > 1 else ""
     topology = parse_topology(slices + golden.topology)
     module = read_hlo(GOLDEN_DIR / f"{name}.jax-{JAX}.txt.gz")
-    found = operations_in(
+    found = module_collectives(
         module, mesh=Mesh(axes=golden.axes), crosses_slices=topology.crosses_slices
     )
     phase = Phase(golden.phase)

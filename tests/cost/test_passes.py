@@ -7,7 +7,7 @@ import pytest
 from meshscope.cost.op_cost import OpCosts, Work
 from meshscope.cost.rates import rates_of
 from meshscope.events.step_time import TimeBasis
-from meshscope.readers.hlo.collectives import operations_in
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.plan.plan import parse_plan
@@ -80,7 +80,7 @@ backend_config={{"window_config":{{"estimated_cycles":"{one.cycles}"}}}}
 """
     module = parse_hlo(text, "test.hlo")
     assert module.entry is not None
-    found = operations_in(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
+    found = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
     work = OpCosts(found.flow, rates_of(chip_of(one.chip))).work(module.entry, module.entry.root)
     assert work is not None
     return work

@@ -5,7 +5,7 @@ import pytest
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.events.enums import Kind, Phase
 from meshscope.interconnect import collective_time
-from meshscope.readers.hlo.collectives import operations_in
+from meshscope.readers.hlo.collectives import module_collectives
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -43,7 +43,7 @@ ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
 
 def _timed(entry: str, computations: str = "") -> TimedStep:
     module = parse_hlo(_module(entry, computations), "test.hlo")
-    found = operations_in(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
+    found = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
     return timed_step(module, found, phase=Phase.PREFILL, topology=SLICE)
 
 

@@ -1,9 +1,10 @@
 """The rows of compiled modules: golden files against what their programs write."""
 
+import gzip
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,13 +14,11 @@ from meshscope.analysis.unattributed import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
-from meshscope.readers.hlo.collectives import collectives_of
+from meshscope.readers.hlo.collectives import collectives_of, module_collectives
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.plan.mesh import Groups, Mesh
 
-MAXTEXT = (
-    Path(__file__).parents[2] / "../shared/data/traces/tpu-hlo-maxtext/llama3_8b_train_step.hlo.txt"
-)
+MAXTEXT = GOLDEN_DIR / "maxtext_llama3_8b_train_step.hlo.txt.gz"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}
 
 
@@ -321,7 +320,6 @@ def test_kernels_that_stay_on_their_chip_have_no_row_and_raise_no_doubt(version:
     assert unattributed(rows).count == 0
 
 
-@pytest.mark.skipif(not MAXTEXT.is_file(), reason="the shared profiles are not beside the project")
 def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
     """MaxText keeps the first 2000 lines of its Llama-3-8B step; seven weights are gathered in them."""
     module = read_hlo(MAXTEXT, is_partial=True)
@@ -349,8 +347,31 @@ def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
     ]
     assert {row.phase for row in rows} == {Phase.PREFILL}
     assert all("the text is cut off at line 2000" in str(row.axis_reason) for row in rows)
-    with pytest.raises(ParseError, match=r"hlo\.txt:2000: .*--partial"):
+    with pytest.raises(ParseError, match=r"hlo\.txt\.gz:2000: .*--partial"):
         read_hlo(MAXTEXT)
+
+
+def test_async_gathers_span_the_fusions_that_start_and_end_them() -> None:
+    """The computations with AsyncCollectiveStart and -Done, found by a search of the text."""
+    path = GOLDEN_DIR / "v5e_fsdp8_prefill_auto_async.jax-0.10.2.txt.gz"
+    chains: dict[str, dict[str, str]] = {"Start": {}, "Done": {}}
+    for computation in re.split(r"\n(?=\S)", gzip.decompress(path.read_bytes()).decode()):
+        for end, computation_of in chains.items():
+            if f'custom_call_target="AsyncCollective{end}"' in computation:
+                (chain_id,) = set(re.findall(r'chain_id="(\d+)"', computation))
+                computation_of[chain_id] = computation.split()[0].lstrip("%")
+
+    operations = module_collectives(
+        read_hlo(path), mesh=Mesh(axes=(("fsdp", 8),)), crosses_slices=lambda _: None
+    ).scheduled
+    spans = [
+        (op.scheduled_op.instruction.called["calls"][0], op.scheduled_op.result.called["calls"][0])
+        for op in operations
+        if op.is_async and op.scheduled_op.result is not None
+    ]
+
+    assert sorted(spans) == sorted((chains["Start"][c], chains["Done"][c]) for c in chains["Start"])
+    assert len(spans) == 4
 
 
 def test_a_plan_of_another_size_is_refused() -> None:

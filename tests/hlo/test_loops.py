@@ -2,7 +2,7 @@
 
 import itertools
 
-from meshscope.readers.hlo.loops import Trips, trips
+from meshscope.readers.hlo.loops import TripCount, trip_count
 from meshscope.readers.hlo.parse import parse_hlo
 
 LOOP = """\
@@ -52,7 +52,7 @@ def _read(
     is_passed: bool = False,
     is_mirrored: bool = False,
     attributes: str = "",
-) -> Trips:
+) -> TripCount:
     text = LOOP.format(
         start=start,
         bound=bound,
@@ -66,7 +66,7 @@ def _read(
     assert module.entry is not None
     loop = module.entry.get("while")
     assert loop is not None
-    return trips(module, loop, module.entry)
+    return trip_count(module, loop, module.entry)
 
 
 def _run(start: int, bound: int, step: int, direction: str) -> int | None:
@@ -91,7 +91,7 @@ def test_trip_count_equals_running_the_loop() -> None:
 def test_a_known_trip_count_is_believed() -> None:
     known = ', backend_config={"known_trip_count":{"n":"9"}}'
 
-    assert _read(0, 3, 1, "LT", attributes=known) == Trips(count=9)
+    assert _read(0, 3, 1, "LT", attributes=known) == TripCount(count=9)
 
 
 def test_a_loop_that_does_not_end_is_unknown_with_a_reason() -> None:
@@ -119,7 +119,7 @@ def test_a_bound_from_outside_is_unknown_not_guessed() -> None:
     loop = module.entry.get("while")
     assert loop is not None
 
-    got = trips(module, loop, module.entry)
+    got = trip_count(module, loop, module.entry)
 
     assert got.count is None
     assert "its start or its bound is not a constant" in str(got.reason)
@@ -166,7 +166,7 @@ ENTRY %main () -> (s32[]) {
     module = parse_hlo(text, "loop.hlo")
     assert module.entry is not None
 
-    assert trips(module, module.entry.root, module.entry) == Trips(count=28)
+    assert trip_count(module, module.entry.root, module.entry) == TripCount(count=28)
 
 
 def test_sums_of_sums_do_not_hang_the_reader() -> None:
@@ -198,4 +198,4 @@ ENTRY %main () -> (s32[]) {{
     module = parse_hlo(text, "loop.hlo")
     assert module.entry is not None
 
-    assert trips(module, module.entry.root, module.entry).count is None
+    assert trip_count(module, module.entry.root, module.entry).count is None

@@ -27,8 +27,8 @@ from meshscope.cost.rates import OpCost
 from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimates
 from meshscope.events.step_time import TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
-from meshscope.readers.hlo.collectives import FoundOperations
-from meshscope.readers.hlo.loops import trips
+from meshscope.readers.hlo.collectives import ModuleCollectives
+from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
@@ -50,7 +50,7 @@ class ScheduledCollective:
     @property
     def name(self) -> str:
         """The scheduled instruction's name."""
-        return self.operations[0].anchor.instruction.name
+        return self.operations[0].scheduled_op.instruction.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,11 @@ class SimulatedSchedule:
     """A module's schedule with every price found once; `walk` plays it."""
 
     def __init__(
-        self, module: HloModule, found: FoundOperations, prices: OpCosts, wires: CollectiveEstimates
+        self,
+        module: HloModule,
+        found: ModuleCollectives,
+        prices: OpCosts,
+        wires: CollectiveEstimates,
     ) -> None:
         self.module = module
         self.prices = prices
@@ -87,7 +91,7 @@ class SimulatedSchedule:
 
     def _add(self, collective: ScheduledCollective) -> None:
         first = collective.operations[0]
-        anchor = first.anchor
+        anchor = first.scheduled_op
         self.collectives.setdefault(collective.name, collective)
         self.issued.setdefault(id(anchor.instruction), []).append(collective)
         has_end = anchor.result is not None and anchor.result is not anchor.instruction
@@ -202,8 +206,10 @@ class _Simulator:
             self.machine.wait(flight)
             return
         self._under_way[collective.name] = flight
-        self._opcodes[collective.name] = first.anchor.instruction.opcode.removesuffix("-start")
-        if first.anchor.result is None:
+        self._opcodes[collective.name] = first.scheduled_op.instruction.opcode.removesuffix(
+            "-start"
+        )
+        if first.scheduled_op.result is None:
             self.notes.append(f"where '{collective.name}' ends is not told; taken as synchronous")
             self._await(collective.name)
 
@@ -231,7 +237,7 @@ class _Simulator:
             self._await(open_names[0])
 
     def _loop(self, computation: Computation, loop: Instruction, depth: int) -> None:
-        found = trips(self.schedule.module, loop, computation)
+        found = trip_count(self.schedule.module, loop, computation)
         if found.count is None:
             self.notes.append(f"{found.reason}; taken once")
         bodies = self._called(loop, "body")

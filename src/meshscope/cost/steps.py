@@ -15,9 +15,9 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate, UnestimatedWork
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.readers.hlo.collectives import FoundOperations
+from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
-from meshscope.readers.hlo.operations import Operation, carriers_of
+from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.spec.hardware.topology import Topology
 
 NO_AXIS = "unknown"
@@ -30,7 +30,7 @@ class TimedStep:
 
     time: StepTime
     walked: Walked
-    found: FoundOperations
+    found: ModuleCollectives
     axes: Mapping[str, str]
 
     def rows(self, rows: Iterable[Collective]) -> list[Collective]:
@@ -40,7 +40,7 @@ class TimedStep:
 
 def timed_step(  # noqa: PLR0913  a module, where it runs, and what is known of it
     module: HloModule,
-    found: FoundOperations,
+    found: ModuleCollectives,
     *,
     phase: Phase,
     topology: Topology,
@@ -77,7 +77,7 @@ def _interval(schedule: SimulatedSchedule) -> tuple[float | None, float | None]:
     return low_s, high_s
 
 
-def _axis(found: FoundOperations, operation: Operation) -> str:
+def _axis(found: ModuleCollectives, operation: Operation) -> str:
     axis, _ = found.devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     return axis or NO_AXIS
 
@@ -201,11 +201,11 @@ def _sort_of(name: str) -> str:
 
 
 def _timed_rows(
-    rows: Sequence[Collective], found: FoundOperations, walked: Walked
+    rows: Sequence[Collective], found: ModuleCollectives, walked: Walked
 ) -> list[Collective]:
     told: dict[str, list[Operation]] = defaultdict(list)
-    for operation in found.told:
-        told[operation.anchor.instruction.name].append(operation)
+    for operation in found.merged:
+        told[operation.scheduled_op.instruction.name].append(operation)
     n_seen: Counter[str] = Counter()
     timed: list[Collective] = []
     starts: dict[str, list[float]] = {}
@@ -216,7 +216,7 @@ def _timed_rows(
             continue
         name = row.hlo_name or ""
         if name not in starts:
-            starts[name] = _starts(walked.spans, carriers_of(operations)[0])
+            starts[name] = _starts(walked.spans, source_ops_of(operations)[0])
         timed.append(_timed(row, operations, walked, starts[name], n_seen[name] // len(operations)))
         n_seen[name] += row.count
     return timed
@@ -249,7 +249,7 @@ def _timed(
 
 def _once(operations: Sequence[Operation], walked: Walked) -> tuple[float, float | None] | None:
     """Seconds of one execution, and of it what is exposed; None where there is no price."""
-    names = [name for name in carriers_of(operations) if name in walked.collectives]
+    names = [name for name in source_ops_of(operations) if name in walked.collectives]
     if not names or any(walked.collectives[name].price is None for name in names):
         return None
     tally = walked.machine.tally

@@ -16,7 +16,7 @@ from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallContext, CallSite
 from meshscope.readers.hlo.groups import ring_of_pairs
 from meshscope.readers.hlo.module import Computation, Instruction
-from meshscope.readers.hlo.operations import Operation, carriers_of
+from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.spec.plan.mesh import Groups
 from meshscope.units import format_shape
 
@@ -38,7 +38,7 @@ class _Key:
     ring: Groups
 
 
-def with_windowed_einsums(flow: Dataflow, operations: list[Operation]) -> list[Operation]:
+def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> list[Operation]:
     """The operations with each windowed einsum's permutes replaced by what they carry out, at the first."""
     rings: dict[_Key, list[Operation]] = {}
     for operation in operations:
@@ -60,7 +60,7 @@ def with_windowed_einsums(flow: Dataflow, operations: list[Operation]) -> list[O
 
 
 def _key(operation: Operation) -> _Key:
-    callers = operation.site.place.callers[: _depth(operation)]
+    callers = operation.site.context.callers[: _depth(operation)]
     return _Key(
         home=tuple(caller.instruction.name for caller in callers),
         op_name=operation.op_name,
@@ -72,7 +72,7 @@ def _key(operation: Operation) -> _Key:
 
 def _depth(operation: Operation) -> int:
     """How many callers stand around the einsum, without its own loops and conditionals."""
-    callers = operation.site.place.callers
+    callers = operation.site.context.callers
     depth = len(callers)
     while depth and _is_part_of_einsum(callers[depth - 1].instruction, operation):
         depth -= 1
@@ -88,7 +88,7 @@ def _is_part_of_einsum(caller: Instruction, operation: Operation) -> bool:
 
 def _loop(operation: Operation) -> CallSite | None:
     """The loop of the einsum that the permute stands in."""
-    callers = operation.site.place.callers[_depth(operation) :]
+    callers = operation.site.context.callers[_depth(operation) :]
     return callers[0] if callers else None
 
 
@@ -112,35 +112,35 @@ def _belong(flow: Dataflow, one: Operation, other: Operation) -> bool:
     if not loops[0] and not loops[1] and _source(flow, one) is _source(flow, other):
         return True  # both directions start from the same shard
     ends = [
-        loop.instruction if loop else o.anchor.instruction
+        loop.instruction if loop else o.scheduled_op.instruction
         for loop, o in zip(loops, (one, other), strict=True)
     ]
-    place = one.site.place if not loops[0] else loops[0].place
-    return _reaches(flow, place, ends[0], ends[1], one.op_name) or _reaches(
-        flow, place, ends[1], ends[0], one.op_name
+    context = one.site.context if not loops[0] else loops[0].context
+    return _reaches(flow, context, ends[0], ends[1], one.op_name) or _reaches(
+        flow, context, ends[1], ends[0], one.op_name
     )
 
 
 def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
     """What computes the data that is sent, or hands it over from the last iteration."""
-    place = permute.site.place
-    operand = place.computation.producer(permute.site.instruction)
+    context = permute.site.context
+    operand = context.computation.producer(permute.site.instruction)
     if operand is None:
         return None
-    source = flow.unmoved(place, operand)
+    source = flow.skip_moves(context, operand)
     if source.opcode == "get-tuple-element":
-        whole = place.computation.producer(source)
+        whole = context.computation.producer(source)
         return whole if whole is not None and whole.opcode == "fusion" else source
     return source
 
 
 def _reaches(
-    flow: Dataflow, place: CallContext, start: Instruction, end: Instruction, op_name: str | None
+    flow: Dataflow, context: CallContext, start: Instruction, end: Instruction, op_name: str | None
 ) -> bool:
     """Whether `end` uses `start` through instructions of the einsum, which share its op_name or have none."""
     stack, seen = [start], {start.name}
     while stack and len(seen) < _MAX_VISITED:
-        for user in flow.users(place.computation, stack.pop()):
+        for user in flow.users(context.computation, stack.pop()):
             if user is end:
                 return True
             is_inside = user.op_name is None or same_name(user.op_name, op_name)
@@ -166,10 +166,12 @@ def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | 
     kind = Kind.REDUCE_SCATTER if any(_sends_sums(flow, m) for m in members) else Kind.ALL_GATHER
     loop = next(filter(None, map(_loop, members)), None)
     sent = sum((m.count * (m.wire_bytes or 0) for m in members), Fraction(0))
-    anchor = replace(first.anchor, instruction=loop.instruction) if loop else first.anchor
+    scheduled_op = (
+        replace(first.scheduled_op, instruction=loop.instruction) if loop else first.scheduled_op
+    )
     return replace(
         first,
-        anchor=anchor,
+        scheduled_op=scheduled_op,
         kind=kind,
         groups=key.ring,
         group_size=n,
@@ -182,8 +184,8 @@ def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | 
         algorithm=ALGORITHM,
         inserted_by="partitioner",
         count=times,
-        doubts=loop.doubts if loop else first.doubts,
-        carriers=carriers_of(members),
+        caveats=loop.caveats if loop else first.caveats,
+        source_ops=source_ops_of(members),
     )
 
 
@@ -212,9 +214,9 @@ def _whole_shape(
 
 def _steps(flow: Dataflow, members: list[Operation]) -> Iterator[tuple[Computation, Instruction]]:
     """The instructions of the einsum: those of its loop, or those around its permutes that share its name."""
-    for computation in {member.site.place.computation for member in members}:
+    for computation in {member.site.context.computation for member in members}:
         for instruction in computation.instructions:
-            is_inside = any(_loop(m) and m.site.place.computation is computation for m in members)
+            is_inside = any(_loop(m) and m.site.context.computation is computation for m in members)
             if not is_inside and not same_name(instruction.op_name, members[0].op_name):
                 continue
             yield computation, instruction

@@ -6,18 +6,22 @@ from typing import Any
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.readers.hlo.async_fusion import without_later_legs
+from meshscope.readers.hlo.async_fusion import first_of_each_chain
 from meshscope.readers.hlo.attribution import Scope, plain_name
-from meshscope.readers.hlo.collective_matmul import with_windowed_einsums
+from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import CrossesSlices, Devices, devices_of
-from meshscope.readers.hlo.executions import CallSite, sites
+from meshscope.readers.hlo.executions import CallSite, call_sites
 from meshscope.readers.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.readers.hlo.module import HloModule, Instruction
-from meshscope.readers.hlo.multislice import with_hierarchies
-from meshscope.readers.hlo.operations import Operation, carriers_of, operations_of
+from meshscope.readers.hlo.multislice import merge_slice_levels
+from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
-from meshscope.readers.hlo.stages import of_stages, with_hand_over, without_own_branch
+from meshscope.readers.hlo.stages import (
+    stage_placements,
+    with_stage_send,
+    without_stage_branch_caveat,
+)
 from meshscope.readers.hlo.transfers import is_transfer, transfer_of
 from meshscope.spec.plan.mesh import Mesh
 
@@ -36,7 +40,7 @@ def collectives_of(
     said in `axis_reason` of the row; no operation is left out.
     """
     return rows_of(
-        operations_in(module, mesh=mesh, crosses_slices=crosses_slices),
+        module_collectives(module, mesh=mesh, crosses_slices=crosses_slices),
         n_steps_of=n_steps_of,
         crosses_slices=crosses_slices,
         default_phase=default_phase,
@@ -44,7 +48,7 @@ def collectives_of(
 
 
 def rows_of(
-    found: "FoundOperations",
+    found: "ModuleCollectives",
     *,
     n_steps_of: Mapping[Phase, int],
     crosses_slices: CrossesSlices,
@@ -57,32 +61,32 @@ def rows_of(
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for operation in found.told
+        for operation in found.merged
         for row in _rows(operation, found.devices, default_phase)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundOperations:
+class ModuleCollectives:
     """The collectives of a module: `scheduled` as they stand in the text, `told` for what they mean."""
 
     flow: Dataflow
     devices: Devices
     scheduled: tuple[Operation, ...]
-    told: tuple[Operation, ...]
+    merged: tuple[Operation, ...]
 
 
-def operations_in(
+def module_collectives(
     module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
-) -> FoundOperations:
+) -> ModuleCollectives:
     """The collectives of a module, in schedule order."""
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    found = without_later_legs(sites(module, _is_collective))
+    found = first_of_each_chain(call_sites(module, _is_collective))
     operations = [o for site in found for o in _operations(flow, site, devices)]
     told = _pooled(_told(flow, operations, devices))
-    return FoundOperations(
-        flow=flow, devices=devices, scheduled=tuple(operations), told=tuple(told)
+    return ModuleCollectives(
+        flow=flow, devices=devices, scheduled=tuple(operations), merged=tuple(told)
     )
 
 
@@ -104,7 +108,7 @@ def _operations(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operat
 
 def _told(flow: Dataflow, operations: list[Operation], devices: Devices) -> list[Operation]:
     """The operations, those that only together make a collective told as that."""
-    return with_hierarchies(flow, with_windowed_einsums(flow, operations), devices)
+    return merge_slice_levels(flow, merge_collective_matmuls(flow, operations), devices)
 
 
 def _pooled(operations: list[Operation]) -> list[Operation]:
@@ -122,7 +126,7 @@ def _pooled(operations: list[Operation]) -> list[Operation]:
     for same in parts.values():
         count = sum(o.count for o in same)
         if count % same[0].scope.n_times == 0 or same[0].scope.is_every_tick:
-            first = replace(same[0], count=count, carriers=carriers_of(same))
+            first = replace(same[0], count=count, source_ops=source_ops_of(same))
             pooled |= {id(o): None for o in same} | {id(same[0]): first}
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
@@ -134,25 +138,29 @@ def _rows(
     if scope.phase is None:
         scope = replace(scope, phase=default_phase)
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
-    scope = with_hand_over(scope, operation.kind, axis, devices.mesh)
-    layers, count, doubt = _layers(operation.count, scope)
-    doubts = operation.doubts if scope.stages is None else without_own_branch(operation.doubts)
+    scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
+    layers, count, caveat = _layers(operation.count, scope)
+    caveats = (
+        operation.caveats
+        if scope.stages is None
+        else without_stage_branch_caveat(operation.caveats)
+    )
     missing = scope.missing
     no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
-    reasons = [r for r in (no_axis, no_scope, doubt, *doubts) if r is not None]
-    for place in of_stages(scope, operation.groups, layers, devices.mesh):
+    reasons = [r for r in (no_axis, no_scope, caveat, *caveats) if r is not None]
+    for placement in stage_placements(scope, operation.groups, layers, devices.mesh):
         yield Collective(
             source=Source.COMPILED,
             phase=scope.phase,
-            stage=place.stage,
-            layer=place.layer,
+            stage=placement.stage,
+            layer=placement.layer,
             part=scope.part,
             kind=operation.kind,
             opcode=operation.opcode,
             axis=axis,
             axis_reason="; ".join(reasons) or None,
             group_size=operation.group_size,
-            groups=place.groups,
+            groups=placement.groups,
             dtype=operation.dtype,
             shape=operation.shape,
             payload_bytes=operation.payload_bytes,
@@ -161,7 +169,7 @@ def _rows(
             is_async=operation.is_async,
             algorithm=operation.algorithm,
             inserted_by=operation.inserted_by,
-            hlo_name=operation.anchor.instruction.name,
+            hlo_name=operation.scheduled_op.instruction.name,
             hlo_shape=operation.hlo_shape,
             source_line=devices.module.source_line(operation.site.instruction),
         )
@@ -177,5 +185,5 @@ def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None
     told = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
     if scope.layers is not None:
         told.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
-    doubt = f"the scope says {' and '.join(told)}, but the operation runs {count} times"
-    return [None], count, doubt
+    caveat = f"the scope says {' and '.join(told)}, but the operation runs {count} times"
+    return [None], count, caveat

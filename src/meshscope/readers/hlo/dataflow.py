@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from meshscope.readers.hlo.async_fusion import Chain, chain_ends
+from meshscope.readers.hlo.async_fusion import AsyncChain, async_chain_ends
 from meshscope.readers.hlo.executions import CallContext, CallSite
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
@@ -26,9 +26,9 @@ class Dataflow:
         self._opcodes: dict[str, frozenset[str]] = {}
 
     @cached_property
-    def chain_ends(self) -> dict[Chain, Instruction]:
+    def async_chain_ends(self) -> dict[AsyncChain, Instruction]:
         """For every asynchronous chain, the fusion that holds its result."""
-        return chain_ends(self.module)
+        return async_chain_ends(self.module)
 
     def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The instructions of the computation that use this one, in schedule order."""
@@ -79,9 +79,9 @@ class Dataflow:
             if instruction.opcode == "fusion" and depth < _MAX_NESTING:
                 yield from self.inner(self.fused(instruction), depth + 1)
 
-    def unmoved(self, place: CallContext, instruction: Instruction) -> Instruction:
+    def skip_moves(self, context: CallContext, instruction: Instruction) -> Instruction:
         """The instruction whose result this one only moves or converts; itself when it computes."""
-        while (inner := self._inner(place.computation, instruction)) is not None:
+        while (inner := self._inner(context.computation, instruction)) is not None:
             instruction = inner
         return instruction
 
@@ -99,47 +99,47 @@ class Dataflow:
         return computation.producer(start) if start and start.opcode == "slice-start" else None
 
     def origin(
-        self, place: CallContext, instruction: Instruction
+        self, context: CallContext, instruction: Instruction
     ) -> tuple[CallContext, Instruction]:
         """What computes a value, through moves and conversions, and into the fusions that hold it."""
         for _ in range(_MAX_NESTING):
-            instruction = self.unmoved(place, instruction)
+            instruction = self.skip_moves(context, instruction)
             index = None
             if instruction.opcode == "get-tuple-element":
-                whole = place.computation.producer(instruction)
+                whole = context.computation.producer(instruction)
                 if whole is None or whole.opcode != "fusion":
                     break
                 match = _INDEX.search(instruction.attributes)
                 instruction, index = whole, int(match[1]) if match else None
             if instruction.opcode != "fusion":
                 break
-            place = self.inside(place, instruction)
-            instruction = place.computation.root
+            context = self.inside(context, instruction)
+            instruction = context.computation.root
             if index is not None and instruction.opcode == "tuple":
-                instruction = place.computation.producer(instruction, index) or instruction
-        return place, instruction
+                instruction = context.computation.producer(instruction, index) or instruction
+        return context, instruction
 
-    def inside(self, place: CallContext, fusion: Instruction) -> CallContext:
+    def inside(self, context: CallContext, fusion: Instruction) -> CallContext:
         """The computation of a fusion, as reached from here."""
-        site = CallSite(instruction=fusion, place=place, count=1, doubts=())
-        return CallContext(computation=self.fused(fusion), callers=(*place.callers, site))
+        site = CallSite(instruction=fusion, context=context, count=1, caveats=())
+        return CallContext(computation=self.fused(fusion), callers=(*context.callers, site))
 
-    def movers(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
+    def moving_users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
         """The users that only move this result."""
         return [u for u in self.users(computation, instruction) if self.is_movement(u)]
 
     def inputs(
-        self, place: CallContext, instruction: Instruction
+        self, context: CallContext, instruction: Instruction
     ) -> list[tuple[CallContext, Instruction]]:
         """What defines the operands; a parameter is defined by the operand of the caller."""
         if instruction.opcode == "parameter":
-            return self._argument(place, instruction.parameter_number)
-        found = place.computation.producers(instruction)
+            return self._argument(context, instruction.parameter_number)
+        found = context.computation.producers(instruction)
         if instruction.opcode == "recv":  # what is received is what the others sent
-            return [(place, i) for i in self._sent(place.computation, instruction)]
+            return [(context, i) for i in self._sent(context.computation, instruction)]
         if instruction.opcode == "get-tuple-element" and found:
-            return self._element(place, found[0], instruction)
-        return [(place, i) for i in found]
+            return self._element(context, found[0], instruction)
+        return [(context, i) for i in found]
 
     def _sent(self, computation: Computation, recv: Instruction) -> list[Instruction]:
         rendezvous = _RENDEZVOUS.search(recv.attributes)
@@ -149,10 +149,10 @@ class Dataflow:
             if i.opcode == "send" and rendezvous and rendezvous[0] in i.attributes
         ]
 
-    def _argument(self, place: CallContext, number: int) -> list[tuple[CallContext, Instruction]]:
-        if (caller := place.caller) is None:
+    def _argument(self, context: CallContext, number: int) -> list[tuple[CallContext, Instruction]]:
+        if (caller := context.caller) is None:
             return []
-        outside, start = caller.place.computation, caller.instruction
+        outside, start = caller.context.computation, caller.instruction
         if start.opcode == "while":
             number = 0
         arguments = list(outside.producers(start))
@@ -160,15 +160,15 @@ class Dataflow:
             for update in self.users(outside, start):
                 if update.opcode.endswith("-update"):
                     arguments += outside.producers(update)[1:]
-        return [(caller.place, arguments[number])] if 0 <= number < len(arguments) else []
+        return [(caller.context, arguments[number])] if 0 <= number < len(arguments) else []
 
     def _element(
-        self, place: CallContext, whole: Instruction, get: Instruction
+        self, context: CallContext, whole: Instruction, get: Instruction
     ) -> list[tuple[CallContext, Instruction]]:
         """The element that a get-tuple-element takes, when the tuple is in sight; else the tuple."""
-        where = [(place, whole)]
+        where = [(context, whole)]
         if whole.opcode == "parameter":
-            where = self._argument(place, whole.parameter_number) or where
+            where = self._argument(context, whole.parameter_number) or where
         index = _INDEX.search(get.attributes)
         outer, made_by = where[0]
         if made_by.opcode == "tuple" and index:
@@ -176,9 +176,9 @@ class Dataflow:
             return [(outer, element)] if element else []
         return where
 
-    def comes_from(self, place: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
+    def depends_on(self, context: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
         """Whether an instruction of these opcodes is among all that `start` is computed from."""
-        stack = [(place, start)]
+        stack = [(context, start)]
         seen: set[tuple[str, str]] = set()
         while stack and len(seen) < _MAX_VISITED:
             here, instruction = stack.pop()

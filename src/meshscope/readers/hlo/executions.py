@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshscope.errors import ParseError
-from meshscope.readers.hlo.loops import trips
+from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
 MAX_DEPTH = 64  # of calls; programs nest a handful of loops
 MAX_SITES = 1_000_000
 
-# How the doubt about a branch starts.
-BRANCH_DOUBT = "a branch of conditional"
+# How the caveat about a branch starts.
+BRANCH_CAVEAT = "a branch of conditional"
 
 # Opcodes whose called computations run; the reducers of all-reduce or sort hold no collectives.
 _CALLERS = frozenset({"fusion", "while", "call", "conditional", "custom-call"})
@@ -34,22 +34,22 @@ class CallContext:
 class CallSite:
     """An instruction at a place, with the times it executes in one run of the module.
 
-    `doubts` say what is not known of that count; then it is the count with unknown factors left out.
+    `caveats` say what is not known of that count; then it is the count with unknown factors left out.
     """
 
     instruction: Instruction
-    place: CallContext
+    context: CallContext
     count: int
-    doubts: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
-def sites(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> list[CallSite]:
+def call_sites(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> list[CallSite]:
     """Every execution site of the wanted instructions, in schedule order."""
     holders = _holders(module, is_wanted)
     found: list[CallSite] = []
-    for root, doubts in _roots(module, holders):
+    for root, caveats in _roots(module, holders):
         for site in _walk(
-            module, CallContext(computation=root), holders, is_wanted, count=1, doubts=doubts
+            module, CallContext(computation=root), holders, is_wanted, count=1, caveats=caveats
         ):
             found.append(site)
             if len(found) > MAX_SITES:
@@ -60,7 +60,7 @@ def sites(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> list[C
     return found
 
 
-def calls(instruction: Instruction) -> bool:
+def runs_called_computations(instruction: Instruction) -> bool:
     """Whether the computations that the instruction names run when it does."""
     return instruction.opcode in _CALLERS or instruction.opcode.endswith("-start")
 
@@ -73,7 +73,7 @@ def _holders(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> fro
         for instruction in computation.instructions:
             if is_wanted(instruction):
                 found.append(computation.name)
-            if calls(instruction):
+            if runs_called_computations(instruction):
                 for names in instruction.called.values():
                     for name in names:
                         callers.setdefault(name, []).append(computation.name)
@@ -95,7 +95,7 @@ def _roots(module: HloModule, holders: frozenset[str]) -> list[tuple[Computation
         name
         for computation in module.computations.values()
         for instruction in computation.instructions
-        if calls(instruction)
+        if runs_called_computations(instruction)
         for names in instruction.called.values()
         for name in names
     }
@@ -113,28 +113,28 @@ def _roots(module: HloModule, holders: frozenset[str]) -> list[tuple[Computation
 
 def _walk(  # noqa: PLR0913  the state of the walk
     module: HloModule,
-    place: CallContext,
+    context: CallContext,
     holders: frozenset[str],
     is_wanted: Callable[[Instruction], bool],
     *,
     count: int,
-    doubts: tuple[str, ...],
+    caveats: tuple[str, ...],
 ) -> Iterator[CallSite]:
-    if place.computation.name not in holders:
+    if context.computation.name not in holders:
         return
-    if len(place.callers) > MAX_DEPTH:
+    if len(context.callers) > MAX_DEPTH:
         raise ParseError(
-            f"{module.origin}:{place.computation.line}: calls nest deeper than {MAX_DEPTH} at "
-            f"'{place.computation.name}'. Does a computation call itself? The text is damaged."
+            f"{module.origin}:{context.computation.line}: calls nest deeper than {MAX_DEPTH} at "
+            f"'{context.computation.name}'. Does a computation call itself? The text is damaged."
         )
-    for instruction in place.computation.instructions:
-        site = CallSite(instruction=instruction, place=place, count=count, doubts=doubts)
+    for instruction in context.computation.instructions:
+        site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
         if is_wanted(instruction):
             yield site
-        if calls(instruction):
-            for inner, times, doubt in _entered(module, site, holders):
+        if runs_called_computations(instruction):
+            for inner, times, caveat in _entered(module, site, holders):
                 yield from _walk(
-                    module, inner, holders, is_wanted, count=count * times, doubts=doubts + doubt
+                    module, inner, holders, is_wanted, count=count * times, caveats=caveats + caveat
                 )
 
 
@@ -142,18 +142,18 @@ def _entered(
     module: HloModule, site: CallSite, holders: frozenset[str]
 ) -> Iterator[tuple[CallContext, int, tuple[str, ...]]]:
     """The computations that the instruction runs: where, how often each time, and what is doubtful."""
-    caller, here = site.instruction, site.place
+    caller, here = site.instruction, site.context
     for key, names in caller.called.items():
         for name in names:
             if name not in holders:
                 continue
             computation = module.computation(name, caller)
-            times, doubt = 1, ()
+            times, caveat = 1, ()
             if caller.opcode == "while":
-                loop = trips(module, caller, here.computation)
-                doubt = (loop.reason,) if loop.reason else ()
+                loop = trip_count(module, caller, here.computation)
+                caveat = (loop.reason,) if loop.reason else ()
                 # The condition runs once more than the body, to find that it is over.
                 times = 1 if loop.count is None else loop.count + (key == "condition")
             elif caller.opcode == "conditional":
-                doubt = (f"{BRANCH_DOUBT} '{caller.name}', counted as taken",)
-            yield CallContext(computation=computation, callers=(*here.callers, site)), times, doubt
+                caveat = (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",)
+            yield CallContext(computation=computation, callers=(*here.callers, site)), times, caveat

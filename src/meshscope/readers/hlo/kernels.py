@@ -10,8 +10,8 @@ from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.operations import Operation
-from meshscope.readers.hlo.provenance import is_asynchronous, own_name
-from meshscope.readers.hlo.semantics import anchor_of
+from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
+from meshscope.readers.hlo.semantics import scheduled_op_of
 
 _REMOTE_BYTES = re.compile(r'"remote_bytes_transferred":\s*"?(\d+)"?')
 _COMMUNICATES = re.compile(r'"has_communication":\s*true')
@@ -33,13 +33,13 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     text does not say, so the kind is the plainest one and the groups stay empty.
     """
     n_bytes = _remote_bytes(site.instruction)
-    op_name = own_name(site)
-    doubts = (*site.doubts, "a kernel chooses by itself which chips it talks to")
+    op_name = explicit_op_name(site)
+    caveats = (*site.caveats, "a kernel chooses by itself which chips it talks to")
     if n_bytes is None:
-        doubts += ("it does not state how many bytes it sends",)
+        caveats += ("it does not state how many bytes it sends",)
     return Operation(
         site=site,
-        anchor=anchor_of(flow, site),
+        scheduled_op=scheduled_op_of(flow, site),
         kind=Kind.PERMUTE,
         opcode="custom-call",
         groups=(),
@@ -56,7 +56,7 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         algorithm=f"kernel {site.instruction.custom_call_target}",
         inserted_by="program",
         count=site.count,
-        doubts=doubts,
+        caveats=caveats,
     )
 
 

@@ -20,7 +20,7 @@ _MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trips:
+class TripCount:
     """How often a loop body runs; `count` is None when the text does not tell, and `reason` says why."""
 
     count: int | None
@@ -45,10 +45,10 @@ _Scope = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value,
 _LOOP: _Scope = {0: lambda _: _LoopTuple()}
 
 
-def trips(module: HloModule, loop: Instruction, computation: Computation) -> Trips:
+def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
     """How often the body of `loop`, an instruction of `computation`, runs each time it is reached."""
     if known := _KNOWN.search(loop.attributes):
-        return Trips(count=int(known[1]))
+        return TripCount(count=int(known[1]))
     called = loop.called
     if "condition" not in called or "body" not in called:
         return _unknown(loop, "it names no condition and body")
@@ -66,7 +66,7 @@ def trips(module: HloModule, loop: Instruction, computation: Computation) -> Tri
             if start is None or limit is None:
                 return _unknown(loop, "its start or its bound is not a constant")
             count = _count(start + counter.offset, limit, step.offset, direction)
-            return Trips(count=count) if count is not None else _unknown(loop, "it never ends")
+            return TripCount(count=count) if count is not None else _unknown(loop, "it never ends")
     return _unknown(loop, "its body does not step a counter by a constant")
 
 
@@ -81,8 +81,8 @@ def _limit(
     return outside + bound.offset if outside is not None and is_kept else None
 
 
-def _unknown(loop: Instruction, why: str) -> Trips:
-    return Trips(count=None, reason=f"the trip count of loop '{loop.name}' is unknown: {why}")
+def _unknown(loop: Instruction, why: str) -> TripCount:
+    return TripCount(count=None, reason=f"the trip count of loop '{loop.name}' is unknown: {why}")
 
 
 def _count(start: int, bound: int, step: int, direction: str) -> int | None:

@@ -14,9 +14,9 @@ from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallContext
 from meshscope.readers.hlo.groups import ring_of_pairs
 from meshscope.readers.hlo.module import ArrayShape, Instruction
-from meshscope.readers.hlo.operations import Operation, carriers_of
+from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.readers.hlo.semantics import operand_of
-from meshscope.readers.hlo.shapes import as_program_sees
+from meshscope.readers.hlo.shapes import shape_in_program
 from meshscope.spec.plan.mesh import Groups
 
 ALGORITHM = "within slices and across"
@@ -33,7 +33,7 @@ _CUTTING = frozenset({"dynamic-slice", "slice", "pad", "constant"} | MOVEMENT)
 _MAX_CUTS = 8  # in a row
 
 
-def with_hierarchies(
+def merge_slice_levels(
     flow: Dataflow, operations: list[Operation], devices: Devices
 ) -> list[Operation]:
     """The operations with the levels of one collective replaced by it, at the first of them."""
@@ -62,13 +62,13 @@ def _takers(flow: Dataflow, operations: list[Operation]) -> _Takers:
     return takers
 
 
-def _sources(flow: Dataflow, place: CallContext, operand: Instruction) -> list[Instruction]:
+def _sources(flow: Dataflow, context: CallContext, operand: Instruction) -> list[Instruction]:
     """What an operand is made of without computing: its source, and what that cuts or pads."""
-    found = [flow.unmoved(place, operand)]
+    found = [flow.skip_moves(context, operand)]
     for source in found:  # grows on the way
         if len(found) < _MAX_CUTS and _cuts(flow, source):
-            producers = place.computation.producers(source)
-            found += [flow.unmoved(place, i) for i in producers[:1]]
+            producers = context.computation.producers(source)
+            found += [flow.skip_moves(context, i) for i in producers[:1]]
     return found
 
 
@@ -86,9 +86,9 @@ def _levels(
         return None
     for kind in kinds[1:]:
         last = found[-1]
-        if last.anchor.result is None:
+        if last.scheduled_op.result is None:
             return None
-        result = flow.unmoved(last.anchor.place, last.anchor.result)
+        result = flow.skip_moves(last.scheduled_op.context, last.scheduled_op.result)
         following = [
             taker
             for taker in takers.get(id(result), [])
@@ -127,8 +127,8 @@ def _shape(flow: Dataflow, levels: list[Operation]) -> tuple[int, ...] | None:
     if merged != last.shape:
         return merged
     array = ArrayShape(dtype=last.dtype, dims=last.shape)
-    result, place = last.anchor.result, last.anchor.place
-    return as_program_sees(flow, place, result, array, op_name=last.op_name, is_split=True).dims
+    result, context = last.scheduled_op.result, last.scheduled_op.context
+    return shape_in_program(flow, context, result, array, op_name=last.op_name, is_split=True).dims
 
 
 def _without_slices_dim(dims: tuple[int, ...], *, n_slices: int) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
     return replace(
         named,
         site=first.site,
-        anchor=first.anchor,
+        scheduled_op=first.scheduled_op,
         kind=kind,
         opcode=" + ".join(level.opcode for level in levels),
         groups=groups,
@@ -159,6 +159,6 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
         hlo_shape=first.hlo_shape,
         is_async=any(level.is_async for level in levels),
         algorithm=ALGORITHM,
-        doubts=tuple(dict.fromkeys(doubt for level in levels for doubt in level.doubts)),
-        carriers=carriers_of(levels),
+        caveats=tuple(dict.fromkeys(caveat for level in levels for caveat in level.caveats)),
+        source_ops=source_ops_of(levels),
     )

@@ -14,27 +14,27 @@ from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.provenance import (
     algorithm_of,
+    attributed_op_name,
+    explicit_op_name,
     inserted_by,
     is_asynchronous,
-    kept_name,
-    own_name,
-    served_name,
+    original_op_name,
 )
 from meshscope.readers.hlo.ragged import ragged_payload
 from meshscope.readers.hlo.semantics import (
     Element,
-    Meaning,
     ScheduledOp,
-    anchor_of,
-    meaning_of,
+    Semantics,
     operand_of,
+    scheduled_op_of,
+    semantics_of,
 )
 from meshscope.readers.hlo.shapes import (
-    as_fed,
-    as_program_sees,
+    equal_up_to_unit_dims,
+    reduce_scatter_input,
     result_arrays,
-    same_but_for_ones,
-    scattered_whole,
+    shape_in_program,
+    shape_of_source,
     without_layer_dim,
 )
 from meshscope.spec.plan.mesh import Groups
@@ -46,13 +46,13 @@ _INDEX = re.compile(r"\bindex=(\d+)")
 class Operation:
     """A collective as it stands in the text, for all the layers and iterations that it serves.
 
-    `count` is how often it executes in one run of the module; `doubts` say what is not known.
-    `carriers` are the names of the scheduled instructions that carry it out together, where they
+    `count` is how often it executes in one run of the module; `caveats` say what is not known.
+    `source_ops` are the names of the scheduled instructions that carry it out together, where they
     are several.
     """
 
     site: CallSite
-    anchor: ScheduledOp
+    scheduled_op: ScheduledOp
     kind: Kind
     opcode: str
     groups: Groups
@@ -69,13 +69,13 @@ class Operation:
     algorithm: str | None
     inserted_by: str | None
     count: int
-    doubts: tuple[str, ...]
-    carriers: tuple[str, ...] = ()
+    caveats: tuple[str, ...]
+    source_ops: tuple[str, ...] = ()
 
 
-def carriers_of(operations: Iterable[Operation]) -> tuple[str, ...]:
+def source_ops_of(operations: Iterable[Operation]) -> tuple[str, ...]:
     """The names of the scheduled instructions that carry these operations out, each once."""
-    names = (o.carriers or (o.anchor.instruction.name,) for o in operations)
+    names = (o.source_ops or (o.scheduled_op.instruction.name,) for o in operations)
     return tuple(dict.fromkeys(name for own in names for name in own))
 
 
@@ -87,8 +87,8 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
         yield _all_to_all_of_tuple(flow, elements)
         return
     for element in elements:
-        meaning = meaning_of(flow, element)
-        op_name = served_name(flow, element, meaning.kind)
+        meaning = semantics_of(flow, element)
+        op_name = attributed_op_name(flow, element, meaning.kind)
         payload, is_renamed = _payload(flow, element, meaning.kind, op_name)
         carried = payload
         if opcode.startswith("ragged"):
@@ -103,14 +103,14 @@ def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[
             carried_bytes=carried.n_bytes,
             hlo_shape=_hlo_shape(element) if is_renamed else None,
             op_name=op_name,
-            doubts=site.doubts,
+            caveats=site.caveats,
         )
 
 
 def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
     """An all-to-all that sends one array of its tuple to each device; how they make one array is not told."""
     element = replace(parts[0], is_combined=False)
-    meaning = meaning_of(flow, element)
+    meaning = semantics_of(flow, element)
     sizes = [part.array.n_bytes for part in parts]
     known = [size for size in sizes if size is not None]
     return operation(
@@ -120,21 +120,21 @@ def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
         payload=None,
         payload_bytes=sum(known) if len(known) == len(sizes) else None,
         hlo_shape=element.site.instruction.shape,
-        op_name=served_name(flow, element, meaning.kind),
-        doubts=element.site.doubts,
+        op_name=attributed_op_name(flow, element, meaning.kind),
+        caveats=element.site.caveats,
     )
 
 
 def operation(  # noqa: PLR0913  what is not told by the element
     flow: Dataflow,
     element: Element,
-    meaning: Meaning,
+    meaning: Semantics,
     *,
     payload: ArrayShape | None,
     payload_bytes: int | None,
     hlo_shape: str | None,
     op_name: str | None,
-    doubts: tuple[str, ...],
+    caveats: tuple[str, ...],
     carried_bytes: int | None = None,
     algorithm: str | None = None,
     is_async: bool = False,
@@ -145,10 +145,10 @@ def operation(  # noqa: PLR0913  what is not told by the element
     """
     site = element.site
     carried_bytes = payload_bytes if carried_bytes is None else carried_bytes
-    factor = wire_factor(meaning.carried_out_as, element.group_size)
+    factor = wire_factor(meaning.executed_as, element.group_size)
     return Operation(
         site=site,
-        anchor=element.anchor,
+        scheduled_op=element.scheduled_op,
         kind=meaning.kind,
         opcode=meaning.opcode,
         groups=element.groups,
@@ -165,13 +165,13 @@ def operation(  # noqa: PLR0913  what is not told by the element
         algorithm=algorithm or algorithm_of(site),
         inserted_by=inserted_by(flow, element),
         count=site.count,
-        doubts=doubts,
+        caveats=caveats,
     )
 
 
 def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Element]:
     groups, is_pairs = devices.groups(site.instruction)
-    anchor = anchor_of(flow, site)
+    scheduled_op = scheduled_op_of(flow, site)
     arrays = result_arrays(site.instruction)
     if not arrays:
         raise ParseError(
@@ -181,12 +181,12 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
         )
     is_combined = len(arrays) > 1
     for index, array in enumerate(arrays):
-        result = anchor.result
+        result = scheduled_op.result
         if result is not None and is_combined:
-            result = _taken(flow, anchor, result, index)
+            result = _taken(flow, scheduled_op, result, index)
         yield Element(
             site=site,
-            anchor=anchor,
+            scheduled_op=scheduled_op,
             groups=groups,
             is_pairs=is_pairs,
             index=index,
@@ -197,10 +197,10 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
 
 
 def _taken(
-    flow: Dataflow, anchor: ScheduledOp, whole: Instruction, index: int
+    flow: Dataflow, scheduled_op: ScheduledOp, whole: Instruction, index: int
 ) -> Instruction | None:
     """The get-tuple-element that takes one array out of a tuple."""
-    for user in flow.users(anchor.place.computation, whole):
+    for user in flow.users(scheduled_op.context.computation, whole):
         match = _INDEX.search(user.attributes)
         if user.opcode == "get-tuple-element" and match and int(match[1]) == index:
             return user
@@ -214,16 +214,22 @@ def _payload(
     instruction, scope = element.site.instruction, scope_of(op_name)
     whole = element.array
     if instruction.opcode.startswith("reduce-scatter"):
-        whole = seen = scattered_whole(whole, instruction.dimensions, element.group_size)
+        whole = seen = reduce_scatter_input(whole, instruction.dimensions, element.group_size)
     else:
         is_split = _is_split_gather(element)
-        place = element.anchor.place
-        name = kept_name(flow, element)
-        seen = as_program_sees(flow, place, element.result, whole, op_name=name, is_split=is_split)
+        context = element.scheduled_op.context
+        name = original_op_name(flow, element)
+        seen = shape_in_program(
+            flow, context, element.result, whole, op_name=name, is_split=is_split
+        )
     operand = operand_of(flow, element.site, element.index)
-    if operand is not None and kind is Kind.REDUCE_SCATTER and own_name(element.site) is None:
-        fed = as_fed(flow, *operand, seen)
-        seen = seen if same_but_for_ones(fed, seen) else fed
+    if (
+        operand is not None
+        and kind is Kind.REDUCE_SCATTER
+        and explicit_op_name(element.site) is None
+    ):
+        fed = shape_of_source(flow, *operand, seen)
+        seen = seen if equal_up_to_unit_dims(fed, seen) else fed
     if operand is not None:
         seen = without_layer_dim(flow, *operand, seen, scope=scope)
     return seen, seen != whole or element.is_combined

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from meshscope.events.enums import Kind, Part
-from meshscope.readers.hlo.async_fusion import starts_chain
+from meshscope.readers.hlo.async_fusion import starts_async_chain
 from meshscope.readers.hlo.attribution import NO_SCOPE, leaf, scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallSite
@@ -35,13 +35,13 @@ _SYNCHRONOUS = '"is_sync":true'
 _OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
 
 
-def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
+def attributed_op_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
     """The op_name of a collective; where it names no scope, that of what it serves.
 
     A combined collective keeps the name of one of its parts, so each part is named by what feeds
     it. A gather serves its users, a reduction what it adds up.
     """
-    own = kept_name(flow, element)
+    own = original_op_name(flow, element)
     if not element.is_combined and scope_of(own) != NO_SCOPE:
         return own
     before, behind = _name_before(flow, element), _name_behind(flow, element)
@@ -55,24 +55,24 @@ def served_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
     return before or behind or own
 
 
-def kept_name(flow: Dataflow, element: Element) -> str | None:
+def original_op_name(flow: Dataflow, element: Element) -> str | None:
     """The op_name of a collective, or where a rewrite took it, the one left on its sum or behind it.
 
     A name on a move of its result is that of the collective when it says so, or when what feeds it
     has the same.
     """
-    own = own_name(element.site)
+    own = explicit_op_name(element.site)
     if scope_of(own) != NO_SCOPE:
         return own
     if (of_sum := _name_of_sum(flow, element)) is not None:
         return of_sum
     if element.result is None:
         return own
-    computation, queue = element.anchor.place.computation, deque([element.result])
+    computation, queue = element.scheduled_op.context.computation, deque([element.result])
     for _ in range(_MAX_NEIGHBOURS):
         if not queue:
             break
-        moved = flow.movers(computation, queue.popleft())
+        moved = flow.moving_users(computation, queue.popleft())
         for name in (mover.op_name for mover in moved):
             if scope_of(name) != NO_SCOPE:
                 is_its_own = leaf(name) in _PROGRAM_PRIMITIVES
@@ -96,7 +96,7 @@ def _name_of_sum(flow: Dataflow, element: Element) -> str | None:
     )
 
 
-def own_name(site: CallSite) -> str | None:
+def explicit_op_name(site: CallSite) -> str | None:
     """The op_name of the instruction, or of the start or fusion around it."""
     names = (i.op_name for i in (site.instruction, *wrappers(site)))
     return next((name for name in names if name is not None), None)
@@ -114,17 +114,17 @@ def _name_before(flow: Dataflow, element: Element) -> str | None:
     for _ in range(_MAX_NEIGHBOURS):
         if not queue:
             return None
-        place, instruction = queue.popleft()
+        context, instruction = queue.popleft()
         if scope_of(instruction.op_name) != NO_SCOPE:
             return instruction.op_name
-        queue += flow.inputs(place, instruction)
+        queue += flow.inputs(context, instruction)
     return None
 
 
 def _name_behind(flow: Dataflow, element: Element) -> str | None:
     if element.result is None:
         return None
-    computation = element.anchor.place.computation
+    computation = element.scheduled_op.context.computation
     queue = deque([element.result])
     for _ in range(_MAX_NEIGHBOURS):
         if not queue:
@@ -144,7 +144,7 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
         return "partitioner"
     # Between slices an op_name is lost, but the rendezvous is called as the operation was.
     rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)
-    name = rendezvous[1] if rendezvous else kept_name(flow, element)
+    name = rendezvous[1] if rendezvous else original_op_name(flow, element)
     if name is None:
         return None
     return "program" if leaf(name) in _PROGRAM_PRIMITIVES else "partitioner"
@@ -155,7 +155,7 @@ def is_asynchronous(site: CallSite) -> bool:
     instructions = (site.instruction, *wrappers(site))
     if any(_SYNCHRONOUS in i.attributes for i in instructions):
         return False
-    return any(i.opcode.endswith("-start") for i in instructions) or starts_chain(site)
+    return any(i.opcode.endswith("-start") for i in instructions) or starts_async_chain(site)
 
 
 def algorithm_of(site: CallSite) -> str | None:

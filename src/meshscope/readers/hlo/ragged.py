@@ -33,9 +33,9 @@ def _width_before(
     """The width of the array that a pad made as wide as the exchange wants it."""
     if given is None:
         return None
-    place, instruction = given
+    context, instruction = given
     for _ in range(_MAX_MOVES):
-        inner = place.computation.producer(instruction)
+        inner = context.computation.producer(instruction)
         if inner is None or not (instruction.opcode == "pad" or flow.is_movement(instruction)):
             return None
         if instruction.opcode == "pad" and _is_narrower(inner, padded):
@@ -48,7 +48,7 @@ def _width_behind(flow: Dataflow, element: Element, padded: int) -> int | None:
     """The width to which a slice cuts the result."""
     found = [element.result] if element.result is not None else []
     for _ in range(_MAX_MOVES):
-        users = [u for i in found for u in flow.users(element.anchor.place.computation, i)]
+        users = [u for i in found for u in flow.users(element.scheduled_op.context.computation, i)]
         for user in users:
             if flow.consists_of(user, MOVEMENT | {"slice"}) and _is_narrower(user, padded):
                 return user.arrays[0].dims[1]

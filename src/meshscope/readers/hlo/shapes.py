@@ -34,13 +34,13 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
             return arrays[:n]
 
 
-def scattered_whole(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
+def reduce_scatter_input(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
     """The input of a reduce-scatter that leaves each of `n` devices this part."""
     dim = dimensions[0] if dimensions else 0
     return replace(part, dims=tuple(s * n if d == dim else s for d, s in enumerate(part.dims)))
 
 
-def gathered_in_place(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
+def merge_device_dim(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
     """A gathered array whose devices were laid along a dim of their own, in front of the gathered one.
 
     `[256,1,1024]` gathered to `[256,2,1024]` is `[256,2048]`.
@@ -52,9 +52,9 @@ def gathered_in_place(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
     return whole
 
 
-def as_program_sees(  # noqa: PLR0913  the array and where it stands
+def shape_in_program(  # noqa: PLR0913  the array and where it stands
     flow: Dataflow,
-    place: CallContext,
+    context: CallContext,
     result: Instruction | None,
     array: ArrayShape,
     *,
@@ -69,10 +69,10 @@ def as_program_sees(  # noqa: PLR0913  the array and where it stands
     """
     if result is None:
         return array
-    path = _Path(flow=flow, computation=place.computation, op_name=op_name, is_split=is_split)
+    path = _Path(flow=flow, computation=context.computation, op_name=op_name, is_split=is_split)
     seen = path.end(result, array, n_left=_MAX_MOVES)
     if len(seen.dims) == 1 or (is_split and seen == array):
-        seen = _before_flattening(flow, place.computation, result, seen)
+        seen = _before_flattening(flow, context.computation, result, seen)
     if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
         return replace(seen, dims=seen.dims[:-1])
     return seen
@@ -91,7 +91,7 @@ def _before_flattening(
         for dim in range(len(flat.dims) - 1)
         if 1 not in flat.dims[dim : dim + 2]
     ]
-    for moved in flow.movers(computation, result):
+    for moved in flow.moving_users(computation, result):
         for shape in moved.arrays[:1]:
             dims = _long_dims(shape)
             is_same = len(dims) > 1 and prod(dims) == prod(flat.dims) and shape.dims != flat.dims
@@ -104,31 +104,31 @@ def _before_flattening(
     return flat
 
 
-def as_fed(
-    flow: Dataflow, place: CallContext, operand: Instruction, array: ArrayShape
+def shape_of_source(
+    flow: Dataflow, context: CallContext, operand: Instruction, array: ArrayShape
 ) -> ArrayShape:
-    """`array` in the shape in which it was computed, before it was moved into place.
+    """`array` in the shape in which it was computed, before it was moved into context.
 
     For a scatter that the compiler rewrote so far that it lost its name: its result is a part.
     """
-    arrays = flow.unmoved(place, operand).arrays
+    arrays = flow.skip_moves(context, operand).arrays
     is_same = len(arrays) == 1 and arrays[0].dtype == array.dtype
     return arrays[0] if is_same and prod(arrays[0].dims) == prod(array.dims) else array
 
 
-def same_but_for_ones(one: ArrayShape, other: ArrayShape) -> bool:
+def equal_up_to_unit_dims(one: ArrayShape, other: ArrayShape) -> bool:
     """Whether two shapes differ in dims of 1 at most."""
     return _long_dims(one) == _long_dims(other)
 
 
-def before_tiling(
-    flow: Dataflow, place: CallContext, operand: Instruction, tiles: ArrayShape
+def untiled_shape(
+    flow: Dataflow, context: CallContext, operand: Instruction, tiles: ArrayShape
 ) -> ArrayShape:
     """An array that travels as its tiles lie in memory in the shape in which it was computed.
 
     Without its dims of 1: a sum of `[8,3072]` whose rows were cut out of `[8,1,3072]`.
     """
-    whole = as_fed(flow, *flow.origin(place, operand), tiles)
+    whole = shape_of_source(flow, *flow.origin(context, operand), tiles)
     return tiles if whole is tiles else replace(whole, dims=_long_dims(whole))
 
 
@@ -150,14 +150,14 @@ class _Path:
         """
         ends = {
             self.end(moved, after, n_left=n_left - 1)
-            for moved in self.flow.movers(self.computation, instruction)
+            for moved in self.flow.moving_users(self.computation, instruction)
             if n_left and (after := self._after(moved, seen)) is not None
         }
         shortest, *others = sorted(ends - {seen}, key=lambda end: len(end.dims)) or [seen]
-        if others and same_but_for_ones(seen, shortest):
+        if others and equal_up_to_unit_dims(seen, shortest):
             return seen
         is_one = all(
-            same_but_for_ones(end, shortest) and len(end.dims) > len(shortest.dims)
+            equal_up_to_unit_dims(end, shortest) and len(end.dims) > len(shortest.dims)
             for end in others
         )
         return shortest if is_one else seen
@@ -181,7 +181,7 @@ def _long_dims(array: ArrayShape) -> tuple[int, ...]:
 
 
 def without_layer_dim(
-    flow: Dataflow, place: CallContext, operand: Instruction, array: ArrayShape, *, scope: Scope
+    flow: Dataflow, context: CallContext, operand: Instruction, array: ArrayShape, *, scope: Scope
 ) -> ArrayShape:
     """`array` without the leading 1 that taking one layer out of a stack leaves behind.
 
@@ -189,19 +189,19 @@ def without_layer_dim(
     """
     is_stage = scope.stages is not None and scope.layers is not None
     is_one = array.dims[:1] == (1,) and (scope.n_layers > 1 or is_stage)
-    if is_one and _is_layer_of_stack(flow, place, operand, scope.n_layers, is_stage=is_stage):
+    if is_one and _is_layer_of_stack(flow, context, operand, scope.n_layers, is_stage=is_stage):
         return replace(array, dims=array.dims[1:])
     return array
 
 
 def _is_layer_of_stack(
-    flow: Dataflow, place: CallContext, operand: Instruction, n_layers: int, *, is_stage: bool
+    flow: Dataflow, context: CallContext, operand: Instruction, n_layers: int, *, is_stage: bool
 ) -> bool:
     """Whether an array is one of a stack; what a stage takes as it is can be a stack of one."""
-    place, source = flow.origin(place, operand)
+    context, source = flow.origin(context, operand)
     if is_stage and source.opcode in {"parameter", "get-tuple-element"}:
         return True
-    stack = place.computation.producer(source)
+    stack = context.computation.producer(source)
     if source.opcode not in {"dynamic-slice", "slice"} or stack is None:
         return False
     taken, whole = ([n for array in i.arrays for n in array.dims[:1]] for i in (source, stack))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from meshscope.events.enums import Kind, Part
 from meshscope.readers.hlo.attribution import Scope
-from meshscope.readers.hlo.executions import BRANCH_DOUBT
+from meshscope.readers.hlo.executions import BRANCH_CAVEAT
 from meshscope.spec.plan.mesh import Groups, Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlace:
+class StagePlacement:
     """Where an operation runs: stage and layer, and those of its groups that are in the stage."""
 
     stage: int | None
@@ -21,25 +21,25 @@ class StagePlace:
     groups: Groups
 
 
-def of_stages(
+def stage_placements(
     scope: Scope, groups: Groups, layers: Sequence[int | None], mesh: Mesh
-) -> Iterator[StagePlace]:
+) -> Iterator[StagePlacement]:
     """A place for every stage and layer that an operation stands for.
 
     `layers` are those of the first stage. Pairs of a hand-over belong to the stage of the sender.
     """
     if scope.stages is None or scope.stages[-1] >= mesh.size("pp"):
         for layer in layers:
-            yield StagePlace(stage=None, layer=layer, groups=groups)
+            yield StagePlacement(stage=None, layer=layer, groups=groups)
         return
     for number, stage in enumerate(scope.stages):
         of_stage = mesh.groups_of_stage(groups, stage)
         for layer in layers:
             here = None if layer is None else layer + number * scope.stage_layers
-            yield StagePlace(stage=stage, layer=here, groups=of_stage)
+            yield StagePlacement(stage=stage, layer=here, groups=of_stage)
 
 
-def with_hand_over(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
+def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
     """The scope, or that of the hand-over between stages where a permute along pp names no part.
 
     What crosses slices has no name of its own, and the loop around it none that serves.
@@ -49,7 +49,7 @@ def with_hand_over(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Sc
     return Scope(phase=scope.phase, layers=None, part=Part.STAGE, stages=range(mesh.size("pp") - 1))
 
 
-def without_own_branch(doubts: Sequence[str]) -> tuple[str, ...]:
-    """The doubts without that about the outermost branch: it is the stage's own, and it takes it."""
-    own = next((doubt for doubt in doubts if doubt.startswith(BRANCH_DOUBT)), None)
-    return tuple(doubt for doubt in doubts if doubt != own)
+def without_stage_branch_caveat(caveats: Sequence[str]) -> tuple[str, ...]:
+    """The caveats without that about the outermost branch: it is the stage's own, and it takes it."""
+    own = next((caveat for caveat in caveats if caveat.startswith(BRANCH_CAVEAT)), None)
+    return tuple(caveat for caveat in caveats if caveat != own)

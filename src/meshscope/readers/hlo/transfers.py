@@ -10,12 +10,12 @@ from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.operations import Operation, operation
-from meshscope.readers.hlo.provenance import served_name
-from meshscope.readers.hlo.semantics import Element, Meaning, ScheduledOp, operand_of
+from meshscope.readers.hlo.provenance import attributed_op_name
+from meshscope.readers.hlo.semantics import Element, ScheduledOp, Semantics, operand_of
 from meshscope.readers.hlo.shapes import (
-    as_program_sees,
-    before_tiling,
-    gathered_in_place,
+    merge_device_dim,
+    shape_in_program,
+    untiled_shape,
     without_layer_dim,
 )
 from meshscope.spec.plan.mesh import Groups
@@ -62,7 +62,7 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     result = _received(flow, site, recv) if recv is not None else None
     element = Element(
         site=site,
-        anchor=ScheduledOp(place=site.place, instruction=send, result=result),
+        scheduled_op=ScheduledOp(context=site.context, instruction=send, result=result),
         groups=groups,
         is_pairs=is_pairs,
         index=0,
@@ -70,18 +70,18 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         result=result,
         is_combined=False,
     )
-    op_name = served_name(flow, element, kind)
+    op_name = attributed_op_name(flow, element, kind)
     payload = _payload(flow, element, kind, op_name)
     return operation(
         flow,
         element,
-        Meaning(kind=kind, opcode=OPCODE, carried_out_as=kind),
+        Semantics(kind=kind, opcode=OPCODE, executed_as=kind),
         payload=payload,
         payload_bytes=payload.n_bytes,
         carried_bytes=element.array.n_bytes if kind is Kind.ALL_REDUCE else None,
         hlo_shape=str(element.array) if payload != element.array else None,
         op_name=op_name,
-        doubts=site.doubts,
+        caveats=site.caveats,
         algorithm=ALGORITHM,
         is_async=True,
     )
@@ -91,21 +91,21 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
     """The array in the program's shape, without a layer's own dim."""
     send = element.site.instruction
     if kind is Kind.ALL_GATHER:
-        payload = gathered_in_place(send.arrays[0], element.array)
+        payload = merge_device_dim(send.arrays[0], element.array)
     elif kind is Kind.REDUCE_SCATTER:
         payload = element.array
     elif kind is Kind.ALL_REDUCE and (padded := _before_padding(flow, element)) is not None:
         payload = padded
     else:
-        place = element.anchor.place
-        payload = as_program_sees(
-            flow, place, element.result, element.array, op_name=op_name, is_split=True
+        context = element.scheduled_op.context
+        payload = shape_in_program(
+            flow, context, element.result, element.array, op_name=op_name, is_split=True
         )
     scope, operand = scope_of(op_name), operand_of(flow, element.site, element.index)
     if operand is None:
         return payload
     if kind is Kind.ALL_REDUCE and payload.dims[-2:] == TILE:
-        payload = before_tiling(flow, *operand, payload)
+        payload = untiled_shape(flow, *operand, payload)
     return without_layer_dim(flow, *operand, payload, scope=scope)
 
 
@@ -114,7 +114,7 @@ def _before_padding(flow: Dataflow, element: Element) -> ArrayShape | None:
     operand = operand_of(flow, element.site, element.index)
     if operand is None:
         return None
-    pad = flow.unmoved(*operand)
+    pad = flow.skip_moves(*operand)
     source = operand[0].computation.producer(pad)
     if pad.custom_call_target != "ZeroCrop" or source is None or len(source.arrays) != 1:
         return None
@@ -133,7 +133,7 @@ def _kind(devices: Devices, send: Instruction) -> Kind:
 
 def _recv(site: CallSite) -> Instruction | None:
     rendezvous = _RENDEZVOUS.search(site.instruction.attributes)
-    for instruction in site.place.computation.instructions:
+    for instruction in site.context.computation.instructions:
         if instruction.opcode == "recv" and rendezvous:
             other = _RENDEZVOUS.search(instruction.attributes)
             if other and other[1] == rendezvous[1]:
@@ -143,7 +143,7 @@ def _recv(site: CallSite) -> Instruction | None:
 
 def _received(flow: Dataflow, site: CallSite, recv: Instruction) -> Instruction | None:
     """The array that comes out of the recv's done."""
-    computation = site.place.computation
+    computation = site.context.computation
     for done in flow.users(computation, recv):
         if done.opcode == "recv-done":
             taken = flow.users(computation, done)
