@@ -10,7 +10,7 @@ DEMO := runs/demo
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -u | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
@@ -63,19 +63,32 @@ lint: $(VENV)/.dev ## ruff, pyright and the layer contracts
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-cache
 
+.PHONY: fast-test
+fast-test: $(VENV)/.dev ## every test that neither compiles nor runs a program
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow and not matrix"
+
+.PHONY: check
+check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (about a minute)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
+
 .PHONY: test
-test: lint ## lint, then every test, then the README against real output
+test: lint ## lint, every test, and the output shown in the README and the docs
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-torchxla
 	$(MAKE) --no-print-directory readme-check
 
 .PHONY: readme-check
-readme-check: $(VENV)/.dev demo ## the output in the README is the output of the commands
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/check.py
+ifeq ($(IS_311),True)
+readme-check: $(VENV)/.dev demo ## compare the output shown in the README and the docs with real output
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/pages.py check
+else
+readme-check:
+	@echo "not compared: the pages show the output of the versions that Python 3.11 installs"
+endif
 
 .PHONY: readme
-readme: $(VENV)/.dev demo ## write the real output of the commands into the README
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cog -P -r README.md docs/table.md docs/metrics.md docs/sql.md docs/compare.md docs/moe.md docs/fsdp.md docs/torchxla.md docs/time.md
+readme: $(VENV)/.dev demo ## write real output into the README and the docs
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/pages.py write
 
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)

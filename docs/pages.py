@@ -1,0 +1,50 @@
+"""The pages with generated blocks: `python docs/pages.py check` compares them with real output, `write` renews them.
+
+The blocks are cog's: each runs a command, reads a CSV file or prints docstrings, so that a page cannot
+show output that the commands no longer print.
+"""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMPILED = "README.md"  # shows the output of `make demo`, and names the compiler's versions
+
+
+def pages() -> list[str]:
+    """Every page of the project with a generated block."""
+    paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    return sorted(
+        str(path.relative_to(ROOT)) for path in paths if "[[[cog" in path.read_text("utf-8")
+    )
+
+
+def main(mode: str) -> None:
+    """Runs cog over all pages."""
+    options = {"check": ["--check", "--diff"], "write": ["-r"]}[mode]
+    if mode == "check":
+        _check_versions()
+    command = [sys.executable, "-m", "cogapp", "-P", *options, *pages()]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit("Run 'make readme', then read the difference before you commit it.")
+
+
+def _check_versions() -> None:
+    """Other compilers choose other algorithms: a difference would say nothing about the page."""
+    line = re.search(r"^versions .*$", (ROOT / COMPILED).read_text("utf-8"), re.MULTILINE)
+    if line is None:
+        raise SystemExit(f"{COMPILED} shows no versions. Run 'make readme'.")
+    shown = dict(re.findall(r"(jax|jaxlib|libtpu) (\S+?)(?:,|$)", line[0]))
+    installed = {name: version(name) for name in shown}
+    if shown != installed:
+        raise SystemExit(
+            f"{COMPILED} shows output of {shown}, but {installed} is installed. "
+            "Install the versions in constraints.txt, or run 'make readme'."
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
