@@ -33,8 +33,8 @@ from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import segments_of
 from meshscope.views.plots.style import (
     BLUE,
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
     STYLE,
     bytes_axis,
     legend_below,
@@ -56,7 +56,7 @@ PROMPT = OUTPUT = 128
 
 OURS, THEIRS = "predicted, our program on v6e", "predicted, vLLM's conventions"
 PRINTED = "printed in the paper (vLLM on H100)"
-LOOKS = {OURS: BLUE, THEIRS: COLOURS[1], PRINTED: GREY}
+LOOKS = {OURS: BLUE, THEIRS: COLORS[1], PRINTED: GRAY}
 
 # What the paper prints: tables III to V, and the text on figures 8 to 10, in seconds.
 TABLE_III = {SMALL: (57, 7239, 786_432, 6_144), MIDDLE: (65, 8255, 1_048_576, 8_192), LARGE: (81, 10_287, 1_310_720, 10_240)}  # fmt: skip
@@ -290,7 +290,7 @@ def _draw_shares(axes: Axes, points: Sequence[Point]) -> None:
 def _draw_lines(axes: Axes, points: Sequence[Point]) -> None:
     for i, plan in enumerate(dict.fromkeys(point.series for point in points)):
         line = [point for point in points if point.series == plan]
-        axes.plot([int(p.x) for p in line], [p.value for p in line], "os^"[i] + "-", color=COLOURS[i], label=plan)  # fmt: skip
+        axes.plot([int(p.x) for p in line], [p.value for p in line], "os^"[i] + "-", color=COLORS[i], label=plan)  # fmt: skip
     axes.set_xticks([128, 256, 512])
     axes.set_xlabel("output tokens")
     axes.set_ylim(0)

@@ -1,28 +1,28 @@
-// Draws every chart of the page as SVG from the JSON that the page carries; asks no host for anything.
+// Draws the charts of the report as SVG from the JSON embedded in the page. Makes no network requests.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
   const SVG = "http://www.w3.org/2000/svg";
-  const AXIS_COLOURS = ["ax0", "ax1", "ax2", "ax3", "ax4", "ax5"];
+  const AXIS_COLORS = ["ax0", "ax1", "ax2", "ax3", "ax4", "ax5"];
   const FIXED = new Map([
     ["compute", "c-compute"], ["waiting for memory", "c-memory"], ["copy", "c-idle"],
     ["waiting for stages", "c-stages"], ["idle", "c-idle"], ["collectives, hidden or not", "ax0"],
     ["weights", "c-compute"], ["KV cache", "ax1"], ["temporary", "c-stages"], ["other", "c-idle"],
     ["attn", "p0"], ["mlp", "p1"], ["moe.experts", "p2"], ["moe.shared", "p3"], ["moe.router", "p4"],
     ["moe.dispatch", "p5"], ["moe.combine", "p6"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
-    ["between parts", "c-between"], ["stage", "c-stages"], ["of unknown split", "c-idle"],
+    ["between parts", "c-between"], ["stage", "c-stages"], ["no breakdown", "c-idle"],
   ]);
   const axes = [];
-  // What a name looks like: the same on the whole page, whatever chart it is in.
-  function look(name) {
+  // The CSS class of a name. A name keeps its class in every chart of the page.
+  function classOf(name) {
     if (FIXED.has(name)) return FIXED.get(name);
     const axis = name.replace(/^exposed over /, "");
     if (!axes.includes(axis)) axes.push(axis);
-    return AXIS_COLOURS[axes.indexOf(axis) % AXIS_COLOURS.length];
+    return AXIS_COLORS[axes.indexOf(axis) % AXIS_COLORS.length];
   }
 
-  // ---- figures in words, as meshscope.units writes them
+  // ---- number formatting, the same as in meshscope.units
   const three = (v) => (Math.abs(v) < 100 ? String(Number(v.toPrecision(3))) : v.toFixed(0));
   function scaled(v, units, base = 1) {
     let power = 0;
@@ -30,8 +30,8 @@
     while (Math.abs(value) >= 999.5 && power < units.length - 1) { value /= 1000; power += 1; }
     return `${three(value)} ${units[power]}`;
   }
-  function words(v, unit) {
-    if (v === null || v === undefined) return "not known";
+  function format(v, unit) {
+    if (v === null || v === undefined) return "unknown";
     if (unit === "s") return v === 0 ? "0 s" : scaled(v, ["us", "ms", "s"], 1e-6);
     if (unit === "B") return scaled(v, ["B", "kB", "MB", "GB", "TB"]);
     if (unit === "GiB") return `${(v / 2 ** 30).toFixed(2)} GiB`;
@@ -39,7 +39,8 @@
     const whole = Number.isInteger(v) ? v.toLocaleString("en") : three(v);
     return unit ? `${whole} ${unit}` : whole;
   }
-  const share = (part, whole) => (whole ? ` (${((100 * part) / whole).toFixed(part / whole < 0.1 ? 1 : 0)} %)` : "");
+  const percent = (part, whole) => `${((100 * part) / whole).toFixed(part / whole < 0.1 ? 1 : 0)}%`;
+  const share = (part, whole) => (whole ? ` (${percent(part, whole)})` : "");
 
   // ---- SVG
   function make(name, attributes, parent, text) {
@@ -51,9 +52,9 @@
     if (parent) parent.append(node);
     return node;
   }
-  // ---- room for names
+  // ---- label placement
   const boxAt = (x, y, width, height) => ({ x, y, right: x + width, bottom: y + height });
-  const meet = (a, b) => a.x < b.right && b.x < a.right && a.y < b.bottom && b.y < a.bottom;
+  const overlaps = (a, b) => a.x < b.right && b.x < a.right && a.y < b.bottom && b.y < a.bottom;
   const isInside = (a, b) => a.x >= b.x && a.right <= b.right && a.y >= b.y && a.bottom <= b.bottom;
   const textWidth = (text) => 7 * text.length;
   function html(name, attributes, parent, text) {
@@ -87,7 +88,7 @@
       this.tools = figure.querySelector(".tools");
       this.makeTools();
       this.svg = make("svg", { tabindex: "0", role: "group", "aria-roledescription": "chart",
-        "aria-label": `${spec.title}. ${spec.description} Arrow keys go from mark to mark, plus and minus zoom, 0 shows all.` });
+        "aria-label": `${spec.title}. ${spec.description} Use the arrow keys to move between marks, + and - to zoom, and 0 to reset.` });
       this.holder.append(this.svg);
       this.listen();
       this.draw();
@@ -102,7 +103,7 @@
         pick.addEventListener("change", () => { this.item = Number(pick.value); this.reset(); });
       }
       for (const [sign, title, act] of [["+", "Zoom in", () => this.zoom(1.6)],
-        ["\u2212", "Zoom out", () => this.zoom(1 / 1.6)], ["all", "Show all", () => this.reset()]]) {
+        ["\u2212", "Zoom out", () => this.zoom(1 / 1.6)], ["reset", "Reset zoom", () => this.reset()]]) {
         const button = html("button", { type: "button", title, "aria-label": `${title}: ${this.spec.title}` }, this.tools, sign);
         button.addEventListener("click", act);
       }
@@ -168,11 +169,11 @@
     }
 
     show(at, x, y) {
-      if (this.shown) this.shown.classList.remove("on");
+      if (this.active) this.active.classList.remove("on");
       const mark = this.marks[at];
       if (!mark) return;
       this.at = at;
-      this.shown = mark.node;
+      this.active = mark.node;
       mark.node.classList.add("on");
       tip.textContent = mark.text;
       tip.hidden = false;
@@ -184,8 +185,8 @@
     }
 
     hide() {
-      if (this.shown) this.shown.classList.remove("on");
-      this.shown = null;
+      if (this.active) this.active.classList.remove("on");
+      this.active = null;
       tip.hidden = true;
     }
 
@@ -193,9 +194,9 @@
       if (this.range) {
         const [a, b] = this.range;
         const inner = (at.x * this.width - this.left) / (this.right - this.left);
-        const centre = a + (b - a) * Math.max(0, Math.min(1, inner));
+        const center = a + (b - a) * Math.max(0, Math.min(1, inner));
         const span = Math.min((b - a) / factor, this.data.end);
-        this.setRange(centre - (span * (centre - a)) / (b - a), span);
+        this.setRange(center - (span * (center - a)) / (b - a), span);
         return;
       }
       const view = this.view;
@@ -204,7 +205,7 @@
       view.x += (at.x * w) / view.k - (at.x * w) / k;
       view.y += (at.y * h) / view.k - (at.y * h) / k;
       view.k = k;
-      this.look();
+      this.applyView();
     }
 
     pan(dx, dy) {
@@ -215,7 +216,7 @@
       }
       this.view.x += dx / this.view.k;
       this.view.y += dy / this.view.k;
-      this.look();
+      this.applyView();
     }
 
     setRange(start, span) {
@@ -230,7 +231,7 @@
       this.draw();
     }
 
-    look() {
+    applyView() {
       const { k } = this.view;
       const [w, h] = [this.width / k, this.height / k];
       this.view.x = Math.max(0, Math.min(this.view.x, this.width - w));
@@ -247,7 +248,7 @@
       this.left = 0;
       this.right = this.width;
       this.height = this.kind(this, this.data.items ? this.data.items[this.item] : this.data);
-      this.look();
+      this.applyView();
     }
 
     mark(node, text) {
@@ -257,30 +258,30 @@
       return node;
     }
 
-    // What is centred stays within the drawing, as wide as it is.
+    // Adds a text. Centered text is kept inside the drawing.
     text(x, y, text, attributes = {}) {
       const half = attributes["text-anchor"] === "middle" ? textWidth(text) / 2 : 0;
       const inside = half ? Math.max(half, Math.min(x, this.width - half)) : x;
       return make("text", { x: inside, y, ...attributes }, this.svg, text);
     }
 
-    // A scale below the drawing, in numbers of `unit`.
+    // Draws the x axis with ticks in `unit`.
     scaleX(low, high, y, unit, toX, top) {
       const size = unit === "GiB" ? 2 ** 30 : 1;
       for (const tick of niceTicks(low / size, high / size, (this.right - this.left) / 90).map((t) => t * size)) {
         const x = toX(tick);
         make("line", { x1: x, x2: x, y1: top, y2: y, class: "grid" }, this.svg);
-        this.text(x, y + 15, unit === "GiB" ? `${Number((tick / size).toPrecision(6))} GiB` : words(Number(tick.toPrecision(12)), unit), { class: "tick", "text-anchor": "middle" });
+        this.text(x, y + 15, unit === "GiB" ? `${Number((tick / size).toPrecision(6))} GiB` : format(Number(tick.toPrecision(12)), unit), { class: "tick", "text-anchor": "middle" });
       }
     }
 
-    legend(names, y, lookOf = look) {
+    legend(names, y, toClass = classOf) {
       let x = this.left;
       let line = y;
       for (const name of names) {
         const width = 36 + name.length * 7.1;
         if (x + width > this.width && x > this.left) { x = this.left; line += 20; }
-        make("rect", { x, y: line - 9, width: 11, height: 11, rx: 2, class: lookOf(name) }, this.svg);
+        make("rect", { x, y: line - 9, width: 11, height: 11, rx: 2, class: toClass(name) }, this.svg);
         this.text(x + 16, line, name, { class: "legend" });
         x += width;
       }
@@ -289,12 +290,13 @@
   }
 
   const KINDS = {
-    // Stacked bars: what a step, or the memory of a device, is made of.
+    // Stacked bars: the breakdown of a step or of device memory.
     bars(chart, { unit, bars, limit }) {
       const narrow = chart.width < 520;
       const longest = Math.max(...bars.map((bar) => bar.name.length));
       chart.left = narrow ? 2 : Math.min(230, 14 + longest * 6.9);
-      chart.right = chart.width - 66;
+      const hasInterval = (bar) => Boolean(bar.low && bar.high);
+      chart.right = chart.width - (!narrow && bars.some(hasInterval) ? 186 : 66);
       const most = Math.max(...bars.map((bar) => Math.max(bar.total, bar.high || 0)), limit || 0);
       const toX = (v) => chart.left + ((chart.right - chart.left) * v) / most;
       const pitch = narrow ? 58 : 42;
@@ -310,26 +312,27 @@
           if (!names.includes(name)) names.push(name);
           const x = toX(at);
           const width = Math.max(0.5, toX(at + value) - x);
-          const node = make("rect", { x, y, width, height: 26, class: look(name) }, chart.svg);
-          chart.mark(node, `${bar.name}\n${name}: ${words(value, unit)}${share(value, bar.total)}`);
+          const node = make("rect", { x, y, width, height: 26, class: classOf(name) }, chart.svg);
+          chart.mark(node, `${bar.name}\n${name}: ${format(value, unit)}${share(value, bar.total)}`);
           at += value;
         }
-        if (bar.low && bar.high) {
+        if (hasInterval(bar)) {
           const node = make("path", { class: "whisker",
             d: `M${toX(bar.low)} ${y + 8}v10m0 -5H${toX(bar.high)}m0 -5v10` }, chart.svg);
-          chart.mark(node, `${bar.name}\nbetween ${words(bar.low, unit)} and ${words(bar.high, unit)}`);
+          chart.mark(node, `${bar.name}\ninterval: ${format(bar.low, unit)} to ${format(bar.high, unit)}`);
         }
-        chart.text(toX(Math.max(bar.total, bar.high || 0)) + 7, y + 17, words(bar.total, unit), { class: "value" });
+        const interval = hasInterval(bar) && !narrow ? ` (${format(bar.low, unit)} to ${format(bar.high, unit)})` : "";
+        chart.text(toX(Math.max(bar.total, bar.high || 0)) + 7, y + 17, `${format(bar.total, unit)}${interval}`, { class: "value" });
       });
       if (limit) {
         const x = toX(limit);
         const node = make("line", { x1: x, x2: x, y1: 2, y2: bottom, class: "limit" }, chart.svg);
-        chart.mark(node, `HBM of one device: ${words(limit, unit)}`);
+        chart.mark(node, `HBM capacity of one device: ${format(limit, unit)}`);
       }
       return chart.legend(names, bottom + 40);
     },
 
-    // Who sends how much to whom.
+    // Traffic matrix: bytes from each device to each other device.
     matrix(chart, { n, fold, values, cells, devices }) {
       const margin = 38;
       const side = Math.min(chart.width - margin - 8, 460);
@@ -344,18 +347,18 @@
       }
       chart.text(margin + side / 2, 12, "to device", { class: "tick", "text-anchor": "middle" });
       chart.text(2, margin - 6, "from", { class: "tick" });
-      const who = (i) => (fold === 1 ? String(i) : `${i * fold} to ${Math.min(devices, (i + 1) * fold) - 1}`);
+      const deviceRange = (i) => (fold === 1 ? String(i) : `${i * fold} to ${Math.min(devices, (i + 1) * fold) - 1}`);
       const gap = cell > 8 ? 1 : 0;
       for (let i = 0; i < cells.length; i += 3) {
         const [from, to, value] = [cells[i], cells[i + 1], values[cells[i + 2]]];
         const node = make("rect", { x: margin + to * cell, y: margin + from * cell, width: cell - gap, height: cell - gap, class: "heat" }, chart.svg);
         node.style.setProperty("--load", `${Math.round(15 + (85 * value) / most)}%`);
-        chart.mark(node, `device ${who(from)} to device ${who(to)}\n${words(value, "B")} a step`);
+        chart.mark(node, `device ${deviceRange(from)} to device ${deviceRange(to)}\n${format(value, "B")} per step`);
       }
-      return heatLegend(chart, margin + side + 26, most, "B", "a step");
+      return heatLegend(chart, margin + side + 26, most, "B", "per step");
     },
 
-    // The chips of a slice, and each link in both directions.
+    // The chips of a slice and the two directions of every link.
     torus(chart, { sizes, wraps, chips, links, slices }) {
       const [X, Y, Z] = sizes;
       const panels = Z * slices;
@@ -368,7 +371,7 @@
         const at = slice * Z + z;
         return [(at % columns) * panelWidth + 24 + pitch / 2, Math.floor(at / columns) * panelHeight + 34 + pitch / 2];
       };
-      const where = (slice, [x, y, z]) => { const [a, b] = origin(slice, z); return [a + x * pitch, b + y * pitch]; };
+      const position = (slice, [x, y, z]) => { const [a, b] = origin(slice, z); return [a + x * pitch, b + y * pitch]; };
       for (let slice = 0; slice < slices; slice += 1) {
         for (let z = 0; z < Z; z += 1) {
           const [x, y] = origin(slice, z);
@@ -382,8 +385,8 @@
       for (const [slice, from, to, wrap, bytes, seconds] of links) {
         const key = `${slice},${from}`;
         sent.set(key, (sent.get(key) || 0) + bytes);
-        const [[x1, y1], [x2, y2]] = [where(slice, from), where(slice, to)];
-        const told = `link ${from.join(",")} to ${to.join(",")}${wrap ? ", around the torus" : ""}\n${words(bytes, "B")} a step${seconds === null ? "" : `, ${words(seconds, "s")} at the peak of the link`}`;
+        const [[x1, y1], [x2, y2]] = [position(slice, from), position(slice, to)];
+        const description = `link ${from.join(",")} to ${to.join(",")}${wrap ? " (wraparound)" : ""}\n${format(bytes, "B")} per step${seconds === null ? "" : `, ${format(seconds, "s")} at peak link bandwidth`}`;
         const paths = [];
         const off = Math.min(5, pitch * 0.08);
         if (from[2] !== to[2]) {
@@ -403,26 +406,26 @@
         for (const d of paths) {
           const node = make("path", { d, class: "link", "stroke-width": 2 + (Math.min(6, pitch * 0.08) * bytes) / most }, chart.svg);
           node.style.setProperty("--load", `${Math.round(12 + (88 * bytes) / most)}%`);
-          chart.mark(node, told);
+          chart.mark(node, description);
         }
       }
       const size = Math.min(36, pitch * 0.46);
       for (const [slice, x, y, z, devices] of chips) {
-        const [a, b] = where(slice, [x, y, z]);
+        const [a, b] = position(slice, [x, y, z]);
         const node = make("rect", { x: a - size / 2, y: b - size / 2, width: size, height: size, rx: size / 6, class: "chip" }, chart.svg);
-        chart.mark(node, `chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}, device ${devices}\nsends ${words(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} a step over its links`);
+        chart.mark(node, `chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}, device ${devices}\nsends ${format(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} per step over its links`);
         const font = Math.min(12, (size * 1.1) / Math.max(1.6, devices.length * 0.62));
         if (font >= 6) chart.text(a, b + font * 0.36, devices, { class: "chipname", "text-anchor": "middle" }).style.fontSize = `${font}px`;
       }
       const rings = wraps.map((is, i) => (is ? "xyz"[i] : "")).filter(Boolean);
       const bottom = Math.ceil(panels / columns) * panelHeight + 6;
-      chart.text(0, bottom, rings.length ? `${rings.join(" and ")} close into rings: drawn as links that leave the grid` : "no dimension closes into a ring", { class: "tick" });
+      chart.text(0, bottom, rings.length ? `Wraparound links in ${rings.join(" and ")}, drawn as stubs at the edges of the grid` : "No wraparound links", { class: "tick" });
       chart.left = 0;
-      return heatLegend(chart, bottom + 22, most, "B", "a step over one link");
+      return heatLegend(chart, bottom + 22, most, "B", "per step over one link");
     },
 
-    // Spans on lanes, loops folded; drawn in detail for the stretch that is shown.
-    timeline(chart, { unit, lanes, spans, labels, colours }) {
+    // Spans on lanes. Folded loops are unfolded in the visible range.
+    timeline(chart, { unit, lanes, spans, labels, colors }) {
       const narrow = chart.width < 520;
       chart.left = narrow ? 4 : 14 + Math.max(...lanes.map((lane) => lane.length)) * 7;
       chart.right = chart.width - 16;
@@ -446,17 +449,17 @@
         if (end < chart.left || x > chart.right) return;
         if (end - x < 0.4 && x < last[lane] + 0.4) return;
         last[lane] = end;
-        const colour = colours[label];
-        seen.add(colour);
+        const color = colors[label];
+        seen.add(color);
         const y = 8 + lane * pitch + (narrow ? 14 : 2);
-        const node = make("rect", { x, y, width: Math.max(0.6, end - x), height: 22, class: look(colour) }, chart.svg);
-        chart.mark(node, `${labels[label]}\n${note || `${words(length, unit)} from ${words(start, unit)}`}`);
+        const node = make("rect", { x, y, width: Math.max(0.6, end - x), height: 22, class: classOf(color) }, chart.svg);
+        chart.mark(node, `${labels[label]}\n${note || `${format(length, unit)} from ${format(start, unit)}`}`);
       };
       for (const span of spans) unfold(span, span[1], 4, put, low, high, (high - low) / (chart.right - chart.left));
       return chart.legend([...seen], bottom + 38);
     },
 
-    // How often each size occurs.
+    // Histogram of payload sizes.
     sizes(chart, { points }) {
       chart.left = 40;
       chart.right = chart.width - 26;
@@ -469,10 +472,10 @@
       for (let p = low; p <= high; p += 1) {
         const x = toX(10 ** p);
         make("line", { x1: x, x2: x, y1: top - 8, y2: bottom, class: "grid" }, chart.svg);
-        chart.text(x, bottom + 16, words(10 ** p, "B"), { class: "tick", "text-anchor": "middle" });
+        chart.text(x, bottom + 16, format(10 ** p, "B"), { class: "tick", "text-anchor": "middle" });
       }
       make("line", { x1: chart.left, x2: chart.right, y1: bottom, y2: bottom, class: "axis" }, chart.svg);
-      chart.text(0, 12, "count in one step, logarithmic", { class: "tick" });
+      chart.text(0, 12, "count per step (log scale)", { class: "tick" });
       const names = [];
       const taken = [];
       for (const [axis, kind, size, count] of points) {
@@ -482,17 +485,17 @@
         while (taken.some((t) => Math.abs(t - x) < 5)) x += 6;
         taken.push(x);
         const y = toY(count);
-        const colour = AXIS_COLOURS[names.indexOf(name) % AXIS_COLOURS.length];
-        make("line", { x1: x, x2: x, y1: bottom, y2: y, class: `stem ${colour}` }, chart.svg);
-        const node = make("circle", { cx: x, cy: y, r: 5, class: colour }, chart.svg);
-        chart.mark(node, `${count.toLocaleString("en")} x ${words(size, "B")}\n${name}`);
+        const color = AXIS_COLORS[names.indexOf(name) % AXIS_COLORS.length];
+        make("line", { x1: x, x2: x, y1: bottom, y2: y, class: `stem ${color}` }, chart.svg);
+        const node = make("circle", { cx: x, cy: y, r: 5, class: color }, chart.svg);
+        chart.mark(node, `${count.toLocaleString("en")} x ${format(size, "B")}\n${name}`);
         const isAside = x !== toX(size);
         chart.text(isAside ? x + 8 : x, isAside ? y + 4 : y - 9, count.toLocaleString("en"), { class: "value", "text-anchor": isAside ? "start" : "middle" });
       }
-      return chart.legend(names, bottom + 42, (name) => AXIS_COLOURS[names.indexOf(name) % AXIS_COLOURS.length]);
+      return chart.legend(names, bottom + 42, (name) => AXIS_COLORS[names.indexOf(name) % AXIS_COLORS.length]);
     },
 
-    // FLOPs a second against FLOPs a byte, both logarithmic.
+    // Roofline: FLOP/s over arithmetic intensity, log-log.
     roofline(chart, { peak, hbm, points }) {
       chart.left = 84;
       chart.right = chart.width - 20;
@@ -506,33 +509,33 @@
       const toY = (v) => bottom - ((bottom - top) * (Math.log10(v) - y0)) / (y1 - y0);
       for (let p = x0; p <= x1; p += 1) {
         make("line", { x1: toX(10 ** p), x2: toX(10 ** p), y1: top, y2: bottom, class: "grid" }, chart.svg);
-        chart.text(toX(10 ** p), bottom + 16, words(10 ** p, ""), { class: "tick", "text-anchor": "middle" });
+        chart.text(toX(10 ** p), bottom + 16, format(10 ** p, ""), { class: "tick", "text-anchor": "middle" });
       }
       for (let p = y0; p <= y1; p += 1) {
         make("line", { x1: chart.left, x2: chart.right, y1: toY(10 ** p), y2: toY(10 ** p), class: "grid" }, chart.svg);
-        chart.text(chart.left - 8, toY(10 ** p) + 4, words(10 ** p, "FLOP/s"), { class: "tick", "text-anchor": "end" });
+        chart.text(chart.left - 8, toY(10 ** p) + 4, format(10 ** p, "FLOP/s"), { class: "tick", "text-anchor": "end" });
       }
-      chart.text((chart.left + chart.right) / 2, bottom + 34, "FLOPs for each byte of HBM", { class: "tick", "text-anchor": "middle" });
+      chart.text((chart.left + chart.right) / 2, bottom + 34, "arithmetic intensity (FLOPs per byte of HBM traffic)", { class: "tick", "text-anchor": "middle" });
       const start = Math.max(10 ** x0, 10 ** y0 / hbm);
       const roof = make("path", { d: `M${toX(start)} ${toY(start * hbm)}L${toX(ridge)} ${toY(peak)}H${chart.right}`, class: "roof" }, chart.svg);
-      chart.mark(roof, `roof: ${words(hbm, "B")}/s of HBM, ${words(peak, "FLOP/s")} in bf16\nridge at ${three(ridge)} FLOPs a byte`);
+      chart.mark(roof, `roofline: HBM ${format(hbm, "B")}/s, bf16 peak ${format(peak, "FLOP/s")}\nridge point: ${three(ridge)} FLOPs/byte`);
       const phases = [...new Set(points.map((p) => p[1]))];
       for (const [source, phase, part, intensity, rate, seconds] of points) {
         const [x, y] = [toX(intensity), toY(rate)];
-        const colour = `${phases.indexOf(phase) ? "ax1" : "c-compute"}${source === "predicted" ? " hollow" : ""}`;
+        const color = `${phases.indexOf(phase) ? "ax1" : "c-compute"}${source === "predicted" ? " hollow" : ""}`;
         const node = phases.indexOf(phase)
-          ? make("path", { d: `M${x} ${y - 7}l7 12h-14z`, class: colour }, chart.svg)
-          : make("circle", { cx: x, cy: y, r: 6, class: colour }, chart.svg);
+          ? make("path", { d: `M${x} ${y - 7}l7 12h-14z`, class: color }, chart.svg)
+          : make("circle", { cx: x, cy: y, r: 6, class: color }, chart.svg);
         const roofHere = Math.min(peak, intensity * hbm);
-        chart.mark(node, `${part}, ${phase} (${source})\n${words(rate, "FLOP/s")}${share(rate, roofHere)} of the roof at ${three(intensity)} FLOPs a byte\n${words(seconds, "s")} of compute a step`);
+        chart.mark(node, `${part}, ${phase} (${source})\n${format(rate, "FLOP/s")}, ${percent(rate, roofHere)} of the roofline at ${three(intensity)} FLOPs/byte\n${format(seconds, "s")} of compute per step`);
       }
-      // A name stands where it is free beside its mark; without room the mark tells it when pointed at.
+      // Labels go to the first free position around their mark; a label without room is only in the tooltip.
       const taken = points.map(([, , , intensity, rate]) => boxAt(toX(intensity) - 8, toY(rate) - 8, 16, 16));
       const field = boxAt(chart.left, top, chart.right - chart.left, bottom - top);
       for (const [, , part, intensity, rate] of points) {
         const [x, y, wide] = [toX(intensity), toY(rate), textWidth(part)];
         const places = [[x + 11, y - 7], [x - 11 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 9], [x + 9, y - 20], [x + 9, y + 6], [x - 9 - wide, y - 20], [x - 9 - wide, y + 6]];
-        const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => meet(one, other)));
+        const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => overlaps(one, other)));
         if (!box) continue;
         taken.push(box);
         chart.text(box.x, box.y + 11, part, { class: "value" });
@@ -540,7 +543,7 @@
       return chart.legend(phases, bottom + 58, (phase) => (phases.indexOf(phase) ? "ax1" : "c-compute"));
     },
 
-    // A figure of several runs against how many devices they use.
+    // Step times of several runs over the number of devices.
     scaling(chart, { unit, lines }) {
       chart.left = 74;
       chart.right = chart.width - 90;
@@ -553,20 +556,20 @@
       const toY = (v) => bottom - ((bottom - top) * v) / (most * 1.08);
       for (const tick of niceTicks(0, most * 1.08, 4)) {
         make("line", { x1: chart.left, x2: chart.right, y1: toY(tick), y2: toY(tick), class: "grid" }, chart.svg);
-        chart.text(chart.left - 8, toY(tick) + 4, words(tick, unit), { class: "tick", "text-anchor": "end" });
+        chart.text(chart.left - 8, toY(tick) + 4, format(tick, unit), { class: "tick", "text-anchor": "end" });
       }
       for (const n of ns) chart.text(toX(n), bottom + 17, String(n), { class: "tick", "text-anchor": "middle" });
       chart.text((chart.left + chart.right) / 2, bottom + 36, "devices", { class: "tick", "text-anchor": "middle" });
       lines.forEach((line, i) => {
-        const colour = i ? "ax1" : "c-compute";
+        const color = i ? "ax1" : "c-compute";
         const best = ns.map((n) => line.points.filter((p) => p[1] === n).sort((a, b) => a[2] - b[2])[0]).filter(Boolean);
         const d = best.map(([, n, v], j) => `${j ? "L" : "M"}${toX(n)} ${toY(v)}`).join("");
-        make("path", { d, class: `stem ${colour}`, fill: "none" }, chart.svg);
+        make("path", { d, class: `stem ${color}`, fill: "none" }, chart.svg);
         const [, n0, v0] = best[0];
         const nLast = best[best.length - 1][1];
         make("path", { class: "ideal", d: `M${ns.filter((n) => n >= n0 && n <= nLast).map((n) => `${toX(n)} ${toY((v0 * n0) / n)}`).join("L")}` }, chart.svg);
         for (const [name, n, v] of line.points) {
-          chart.mark(make("circle", { cx: toX(n), cy: toY(v), r: 5.5, class: colour }, chart.svg), `${name}, ${n} devices\n${line.name}: ${words(v, unit)}`);
+          chart.mark(make("circle", { cx: toX(n), cy: toY(v), r: 5.5, class: color }, chart.svg), `${name}, ${n} devices\n${line.name}: ${format(v, unit)}`);
           chart.text(toX(n) + 9, toY(v) - 6, name, { class: "value" });
         }
       });
@@ -575,13 +578,13 @@
     },
   };
 
-  // A span with all repetitions that can be seen; repetitions finer than a pixel become one stretch.
+  // Draws the visible repetitions of a span. Repetitions narrower than a pixel are merged into one bar.
   function unfold(span, start, depth, put, low, high, pixel) {
     const length = span[2];
     if (depth >= span.length) { put(span, start, length); return; }
     const [times, period] = span[depth];
     if (!(period > 0) || period < pixel * 1.5) {
-      put(span, start, (times - 1) * period + length, `${times.toLocaleString("en")} times in a loop, each ${words(length, "s")}: zoom in to tell them apart`);
+      put(span, start, (times - 1) * period + length, `${times.toLocaleString("en")} loop iterations, ${format(length, "s")} each; zoom in to see them`);
       return;
     }
     let reach = length;
@@ -591,18 +594,18 @@
     for (let k = first; k <= end; k += 1) unfold(span, start + k * period, depth + 1, put, low, high, pixel);
   }
 
-  function heatLegend(chart, y, most, unit, what) {
+  function heatLegend(chart, y, most, unit, suffix) {
     const width = Math.min(180, chart.width / 3);
     const n = 24;
     for (let i = 0; i < n; i += 1) {
       const node = make("rect", { x: chart.left + (i * width) / n, y, width: width / n + 0.5, height: 10, class: "heat" }, chart.svg);
       node.style.setProperty("--load", `${Math.round(12 + (88 * i) / (n - 1))}%`);
     }
-    chart.text(chart.left + width + 8, y + 9, `up to ${words(most, unit)} ${what}`, { class: "tick" });
+    chart.text(chart.left + width + 8, y + 9, `up to ${format(most, unit)} ${suffix}`, { class: "tick" });
     return y + 22;
   }
 
-  // ---- tables: sort by a column, copy as TSV
+  // ---- tables: sorting by column, copying as TSV
   const valueOf = (cell) => (cell.dataset.v === undefined ? null : Number(cell.dataset.v));
   function compare(a, b) {
     const [x, y] = [valueOf(a), valueOf(b)];
@@ -619,7 +622,7 @@
     rows.sort((a, b) => (falling ? -1 : 1) * compare(a.cells[column], b.cells[column]));
     table.tBodies[0].append(...rows);
   }
-  // A text that a spreadsheet would take for a formula begins with an apostrophe.
+  // Prefixes an apostrophe to text that a spreadsheet would evaluate as a formula.
   const guarded = (text) => (/^[=+\-@]/.test(text) && !/^-?[\d.,]+( |$)/.test(text) && text !== "-" ? `'${text}` : text);
   function asTsv(table) {
     const cell = (node) => (node.dataset.v === undefined ? guarded(node.textContent.trim().replace(/\s+/g, " ")) : node.dataset.v);
@@ -653,16 +656,16 @@
   // ---- light and dark
   const theme = document.getElementById("theme");
   const themes = ["auto", "light", "dark"];
-  const remembered = () => { try { return localStorage.getItem("meshscope-theme"); } catch { return null; } };
+  const stored = () => { try { return localStorage.getItem("meshscope-theme"); } catch { return null; } };
   function setTheme(name) {
     if (name === "auto") document.documentElement.removeAttribute("data-theme");
     else document.documentElement.setAttribute("data-theme", name);
     theme.textContent = `theme: ${name}`;
     theme.dataset.name = name;
-    try { localStorage.setItem("meshscope-theme", name); } catch { /* a page without storage forgets */ }
+    try { localStorage.setItem("meshscope-theme", name); } catch { /* no storage: the choice is not kept */ }
   }
-  const asked = new URLSearchParams(location.hash.slice(1)).get("theme");
-  setTheme([asked, remembered()].find((name) => themes.includes(name)) || "auto");
+  const requested = new URLSearchParams(location.hash.slice(1)).get("theme");
+  setTheme([requested, stored()].find((name) => themes.includes(name)) || "auto");
   theme.addEventListener("click", () => setTheme(themes[(themes.indexOf(theme.dataset.name) + 1) % themes.length]));
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 

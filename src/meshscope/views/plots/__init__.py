@@ -1,1 +1,1 @@
-"""Plots of a run for papers, each as PNG and as SVG, drawn by matplotlib (the extra `plots`)."""
+"""Plots of runs as PNG and SVG files for papers; needs matplotlib (the `plots` extra)."""

@@ -1,6 +1,6 @@
-"""The one look of all plots: colours, axes with units, legends, and how they are written."""
+"""The style of all plots: colors, axes with units, legends, and reproducible files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,17 @@ from matplotlib.figure import Figure
 from meshscope.analysis.catalog import Result
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Source
-from meshscope.readers.profile.timeline import safe
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.charts.cost import COMPUTE, IDLE, MEMORY, STAGES
+from meshscope.views.plain import plain
 
-# Okabe and Ito's colours, which readers with any colour vision tell apart.
-COLOURS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
-BLUE, SKY, PINK, GREY = "#0072B2", "#56B4E9", "#CC79A7", "#999999"
-FIXED = {COMPUTE: BLUE, MEMORY: SKY, STAGES: PINK, IDLE: GREY, "copy": GREY}
+# The Okabe-Ito palette, safe for color-blind readers.
+COLORS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+BLUE, SKY, PINK, GRAY = "#0072B2", "#56B4E9", "#CC79A7", "#999999"
+FIXED = {COMPUTE: BLUE, MEMORY: SKY, STAGES: PINK, IDLE: GRAY, "copy": GRAY}
 PARTS = {"attn": BLUE, "mlp": SKY, "moe.experts": SKY, "lm_head": PINK, "embed": "#F0E442"}
+MARKERS = "os^Dv"
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -34,29 +35,29 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "figure.dpi": 160,
     "svg.fonttype": "none",
-    "svg.hashsalt": "meshscope",  # the same file each time
+    "svg.hashsalt": "meshscope",  # makes the SVG files reproducible
 }
 WIDTH = 6.6  # inches, two columns of a paper
-MAX_NAME = 40
+MAX_LABEL, MAX_TITLE = 40, 90  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plotted:
-    """A run that is drawn: with what metrics need of it, the metrics, and its strongest source."""
+class PlotRun:
+    """A run to plot, with its metrics."""
 
     run: RunRecord
-    subject: MetricInputs
+    inputs: MetricInputs
     metrics: Mapping[str, Result]
 
     @property
     def source(self) -> Source:
-        """The strongest source that the run has."""
+        """The strongest source of the run."""
         return self.run.manifest.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A plot by its name, or why it cannot be drawn."""
+class Plot:
+    """A plot by name; without a figure, `reason` says why it is missing."""
 
     name: str
     figure: Figure | None = None
@@ -64,68 +65,87 @@ class Drawn:
 
 
 def save(figure: Figure, stem: Path) -> None:
-    """The figure as `stem`.png and `stem`.svg, without a date in them."""
+    """Writes `stem`.png and `stem`.svg without timestamps."""
     figure.savefig(
         stem.with_name(f"{stem.name}.png"), bbox_inches="tight", metadata={"Software": None}
     )
     figure.savefig(stem.with_name(f"{stem.name}.svg"), bbox_inches="tight", metadata={"Date": None})
 
 
-def name_of(text: object) -> str:
-    """A text from outside: cut, without what steers, and with no sign that matplotlib takes for a formula."""
-    return safe(str(text)[:MAX_NAME]).replace("$", r"\$")
+def label_text(text: object, limit: int = MAX_LABEL) -> str:
+    """Text from a run made safe for matplotlib: cut, without control characters or math mode."""
+    return plain(str(text)[:limit]).replace("$", r"\$")
+
+
+def title(axes: Axes, text: str) -> None:
+    """Sets the title; it may be longer than a label."""
+    axes.set_title(label_text(text, MAX_TITLE))
 
 
 def new_axes(height: float = 2.6, *, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes."""
+    """An empty figure with one pair of axes; sizes in inches."""
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots()
 
 
 def seconds_axis(axis: Any) -> None:
-    """Ticks as `1.5 ms`."""
+    """Formats ticks like `1.5 ms`."""
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_seconds(value))
 
 
 def bytes_axis(axis: Any) -> None:
-    """Ticks as `20 MB`."""
+    """Formats ticks like `20 MB`."""
     axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_bytes(value))
 
 
 def gib_axis(axes: Axes, limit: float | None) -> None:
-    """The x axis in GiB, up to the limit or to what is drawn."""
-    most = max(limit or 0, axes.get_xlim()[1], 1)
-    step = 2.0 ** np.ceil(np.log2(most / 6))
+    """Formats the x axis in GiB; it reaches to `limit` or to the longest bar."""
+    highest = max(limit or 0, axes.get_xlim()[1], 1)
+    step = 2.0 ** np.ceil(np.log2(highest / 6))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 2**30:g} GiB")
-    axes.set_xticks([float(tick) for tick in np.arange(0, most + step / 2, step)])
+    axes.set_xticks([float(tick) for tick in np.arange(0, highest + step / 2, step)])
 
 
-def colour_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A colour for each name: compute, waiting and copies always the same, the others in order."""
+def lane_axis(axes: Axes, lanes: Sequence[str]) -> None:
+    """Labels one row per lane, the first at the top."""
+    axes.set_yticks(range(len(lanes)), [label_text(lane) for lane in lanes])
+    axes.invert_yaxis()
+
+
+def color_map(names: Sequence[str]) -> Callable[[str], str]:
+    """A color for each name: fixed for compute, waiting and copies; the others in order."""
     others = [name for name in names if name not in FIXED]
-    return lambda name: FIXED.get(name) or COLOURS[others.index(name) % len(COLOURS)]
+    return lambda name: FIXED.get(name) or COLORS[others.index(name) % len(COLORS)]
 
 
 def stacked(axes: Axes, bars: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> None:
-    """Horizontal bars, one below the other, of segments with a legend."""
-    names = list(dict.fromkeys(name for _, segments in bars for name, _ in segments))
-    colour = colour_of(names)
+    """Draws one horizontal bar per row out of named segments."""
+    color = color_map(list(dict.fromkeys(name for _, segments in bars for name, _ in segments)))
     for row, (_, segments) in enumerate(bars):
         left = 0.0
         for name, value in segments:
-            axes.barh(row, value, left=left, height=0.62, color=colour(name), label=name_of(name))
+            axes.barh(row, value, left=left, height=0.62, color=color(name), label=label_text(name))
             left += value
-    axes.set_yticks(range(len(bars)), [name_of(label) for label, _ in bars])
+    axes.set_yticks(range(len(bars)), [label_text(label) for label, _ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
 
 
+def intervals(axes: Axes, rows: Iterable[tuple[float | None, float | None]]) -> None:
+    """Draws a whisker from low to high over each row that has both."""
+    for row, (low, high) in enumerate(rows):
+        if low is not None and high is not None:
+            axes.plot([low, high], [row, row], color="black", marker="|", linewidth=1)
+
+
 def legend_below(axes: Axes, *, n_columns: int = 4) -> None:
-    """A legend under the axes and their label, each name once."""
+    """Puts the legend under the axes, each name once."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if not once:
         return
-    inches = axes.get_window_extent().height / axes.figure.dpi
-    room = 0.48 if axes.get_xlabel() else 0.28  # inches for ticks, and for a label
-    place = (0, -room / inches)
-    axes.legend(once.values(), once.keys(), loc="upper left", bbox_to_anchor=place, ncols=n_columns)
+    height_in = axes.get_window_extent().height / axes.figure.dpi
+    offset_in = 0.48 if axes.get_xlabel() else 0.28  # room for ticks, and for an axis label
+    anchor = (0, -offset_in / height_in)
+    axes.legend(
+        once.values(), once.keys(), loc="upper left", bbox_to_anchor=anchor, ncols=n_columns
+    )

@@ -1,234 +1,216 @@
-"""Plots of time and memory: what a step is made of, its timeline, its bursts, its roofline, and the HBM."""
+"""Plots of step times: breakdowns, scaling over devices, timelines and bursts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, NO_STEP
+from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.plan.memory import Memory
-from meshscope.views.charts.cost import cost_bars
-from meshscope.views.charts.roofline import RooflinePoint, roofline_chart
+from meshscope.views.charts.cost import CostBar, cost_bars
 from meshscope.views.charts.timeline import StepTimeline, TimeSpan, axis_bursts, step_timelines
 from meshscope.views.plots.style import (
     BLUE,
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
+    MARKERS,
     PARTS,
-    Drawn,
-    Plotted,
-    colour_of,
-    gib_axis,
+    Plot,
+    PlotRun,
+    color_map,
+    intervals,
+    label_text,
+    lane_axis,
     legend_below,
-    name_of,
     new_axes,
     seconds_axis,
     stacked,
+    title,
 )
+from meshscope.views.run_label import distinct_labels
 
 MAX_DRAWN_SPANS = 20_000
+NO_SCALING = "the runs use the same number of devices, or have no step times"
+NO_TIMELINE = "the run keeps no timeline; compiled and measured runs have one"
+LANE_HEIGHT = 0.72
+
+ScalingPoint = tuple[int, float, str]  # devices, seconds, label of the run
 
 
-def draw_cost(it: Plotted) -> Iterator[Drawn]:
-    """A bar for each source of each phase: compute, exposed communication by axis, waiting."""
-    bars = cost_bars(it.subject)
-    if not bars:
-        yield Drawn(name="cost", reason=NO_STEP.reason)
+def cost_plots(run: PlotRun) -> Iterator[Plot]:
+    """The time of one step by phase, one bar per source."""
+    bars = cost_bars(run.inputs)
+    yield from _cost_plots([(bar.source.value, bar) for bar in bars])
+
+
+def cost_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
+    """The time of one step by phase, one bar per run."""
+    labels = distinct_labels([run.run for run in runs])
+    yield from _cost_plots(
+        [
+            (label, bar)
+            for label, run in zip(labels, runs, strict=True)
+            for bar in _strongest(run).values()
+        ]
+    )
+
+
+def _cost_plots(labeled_bars: Sequence[tuple[str, CostBar]]) -> Iterator[Plot]:
+    if not labeled_bars:
+        yield Plot(name="cost", reason=NO_STEP.reason)
     for phase in Phase:
-        of_phase = [bar for bar in bars if bar.phase is phase]
-        if of_phase:
-            figure, axes = new_axes(0.7 + 0.5 * len(of_phase))
-            stacked(
-                axes, [(bar.source, bar.segments or [("step", bar.step_s)]) for bar in of_phase]
-            )
-            for row, bar in enumerate(of_phase):
-                if bar.low_s is not None and bar.high_s is not None:
-                    axes.plot(
-                        [bar.low_s, bar.high_s], [row, row], color="black", marker="|", linewidth=1
-                    )
-            seconds_axis(axes.xaxis)
-            axes.set_title(f"One {phase} step of one device")
-            legend_below(axes)
-            yield Drawn(name=f"cost-{phase}", figure=figure)
+        rows = [(label, bar) for label, bar in labeled_bars if bar.phase is phase]
+        if not rows:
+            continue
+        figure, axes = new_axes(0.7 + 0.45 * len(rows))
+        stacked(axes, [(label, bar.segments or [("step", bar.step_s)]) for label, bar in rows])
+        intervals(axes, [(bar.low_s, bar.high_s) for _, bar in rows])
+        seconds_axis(axes.xaxis)
+        title(axes, f"Time of one {phase} step on one device")
+        legend_below(axes)
+        yield Plot(name=f"cost-{phase}", figure=figure)
 
 
-def draw_timelines(it: Plotted) -> Iterator[Drawn]:
-    """The step of each phase that the run folder keeps, and one layer of it."""
-    found = step_timelines(it.run.path, it.subject)
-    if not found:
-        yield Drawn(
-            name="timeline", reason="the run keeps no timeline; compiled and measured runs have one"
+def _strongest(run: PlotRun) -> Mapping[Phase, CostBar]:
+    """For each phase the bar of the strongest source."""
+    return {bar.phase: bar for bar in cost_bars(run.inputs)}  # weaker sources come first
+
+
+def scaling_plots(runs: Sequence[PlotRun]) -> Iterator[Plot]:
+    """Step time over devices: one point per run, the fastest of each size joined by a line."""
+    labels = distinct_labels([run.run for run in runs])
+    is_drawn = False
+    for phase in Phase:
+        points = sorted(
+            (run.inputs.n_devices, bars[phase].step_s, label)
+            for run, label in zip(runs, labels, strict=True)
+            if run.inputs.n_devices and phase in (bars := _strongest(run))
         )
-    for timeline in found:
-        yield Drawn(
-            name=_timeline_name(timeline),
-            figure=_timeline_figure(timeline, 0.0, timeline.end_s, f"One {timeline.phase} step"),
-        )
+        if len({n for n, _, _ in points}) > 1:
+            is_drawn = True
+            yield Plot(name=f"scaling-{phase}", figure=_scaling_figure(points, phase))
+    if not is_drawn:
+        yield Plot(name="scaling", reason=NO_SCALING)
+
+
+def _scaling_figure(points: Sequence[ScalingPoint], phase: Phase) -> Figure:
+    figure, axes = new_axes(3.0)
+    fastest = {n: min(s for m, s, _ in points if m == n) for n, _, _ in points}
+    (first, first_s), *_ = fastest.items()
+    ideal = [first_s * first / n for n in fastest]
+    axes.plot([*fastest], ideal, "--", color=GRAY, label="ideal scaling")
+    axes.plot([*fastest], [*fastest.values()], color=BLUE, label="fastest of each size")
+    for i, (n, seconds, label) in enumerate(points):
+        marker, color = MARKERS[i % len(MARKERS)], COLORS[i % len(COLORS)]
+        axes.plot([n], [seconds], marker, color=color, label=label_text(label))
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks([*fastest], [str(n) for n in fastest])
+    axes.minorticks_off()
+    seconds_axis(axes.yaxis)
+    axes.set_xlabel("devices")
+    title(axes, f"Time of one {phase} step over devices")
+    legend_below(axes, n_columns=3)
+    return figure
+
+
+def timeline_plots(run: PlotRun) -> Iterator[Plot]:
+    """The timeline of one step of each phase, and of one layer of it."""
+    timelines = step_timelines(run.run.path, run.inputs)
+    if not timelines:
+        yield Plot(name="timeline", reason=NO_TIMELINE)
+    for timeline in timelines:
+        measured = "-measured" if timeline.source == Source.MEASURED else ""
+        name = f"timeline-{timeline.phase}{measured}"
+        heading = f"One {timeline.phase} step"
+        yield Plot(name=name, figure=_timeline_figure(timeline, 0.0, timeline.end_s, heading))
         if timeline.layer is not None:
-            name, start_s, end_s = timeline.layer
-            title = f"One layer of {timeline.phase}: {name}"
-            figure = _timeline_figure(timeline, start_s, end_s, title)
-            yield Drawn(name=f"{_timeline_name(timeline)}-layer", figure=figure)
+            layer, start_s, end_s = timeline.layer
+            heading = f"One layer of {timeline.phase}: {layer}"
+            figure = _timeline_figure(timeline, start_s, end_s, heading)
+            yield Plot(name=f"{name}-layer", figure=figure)
 
 
-def _timeline_name(timeline: StepTimeline) -> str:
-    measured = "-measured" if timeline.source == Source.MEASURED else ""
-    return f"timeline-{timeline.phase}{measured}"
-
-
-def _timeline_figure(timeline: StepTimeline, low: float, high: float, title: str) -> Figure:
+def _timeline_figure(timeline: StepTimeline, low: float, high: float, heading: str) -> Figure:
     ranks = {"core": 0, "copy": 2}
     lanes = sorted({s.lane for s in timeline.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
     figure, axes = new_axes(0.8 + 0.36 * len(lanes))
-    colour = colour_of([lane for lane in lanes if lane != "core"])
-    finest = (high - low) / MAX_DRAWN_SPANS
+    color = color_map([lane for lane in lanes if lane != "core"])
     for row, lane in enumerate(lanes):
-        pieces: dict[str, list[tuple[float, float]]] = {}
-        for span in timeline.spans:
-            if span.lane == lane:
-                part = span.label.partition(",")[0]
-                name = PARTS.get(part, GREY) if lane == "core" else colour(lane)
-                pieces.setdefault(name, []).extend(_pieces(span, low, high, finest))
-        for name, bars in pieces.items():
-            axes.broken_barh(bars, (row - 0.36, 0.72), facecolors=name, linewidth=0)
-    for part, name in PARTS.items():
-        if any(s.lane == "core" and s.label.partition(",")[0] == part for s in timeline.spans):
-            axes.barh(0, 0, color=name, label=part)
-    axes.set_yticks(range(len(lanes)), [name_of(lane) for lane in lanes])
-    axes.invert_yaxis()
+        spans = [span for span in timeline.spans if span.lane == lane]
+        if lane == "core":
+            _draw_core(axes, row, spans, (low, high))
+        else:
+            _draw_spans(axes, row, spans, (low, high), color=color(lane))
+    lane_axis(axes, lanes)
     axes.set_xlim(low, high)
     seconds_axis(axes.xaxis)
-    axes.set_title(name_of(title))
+    title(axes, heading)
     legend_below(axes, n_columns=6)
     return figure
 
 
-def _pieces(
-    span: TimeSpan, low: float, high: float, finest: float
-) -> Iterator[tuple[float, float]]:
-    """(start, length) of every repetition in sight; those finer than can be seen as one stretch."""
+def _draw_core(
+    axes: Axes, row: int, spans: Sequence[TimeSpan], visible: tuple[float, float]
+) -> None:
+    """Draws the compute lane, one color per part of the model; the legend names the visible parts."""
+    by_part: dict[str, list[TimeSpan]] = {}
+    for span in spans:
+        part = span.label.partition(",")[0]
+        by_part.setdefault(part if part in PARTS else "", []).append(span)
+    for part, part_spans in by_part.items():
+        is_drawn = _draw_spans(axes, row, part_spans, visible, color=PARTS.get(part, GRAY))
+        if is_drawn and part:
+            axes.barh(0, 0, color=PARTS[part], label=part)
 
-    def unfolded(
-        start: float, folds: tuple[tuple[int, float], ...]
-    ) -> Iterator[tuple[float, float]]:
+
+def _draw_spans(
+    axes: Axes, row: int, spans: Sequence[TimeSpan], visible: tuple[float, float], *, color: str
+) -> bool:
+    """Draws the visible repetitions of the spans; returns whether there are any."""
+    bars = [bar for span in spans for bar in _repetitions(span, *visible)]
+    axes.broken_barh(bars, (row - LANE_HEIGHT / 2, LANE_HEIGHT), facecolors=color, linewidth=0)
+    return bool(bars)
+
+
+def _repetitions(span: TimeSpan, low: float, high: float) -> Iterator[tuple[float, float]]:
+    """(start, duration) of every visible repetition; repetitions too fine to see become one bar."""
+    finest = (high - low) / MAX_DRAWN_SPANS
+
+    def unfold(start: float, loops: tuple[tuple[int, float], ...]) -> Iterator[tuple[float, float]]:
         if start > high:
             return
-        if not folds:
+        if not loops:
             yield start, span.dur_s
             return
-        (times, period), *rest = folds
+        (times, period), *inner = loops
         if period <= finest:
             yield start, (times - 1) * period + span.dur_s
             return
         for k in range(times):
-            yield from unfolded(start + k * period, tuple(rest))
+            yield from unfold(start + k * period, tuple(inner))
 
-    for start, length in unfolded(span.start_s, span.repeats):
-        if start + length >= low:
-            yield start, length
+    for start, duration in unfold(span.start_s, span.repeats):
+        if start + duration >= low:
+            yield start, duration
 
 
-def draw_intervals(it: Plotted) -> Iterator[Drawn]:
-    """When each axis has traffic in a step."""
-    found = axis_bursts(it.subject, it.source)
-    if not found:
-        yield Drawn(name="intervals", reason=NO_COLLECTIVES.reason)
-    for bursts in found:
+def burst_plots(run: PlotRun) -> Iterator[Plot]:
+    """The traffic bursts of each mesh axis in one step."""
+    phases = axis_bursts(run.inputs, run.source)
+    if not phases:
+        yield Plot(name="intervals", reason=NO_COLLECTIVES.reason)
+    for bursts in phases:
         lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
         figure, axes = new_axes(0.8 + 0.36 * len(lanes))
         for row, lane in enumerate(lanes):
             bars = [(begin, end - begin) for axis, begin, end, _ in bursts.bursts if axis == lane]
-            axes.broken_barh(
-                bars, (row - 0.36, 0.72), facecolors=COLOURS[row % len(COLOURS)], linewidth=0
-            )
-        axes.set_yticks(range(len(lanes)), [name_of(lane) for lane in lanes])
-        axes.invert_yaxis()
+            rows = (row - LANE_HEIGHT / 2, LANE_HEIGHT)
+            axes.broken_barh(bars, rows, facecolors=COLORS[row % len(COLORS)], linewidth=0)
+        lane_axis(axes, lanes)
         if bursts.unit == "s":
             seconds_axis(axes.xaxis)
         else:
-            axes.set_xlabel("operations in the order of the schedule, not time")
-        axes.set_title(f"Traffic of each axis in one {bursts.phase} step")
-        yield Drawn(name=f"intervals-{bursts.phase}", figure=figure)
-
-
-def draw_roofline(it: Plotted) -> Iterator[Drawn]:
-    """Each part of the model below the peaks of the chip."""
-    roof = roofline_chart(it.subject)
-    if roof is None:
-        yield Drawn(
-            name="roofline", reason="no part has FLOPs and time, or the chip no published peaks"
-        )
-        return
-    figure, axes = new_axes(3.2)
-    intensities = [p.flops_per_byte for p in roof.points]
-    ridge = roof.flops_per_s / roof.hbm_bytes_per_s
-    low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 6
-    axes.plot(
-        [low, ridge, high], [low * roof.hbm_bytes_per_s, roof.flops_per_s, roof.flops_per_s], color="black"
-    )  # fmt: skip
-    for point in roof.points:
-        is_prefill = point.phase is Phase.PREFILL
-        axes.plot(
-            [point.flops_per_byte],
-            [point.flops_per_s],
-            "o" if is_prefill else "^",
-            color=BLUE if is_prefill else COLOURS[1],
-            markerfacecolor=None if point.source is Source.COMPILED else "none",
-            label=f"{point.phase}, {point.source}",
-        )
-    _name_points(axes, roof.points)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("FLOPs for each byte of HBM")
-    axes.set_ylabel("FLOPs a second")
-    axes.set_title("Roofline of one device, while it computes")
-    legend_below(axes)
-    yield Drawn(name="roofline", figure=figure)
-
-
-def _name_points(axes: Axes, points: Sequence[RooflinePoint]) -> None:
-    """The part beside each point; names of points that lie close stand below each other."""
-    for i, point in enumerate(points):
-        n_close = sum(_are_close(point, other) for other in points[:i])
-        axes.annotate(
-            name_of(point.part),
-            (point.flops_per_byte, point.flops_per_s),
-            (6, -3 - 8 * n_close),
-            textcoords="offset points",
-            fontsize=7,
-        )
-
-
-def _are_close(left: RooflinePoint, right: RooflinePoint) -> bool:
-    """Whether their names would lie upon each other."""
-    across = abs(np.log10(left.flops_per_byte / right.flops_per_byte))
-    along = abs(np.log10(left.flops_per_s / right.flops_per_s))
-    return bool(across < 0.5 and along < 0.25)
-
-
-def draw_memory(it: Plotted) -> Iterator[Drawn]:
-    """What one device holds, against its HBM."""
-    if not it.run.memory:
-        yield Drawn(name="memory", reason=NO_MEMORY.reason)
-        return
-    figure, axes = new_axes(0.8 + 0.45 * len(it.run.memory))
-    bars = [(source, memory_segments(memory)) for source, memory in it.run.memory.items()]
-    stacked(axes, bars)
-    limit = next((m.hbm_bytes for m in it.run.memory.values() if m.hbm_bytes is not None), None)
-    if limit is not None:
-        axes.axvline(limit, color="black", linestyle="--", linewidth=1, label="HBM of one device")
-    gib_axis(axes, limit)
-    axes.set_title("Memory of one device")
-    legend_below(axes)
-    yield Drawn(name="memory", figure=figure)
-
-
-def memory_segments(memory: Memory) -> list[tuple[str, float]]:
-    """Weights, cache and temporaries; what is not known of the last is nothing drawn."""
-    return [
-        ("weights", memory.weights_bytes),
-        ("KV cache", memory.kv_cache_bytes),
-        ("temporary", memory.temp_bytes or 0),
-    ]
+            axes.set_xlabel("position in the schedule (operations, not time)")
+        title(axes, f"Traffic of each mesh axis in one {bursts.phase} step")
+        yield Plot(name=f"intervals-{bursts.phase}", figure=figure)

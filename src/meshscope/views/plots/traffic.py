@@ -1,93 +1,132 @@
-"""Plots of bytes: volume, sizes, who sends to whom, and the load of every link."""
+"""Plots of bytes: volume, payload sizes, the traffic matrix, and link loads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from meshscope.analysis.catalog import NO_COLLECTIVES
 from meshscope.analysis.metric import Unavailable
-from meshscope.views.charts.sizes import size_counts
+from meshscope.views.charts.sizes import SizeCount, size_counts
 from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
-from meshscope.views.charts.volume import volume_bars
+from meshscope.views.charts.volume import VolumeBar, volume_bars
 from meshscope.views.plots.style import (
-    COLOURS,
-    Drawn,
-    Plotted,
+    COLORS,
+    MARKERS,
+    Plot,
+    PlotRun,
     bytes_axis,
+    label_text,
     legend_below,
-    name_of,
     new_axes,
     stacked,
+    title,
 )
+from meshscope.views.run_label import distinct_labels
 
-HEAT = "Blues"  # of one hue: read alike by everybody
-LABELLED_CHIPS = 300  # beyond so many chips, no ids are written into them
+HEAT = "Blues"  # a single-hue colormap, safe for color-blind readers
+MAX_LABELED_CHIPS = 300
 
-Line = tuple[tuple[float, float], tuple[float, float]]
+Line = tuple[tuple[float, float], tuple[float, float]]  # xs, ys
+Place = tuple[int, int, int]
 
 
-def draw_volume(it: Plotted) -> Iterator[Drawn]:
-    """Bytes that one device sends in a request, by phase, axis and kind."""
-    volume = it.metrics["volume"]
+def volume_plots(run: PlotRun) -> Iterator[Plot]:
+    """Wire bytes of one device per request, one bar per phase."""
+    volume = run.metrics["volume"]
     if isinstance(volume, Unavailable):
-        yield Drawn(name="volume", reason=volume.reason)
+        yield Plot(name="volume", reason=volume.reason)
         return
-    bars = volume_bars(volume, it.source)
-    phases = list(dict.fromkeys(bar.phase for bar in bars))
-    figure, axes = new_axes(0.9 + 0.42 * len(phases))
-    segments = [
-        (
-            phase,
-            [(f"{b.kind} over {b.axis}", b.request_wire_bytes) for b in bars if b.phase == phase],
-        )
-        for phase in phases
-    ]
-    stacked(axes, segments)
+    bars = volume_bars(volume, run.source)
+    phases = dict.fromkeys(bar.phase for bar in bars)
+    rows = [(phase, [bar for bar in bars if bar.phase == phase]) for phase in phases]
+    figure = _volume_figure(rows, "Bytes sent by one device per request")
+    yield Plot(name="volume", figure=figure)
+
+
+def volume_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
+    """Wire bytes of one device per request, one plot per phase with one bar per run."""
+    labels = distinct_labels([run.run for run in runs])
+    bars_by_run = [_volume_bars(run) for run in runs]
+    if not any(bars_by_run):
+        yield Plot(name="volume", reason=NO_COLLECTIVES.reason)
+    for phase in dict.fromkeys(bar.phase for bars in bars_by_run for bar in bars):
+        rows = [
+            (label, [bar for bar in bars if bar.phase == phase])
+            for label, bars in zip(labels, bars_by_run, strict=True)
+        ]
+        name = label_text(phase)
+        figure = _volume_figure(rows, f"Bytes sent by one device per request, {name}")
+        yield Plot(name=f"volume-{name.replace(' ', '-')}", figure=figure)
+
+
+def _volume_bars(run: PlotRun) -> tuple[VolumeBar, ...]:
+    volume = run.metrics["volume"]
+    return () if isinstance(volume, Unavailable) else volume_bars(volume, run.source)
+
+
+def _volume_figure(rows: Sequence[tuple[str, Sequence[VolumeBar]]], heading: str) -> Figure:
+    """One bar per row, with a segment for each kind and axis."""
+    figure, axes = new_axes(0.9 + 0.42 * len(rows))
+    stacked(
+        axes,
+        [
+            (label, [(f"{bar.kind} over {bar.axis}", bar.request_wire_bytes) for bar in bars])
+            for label, bars in rows
+        ],
+    )
     bytes_axis(axes.xaxis)
-    axes.set_title("Sent by one device in a request")
+    title(axes, heading)
     legend_below(axes, n_columns=3)
-    yield Drawn(name="volume", figure=figure)
+    return figure
 
 
-def draw_sizes(it: Plotted) -> Iterator[Drawn]:
-    """How often each payload occurs in a step."""
-    found = it.metrics["size_distribution"]
-    counts = () if isinstance(found, Unavailable) else size_counts(found, it.source)
+def size_plots(run: PlotRun) -> Iterator[Plot]:
+    """Counts of payload sizes in one step."""
+    distribution = run.metrics["size_distribution"]
+    counts = () if isinstance(distribution, Unavailable) else size_counts(distribution, run.source)
     if not counts:
-        yield Drawn(name="sizes", reason=NO_COLLECTIVES.reason)
+        yield Plot(name="sizes", reason=NO_COLLECTIVES.reason)
         return
     figure, axes = new_axes()
-    sorts = list(dict.fromkeys((c.phase, f"{c.kind} over {c.axis}") for c in counts))
-    for i, (phase, name) in enumerate(sorts):
-        points = [c for c in counts if (c.phase, f"{c.kind} over {c.axis}") == (phase, name)]
-        sizes, times = [c.payload_bytes for c in points], [c.count for c in points]
-        axes.vlines(sizes, 0.5, times, color=COLOURS[i % len(COLOURS)], linewidth=1.2)
-        axes.plot(
-            sizes, times, "os^Dv"[i % 5], color=COLOURS[i % len(COLOURS)], label=f"{phase}: {name_of(name)}"
-        )  # fmt: skip
+    series: dict[str, list[SizeCount]] = {}
+    for count in counts:
+        series.setdefault(f"{count.phase}: {count.kind} over {count.axis}", []).append(count)
+    for i, (name, points) in enumerate(series.items()):
+        color, marker = COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]
+        sizes, n_each = [p.payload_bytes for p in points], [p.count for p in points]
+        axes.vlines(sizes, 0.5, n_each, color=color, linewidth=1.2)
+        axes.plot(sizes, n_each, marker, color=color, label=label_text(name))
+    _log_axes(axes)
+    axes.set_xlabel("payload per collective")
+    axes.set_ylabel("count per step")
+    title(axes, "Payload sizes")
+    legend_below(axes, n_columns=2)
+    yield Plot(name="sizes", figure=figure)
+
+
+def _log_axes(axes: Axes) -> None:
+    """Bytes over counts, both logarithmic."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     bytes_axis(axes.xaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("payload of one operation")
-    axes.set_ylabel("count in one step")
-    axes.set_title("Sizes of collectives")
-    legend_below(axes, n_columns=2)
-    yield Drawn(name="sizes", figure=figure)
 
 
-def draw_matrices(it: Plotted) -> Iterator[Drawn]:
-    """Bytes from device to device in a step of each phase."""
-    found = matrices(it.subject, it.source)
-    if not found:
-        yield Drawn(name="matrix", reason=NO_COLLECTIVES.reason)
-    firsts = {matrix.phase: matrix for matrix in reversed(found)}  # all axes together come first
-    for phase, matrix in reversed(firsts.items()):
-        yield Drawn(name=f"matrix-{phase}", figure=_matrix_figure(matrix))
+def matrix_plots(run: PlotRun) -> Iterator[Plot]:
+    """The traffic matrix of each phase, all axes together."""
+    all_matrices = matrices(run.inputs, run.source)
+    if not all_matrices:
+        yield Plot(name="matrix", reason=NO_COLLECTIVES.reason)
+    by_phase: dict[str, Matrix] = {}
+    for matrix in all_matrices:  # the matrix of all axes comes first
+        by_phase.setdefault(matrix.phase, matrix)
+    for phase, matrix in by_phase.items():
+        yield Plot(name=f"matrix-{phase}", figure=_matrix_figure(matrix))
 
 
 def _matrix_figure(matrix: Matrix) -> Figure:
@@ -102,77 +141,87 @@ def _matrix_figure(matrix: Matrix) -> Figure:
     )
     axes.set_xlabel("to device")
     axes.set_ylabel("from device")
-    axes.set_title(f"Bytes of one {matrix.phase} step")
+    title(axes, f"Traffic matrix of one {matrix.phase} step")
     axes.spines[:].set_visible(True)
     bar = figure.colorbar(image, ax=axes, shrink=0.85)
     bytes_axis(bar.ax.yaxis)
     return figure
 
 
-def draw_tori(it: Plotted) -> Iterator[Drawn]:
-    """The load of every link in a step of each phase."""
-    found = it.metrics["link_traffic"]
-    if isinstance(found, Unavailable) or it.subject.topology is None:
-        reason = found.reason if isinstance(found, Unavailable) else "the run has no slice"
-        yield Drawn(name="torus", reason=reason)
+def torus_plots(run: PlotRun) -> Iterator[Plot]:
+    """The load of every ICI link in one step of each phase."""
+    links = run.metrics["link_traffic"]
+    topology = run.inputs.topology
+    if isinstance(links, Unavailable) or topology is None:
+        reason = links.reason if isinstance(links, Unavailable) else "the run has no slice"
+        yield Plot(name="torus", reason=reason)
         return
-    for torus in tori(found, it.subject.topology, it.source):
-        yield Drawn(name=f"torus-{torus.phase}", figure=_torus_figure(torus))
+    for torus in tori(links, topology, run.source):
+        yield Plot(name=f"torus-{torus.phase}", figure=_torus_figure(torus))
 
 
 def _torus_figure(torus: Torus) -> Figure:
-    """Planes of chips side by side; each link twice, once in each direction."""
+    """Planes of chips side by side; each link is drawn once per direction."""
     width, depth, height = torus.sizes
     n_planes = height * torus.n_slices
-    figure = Figure(
-        figsize=(max(2.6, min(12.0, 0.55 * (width + 1) * n_planes)), max(2.4, 0.55 * depth + 1.2))
-    )
-    planes = np.atleast_1d(figure.subplots(1, n_planes, squeeze=False)[0])
-    most = max((link.load_bytes for link in torus.links), default=1.0)
-    colours = mpl.colormaps[HEAT]
+    size = (max(2.6, min(12.0, 0.55 * (width + 1) * n_planes)), max(2.4, 0.55 * depth + 1.2))
+    figure = Figure(figsize=size)
+    planes = list(figure.subplots(1, n_planes, squeeze=False)[0])
     for i, axes in enumerate(planes):
-        axes.set_aspect("equal")
-        axes.set_axis_off()
-        axes.set_xlim(-0.9, width - 0.1)
-        axes.set_ylim(depth - 0.1, -0.9)
-        named = [f"slice {i // height}"] if torus.n_slices > 1 else []
-        axes.set_title(
-            ", ".join([*named, *([f"z = {i % height}"] if height > 1 else [])]), fontsize=8
-        )
-    for link in torus.links:
-        axes = planes[link.slice_index * height + link.source[2]]
-        share = link.load_bytes / most
-        for line in _link_lines(link.source, link.target, is_wrap=link.is_wrap):
-            axes.plot(
-                *line, color=colours(0.25 + 0.75 * share), linewidth=0.8 + 2.2 * share, zorder=1
-            )
-    for at_slice, x, y, z, devices in torus.chips:
-        axes = planes[at_slice * height + z]
-        axes.plot([x], [y], "s", color="white", markeredgecolor="black", markersize=11, zorder=2)
-        if len(torus.chips) <= LABELLED_CHIPS:
-            axes.text(x, y, devices, ha="center", va="center", fontsize=6, zorder=3)
-    scale = ScalarMappable(cmap=colours, norm=Normalize(0, most))
-    bar = figure.colorbar(
-        scale, ax=list(planes), shrink=0.8, label=f"over one link in a {torus.phase} step"
-    )
+        _prepare_plane(axes, torus, i)
+    highest = max((link.load_bytes for link in torus.links), default=1.0)
+    _draw_links(planes, torus, highest)
+    _draw_chips(planes, torus)
+    scale = ScalarMappable(cmap=mpl.colormaps[HEAT], norm=Normalize(0, highest))
+    label = f"bytes per link in one {torus.phase} step"
+    bar = figure.colorbar(scale, ax=planes, shrink=0.8, label=label)
     bytes_axis(bar.ax.yaxis)
     return figure
 
 
-def _link_lines(
-    source: tuple[int, int, int], target: tuple[int, int, int], *, is_wrap: bool
-) -> Iterator[Line]:
-    """Lines as (xs, ys): one between neighbours, two stubs around the torus, a slanting stub along z."""
+def _prepare_plane(axes: Axes, torus: Torus, index: int) -> None:
+    width, depth, height = torus.sizes
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    axes.set_xlim(-0.9, width - 0.1)
+    axes.set_ylim(depth - 0.1, -0.9)
+    names = [f"slice {index // height}"] if torus.n_slices > 1 else []
+    names += [f"z = {index % height}"] if height > 1 else []
+    axes.set_title(", ".join(names), fontsize=8)
+
+
+def _draw_links(planes: Sequence[Axes], torus: Torus, highest: float) -> None:
+    """Darker and thicker lines carry more bytes."""
+    height, colors = torus.sizes[2], mpl.colormaps[HEAT]
+    for link in torus.links:
+        axes = planes[link.slice_index * height + link.source[2]]
+        frac = link.load_bytes / highest
+        color, linewidth = colors(0.25 + 0.75 * frac), 0.8 + 2.2 * frac
+        for line in _link_lines(link.source, link.target, is_wrap=link.is_wrap):
+            axes.plot(*line, color=color, linewidth=linewidth, zorder=1)
+
+
+def _draw_chips(planes: Sequence[Axes], torus: Torus) -> None:
+    for slice_index, x, y, z, devices in torus.chips:
+        axes = planes[slice_index * torus.sizes[2] + z]
+        axes.plot([x], [y], "s", color="white", markeredgecolor="black", markersize=11, zorder=2)
+        if len(torus.chips) <= MAX_LABELED_CHIPS:
+            axes.text(x, y, devices, ha="center", va="center", fontsize=6, zorder=3)
+
+
+def _link_lines(source: Place, target: Place, *, is_wrap: bool) -> Iterator[Line]:
+    """One line between neighbors, two stubs for a wraparound link, a slanted stub along z."""
     (x1, y1, z1), (x2, y2, z2) = source, target
     if z1 != z2:
-        way = 0.3 if (z2 > z1) is not is_wrap else -0.3
-        yield (x1, x1 + way), (y1, y1 - way)
+        slant = 0.3 if (z2 > z1) is not is_wrap else -0.3
+        yield (x1, x1 + slant), (y1, y1 - slant)
         return
     dx, dy = np.sign(x2 - x1), np.sign(y2 - y1)
-    aside_x, aside_y = 0.08 * dy, 0.08 * dx  # the two directions lie beside each other
+    offset_x, offset_y = 0.08 * dy, 0.08 * dx  # separates the two directions
     if not is_wrap:
-        yield (x1 + aside_x, x2 + aside_x), (y1 + aside_y, y2 + aside_y)
+        yield (x1 + offset_x, x2 + offset_x), (y1 + offset_y, y2 + offset_y)
         return
-    out = (x1 - aside_x, x1 - aside_x - 0.55 * dx), (y1 - aside_y, y1 - aside_y - 0.55 * dy)
-    yield out
-    yield (x2 - aside_x + 0.55 * dx, x2 - aside_x), (y2 - aside_y + 0.55 * dy, y2 - aside_y)
+    x, y = x1 - offset_x, y1 - offset_y
+    yield (x, x - 0.55 * dx), (y, y - 0.55 * dy)
+    x, y = x2 - offset_x, y2 - offset_y
+    yield (x + 0.55 * dx, x), (y + 0.55 * dy, y)

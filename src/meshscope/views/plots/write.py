@@ -1,4 +1,4 @@
-"""Writes every plot that a run, or several side by side, can have; what cannot be drawn says why."""
+"""Writes all plots of one run, or of several runs side by side."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,53 +8,50 @@ import matplotlib as mpl
 from meshscope.analysis.catalog import metrics_of
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.store.run import RunRecord
-from meshscope.views.plots import several, times, traffic
-from meshscope.views.plots.style import STYLE, Drawn, Plotted, save
+from meshscope.views.plots import memory, roofline, times, traffic
+from meshscope.views.plots.style import STYLE, Plot, PlotRun, save
 
 # In the order of the report.
-DRAW = (
-    times.draw_cost,
-    traffic.draw_volume,
-    traffic.draw_sizes,
-    traffic.draw_matrices,
-    traffic.draw_tori,
-    times.draw_timelines,
-    times.draw_intervals,
-    times.draw_roofline,
-    times.draw_memory,
+ONE_RUN = (
+    times.cost_plots,
+    traffic.volume_plots,
+    traffic.size_plots,
+    traffic.matrix_plots,
+    traffic.torus_plots,
+    times.timeline_plots,
+    times.burst_plots,
+    roofline.roofline_plots,
+    memory.memory_plots,
+)
+SEVERAL_RUNS = (
+    times.cost_plots_by_run,
+    times.scaling_plots,
+    traffic.volume_plots_by_run,
+    memory.memory_plots_by_run,
 )
 
 
-# Of several runs, in the order of the report.
-DRAW_SEVERAL = (
-    several.draw_costs,
-    several.draw_scaling,
-    several.draw_volumes,
-    several.draw_memories,
-)
-
-
-def write_plots(runs: Sequence[RunRecord], folder: Path) -> list[Drawn]:
-    """Writes NAME.png and NAME.svg into the folder; all plots, those that were not drawn with their reasons."""
+def write_plots(runs: Sequence[RunRecord], folder: Path) -> list[Plot]:
+    """Writes NAME.png and NAME.svg into the folder; plots without data carry the reason instead."""
     with mpl.rc_context(STYLE):
-        found = list(plots_of(runs))
-        for drawn in found:
-            if drawn.figure is not None:
-                save(drawn.figure, folder / drawn.name)
-    return found
+        plots = list(plots_of(runs))
+        for plot in plots:
+            if plot.figure is not None:
+                save(plot.figure, folder / plot.name)
+    return plots
 
 
-def plots_of(runs: Sequence[RunRecord]) -> Iterator[Drawn]:
-    """Every plot of the only run, or of the runs side by side."""
-    plotted = [_plotted(run) for run in runs]
-    if len(plotted) > 1:
-        for draw_several in DRAW_SEVERAL:
-            yield from draw_several(plotted)
+def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:
+    """All plots of a single run, or the comparison plots of several runs."""
+    plot_runs = [_plot_run(run) for run in runs]
+    if len(plot_runs) > 1:
+        for compare in SEVERAL_RUNS:
+            yield from compare(plot_runs)
         return
-    for draw in DRAW:
-        yield from draw(plotted[0])
+    for draw in ONE_RUN:
+        yield from draw(plot_runs[0])
 
 
-def _plotted(run: RunRecord) -> Plotted:
-    subject = metric_inputs(run)
-    return Plotted(run=run, subject=subject, metrics=metrics_of(subject))
+def _plot_run(run: RunRecord) -> PlotRun:
+    inputs = metric_inputs(run)
+    return PlotRun(run=run, inputs=inputs, metrics=metrics_of(inputs))
