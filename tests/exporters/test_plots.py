@@ -82,7 +82,7 @@ def test_several_runs_stand_side_by_side(
         assert all(f">{label}<" in text for label in ("dp=2,tp=4 v6e:2x4", "dp=4,tp=4 v6e:4x4")), (
             name
         )
-    assert ">ideal<" in (run / "both" / "scaling-decode.svg").read_text()
+    assert ">ideal scaling<" in (run / "both" / "scaling-decode.svg").read_text()
 
 
 @pytest.mark.parametrize(
