@@ -98,7 +98,7 @@ class FactList:
 class Paragraph:
     """A paragraph; `class_name` is how it looks."""
 
-    block: ClassVar[str] = "words"
+    block: ClassVar[str] = "paragraph"
     text: str
     class_name: str = "note"
 

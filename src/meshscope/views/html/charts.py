@@ -31,7 +31,7 @@ def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
                 "low": bar.low_s,
                 "high": bar.high_s,
                 "segments": [[name_of(what), seconds] for what, seconds in bar.segments]
-                or [["of unknown split", bar.step_s]],
+                or [["no breakdown", bar.step_s]],
             }
             for name, bar in bars
         ],
@@ -124,7 +124,7 @@ def timeline_data(
             lanes.index(span.lane),
             _brief(span.start_s),
             _brief(span.dur_s),
-            labels.setdefault((_label(span), _colour(span)), len(labels)),
+            labels.setdefault((_label(span), _color(span)), len(labels)),
             *([n, _brief(period)] for n, period in span.repeats),
         ]
         for span in timeline.spans
@@ -142,7 +142,7 @@ def _label(span: TimeSpan) -> str:
     return name_of(span.label)
 
 
-def _colour(span: TimeSpan) -> str:
+def _color(span: TimeSpan) -> str:
     """What decides its colour: the part on the core, the axis of a collective."""
     return name_of(span.label.partition(",")[0] if span.lane == "core" else span.lane)
 
@@ -181,7 +181,7 @@ def _lanes(  # noqa: PLR0913  what a chart of lanes holds
         "lanes": list(lanes),
         "spans": spans,
         "labels": [label for label, _ in labels],
-        "colours": [colour for _, colour in labels],
+        "colors": [color for _, color in labels],
     }
 
 
