@@ -10,19 +10,13 @@ from meshscope.analysis.timeline import (
     OPS,
     TIMELINE_SCHEMA,
     last_step,
+    modeled_timeline,
     read_timeline,
-    timeline_of,
-    unfolded,
 )
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.events.schema import POLARS_SCHEMA, table_of
-
-SCHEMA = {
-    **dict.fromkeys(("source", "phase", "lane", "part", "kind", "axis"), pl.String),
-    "start_s": pl.Float64, "dur_s": pl.Float64, "repeats": pl.List(pl.Int64),
-    "periods_s": pl.List(pl.Float64), "time_basis": pl.String, "hlo_name": pl.String,
-}  # fmt: skip
+from meshscope.events.timeline import FOLDED_SCHEMA
 
 
 def folded(*rows) -> pl.DataFrame:
@@ -32,7 +26,7 @@ def folded(*rows) -> pl.DataFrame:
             ("compiled", "decode", lane, "mlp", kind, "tp" if kind else None, start, dur, repeats, periods, "x", name)
             for lane, kind, start, dur, repeats, periods, name in rows
         ],
-        schema=SCHEMA, orient="row",
+        schema=FOLDED_SCHEMA, orient="row",
     )  # fmt: skip
 
 
@@ -49,14 +43,9 @@ def events() -> pl.DataFrame:
     )
 
 
-def test_repetitions_are_written_out_from_the_outermost_loop() -> None:
-    table = unfolded(folded(("core", None, 1.0, 0.5, [2, 3], [100.0, 10.0], "f")))
-    assert table["start_s"].to_list() == [1, 11, 21, 101, 111, 121]
-
-
 def test_each_execution_knows_what_its_instruction_sends() -> None:
     """Two arrays of one instruction add up; three layers do not."""
-    table = timeline_of(
+    table = modeled_timeline(
         folded(("collective", "all_reduce", 0.0, 2.0, [3], [5.0], "psum.1")), events()
     )
     assert table.columns == [*POLARS_SCHEMA, "step"]
@@ -73,7 +62,7 @@ def test_copies_are_no_compute() -> None:
         ("copy", None, 3.0, 5.0, [], [], "copy-start"),
         ("collective", "all_reduce", 4.0, 3.0, [], [], "psum.1"),
     ]
-    (row,) = overlap(timeline_of(folded(*rows), events())).iter_rows(named=True)
+    (row,) = overlap(modeled_timeline(folded(*rows), events())).iter_rows(named=True)
     assert (row["compute_s"], row["exposed_s"], row["hidden_s"]) == (4, 3, 0)
     assert row["step_s"] == pytest.approx(8)
     assert row["idle_s"] == pytest.approx(1)

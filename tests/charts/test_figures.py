@@ -8,11 +8,12 @@ import pytest
 
 from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
 from meshscope.analysis.routed import link_traffic
-from meshscope.analysis.timeline import TIMELINE, TIMELINE_SCHEMA
+from meshscope.analysis.timeline import TIMELINE_SCHEMA
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad, Measured
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.timeline import TIMELINE
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.views.charts.cost import cost_bars, segments_of
 from meshscope.views.charts.roofline import roofline_chart

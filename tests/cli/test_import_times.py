@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.cost.timeline import TIMELINE
+from meshscope.events.timeline import TIMELINE
 from meshscope.interconnect import constants_of
 from meshscope.interconnect.profile import ChipProfile, save_profile
 from meshscope.spec.hardware.chips import chip_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from meshscope.cost.machine import ON_COPIES, ON_CORE, ON_LINKS, InFlight, Machine, Task
-from meshscope.cost.steps import expanded
+from meshscope.events.timeline import repetition_starts
 
 TICK = 1.0  # all durations are whole ticks, so that sampling at half ticks is exact
 
@@ -166,7 +166,7 @@ def test_spans_of_nested_loops_expand_to_every_repetition():
     assert len(machine.spans) < len(written.spans)
     for name in "abc":
         spans = [s for s in machine.spans if s.task.name == name]
-        starts = sorted(start for span in spans for start in expanded(span))
+        starts = sorted(start for s in spans for start in repetition_starts(s.start_s, s.repeats))
         assert starts == pytest.approx([s.start_s for s in written.spans if s.task.name == name])
 
 

@@ -8,12 +8,12 @@ import yaml
 
 from meshscope.exporters.ccl_bench import STEP, write_ccl_bench
 from meshscope.exporters.ccl_metrics import TOLD
-from meshscope.exporters.layout import layout_of
+from meshscope.exporters.run_timeline import run_timeline
 
 
 def exported(run, folder: Path) -> tuple[dict, list[dict], dict]:
     folder.mkdir()
-    write_ccl_bench(run, layout_of(run), folder)
+    write_ccl_bench(run, run_timeline(run), folder)
     trace = folder / "steps.trace.json"
     events = json.loads(trace.read_text())["traceEvents"] if trace.exists() else []
     told = json.loads((folder / "meshscope" / "metrics.json").read_text())
@@ -73,6 +73,6 @@ def test_their_faults_show_in_the_figures(timed_run, tmp_path: Path) -> None:
 def test_steps_are_those_that_the_tools_would_tell(timed_run, tmp_path: Path) -> None:
     _, _, told = exported(timed_run, tmp_path / "x")
     metrics = told["metrics"]
-    prefill, decode = (s.dur_ns / 1e9 for s in layout_of(timed_run).steps)
+    prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
     assert metrics["ttft"]["as_coded_by_ccl_bench"]["value"] == pytest.approx(prefill)
     assert metrics["tpot"]["as_coded_by_ccl_bench"]["value"] == pytest.approx(decode)

@@ -7,7 +7,7 @@ import pytest
 
 from meshscope.errors import SpecError
 from meshscope.exporters.chakra import write_chakra
-from meshscope.exporters.layout import layout_of
+from meshscope.exporters.run_timeline import run_timeline
 from meshscope.readers.profile.wire import read_varint
 
 
@@ -40,7 +40,7 @@ def nodes(path: Path, decoded) -> list[dict]:
 
 def test_every_device_has_its_nodes_in_a_chain(make_run, decoded, tmp_path: Path) -> None:
     run = make_run()
-    write_chakra(layout_of(run), tmp_path)
+    write_chakra(run_timeline(run), tmp_path)
     groups = json.loads((tmp_path / "comm_groups.json").read_text())
     for device in range(8):
         found = nodes(tmp_path / f"prefill.{device}.et", decoded)
@@ -54,7 +54,7 @@ def test_every_device_has_its_nodes_in_a_chain(make_run, decoded, tmp_path: Path
 
 def test_sizes_are_what_a_device_puts_in(make_run, decoded, tmp_path: Path) -> None:
     run = make_run(plan="tp=8,sp")
-    write_chakra(layout_of(run), tmp_path)
+    write_chakra(run_timeline(run), tmp_path)
     found = nodes(tmp_path / "prefill.0.et", decoded)
     payload = 8 * 64 * 4096 * 2
     sizes = {(node["comm_type"], node["comm_size"]) for node in found if node["part"] != b"lm_head"}
@@ -63,7 +63,7 @@ def test_sizes_are_what_a_device_puts_in(make_run, decoded, tmp_path: Path) -> N
 
 
 def test_permutes_are_sends_and_receives_that_match(make_run, decoded, tmp_path: Path) -> None:
-    write_chakra(layout_of(make_run(plan="pp=2,tp=4")), tmp_path)
+    write_chakra(run_timeline(make_run(plan="pp=2,tp=4")), tmp_path)
     sent, received = [], []
     for device in range(8):
         for node in nodes(tmp_path / f"prefill.{device}.et", decoded):
@@ -79,7 +79,7 @@ def test_permutes_are_sends_and_receives_that_match(make_run, decoded, tmp_path:
 
 
 def test_times_are_microseconds_where_there_are_some(timed_run, decoded, tmp_path: Path) -> None:
-    write_chakra(layout_of(timed_run), tmp_path)
+    write_chakra(run_timeline(timed_run), tmp_path)
     found = nodes(tmp_path / "prefill.0.et", decoded)
     assert [node["times"] for node in found[:3]] == [([0], [2]), ([5], [2]), ([10], [2])]
 
@@ -90,14 +90,14 @@ def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> No
     run = make_run()
     rows = tuple(replace(row, payload_bytes=None, wire_bytes=None) for row in run.rows)
     with pytest.raises(SpecError, match="Export to another form, such as csv"):
-        write_chakra(layout_of(replace(run, rows=rows)), tmp_path)
+        write_chakra(run_timeline(replace(run, rows=rows)), tmp_path)
 
 
 def test_what_starts_together_waits_for_the_same(make_run, decoded, tmp_path: Path) -> None:
     """a, then b and c at once, d after b alone, e after all; a is implied for d."""
     from dataclasses import replace  # noqa: PLC0415
 
-    layout = layout_of(make_run())
+    layout = run_timeline(make_run())
     first = layout.executions[0]
     spans = {"a": (0, 10), "b": (10, 10), "c": (10, 90), "d": (20, 10), "e": (100, 1)}
     executions = tuple(

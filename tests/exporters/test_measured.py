@@ -1,6 +1,5 @@
 """A run on live devices: each device has its own times on the timeline, and meets the others in flows."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from meshscope.analysis.timeline import OPS
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.layout import layout_of
+from meshscope.exporters.run_timeline import run_timeline
+from meshscope.exporters.run_tracks import timeline_of
 from meshscope.store.read import read_run
 from meshscope.store.write import write_run
 
@@ -40,13 +40,13 @@ def test_every_device_has_its_own_times(make_run, tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     ops_of(run).write_parquet(tmp_path / OPS)
     write_run(tmp_path, run, metrics={})
-    layout = layout_of(read_run(tmp_path))
+    layout = run_timeline(read_run(tmp_path))
     assert layout.is_time
     first = [next(e for e in layout.of_device(d) if e.kind) for d in range(8)]
     assert [e.start_ns for e in first] == [1000 * d for d in range(8)]
-    assert {e.meeting for e in first} == {first[0].meeting}
-    out = io.BytesIO()
-    write_chrome(layout, out)
-    events = json.loads(out.getvalue())["traceEvents"]
+    assert {e.collective_id for e in first} == {first[0].collective_id}
+    path = tmp_path / "t.json"
+    write_chrome(timeline_of(layout), path, is_gzipped=False)
+    events = json.loads(path.read_text())["traceEvents"]
     assert sum(e["ph"] == "X" and "kind" in e["args"] for e in events) == 8 * len(rows)
     assert sum(e["ph"] == "s" for e in events) == 2 * len(rows)

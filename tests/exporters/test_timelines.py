@@ -1,41 +1,40 @@
 """Timelines: every device has every collective of its groups, in order or at its time, and says which."""
 
-import io
 import json
 import struct
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from meshscope.analysis.routed import link_traffic
 from meshscope.events.schema import table_of
 from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.layout import layout_of
 from meshscope.exporters.perfetto import write_perfetto
+from meshscope.exporters.run_timeline import run_timeline
+from meshscope.exporters.run_tracks import timeline_of
 
 
-def chrome(run) -> list[dict]:
-    out = io.BytesIO()
-    write_chrome(layout_of(run), out)
-    return json.loads(out.getvalue())["traceEvents"]
+def chrome(run, path: Path) -> list[dict]:
+    write_chrome(timeline_of(run_timeline(run)), path, is_gzipped=False)
+    return json.loads(path.read_text())["traceEvents"]
 
 
-def perfetto(run, decoded) -> tuple[dict, list, dict]:
-    """(parent and name of each track, slices (track, name, begin, end, flows), counter values)."""
-    out = io.BytesIO()
-    write_perfetto(layout_of(run), out)
+def perfetto(run, decoded, path: Path) -> tuple[dict, list, dict]:
+    """(parent and name of each track, slices (track, name, begin, end, flows), counter samples)."""
+    write_perfetto(timeline_of(run_timeline(run)), path)
     names, tracks, slices, counters = {}, {}, [], {}
     opened: dict[int, tuple] = {}
-    for packet in decoded(out.getvalue())[1]:
-        told = decoded(packet)
-        for interned in told[12]:
+    for packet in decoded(path.read_bytes())[1]:
+        fields = decoded(packet)
+        for interned in fields[12]:
             entry = decoded(decoded(interned)[2][0])
             names[entry[1][0]] = entry[2][0].decode()
-        for descriptor in map(decoded, told[60]):
+        for descriptor in map(decoded, fields[60]):
             name = descriptor[2] or decoded(descriptor[3][0])[6]
             tracks[descriptor[1][0]] = ((descriptor[5] or [0])[0], name[0].decode())
-        for event in map(decoded, told[11]):
-            (track,), (kind,), (time,) = event[11], event[9], told[8]
+        for event in map(decoded, fields[11]):
+            (track,), (kind,), (time,) = event[11], event[9], fields[8]
             if kind == 1:
                 assert track not in opened
                 opened[track] = (names[event[10][0]], time, event[47])
@@ -57,8 +56,8 @@ def path_of(tracks: dict, track: int) -> list[str]:
     return names[::-1]
 
 
-def test_tracks_are_plan_chip_and_lanes(make_run, decoded) -> None:
-    tracks, slices, _ = perfetto(make_run(), decoded)
+def test_tracks_are_plan_chip_and_lanes(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
     paths = {tuple(path_of(tracks, s[0])[1:]) for s in slices}
     lanes = ("steps", "communication tp")
     assert paths == {(f"chip {i}", lane) for i in range(8) for lane in lanes}
@@ -67,40 +66,40 @@ def test_tracks_are_plan_chip_and_lanes(make_run, decoded) -> None:
     assert "order, not time" in plan
 
 
-def test_two_devices_of_a_chip_stand_under_it(make_run, decoded) -> None:
-    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), decoded)
+def test_two_devices_of_a_chip_stand_under_it(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), decoded, tmp_path / "t")
     paths = {tuple(path_of(tracks, s[0])[1:3]) for s in slices}
     assert paths == {(f"chip {i // 2}", f"device {i}") for i in range(8)}
 
 
-def test_every_device_has_every_collective_of_its_groups(make_run, decoded) -> None:
+def test_every_device_has_every_collective_of_its_groups(make_run, decoded, tmp_path: Path) -> None:
     run = make_run()
-    tracks, slices, _ = perfetto(run, decoded)
+    tracks, slices, _ = perfetto(run, decoded, tmp_path / "t")
     n_rows = sum(row.count for row in run.rows)
     own = [s for s in slices if tracks[s[0]][1].startswith("communication")]
     assert len(own) == 8 * n_rows
-    events = [e for e in chrome(run) if e["ph"] == "X" and "kind" in e["args"]]
+    events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and "kind" in e["args"]]
     assert len(events) == 8 * n_rows
 
 
-def test_flows_join_the_devices_of_a_group(make_run, decoded) -> None:
-    tracks, slices, _ = perfetto(make_run(), decoded)
+def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(make_run(), decoded, tmp_path / "t")
     members: dict[int, set[int]] = {}
     for track, *_, flows in slices:
         for flow in flows:
             members.setdefault(flow, set()).add(int(path_of(tracks, track)[1].split()[1]))
     assert {tuple(sorted(group)) for group in members.values()} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     by_id: dict[int, list[str]] = {}
-    for event in chrome(make_run()):
+    for event in chrome(make_run(), tmp_path / "t"):
         if event["ph"] in "stf":
             by_id.setdefault(event["id"], []).append(event["ph"])
     assert {"".join(phases) for phases in by_id.values()} == {"sttf"}
 
 
-def test_counters_of_links_hold_every_byte_of_the_step(make_run, decoded) -> None:
+def test_counters_of_links_hold_every_byte_of_the_step(make_run, decoded, tmp_path: Path) -> None:
     run = make_run()
-    _, _, counters = perfetto(run, decoded)
-    total = link_traffic(table_of(run.rows), layout_of(run).topology, by=())["load_bytes"].sum()
+    _, _, counters = perfetto(run, decoded, tmp_path / "t")
+    total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
     counted = sum(
         value * (later - time) / 1000  # a microsecond is an operation
         for changes in counters.values()
@@ -110,8 +109,8 @@ def test_counters_of_links_hold_every_byte_of_the_step(make_run, decoded) -> Non
     assert all(changes[-1][1] == 0 for changes in counters.values())
 
 
-def test_times_are_kept_where_there_are_some(timed_run, decoded) -> None:
-    tracks, slices, _ = perfetto(timed_run, decoded)
+def test_times_are_kept_where_there_are_some(timed_run, decoded, tmp_path: Path) -> None:
+    tracks, slices, _ = perfetto(timed_run, decoded, tmp_path / "t")
     prefill = sorted(
         (begin, end) for track, _, begin, end, _ in slices
         if path_of(tracks, track)[1:] == ["chip 0", "communication tp"]
@@ -120,17 +119,17 @@ def test_times_are_kept_where_there_are_some(timed_run, decoded) -> None:
     assert "(time)" in tracks[1][1]
 
 
-def test_a_run_without_collectives_is_an_empty_timeline(make_run, decoded) -> None:
+def test_a_run_without_collectives_is_an_empty_timeline(make_run, decoded, tmp_path: Path) -> None:
     run = make_run(plan="tp=1", topology="v6e-1")
-    _, slices, counters = perfetto(run, decoded)
+    _, slices, counters = perfetto(run, decoded, tmp_path / "t")
     assert [name for _, name, *_ in slices] == ["prefill", "decode"]
     assert counters == {}
 
 
-def test_hostile_names_break_no_timeline(hostile_run, decoded) -> None:
-    _, slices, _ = perfetto(hostile_run, decoded)
+def test_hostile_names_break_no_timeline(hostile_run, decoded, tmp_path: Path) -> None:
+    _, slices, _ = perfetto(hostile_run, decoded, tmp_path / "t")
     assert slices
-    events = chrome(hostile_run)
+    events = chrome(hostile_run, tmp_path / "t")
     text = json.dumps(events, ensure_ascii=False)
     assert not {"\x00", "\x1b", "\u202e"} & set(text)
     assert max(len(str(value)) for e in events for value in e.get("args", {}).values()) < 2_100

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from made_profiles import FUSION, GOLDEN, REDUCE, TPU_V6E, Event, Line, Plane, needs, tpu, write
 
-from meshscope.readers.profile.chrome import write_chrome_trace
-from meshscope.readers.profile.perfetto import write_perfetto_trace
+from meshscope.exporters.chrome import write_chrome
+from meshscope.exporters.perfetto import write_perfetto
 from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.readers.profile.timeline import profile_timeline
 from meshscope.readers.profile.wire import fields
 
 HOSTILE = '"},{"ph":"X\x00\x1b[31m\u202e\n' + "x" * 1_000_000
@@ -18,8 +19,8 @@ HOSTILE = '"},{"ph":"X\x00\x1b[31m\u202e\n' + "x" * 1_000_000
 
 def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
     path = tmp_path / "t.trace.json.gz"
-    write_chrome_trace(profile, path)
-    assert [p.name for p in tmp_path.glob("*.partial")] == []
+    timeline = profile_timeline(profile)
+    write_chrome(timeline, path, is_gzipped=True, has_text_arguments=True)
     return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
@@ -34,7 +35,7 @@ def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
 def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, int, int, int]]:
     """(process, track, name, begin, end) of all slices, by a reading of our own that checks nesting."""
     path = tmp_path / "t.perfetto-trace"
-    write_perfetto_trace(profile, path)
+    write_perfetto(profile_timeline(profile), path)
     data = path.read_bytes()
     names: dict[int, str] = {}
     tracks: dict[int, tuple[str, str]] = {}
@@ -47,22 +48,22 @@ def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, in
             entry = message(data, *message(data, *interned)[2][0])
             names[entry[1][0]] = data[slice(*entry[2][0])].decode()
         for descriptor in packet[60]:
-            told = message(data, *descriptor)
-            if told[3]:
-                name = message(data, *told[3][0])[6][0]
-                tracks[told[1][0]] = ("", data[slice(*name)].decode())
+            track = message(data, *descriptor)
+            if track[3]:
+                name = message(data, *track[3][0])[6][0]
+                tracks[track[1][0]] = ("", data[slice(*name)].decode())
             else:
-                parent = tracks[told[5][0]][1]
-                tracks[told[1][0]] = (parent, data[slice(*told[2][0])].decode())
+                parent = tracks[track[5][0]][1]
+                tracks[track[1][0]] = (parent, data[slice(*track[2][0])].decode())
         for event in packet[11]:
-            told, (time,) = message(data, *event), packet[8]
-            pile = open_slices[told[11][0]]
-            if told[9] == [1]:
+            slice_fields, (time,) = message(data, *event), packet[8]
+            pile = open_slices[slice_fields[11][0]]
+            if slice_fields[9] == [1]:
                 assert not pile or time >= pile[-1][1]
-                pile.append((names[told[10][0]], time))
+                pile.append((names[slice_fields[10][0]], time))
             else:
                 name, begin = pile.pop()
-                slices.append((*tracks[told[11][0]], name, begin, time))
+                slices.append((*tracks[slice_fields[11][0]], name, begin, time))
     assert not any(open_slices.values())
     return slices
 
@@ -117,8 +118,8 @@ def test_hosts_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
     for name in ("h0", "h1"):
         write(tmp_path / f"{name}.xplane.pb", tpu(Event(FUSION, 5_000, 9_000)))
     slices = perfetto_slices(read_profile(tmp_path), tmp_path)
-    told = [(process, begin) for process, _, name, begin, _ in slices if name == "fusion.1"]
-    assert told == [("h0 /device:TPU:3", 5), ("h1 /device:TPU:3", 5)]
+    starts = [(process, begin) for process, _, name, begin, _ in slices if name == "fusion.1"]
+    assert starts == [("h0 /device:TPU:3", 5), ("h1 /device:TPU:3", 5)]
 
 
 @pytest.mark.parametrize(

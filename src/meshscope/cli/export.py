@@ -1,10 +1,8 @@
 """`meshscope export`: a run in the form of another tool."""
 
-import gzip
 from enum import StrEnum
-from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, assert_never, cast
+from typing import Annotated, assert_never
 
 import typer
 
@@ -16,8 +14,9 @@ from meshscope.exporters.ccl_bench import write_ccl_bench
 from meshscope.exporters.chakra import write_chakra
 from meshscope.exporters.chrome import write_chrome
 from meshscope.exporters.files import MARK, new_directory, new_file
-from meshscope.exporters.layout import TimelineLayout, layout_of
 from meshscope.exporters.perfetto import write_perfetto
+from meshscope.exporters.run_timeline import RunTimeline, run_timeline
+from meshscope.exporters.run_tracks import timeline_of
 from meshscope.exporters.tables import write_csv, write_parquet
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
@@ -132,15 +131,12 @@ def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str 
 
 
 def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    layout = layout_of(run)
-    with new_file(path, force=force) as partial, partial.open("wb") as raw:
+    layout = run_timeline(run)
+    with new_file(path, force=force) as partial:
         if to is ExportFormat.PERFETTO:
-            write_perfetto(layout, raw)
-        elif path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-                write_chrome(layout, cast("BufferedIOBase", packed))
+            write_perfetto(timeline_of(layout), partial)
         else:
-            write_chrome(layout, raw)
+            write_chrome(timeline_of(layout), partial, is_gzipped=path.suffix == ".gz")
     return _note_of(layout)
 
 
@@ -166,7 +162,7 @@ def _mark(folder: Path, to: ExportFormat) -> None:
 
 
 def _write_folder(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    layout = layout_of(run)
+    layout = run_timeline(run)
     with new_directory(path, force=force) as partial:
         if to is ExportFormat.CHAKRA:
             write_chakra(layout, partial)
@@ -177,7 +173,7 @@ def _write_folder(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) 
     return _note_of(layout, is_whole=is_whole)
 
 
-def _note_of(layout: TimelineLayout, *, is_whole: bool = False) -> str | None:
+def _note_of(layout: RunTimeline, *, is_whole: bool = False) -> str | None:
     told = [] if layout.is_time else ["the order of the schedule, not time"]
     if len(layout.devices) < layout.n_devices and not is_whole:
         told.append(f"the first {len(layout.devices)} of {layout.n_devices} devices")

@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
+from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.cli.keeping import keep
 from meshscope.cli.making import predicted_run, run_of
@@ -19,6 +20,7 @@ from meshscope.cli.profiles import asked_profile
 from meshscope.cli.progress import CompileProgress
 from meshscope.cli.tracing import tell_python
 from meshscope.errors import SpecError
+from meshscope.exporters.profile_traces import write_profile_traces
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import parse_topology
@@ -139,6 +141,7 @@ def _live_run(options: LiveOptions) -> RunRecord | None:
     with new_folder(path, force=options.force) as partial:
         with CompileProgress() as progress:
             result = run_experiment(experiment, partial, live, progress=progress)
+            write_profile_traces(result.profile, partial / TRACE)
         measured = replace(result.measured, texts=_texts(asked.texts, result.tokens))
         run = run_of(experiment, predicted, result, measured=measured)
         keep(run, partial)

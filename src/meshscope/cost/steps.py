@@ -14,6 +14,7 @@ from meshscope.cost.simulator import BUBBLE, SimulatedSchedule, Walked
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate, UnestimatedWork
+from meshscope.events.timeline import repetition_starts
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
@@ -275,13 +276,6 @@ def _starts(spans: Iterable[Span], name: str) -> list[float]:
     found: list[float] = []
     for span in spans:
         if span.task.name == name and len(found) < MAX_STARTS:
-            found += expanded(span)[: MAX_STARTS - len(found)]
+            starts = repetition_starts(span.start_s, span.repeats)
+            found += starts[: MAX_STARTS - len(found)].tolist()
     return sorted(found)
-
-
-def expanded(span: Span) -> list[float]:
-    """The start of every repetition that a span stands for, in seconds."""
-    starts = [span.start_s]
-    for times, period_s in reversed(span.repeats):
-        starts = [start + k * period_s for k in range(times) for start in starts]
-    return starts

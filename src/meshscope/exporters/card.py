@@ -12,8 +12,8 @@ import yaml
 from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
+from meshscope.events.text import printable
 from meshscope.exporters.schema import faults_of
-from meshscope.readers.profile.timeline import safe
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
@@ -292,9 +292,9 @@ def _own(run: RunRecord) -> dict[str, Any]:
 def _safe(value: Any) -> Any:
     """The value with plain types and texts without control characters."""
     if isinstance(value, str):
-        return safe(value)
+        return printable(value)
     if isinstance(value, Mapping):
-        return {safe(str(name)): _safe(item) for name, item in value.items()}
+        return {printable(str(name)): _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_safe(item) for item in value]
     return value

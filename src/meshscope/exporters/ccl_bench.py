@@ -18,7 +18,7 @@ from typing import Any
 from meshscope.events.enums import Kind, Phase
 from meshscope.exporters.card import CARD, card_text
 from meshscope.exporters.ccl_metrics import metrics_told_apart
-from meshscope.exporters.layout import Execution, TimelineLayout
+from meshscope.exporters.run_timeline import Execution, RunTimeline
 from meshscope.store.run import RunRecord
 
 JSON_TPU = "json_tpu"
@@ -31,7 +31,7 @@ PROFILE = Path("trace") / "chrome.trace.json.gz"
 Event = dict[str, Any]
 
 
-def write_ccl_bench(run: RunRecord, layout: TimelineLayout, folder: Path) -> None:
+def write_ccl_bench(run: RunRecord, layout: RunTimeline, folder: Path) -> None:
     """Fills `folder`: card, trace where there are times, and the figures told apart."""
     events: list[Event] = []
     traces: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def write_ccl_bench(run: RunRecord, layout: TimelineLayout, folder: Path) -> Non
     (own / "metrics.json").write_text(json.dumps(told, indent=1, allow_nan=False) + "\n")
 
 
-def _events(layout: TimelineLayout) -> Iterator[Event]:
+def _events(layout: RunTimeline) -> Iterator[Event]:
     """Prefill, then decode steps one after another, on every device, with their steps on the host."""
     yield _named(HOST_PID, None, "/host:CPU")
     for device in layout.devices:
@@ -83,7 +83,7 @@ def _named(pid: int, tid: int | None, name: str) -> Event:
 
 
 def _of_execution(
-    layout: TimelineLayout, execution: Execution, shift_ns: int, occurrence: int
+    layout: RunTimeline, execution: Execution, shift_ns: int, occurrence: int
 ) -> Iterator[Event]:
     start_ns = execution.start_ns + shift_ns
     arguments = {

@@ -15,8 +15,8 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
-from meshscope.exporters.layout import Execution, TimelineLayout
-from meshscope.readers.profile.encode import number, span, varint
+from meshscope.exporters.protobuf import number, span, varint
+from meshscope.exporters.run_timeline import Execution, RunTimeline
 
 SCHEMA = "0.0.4"
 COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
@@ -36,7 +36,7 @@ NS_PER_US = 1000
 Groups = dict[tuple[int, ...], str]
 
 
-def write_chakra(layout: TimelineLayout, folder: Path) -> None:
+def write_chakra(layout: RunTimeline, folder: Path) -> None:
     """Writes `<phase>.<device>.et` for every device, and `comm_groups.json`."""
     if len(layout.devices) < layout.n_devices:
         layout = replace(layout, devices=tuple(range(layout.n_devices)))
@@ -59,13 +59,13 @@ def _framed(message: bytes) -> bytes:
     return varint(len(message)) + message
 
 
-def _metadata(layout: TimelineLayout, device: int) -> bytes:
-    told = {"device": str(device), "title": layout.title, "durations": layout.unit_words}
+def _metadata(layout: RunTimeline, device: int) -> bytes:
+    told = {"device": str(device), "title": layout.title, "durations": layout.unit_label}
     attributes = b"".join(span(2, _text(name, value)) for name, value in told.items())
     return span(1, SCHEMA) + attributes
 
 
-def _named_groups(layout: TimelineLayout) -> Groups:
+def _named_groups(layout: RunTimeline) -> Groups:
     """Every group of devices that has a collective, numbered from 1 in the order of its first."""
     found: Groups = {}
     for execution in layout.executions:
@@ -76,7 +76,7 @@ def _named_groups(layout: TimelineLayout) -> Groups:
     return found
 
 
-def _nodes(layout: TimelineLayout, device: int, groups: Groups) -> Iterator[bytes]:
+def _nodes(layout: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
     """The nodes of one device; each depends on what ended before it began, as far as that is not implied."""
     open_nodes: dict[int, tuple[int, frozenset[int]]] = {}  # (end, dependencies) of each
     ident = 0
@@ -94,7 +94,7 @@ def _nodes(layout: TimelineLayout, device: int, groups: Groups) -> Iterator[byte
 
 
 def _node(
-    layout: TimelineLayout, execution: Execution, ident: int, kind: int, before: Iterable[int]
+    layout: RunTimeline, execution: Execution, ident: int, kind: int, before: Iterable[int]
 ) -> bytes:
     start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
     deps = b"".join(number(5, node) for node in sorted(before))

@@ -1,92 +1,178 @@
-"""A layout as Chrome's JSON trace, for chrome://tracing, Perfetto and whatever reads that form.
+"""Writes a timeline in Chrome's trace event format, for chrome://tracing, Perfetto and similar tools.
 
-One process a device, one thread a lane; flows join the devices of a collective, counters show the load
-of each link. Times are microseconds.
+One process per device or plane, one thread per lane; flow events join the devices of a collective,
+counter events show link loads. Times are microseconds.
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
+import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from meshscope.exporters.layout import TimelineLayout, flows_of, link_counts
+import polars as pl
 
-NS_PER_US = 1000
+from meshscope.events.text import printable
+from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+
+N_AT_ONCE = 50_000  # slices converted to text together
+PS_PER_US, NS_PER_US = 1e6, 1000
 
 
-def write_chrome(layout: TimelineLayout, out: BufferedIOBase) -> None:
-    """Writes the whole layout, an event a line."""
-    meta = {"title": layout.title, "a length is": layout.unit_words}
-    out.write(f'{{"displayTimeUnit":"ns","metadata":{_json(meta)},"traceEvents":[\n'.encode())
-    separator = b""
-    for event in _events(layout):
-        out.write(separator + _json(event).encode())
-        separator = b",\n"
+def write_chrome(
+    timeline: Timeline, path: Path, *, is_gzipped: bool, has_text_arguments: bool = False
+) -> None:
+    """Writes the timeline to `path`.
+
+    `has_text_arguments` quotes numeric arguments, as the TPU profiler's own export does.
+    """
+    with path.open("wb") as raw:
+        if not is_gzipped:
+            _write(raw, timeline, has_text_arguments=has_text_arguments)
+            return
+        with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+            out = cast("BufferedIOBase", packed)
+            _write(out, timeline, has_text_arguments=has_text_arguments)
+
+
+def _write(out: BufferedIOBase, timeline: Timeline, *, has_text_arguments: bool) -> None:
+    metadata = _json(timeline.metadata)
+    out.write(f'{{"displayTimeUnit":"ns","metadata":{metadata},"traceEvents":['.encode())
+    separator = b"\n"
+    for block in _blocks(timeline, has_text_arguments=has_text_arguments):
+        if block:
+            out.write(separator + block.encode())
+            separator = b",\n"
     out.write(b"\n]}\n")
 
 
-def _events(layout: TimelineLayout) -> Iterator[dict[str, Any]]:
-    for device in layout.devices:
-        yield from _device(layout, device)
-    for count in link_counts(layout):
-        yield {
-            "ph": "C",
-            "pid": 0,
-            "name": count.link,
-            "ts": count.at_ns / NS_PER_US,
-            "args": {"bytes a second" if layout.is_time else "bytes": count.load},
-        }
+def _blocks(timeline: Timeline, *, has_text_arguments: bool) -> Iterator[str]:
+    """Events as JSON objects joined by commas, many at a time."""
+    seen, source, kinds = set[int](), None, pl.DataFrame()
+    for track in timeline.tracks:
+        yield _names(track, is_new_process=track.pid not in seen)
+        seen.add(track.pid)
+        if track.kinds is not source:
+            source, kinds = track.kinds, _encoded_kinds(track.kinds, is_text=has_text_arguments)
+        for first in range(0, len(track.slices), N_AT_ONCE):
+            block = track.slices.slice(first, N_AT_ONCE)
+            yield _slices(track, block, kinds, is_text=has_text_arguments)
+            if "flows" in block.columns:
+                yield _flows(track, block)
+    for counter in timeline.counters:
+        yield _samples(counter)
 
 
-def _device(layout: TimelineLayout, device: int) -> Iterator[dict[str, Any]]:
-    pid = device + 1
-    words = f"device {device}: {layout.title} ({layout.unit_words})"
-    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": words}}
-    yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
-    lanes = {"steps": 1}
-    yield _thread(pid, 1, "steps")
-    for step in layout.steps:
-        yield _slice((pid, 1), step.name, step.start_ns, step.dur_ns, {})
-    for execution in layout.of_device(device):
-        if execution.lane not in lanes:
-            lanes[execution.lane] = len(lanes) + 1
-            yield _thread(pid, lanes[execution.lane], execution.lane)
-        tid = lanes[execution.lane]
-        start_ns = execution.start_ns
-        yield _slice(
-            (pid, tid), execution.name, start_ns, execution.dur_ns, dict(execution.arguments)
+def _names(track: Track, *, is_new_process: bool) -> str:
+    """Metadata events that name and order the thread, and its process before the first thread."""
+    process: dict[str, Any] = {"ph": "M", "pid": track.pid}
+    thread = {**process, "tid": track.tid}
+    process_events = [
+        process | {"name": "process_name", "args": {"name": track.process}},
+        process | {"name": "process_sort_index", "args": {"sort_index": track.pid}},
+    ]
+    thread_events = [
+        thread | {"name": "thread_name", "args": {"name": track.thread}},
+        thread | {"name": "thread_sort_index", "args": {"sort_index": track.tid}},
+    ]
+    return ",\n".join(map(_json, [*(process_events if is_new_process else []), *thread_events]))
+
+
+def _encoded_kinds(kinds: pl.DataFrame, *, is_text: bool) -> pl.DataFrame:
+    """kind, name and shared arguments as JSON; a text is escaped once, not once per slice."""
+    return kinds.select(
+        "kind",
+        _values(kinds["name"], is_text=is_text).alias("name"),
+        _arguments(kinds, is_text=is_text).alias("shared"),
+    )
+
+
+def _slices(track: Track, block: pl.DataFrame, kinds: pl.DataFrame, *, is_text: bool) -> str:
+    head = f'{{"ph":"X","pid":{track.pid},"tid":{track.tid},"ts":'
+    rows = block.select(
+        "kind",
+        (pl.col("start_ps") / PS_PER_US).alias("ts"),
+        (pl.col("dur_ps") / PS_PER_US).alias("dur"),
+        _arguments(block, is_text=is_text).alias("single"),
+    ).join(kinds, on="kind", how="left", maintain_order="left")
+    text = pl.concat_str(
+        pl.lit(head),
+        pl.col("ts").cast(pl.String),
+        pl.lit(',"dur":'),
+        pl.col("dur").cast(pl.String),
+        pl.lit(',"name":'),
+        pl.col("name"),
+        pl.lit(',"args":{'),
+        pl.concat_str("shared", "single", separator=",", ignore_nulls=True),
+        pl.lit("}}"),
+    )
+    return ",\n".join(rows.select(text).to_series())
+
+
+def _flows(track: Track, block: pl.DataFrame) -> str:
+    """Flow events at the starts of slices; a flow ends at the slice that encloses its last event."""
+    head = f'{{"cat":"collective","name":"group","pid":{track.pid},"tid":{track.tid},"ph":"'
+    flows = block.select("start_ps", "flows").explode("flows").drop_nulls().unnest("flows")
+    text = pl.concat_str(
+        pl.lit(head),
+        "position",
+        pl.lit('","id":'),
+        pl.col("id").cast(pl.String),
+        pl.lit(',"ts":'),
+        (pl.col("start_ps") / PS_PER_US).cast(pl.String),
+        pl.when(pl.col("position") == "f").then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
+    )
+    return ",\n".join(flows.select(text).to_series())
+
+
+def _samples(counter: Counter) -> str:
+    return ",\n".join(
+        _json(
+            {
+                "ph": "C",
+                "pid": 0,
+                "name": counter.name,
+                "ts": at_ns / NS_PER_US,
+                "args": {counter.unit: value},
+            }
         )
-        for flow in flows_of(execution, device):
-            yield _flow(
-                layout, execution.groups[(flow - 1) % 65_536], device, flow, (pid, tid, start_ns)
-            )
+        for at_ns, value in counter.samples
+    )
 
 
-def _flow(
-    layout: TimelineLayout, group: tuple[int, ...], device: int, flow: int, at: tuple[int, int, int]
-) -> dict[str, Any]:
-    """A flow starts at the first shown device of its group and ends at the last."""
-    shown = [member for member in group if member in layout.devices]
-    place = "s" if device == shown[0] else ("f" if device == shown[-1] else "t")
-    pid, tid, start_ns = at
-    ends = {"bp": "e"} if place == "f" else {}
-    return {
-        "ph": place, "id": flow, "cat": "collective", "name": "group",
-        "pid": pid, "tid": tid, "ts": start_ns / NS_PER_US, **ends,
-    }  # fmt: skip
+def _arguments(frame: pl.DataFrame, *, is_text: bool) -> pl.Series:
+    """`"key":value` of the arguments of each row that are not null; null if all are."""
+    pieces = [
+        pl.concat_str(
+            pl.lit(_json(name.removeprefix(ARGUMENT)) + ":"),
+            pl.lit(_values(frame[name], is_text=is_text)),
+        )
+        for name in frame.columns
+        if name.startswith(ARGUMENT)
+    ]
+    if not pieces:
+        return pl.Series([None], dtype=pl.String).new_from_index(0, len(frame))
+    joined = pl.concat_str(pieces, separator=",", ignore_nulls=True)
+    return frame.select(pl.when(joined != "").then(joined)).to_series()
 
 
-def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+def _values(column: pl.Series, *, is_text: bool) -> pl.Series:
+    """Values as JSON; each different text or list is encoded once."""
+    if column.dtype.is_numeric():
+        numbers = column.cast(pl.String)
+        return pl.select('"' + pl.lit(numbers) + '"').to_series() if is_text else numbers
+    if isinstance(column.dtype, pl.List):
+        return pl.Series(_encoded_lists(column.to_list()), dtype=pl.String)
+    texts = column.cast(pl.String)
+    unique = texts.unique().drop_nulls()
+    escaped = [_json(printable(text)) for text in unique]
+    return texts.replace_strict(unique, pl.Series(escaped, dtype=pl.String), default=None)
 
 
-def _slice(
-    at: tuple[int, int], name: str, start_ns: int, dur_ns: int, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X", "pid": at[0], "tid": at[1], "name": name,
-        "ts": start_ns / NS_PER_US, "dur": dur_ns / NS_PER_US, "args": arguments,
-    }  # fmt: skip
+def _encoded_lists(lists: Iterable[list[Any] | None]) -> list[str | None]:
+    return [None if values is None else _json(values) for values in lists]
 
 
 def _json(value: Any) -> str:

@@ -1,120 +1,201 @@
-"""A layout as a Perfetto trace (`.perfetto-trace`), for ui.perfetto.dev and the trace processor.
+"""Writes a timeline as a Perfetto trace, for ui.perfetto.dev and the trace processor.
 
-Tracks: the plan, its chips, and on each device its steps, compute, copies, and communication by axis;
-flows join the devices of a collective; counters show the load of each link. Fields are those of
-protos/perfetto/trace (trace_packet, track_event, track_descriptor, counter_descriptor).
+Fields are those of protos/perfetto/trace (trace_packet, track_event, track_descriptor,
+counter_descriptor, debug_annotation, interned_data). Times are nanoseconds; picoseconds are cut
+off. Slices of a Perfetto track must nest, so slices that overlap otherwise go on further tracks of
+the same name.
 """
 
 from collections.abc import Iterator
-from io import BufferedIOBase
+from pathlib import Path
 from typing import Any
 
-from meshscope.exporters.layout import TimelineLayout, flows_of, link_counts
-from meshscope.readers.profile.encode import double, fixed64, number, span
+import polars as pl
 
-SEQUENCE = 1  # of packets; one writer made them all
-_CLEARED, _NEEDED = 1, 2  # sequence flags: interned names begin here, interned names are used
+from meshscope.events.text import printable
+from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+from meshscope.exporters.protobuf import double, fixed64, number, span, varint
+
+N_AT_ONCE = 20_000  # slices whose arguments are encoded together
+PS_PER_NS = 1000
+SEQUENCE = 1  # id of the packet sequence
+_CLEARED, _NEEDED = 1, 2  # sequence flags: interned names start here; interned names are used
 _BEGIN, _END, _COUNTER = 1, 2, 4  # types of a track event
-_TAIL = number(13, _NEEDED) + number(10, SEQUENCE)
+_TAIL = number(13, _NEEDED) + number(10, SEQUENCE)  # ends every packet that has a time
+_SAME_AS_SLICE = (ARGUMENT + "device_offset_ps", ARGUMENT + "device_duration_ps")
 
 
-def write_perfetto(layout: TimelineLayout, out: BufferedIOBase) -> None:
-    """Writes the whole layout."""
-    writer = _Writer()
-    out.writelines(writer.packets(layout))
+def write_perfetto(timeline: Timeline, path: Path) -> None:
+    """Writes the timeline to `path`."""
+    with path.open("wb") as out:
+        out.writelines(_Writer().packets(timeline))
 
 
 class _Writer:
-    """Ids of tracks and of names that were introduced."""
+    """Assigns ids to tracks and interned names."""
 
     def __init__(self) -> None:
-        self._last_track = 0
+        self._groups: dict[tuple[str, ...], int] = {}
         self._names: dict[str, int] = {}
+        self._last_track = 0
 
-    def packets(self, layout: TimelineLayout) -> Iterator[bytes]:
-        yield span(1, number(13, _CLEARED) + number(10, SEQUENCE))
-        plan = self._next()
-        process = number(1, 1) + span(6, f"{layout.title} ({layout.unit_words})")
-        yield _packet(span(60, number(1, plan) + span(3, process)))
-        per_chip = 1 if layout.topology is None else layout.topology.chip.devices_per_chip
-        chips: dict[int, int] = {}
-        for device in layout.devices:
-            chip = device // per_chip
-            if chip not in chips:
-                chips[chip], descriptor = self._track(f"chip {chip}", plan)
-                yield descriptor
-            yield from self._device(layout, device, chips[chip], is_alone=per_chip == 1)
-        yield from self._counters(layout, plan)
+    def packets(self, timeline: Timeline) -> Iterator[bytes]:
+        """Every packet of the trace."""
+        yield _packet(number(13, _CLEARED))
+        kinds = _Kinds(pl.DataFrame(schema={"kind": pl.UInt32, "name": pl.String}))
+        for track in timeline.tracks:
+            if track.kinds is not kinds.source:
+                kinds = _Kinds(track.kinds)
+            for depth in range(1, len(track.parents) + 1):
+                yield self._group(track.parents[:depth])
+            yield from _Lanes(self, track, kinds).packets()
+        for counter in timeline.counters:
+            yield from self._counter(counter)
 
-    def _device(
-        self, layout: TimelineLayout, device: int, chip: int, *, is_alone: bool
-    ) -> Iterator[bytes]:
-        parent = chip
-        if not is_alone:
-            parent, descriptor = self._track(f"device {device}", chip)
-            yield descriptor
-        steps, descriptor = self._track("steps", parent)
-        yield descriptor
-        for step in layout.steps:
-            yield from self._slice(steps, step.name, step.start_ns, step.dur_ns, b"")
-        lanes: dict[str, int] = {}
-        for execution in layout.of_device(device):
-            if execution.lane not in lanes:
-                lanes[execution.lane], descriptor = self._track(execution.lane, parent)
-                yield descriptor
-            extra = b"".join(fixed64(47, flow) for flow in flows_of(execution, device))
-            extra += b"".join(_annotation(*pair) for pair in execution.arguments.items())
-            yield from self._slice(
-                lanes[execution.lane], execution.name, execution.start_ns, execution.dur_ns, extra
-            )
+    def parent(self, path: tuple[str, ...]) -> int:
+        """Id of the group with these names."""
+        return self._groups[path]
 
-    def _slice(
-        self, track: int, name: str, start_ns: int, dur_ns: int, extra: bytes
-    ) -> Iterator[bytes]:
-        named, introduced = self._name(name)
-        event = number(11, track) + number(9, _BEGIN) + named + extra
-        yield span(1, number(8, start_ns) + introduced + span(11, event) + _TAIL)
-        end = number(11, track) + number(9, _END)
-        yield span(1, number(8, start_ns + dur_ns) + span(11, end) + _TAIL)
-
-    def _counters(self, layout: TimelineLayout, plan: int) -> Iterator[bytes]:
-        unit = "bytes/s" if layout.is_time else "bytes of an operation"
-        tracks: dict[str, int] = {}
-        for count in link_counts(layout):
-            if count.link not in tracks:
-                tracks[count.link] = self._next()
-                counter = span(8, span(6, unit))
-                named = number(1, tracks[count.link]) + span(2, count.link) + number(5, plan)
-                yield _packet(span(60, named + counter))
-            event = number(11, tracks[count.link]) + number(9, _COUNTER) + double(44, count.load)
-            yield span(1, number(8, count.at_ns) + span(11, event) + _TAIL)
-
-    def _track(self, name: str, parent: int) -> tuple[int, bytes]:
-        uuid = self._next()
-        return uuid, _packet(span(60, number(1, uuid) + span(2, name) + number(5, parent)))
-
-    def _next(self) -> int:
+    def new_track(self) -> int:
+        """An unused track id."""
         self._last_track += 1
         return self._last_track
 
-    def _name(self, name: str) -> tuple[bytes, bytes]:
-        """The field that names a slice, and what introduces its id when it is new."""
+    def interned(self, name: str) -> tuple[bytes, bytes]:
+        """The field that refers to a name, and the one that introduces it on its first use."""
         if name in self._names:
             return number(10, self._names[name]), b""
         ident = self._names[name] = len(self._names) + 1
         return number(10, ident), span(12, span(2, number(1, ident) + span(2, name)))
 
+    def _group(self, path: tuple[str, ...]) -> bytes:
+        """Describes a group of tracks once: the outermost is a process."""
+        if path in self._groups:
+            return b""
+        *outer, name = path
+        ident = self._groups[path] = self.new_track()
+        if outer:
+            parent = number(5, self._groups[tuple(outer)])
+            return _packet(span(60, number(1, ident) + span(2, name) + parent))
+        pid = sum(len(known) == 1 for known in self._groups)
+        return _packet(span(60, number(1, ident) + span(3, number(1, pid) + span(6, name))))
 
-def _annotation(name: str, value: Any) -> bytes:
+    def _counter(self, counter: Counter) -> Iterator[bytes]:
+        track = number(11, self.new_track())
+        parent = number(5, next(iter(self._groups.values()), 0))
+        described = number(1, self._last_track) + span(2, counter.name) + parent
+        yield _packet(span(60, described + span(8, span(6, counter.unit))))
+        for at_ns, value in counter.samples:
+            event = track + number(9, _COUNTER) + double(44, value)
+            yield span(1, number(8, at_ns) + span(11, event) + _TAIL)
+
+
+class _Kinds:
+    """Names and encoded shared arguments of the kinds of slices."""
+
+    def __init__(self, source: pl.DataFrame) -> None:
+        self.source = source
+        self.names = [printable(name) for name in source["name"]]
+        shared = zip(*_annotations(source), strict=True)
+        self.shared = [b"".join(row) for row in shared] or [b""] * len(source)
+
+
+class _Lanes:
+    """One track of a timeline as as many Perfetto tracks as its overlaps need."""
+
+    def __init__(self, writer: _Writer, track: Track, kinds: _Kinds) -> None:
+        self._writer = writer
+        self._track = track
+        self._kinds = kinds
+        self._heads: dict[int, bytes] = {}  # by kind: reference to its name, shared arguments
+        self._ends: list[list[int]] = []  # for each lane, the ends of its open slices, ns
+        self._begins: list[bytes] = []  # for each lane, the fields of a begin event
+        self._closes: list[bytes] = []  # for each lane, an end packet without its time
+
+    def packets(self) -> Iterator[bytes]:
+        """The slices by start; begins and ends of each Perfetto track are in order."""
+        end_ps = pl.col("start_ps") + pl.col("dur_ps")
+        ordered = self._track.slices.with_columns(
+            (pl.col("start_ps") // PS_PER_NS).alias("start_ns"),
+            (end_ps // PS_PER_NS).alias("end_ns"),
+        ).sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
+        for first in range(0, len(ordered), N_AT_ONCE):
+            block = ordered.slice(first, N_AT_ONCE)
+            columns = [*_annotations(block), *_flows(block)]
+            times = block.select("kind", "start_ns", "end_ns").iter_rows()
+            single = zip(*columns, strict=True) if columns else iter([()] * len(block))
+            for (kind, start, end), row in zip(times, single, strict=True):
+                yield from self._slice(kind, start, max(start, end), b"".join(row))
+        for lane in range(len(self._ends)):
+            yield from self._closing(lane, None)
+
+    def _slice(self, kind: int, start: int, end: int, single: bytes) -> Iterator[bytes]:
+        lane = self._lane(start, end)
+        if lane == len(self._ends):
+            yield self._open()
+        yield from self._closing(lane, start)
+        self._ends[lane].append(end)
+        introduced = b""
+        if kind not in self._heads:
+            name, introduced = self._writer.interned(self._kinds.names[kind])
+            self._heads[kind] = name + self._kinds.shared[kind]
+        event = span(11, self._begins[lane] + self._heads[kind] + single)
+        yield span(1, b"\x40" + varint(start) + introduced + event + _TAIL)
+
+    def _lane(self, start: int, end: int) -> int:
+        """The first lane in which the slice nests; a new one if it partly overlaps in all."""
+        for lane, ends in enumerate(self._ends):
+            still_open = next((e for e in reversed(ends) if e > start), None)
+            if still_open is None or end <= still_open:
+                return lane
+        return len(self._ends)
+
+    def _open(self) -> bytes:
+        ident = self._writer.new_track()
+        self._ends.append([])
+        self._begins.append(number(11, ident) + number(9, _BEGIN))
+        self._closes.append(span(11, number(11, ident) + number(9, _END)) + _TAIL)
+        parent = number(5, self._writer.parent(self._track.parents))
+        return _packet(span(60, number(1, ident) + span(2, self._track.thread) + parent))
+
+    def _closing(self, lane: int, until: int | None) -> Iterator[bytes]:
+        """Ends open slices that end by `until`, the innermost first; all of them if it is None."""
+        ends = self._ends[lane]
+        while ends and (until is None or ends[-1] <= until):
+            yield span(1, b"\x40" + varint(ends.pop()) + self._closes[lane])
+
+
+def _annotations(frame: pl.DataFrame) -> list[list[bytes]]:
+    """For each argument column, the debug annotation of each row; a value is encoded once."""
+    encoded_columns: list[list[bytes]] = []
+    for name in frame.columns:
+        if not name.startswith(ARGUMENT) or name in _SAME_AS_SLICE:
+            continue
+        is_list = isinstance(frame.schema[name], pl.List)
+        values = list(map(_text_of, frame[name].to_list())) if is_list else frame[name].to_list()
+        head = span(10, name.removeprefix(ARGUMENT))
+        encoded = {v: b"" if v is None else span(4, head + _value(v)) for v in set(values)}
+        encoded_columns.append([encoded[value] for value in values])
+    return encoded_columns
+
+
+def _text_of(values: list[Any] | None) -> str | None:
+    return None if values is None else str(values)
+
+
+def _flows(block: pl.DataFrame) -> list[list[bytes]]:
+    if "flows" not in block.columns:
+        return []
+    flows = block["flows"].to_list()
+    return [[b"".join(fixed64(47, flow["id"]) for flow in row or ()) for row in flows]]
+
+
+def _value(value: float | str) -> bytes:
     if isinstance(value, bool):
-        told = number(2, int(value))
-    elif isinstance(value, int):
-        told = number(4, value)
-    elif isinstance(value, float):
-        told = double(5, value)
-    else:
-        told = span(6, str(value))
-    return span(4, span(10, name) + told)
+        return number(2, int(value))
+    if isinstance(value, int):
+        return number(4, value) if value < 2**63 else number(3, value)
+    return double(5, value) if isinstance(value, float) else span(6, printable(value))
 
 
 def _packet(content: bytes) -> bytes:

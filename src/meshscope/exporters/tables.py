@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 
 from meshscope.analysis.run_inputs import events_of
-from meshscope.readers.profile.timeline import safe
+from meshscope.events.text import printable
 from meshscope.store.run import RunRecord
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
@@ -41,5 +41,5 @@ def _cells(column: pl.Series) -> pl.Series:
 
 
 def _guarded(text: str) -> str:
-    cut = safe(text).replace("\n", " ").replace("\t", " ")
+    cut = printable(text).replace("\n", " ").replace("\t", " ")
     return f"'{cut}" if cut.startswith(_FORMULA) else cut

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.readers.profile.timeline import safe
+from meshscope.events.text import printable
 
 MAX_ROWS = 50
 MAX_WORDS = 200  # characters of a text in a cell
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if WHOLE <= abs(value) < float("inf") else f"{value:,.6g}"
-    text = safe(str(value))
+    text = printable(str(value))
     return escape(text if len(text) <= MAX_WORDS else f"{text[: MAX_WORDS - 3]}...", quote=True)
 
 

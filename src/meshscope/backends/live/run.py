@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshscope.backends.live.measurement import measured_of
+from meshscope.backends.live.measurement import ProfileRows, measured_of
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
@@ -23,12 +23,9 @@ from meshscope.programs.torchxla.interpreter import (
     torchxla_environment,
     torchxla_python,
 )
-from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.phases import phase_collectives
-from meshscope.readers.profile.chrome import write_chrome_trace
-from meshscope.readers.profile.perfetto import write_perfetto_trace
-from meshscope.readers.profile.session import read_profile
+from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
@@ -39,7 +36,7 @@ from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, followed, worker_process
 
 CHILD = ("-m", "meshscope.backends.live.worker")
-CHROME, PERFETTO, OPS = "chrome.trace.json.gz", "perfetto.pftrace", "ops.parquet"
+OPS = "ops.parquet"
 LIVE, PROFILE = "devices", "profile"  # what progress is told of
 
 
@@ -84,6 +81,7 @@ class RunResult:
 
     rows: list[Collective]
     measured: Measured
+    profile: Profile
     memory: Memory
     tokens: list[list[int]]
     versions: Mapping[str, str]
@@ -101,11 +99,15 @@ def run_experiment(
     compiled = [
         row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
     ]
-    measured_rows, measured = _measured(experiment, folder / TRACE, modules, compiled, report)
+    profile = read_profile(folder / TRACE)
+    n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
+    timings = measured_of(profile, modules, compiled, n_steps=n_steps)
+    write_table(timings.ops, folder / TRACE / OPS)
     progress(PROFILE, "done", None)
     return RunResult(
-        rows=[*compiled, *measured_rows],
-        measured=measured,
+        rows=[*compiled, *timings.rows],
+        measured=_measured(experiment, timings, n_steps, report),
+        profile=profile,
         tokens=report["tokens"],
         memory=compiled_memory(experiment, report["memory"].values()),
         versions=report["versions"],
@@ -165,30 +167,22 @@ def check_can_run() -> None:
 
 def _measured(
     experiment: Experiment,
-    trace: Path,
-    modules: Mapping[Phase, HloModule],
-    compiled: list[Collective],
+    timings: ProfileRows,
+    n_steps: Mapping[Phase, int],
     report: Mapping[str, Any],
-) -> tuple[list[Collective], Measured]:
-    """The measured rows and figures; traces for others are written beside the profile."""
-    profile = read_profile(trace)
-    write_chrome_trace(profile, trace / CHROME)
-    write_perfetto_trace(profile, trace / PERFETTO)
-    n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
-    found = measured_of(profile, modules, compiled, n_steps=n_steps)
-    write_table(found.ops, trace / OPS)
-    measured = Measured(
+) -> Measured:
+    """Everything measured besides the rows of the event table."""
+    return Measured(
         requests=tuple(
             Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
             for r in report["requests"]
         ),
-        n_profiled_steps={phase: n for phase, n in n_steps.items() if phase in modules},
-        loads=found.loads,
-        times=found.times,
-        findings=found.findings,
+        n_profiled_steps={p: n for p, n in n_steps.items() if p in experiment.phases},
+        loads=timings.loads,
+        times=timings.times,
+        findings=timings.findings,
         costs=_costs(experiment, report["costs"]),
     )
-    return found.rows, measured
 
 
 def _costs(

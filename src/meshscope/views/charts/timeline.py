@@ -10,8 +10,9 @@ import polars as pl
 from meshscope.analysis.intervals import bursts, placed
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.overlap import is_compute, timed
-from meshscope.analysis.timeline import COPY, TIMELINE, last_step, read_table
+from meshscope.analysis.timeline import COPY, last_step, read_table
 from meshscope.events.enums import Source
+from meshscope.events.timeline import TIMELINE
 
 MAX_SPANS = 6_000  # of one phase that are drawn one by one; beyond, the shortest are left out
 MAX_BURSTS = 1_000

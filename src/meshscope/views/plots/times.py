@@ -1,12 +1,14 @@
 """Plots of step times: breakdowns, scaling over devices, timelines and bursts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
 from meshscope.events.enums import Phase, Source
+from meshscope.events.timeline import repetition_starts
 from meshscope.views.charts.cost import CostBar, cost_bars
 from meshscope.views.charts.timeline import StepTimeline, TimeSpan, axis_bursts, step_timelines
 from meshscope.views.plots.style import (
@@ -176,22 +178,13 @@ def _draw_spans(
 def _repetitions(span: TimeSpan, low: float, high: float) -> Iterator[tuple[float, float]]:
     """(start, duration) of every visible repetition; repetitions too fine to see become one bar."""
     finest = (high - low) / MAX_DRAWN_SPANS
-
-    def unfold(start: float, loops: tuple[tuple[int, float], ...]) -> Iterator[tuple[float, float]]:
-        if start > high:
-            return
-        if not loops:
-            yield start, span.dur_s
-            return
-        (times, period), *inner = loops
-        if period <= finest:
-            yield start, (times - 1) * period + span.dur_s
-            return
-        for k in range(times):
-            yield from unfold(start + k * period, tuple(inner))
-
-    for start, duration in unfold(span.start_s, span.repeats):
-        if start + duration >= low:
+    coarse = list(takewhile(lambda loop: loop[1] > finest, span.repeats))
+    duration = span.dur_s
+    if len(coarse) < len(span.repeats):
+        times, period_s = span.repeats[len(coarse)]
+        duration += (times - 1) * period_s
+    for start in repetition_starts(span.start_s, coarse).tolist():
+        if low - duration <= start <= high:
             yield start, duration
 
 

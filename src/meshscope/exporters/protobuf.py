@@ -1,6 +1,6 @@
-"""The protobuf wire format, written: fields of numbers, spans and doubles, for writers of traces.
+"""Writes the protobuf wire format: varint, length-delimited and double fields.
 
-Source: https://protobuf.dev/programming-guides/encoding. The reading side is `meshscope.readers.profile.wire`.
+Source: https://protobuf.dev/programming-guides/encoding. `meshscope.readers.profile.wire` reads it.
 """
 
 import struct
@@ -14,7 +14,7 @@ def number(field: int, value: int) -> bytes:
 
 
 def span(field: int, content: bytes | str) -> bytes:
-    """A field of bytes, text or a message."""
+    """A length-delimited field: bytes, text or a message."""
     content = content.encode() if isinstance(content, str) else content
     return varint(field << 3 | SPAN) + varint(len(content)) + content
 
@@ -30,9 +30,9 @@ def double(field: int, value: float) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A number from 0 on, seven bits a byte."""
+    """A non-negative number, seven bits per byte."""
     if value < 0x80:
-        return _SMALL[value]
+        return _ONE_BYTE[value]
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -41,4 +41,4 @@ def varint(value: int) -> bytes:
     return bytes(groups)
 
 
-_SMALL = [bytes([value]) for value in range(0x80)]
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]

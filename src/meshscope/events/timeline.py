@@ -1,0 +1,97 @@
+"""Timelines: slices in columns, grouped by track, and the folded spans of a modeled step.
+
+A modeled step is stored folded: one row per span, with `repeats` and `periods_s` for the loops
+around it, outermost first. `unfolded` writes out every repetition. A `Timeline` holds single
+executions of a run or of a profile for the trace writers in `meshscope.exporters`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+TIMELINE = "timeline.parquet"  # in a run folder
+
+FOLDED_SCHEMA: dict[str, Any] = {
+    "source": pl.String,
+    "phase": pl.String,
+    "lane": pl.String,  # core, collective or copy
+    "part": pl.String,
+    "kind": pl.String,
+    "axis": pl.String,
+    "start_s": pl.Float64,  # of the first repetition
+    "dur_s": pl.Float64,
+    "repeats": pl.List(pl.Int64),
+    "periods_s": pl.List(pl.Float64),
+    "time_basis": pl.String,
+    "hlo_name": pl.String,
+}
+
+ARGUMENT = "arg."  # prefix of the columns that hold arguments of slices
+# An id and the position of the device among those shown: s (first), t or f (last), as in Chrome's
+# trace event format.
+FLOWS = pl.List(pl.Struct({"id": pl.UInt64, "position": pl.String}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """The slices of one lane of a device, or of one line of a profile.
+
+    `slices` has kind, start_ps, dur_ps, optionally `flows` (FLOWS), then the arguments of single
+    slices, in columns that start with ARGUMENT. `kinds` has kind, name, then the arguments that
+    all slices of a kind share; tracks that follow each other may share the same `kinds` object. `parents` are the names of the
+    enclosing groups, outermost first.
+    """
+
+    pid: int
+    process: str
+    tid: int
+    thread: str
+    parents: tuple[str, ...]
+    kinds: pl.DataFrame
+    slices: pl.DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """A value over time: `samples` are (time in ns, value from then on)."""
+
+    name: str
+    unit: str
+    samples: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a trace file shows; `tracks` may be a generator, so a timeline is written once."""
+
+    tracks: Iterable[Track]
+    counters: tuple[Counter, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def repetition_starts(start_s: float, repeats: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
+    """Start of every repetition in s; `repeats` are (times, period in s), outermost loop first."""
+    starts = np.array([start_s], np.float64)
+    for times, period_s in reversed(list(repeats)):
+        starts = np.add.outer(np.arange(times) * period_s, starts).ravel()
+    return starts
+
+
+def unfolded(folded: pl.DataFrame) -> pl.DataFrame:
+    """The spans with every repetition as its own row, sorted by start within source and phase."""
+    starts = [
+        repetition_starts(start_s, zip(repeats, periods_s, strict=True))
+        for start_s, repeats, periods_s in folded.select(
+            "start_s", "repeats", "periods_s"
+        ).iter_rows()
+    ]
+    spans = np.repeat(np.arange(len(starts)), [len(of_span) for of_span in starts])
+    rows = folded.drop("repeats", "periods_s")[spans]
+    start_s = np.concatenate([np.empty(0), *starts])
+    return rows.with_columns(pl.Series("start_s", start_s).fill_nan(None)).sort(
+        "source", "phase", "start_s", maintain_order=True
+    )

@@ -1,0 +1,247 @@
+"""The executions of one step per phase of a run, on one time line.
+
+If executions have times, they are placed at their times. Otherwise they follow each other in
+schedule order, one microsecond each, and `RunTimeline.is_time` is False.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from meshscope.analysis.intervals import SECONDS, placed
+from meshscope.analysis.overlap import timed
+from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.timeline import last_step
+from meshscope.events.enums import Kind
+from meshscope.events.text import printable
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.store.run import RunRecord
+
+MAX_DEVICES = 64
+MAX_SLICES = 1_000_000  # over all devices; a longer timeline shows fewer devices
+NS_PER_S = 1e9
+NS_PER_OPERATION = 1000
+NS_BETWEEN_PHASES = 1000
+
+ARGUMENTS = (
+    "kind",
+    "axis",
+    "part",
+    "layer",
+    "dtype",
+    "shape",
+    "payload_bytes",
+    "wire_bytes",
+    "opcode",
+    "group_size",
+    "n_groups",
+    "algorithm",
+    "inserted_by",
+    "hlo_name",
+    "source_line",
+    "time_basis",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One execution of an instruction; times in ns.
+
+    `groups` is empty if every device runs it; `arguments` are the known columns of its row.
+    """
+
+    phase: str
+    lane: str
+    name: str
+    start_ns: int
+    dur_ns: int
+    groups: tuple[tuple[int, ...], ...]
+    arguments: Mapping[str, Any]
+    collective_id: int  # the same on all devices that take part in one collective
+    device: int | None = None  # where it was measured; None if it runs alike on all devices
+
+    @property
+    def kind(self) -> Kind | None:
+        """Kind of a collective; None for compute and copies."""
+        kind = self.arguments.get("kind")
+        return None if kind is None else Kind(kind)
+
+    def is_on(self, device: int) -> bool:
+        """Whether the device takes part in it."""
+        if self.device is not None:
+            return self.device == device
+        return not self.groups or bool(self.groups_of(device))
+
+    def groups_of(self, device: int) -> list[int]:
+        """Indices of the groups that contain the device."""
+        return [i for i, group in enumerate(self.groups) if device in group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineStep:
+    """One step of a phase."""
+
+    phase: str
+    name: str
+    start_ns: int
+    dur_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimeline:
+    """Executions of one step per phase, sorted by start; `devices` are those to show."""
+
+    title: str
+    topology: Topology | None
+    devices: tuple[int, ...]
+    n_devices: int
+    is_time: bool
+    steps: tuple[TimelineStep, ...]
+    executions: tuple[Execution, ...]
+
+    @property
+    def unit_label(self) -> str:
+        """What a length on the time line means."""
+        return "time" if self.is_time else "order, not time: 1 us is one collective of the schedule"
+
+    def of_device(self, device: int) -> Iterator[Execution]:
+        """The executions that the device takes part in."""
+        return (e for e in self.executions if e.is_on(device))
+
+
+def run_timeline(run: RunRecord) -> RunTimeline:
+    """The timeline of the run's strongest source: measured, else compiled, else predicted."""
+    inputs = metric_inputs(run)
+    source = run.manifest.source.value
+    events = inputs.events.filter(pl.col("source") == source)
+    single = None
+    if inputs.timeline is not None:
+        single = last_step(timed(inputs.timeline).filter(source=source))
+    rows = {p: _rows(p, events, single) for p in _phases(run, events)}
+    steps: list[TimelineStep] = []
+    executions: list[Execution] = []
+    at_ns = 0
+    for phase, (frame, is_timed) in rows.items():
+        in_step = _executions(phase, frame, at_ns, is_timed=is_timed, first_id=len(executions) + 1)
+        executions += in_step
+        dur_ns = max((e.start_ns + e.dur_ns for e in in_step), default=at_ns) - at_ns
+        name = _step_name(phase, frame)
+        steps.append(TimelineStep(phase=phase, name=name, start_ns=at_ns, dur_ns=dur_ns))
+        at_ns += dur_ns + NS_BETWEEN_PHASES
+    n_devices = inputs.n_devices or 1
+    n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // max(1, len(executions))))
+    topology = run.manifest.experiment.get("topology")
+    return RunTimeline(
+        title=_title(run),
+        topology=None if topology is None else parse_topology(str(topology)),
+        devices=tuple(range(n_shown)),
+        n_devices=n_devices,
+        is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
+        steps=tuple(steps),
+        executions=_with_lanes(executions),
+    )
+
+
+def _title(run: RunRecord) -> str:
+    experiment = run.manifest.experiment
+    model = experiment.get("model") or {}
+    parts = (
+        model.get("name"),
+        f"plan {experiment.get('plan')} on {experiment.get('topology')}",
+        run.manifest.source,
+    )
+    return printable(", ".join(str(part) for part in parts if part))
+
+
+def _phases(run: RunRecord, events: pl.DataFrame) -> list[str]:
+    """The phases of the run; "" for events of unknown phase."""
+    phases = [phase.value for phase in run.manifest.phases]
+    return [*phases, ""] if events["phase"].null_count() else phases
+
+
+def _rows(
+    phase: str, events: pl.DataFrame, timeline: pl.DataFrame | None
+) -> tuple[pl.DataFrame, bool]:
+    """Executions of a phase with `begin` and `end`, and whether these are seconds."""
+    in_phase = pl.col("phase").fill_null("") == phase
+    if timeline is not None and not (rows := timeline.filter(in_phase)).is_empty():
+        begin = pl.col("start_s").alias("begin")
+        return rows.with_columns(begin, (pl.col("start_s") + pl.col("dur_s")).alias("end")), True
+    rows = placed(events.filter(in_phase))
+    return rows, not rows.is_empty() and (rows["unit"] == SECONDS).all()
+
+
+def _step_name(phase: str, rows: pl.DataFrame) -> str:
+    n_steps = None if rows.is_empty() else rows["n_steps"].max()
+    name = phase or "unknown phase"
+    return f"{name} (1 of {n_steps} steps)" if isinstance(n_steps, int) and n_steps > 1 else name
+
+
+def _executions(
+    phase: str, rows: pl.DataFrame, at_ns: int, *, is_timed: bool, first_id: int
+) -> list[Execution]:
+    if rows.is_empty():
+        return []
+    # Both ends are rounded, so that back-to-back executions stay back to back.
+    unit_ns = NS_PER_S if is_timed else NS_PER_OPERATION
+    ends = rows.select(pl.col("begin", "end") - pl.col("begin").min()) * unit_ns
+    begin_ns, end_ns = (ends[name].round().cast(pl.Int64).to_list() for name in ("begin", "end"))
+    records = rows.iter_rows(named=True)
+    return [
+        Execution(
+            phase=phase,
+            lane=_lane(row),
+            name=_name(row),
+            start_ns=at_ns + begin,
+            dur_ns=end - begin,
+            groups=() if row["kind"] is None else tuple(map(tuple, row["groups"] or ())),
+            arguments=_arguments(row),
+            collective_id=first_id + ident,
+            device=row["device"],
+        )
+        for row, begin, end, ident in zip(
+            records, begin_ns, end_ns, _collective_ids(rows), strict=True
+        )
+    ]
+
+
+def _collective_ids(rows: pl.DataFrame) -> list[int]:
+    """Numbers the executions; the n-th execution of an instruction has one number on all devices."""
+    if rows["device"].null_count():
+        return list(range(len(rows)))
+    occurrence = pl.int_range(pl.len()).over("hlo_name", "device")
+    counted = rows.with_columns(occurrence.alias("occurrence"))
+    return counted.select(pl.struct("hlo_name", "occurrence").rank("dense")).to_series().to_list()
+
+
+def _lane(row: Mapping[str, Any]) -> str:
+    if row["kind"] is not None:
+        return f"communication {printable(row['axis'] or 'of unknown axis')}"
+    return "copies" if (row["opcode"] or "").startswith("copy") else "compute"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    layer = "" if row["layer"] is None else f"layer {row['layer']}"
+    parts = (row["kind"] or row["hlo_name"] or row["opcode"] or "compute", row["part"], layer)
+    return printable(" ".join(str(part) for part in parts if part))
+
+
+def _arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: row[name] for name in ARGUMENTS if row[name] is not None}
+    return {name: printable(v) if isinstance(v, str) else v for name, v in known.items()}
+
+
+def _with_lanes(executions: Iterable[Execution]) -> tuple[Execution, ...]:
+    """Moves executions that overlap in a lane to further lanes of its name; sorts by start."""
+    ends: dict[tuple[int | None, str], list[int]] = {}
+    in_lanes: list[Execution] = []
+    for execution in sorted(executions, key=lambda e: e.start_ns):
+        lane_ends = ends.setdefault((execution.device, execution.lane), [])
+        free = (i for i, end in enumerate(lane_ends) if end <= execution.start_ns)
+        at = next(free, len(lane_ends))
+        lane_ends[at : at + 1] = [execution.start_ns + execution.dur_ns]
+        lane = execution.lane if at == 0 else f"{execution.lane} ({at + 1})"
+        in_lanes.append(replace(execution, lane=lane))
+    return tuple(in_lanes)
