@@ -1,4 +1,4 @@
-"""The memory that is certain: weights and cache, against the device's HBM."""
+"""Predicted memory: weights and cache, against the device's HBM."""
 
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ Make = Callable[..., Experiment]
 GIB = 2**30
 
 
-def test_llama_70b_on_v5e_holds_what_the_book_says(make: Make) -> None:
-    """Scaling book, applied-inference.md: 32 x 8192 tokens of int8 cache and 70e9 of weights, 112 GB in all."""
+def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> None:
+    """Scaling book, applied-inference.md: int8 cache of 32 x 8192 tokens plus 70e9 bytes of weights, 112 GB."""
     experiment = make(
         "Llama-3.1-70B",
         "tp=8",
@@ -31,7 +31,7 @@ def test_llama_70b_on_v5e_holds_what_the_book_says(make: Make) -> None:
     memory = predicted_memory(experiment)
     assert memory.kv_cache_bytes * 8 == pytest.approx(
         41.9e9, rel=0.03
-    )  # the book has 160 kB as 160e3
+    )  # the book rounds to 160e3 bytes per token
     assert (memory.weights_bytes + memory.kv_cache_bytes) * 8 == pytest.approx(112e9, rel=0.02)
     assert memory.fits is None
 
@@ -39,8 +39,8 @@ def test_llama_70b_on_v5e_holds_what_the_book_says(make: Make) -> None:
 @pytest.mark.parametrize(
     ("topology", "plan", "hbm_bytes", "fits"),
     [
-        ("v6e-8", "tp=8", 32 * GIB, None),  # 8.2 GB of weights: there may be room
-        ("v5e-4", "tp=4", 16 * GIB, None),  # 16.4 GB and no cache to speak of, of 17.2 GB
+        ("v6e-8", "tp=8", 32 * GIB, None),  # 8.2 GB of weights: may fit
+        ("v5e-4", "tp=4", 16 * GIB, None),  # 16.4 GB of 17.2 GB; the cache is negligible
         ("v5e-4", "dp=4", 16 * GIB, False),  # 65.5 GB
         ("v6e-1", "tp=1", 32 * GIB, False),
         ("tpu7x:1x1x1", "tp=2", 96 * GIB, None),  # two devices share a chip's HBM
@@ -79,7 +79,7 @@ def test_without_a_pipeline_a_device_holds_its_share_of_the_whole_model(
     )
 
 
-# By hand, Llama-3.2-3B in bf16, elements: a layer 2 x 3072 x 3072 + 2 x 3072 x 1024 + 3 x 3072 x 8192
+# Elements of Llama-3.2-3B, stored in bf16: a layer 2 x 3072 x 3072 + 2 x 3072 x 1024 + 3 x 3072 x 8192
 # + 2 x 3072 of norms; the tied embedding 128256 x 3072; a layer of cache 2 x 256 x 8 x 128.
 LAYER = 2 * 3072 * 3072 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072
 TABLE, NORM, CACHE = 128256 * 3072, 3072, 2 * 256 * 1024
@@ -98,14 +98,14 @@ TABLE, NORM, CACHE = 128256 * 3072, 3072, 2 * 256 * 1024
         ("pp=28", LAYER + TABLE + NORM, CACHE),
     ],
 )
-def test_a_pipeline_counts_its_fullest_stage(
+def test_a_pipeline_counts_its_largest_stage(
     plan: str, weights: int, cache: int, make: Make
 ) -> None:
     memory = predicted_memory(make("Llama-3.2-3B", plan, engine=Engine.VLLM))
     assert (memory.weights_bytes, memory.kv_cache_bytes) == (2 * weights, 2 * cache)
 
 
-def test_a_middle_stage_can_be_the_fullest(make: Make) -> None:
+def test_a_middle_stage_can_be_the_largest(make: Make) -> None:
     """Llama-2-13B: 163.8e6 parameters of a table, 317e6 of a layer; 13, 14, 13 layers."""
     memory = predicted_memory(make("Llama-2-13B", "pp=3", engine=Engine.VLLM))
     layer = 4 * 5120 * 5120 + 3 * 5120 * 13824 + 2 * 5120

@@ -1,4 +1,4 @@
-"""What our own programs communicate, row by row by hand, and as sums that must come out."""
+"""Predicted collectives of meshscope's own programs: row by row, and as invariant sums."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +27,7 @@ PLANS = ["tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4"
 
 
 class Row(NamedTuple):
-    """A row without what is the same for all: (part, kind, axis, shape), in a layer or not."""
+    """The fields of a row that differ between cases."""
 
     part: Part
     kind: Kind
@@ -35,9 +35,9 @@ class Row(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _rows(found: list[Collective], phase: Phase, *, layer: int | None) -> list[Row]:
+def _rows(rows: list[Collective], phase: Phase, *, layer: int | None) -> list[Row]:
     return [
-        Row(r.part, r.kind, r.axis, r.shape) for r in found if r.phase is phase and r.layer == layer
+        Row(r.part, r.kind, r.axis, r.shape) for r in rows if r.phase is phase and r.layer == layer
     ]
 
 
@@ -178,15 +178,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plan} {case.phase}")
-def test_devices_meet_where_the_program_says(case: Case, make: Make, small: Model) -> None:
-    found = predict(make(small, case.plan, batch=8, prompt=12, output=3))
+def test_predicted_collectives_match_the_program(case: Case, make: Make, small: Model) -> None:
+    rows = predict(make(small, case.plan, batch=8, prompt=12, output=3))
 
-    assert _rows(found, case.phase, layer=None) == case.outside
-    assert [_rows(found, case.phase, layer=i) for i in (0, 1)] == [case.layer] * 2
-    assert {r.layer for r in found} <= {None, 0, 1}
+    assert _rows(rows, case.phase, layer=None) == case.outside
+    assert [_rows(rows, case.phase, layer=i) for i in (0, 1)] == [case.layer] * 2
+    assert {r.layer for r in rows} <= {None, 0, 1}
 
 
-def test_a_row_tells_all_that_is_known_of_it(make: Make, small: Model) -> None:
+def test_all_fields_of_a_predicted_row(make: Make, small: Model) -> None:
     *_, logits = predict(make(small, "dp=2,tp=4", batch=8, prompt=12, output=3))
     assert logits.shape == (4, 104)
     assert logits.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -214,14 +214,14 @@ def test_the_ring_sends_to_the_next_device_of_cp_in_every_turn_but_the_last(
         ("DeepSeek-V2-Lite", 27 * (512 + 64)),  # L27, R512 P64 on every device of tp
     ],
 )
-def test_a_ring_sends_what_a_gather_does(model: str, n_held: int, make: Make) -> None:
+def test_a_ring_sends_the_bytes_of_an_all_gather(model: str, n_held: int, make: Make) -> None:
     """n-1 times a block is (n-1)/n of the whole."""
 
     def wire_bytes(form: ContextForm) -> Fraction:
-        found = predict(make(model, "cp=4,tp=2", program=Program(context=form)))
+        rows = predict(make(model, "cp=4,tp=2", program=Program(context=form)))
         return sum(
             (r.wire_bytes or 0) * r.count
-            for r in found
+            for r in rows
             if (r.phase, r.axis, r.part) == (Phase.PREFILL, "cp", ATTN)
         )
 
@@ -230,25 +230,25 @@ def test_a_ring_sends_what_a_gather_does(model: str, n_held: int, make: Make) ->
 
 
 @pytest.mark.parametrize(("output", "n_steps"), [(1, {1}), (2, {1}), (128, {1, 127})])
-def test_decode_is_there_only_when_it_has_steps(
+def test_decode_exists_only_with_decode_steps(
     output: int, n_steps: set[int], make: Make, small: Model
 ) -> None:
-    found = predict(make(small, "tp=4", output=output))
-    assert {r.n_steps for r in found} == n_steps
-    assert {r.phase for r in found} == ({Phase.PREFILL} if output == 1 else set(Phase))
+    rows = predict(make(small, "tp=4", output=output))
+    assert {r.n_steps for r in rows} == n_steps
+    assert {r.phase for r in rows} == ({Phase.PREFILL} if output == 1 else set(Phase))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_axis_of_size_one_costs_nothing(plan: str, make: Make) -> None:
-    found = predict(make("Llama-3.1-8B", plan, batch=8))
-    assert {r.axis for r in found} == set(parse_plan(plan).mesh.names) - {"dp"} - (
+    rows = predict(make("Llama-3.1-8B", plan, batch=8))
+    assert {r.axis for r in rows} == set(parse_plan(plan).mesh.names) - {"dp"} - (
         {"tp"} if plan == "tp=1" else set()
     )
-    assert all(r.group_size > 1 for r in found)
+    assert all(r.group_size > 1 for r in rows)
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_group_is_one_of_its_axis(plan: str, make: Make) -> None:
+def test_groups_match_their_axis(plan: str, make: Make) -> None:
     experiment = make("Llama-3.1-8B", plan, batch=8)
     for row in predict(experiment):
         assert experiment.plan.mesh.axis_of_groups(row.groups) == row.axis
@@ -256,8 +256,8 @@ def test_every_group_is_one_of_its_axis(plan: str, make: Make) -> None:
 
 def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Make) -> None:
     """Xu et al., Table III counts the same 65 all-reduces for vLLM."""
-    found = predict(make("Llama-3.1-8B", "tp=8"))
-    counts = Counter((r.phase, r.kind) for r in found)
+    rows = predict(make("Llama-3.1-8B", "tp=8"))
+    counts = Counter((r.phase, r.kind) for r in rows)
     assert counts == {
         (Phase.PREFILL, AR): 65,
         (Phase.PREFILL, AG): 1,
@@ -296,14 +296,14 @@ def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, m
 def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(
     model: str, plan: str, make: Make
 ) -> None:
-    """What is gathered is what a device would hold without fsdp, norms and biases apart."""
+    """fsdp gathers what a device holds without fsdp, except norms and biases."""
     experiment = make(model, plan, batch=8)
     without_fsdp = Plan(tp=experiment.plan.tp)
     outer = outer_weights(experiment.model, without_fsdp)
     tables = [w for w in outer if len(w.shape) == 2]
     layer = experiment.model.layers[0]
-    of_layer = layer_weights(experiment.model, without_fsdp, layer)
-    matrices = [w for w in of_layer if w.name.startswith("w")]
+    weights = layer_weights(experiment.model, without_fsdp, layer)
+    matrices = [w for w in weights if w.name.startswith("w")]
     n_elements = sum(prod(w.local_shape(without_fsdp)) for w in tables)
     n_elements += experiment.model.n_layers * sum(
         prod(w.local_shape(without_fsdp)) for w in matrices
@@ -313,8 +313,8 @@ def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(
         assert sum(r.payload_bytes or 0 for r in gathered) == n_elements * 2
 
 
-def test_weights_and_activations_travel_in_their_own_formats(make: Make, small: Model) -> None:
-    found = predict(
+def test_weights_and_activations_use_their_dtypes(make: Make, small: Model) -> None:
+    rows = predict(
         make(
             small,
             "fsdp=2,tp=4",
@@ -324,23 +324,23 @@ def test_weights_and_activations_travel_in_their_own_formats(make: Make, small: 
             cache_dtype="bf16",
         )
     )
-    assert {(r.axis, r.dtype) for r in found} == {("fsdp", "s8"), ("tp", "f32")}
+    assert {(r.axis, r.dtype) for r in rows} == {("fsdp", "s8"), ("tp", "f32")}
 
 
 def test_only_groups_over_two_slices_cross(make: Make) -> None:
-    found = predict(make("Llama-3.1-8B", "fsdp=2,tp=8", topology="2xv6e-8", batch=8))
-    assert {(r.axis, r.crosses_slices) for r in found} == {("fsdp", True), ("tp", False)}
+    rows = predict(make("Llama-3.1-8B", "fsdp=2,tp=8", topology="2xv6e-8", batch=8))
+    assert {(r.axis, r.crosses_slices) for r in rows} == {("fsdp", True), ("tp", False)}
 
 
 def test_rows_are_in_program_order(make: Make, small: Model) -> None:
-    found = predict(make(small, "tp=4", output=2))
-    order = [(r.phase, r.layer, r.part) for r in found]
+    rows = predict(make(small, "tp=4", output=2))
+    order = [(r.phase, r.layer, r.part) for r in rows]
     one_step = [(None, EMBED), (0, ATTN), (0, MLP), (1, ATTN), (1, MLP), (None, LM_HEAD)]
     assert order == [(phase, *place) for phase in Phase for place in one_step]
 
 
 def test_a_thousand_devices_share_one_tuple_of_groups(make: Make) -> None:
-    """What keeps a prediction for 1,024 devices in milliseconds."""
-    found = predict(make("Qwen3-32B", "fsdp=16,tp=64", batch=64))
-    axes = {axis: {id(r.groups) for r in found if r.axis == axis} for axis in ("fsdp", "tp")}
+    """Sharing keeps a prediction for 1,024 devices within milliseconds."""
+    rows = predict(make("Qwen3-32B", "fsdp=16,tp=64", batch=64))
+    axes = {axis: {id(r.groups) for r in rows if r.axis == axis} for axis in ("fsdp", "tp")}
     assert {axis: len(ids) for axis, ids in axes.items()} == {"fsdp": 1, "tp": 1}

@@ -1,4 +1,4 @@
-"""Our pipeline in closed form: what each stage does for each micro-batch, and what it hands on."""
+"""Predicted collectives of the pipeline: per stage, per micro-batch, and the stage sends."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +19,10 @@ Make = Callable[..., Experiment]
 AR, AG, RS, PERMUTE = Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.PERMUTE
 
 
-def _rows(found: list[Collective], phase: Phase) -> list[tuple[object, ...]]:
+def _rows(rows: list[Collective], phase: Phase) -> list[tuple[object, ...]]:
     return [
         (r.stage, r.layer, r.part, r.kind, r.axis, r.groups, r.dtype, r.shape, r.count)
-        for r in found
+        for r in rows
         if r.phase is phase
     ]
 
@@ -31,7 +31,7 @@ def _with(experiment: Experiment, microbatches: int) -> Experiment:
     return replace(experiment, program=Program(microbatches=microbatches))
 
 
-def test_every_row_of_two_stages_by_hand(make: Make, small: Model) -> None:
+def test_all_rows_of_a_two_stage_pipeline(make: Make, small: Model) -> None:
     """Two layers, D64, V101 stored as 102 over tp=2; 8 sequences of 12 tokens in 4 micro-batches."""
     experiment = _with(make(small, "pp=2,tp=2", batch=8, prompt=12, output=2), 4)
     tp_0, tp_1, pp = ((0, 1),), ((2, 3),), ((0, 2), (1, 3))
@@ -59,12 +59,12 @@ def test_every_row_of_two_stages_by_hand(make: Make, small: Model) -> None:
     ]
 
 
-def test_under_sp_a_stage_hands_on_what_the_device_holds(make: Make) -> None:
-    found = predict(make("Llama-3.1-8B", "pp=4,tp=2,sp", batch=8, prompt=128))
-    shapes = {r.phase: r.shape for r in found if r.part is Part.STAGE}
+def test_under_sp_a_stage_sends_the_local_shard(make: Make) -> None:
+    rows = predict(make("Llama-3.1-8B", "pp=4,tp=2,sp", batch=8, prompt=128))
+    shapes = {r.phase: r.shape for r in rows if r.part is Part.STAGE}
 
     assert shapes == {Phase.PREFILL: (2, 64, 4096), Phase.DECODE: (4, 1, 4096)}
-    assert {r.stage for r in found if r.part is Part.STAGE} == {0, 1, 2}
+    assert {r.stage for r in rows if r.part is Part.STAGE} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("plan", ["pp=4,tp=2", "pp=2,dp=2,tp=2", "pp=3,fsdp=2", "pp=4,tp=2,sp"])
@@ -81,19 +81,19 @@ def test_layers_send_the_same_bytes_however_the_batch_is_cut(make: Make, microba
     whole = predict(make("Llama-3.1-8B", "tp=2", batch=8, prompt=128))
     parts = predict(_with(make("Llama-3.1-8B", "pp=4,tp=2", batch=8, prompt=128), microbatches))
 
-    def of_layers(rows: list[Collective]) -> list[Collective]:
+    def layer_rows(rows: list[Collective]) -> list[Collective]:
         return [row for row in rows if row.layer is not None]
 
     for phase in Phase:
-        one, many = (step_totals(of_layers(rows))[phase] for rows in (whole, parts))
+        one, many = (step_totals(layer_rows(rows))[phase] for rows in (whole, parts))
         assert many.wire_bytes == one.wire_bytes
         assert many.payload_bytes == one.payload_bytes
 
 
 def test_a_tied_table_is_gathered_by_both_ends(make: Make) -> None:
-    found = predict(make("Llama-3.2-3B", "pp=2,fsdp=2", batch=4, prompt=8, output=1))
+    rows = predict(make("Llama-3.2-3B", "pp=2,fsdp=2", batch=4, prompt=8, output=1))
     gathers = [
-        (r.stage, r.part, r.shape, r.count) for r in found if r.axis == "fsdp" and r.layer is None
+        (r.stage, r.part, r.shape, r.count) for r in rows if r.axis == "fsdp" and r.layer is None
     ]
 
     assert gathers == [
@@ -103,7 +103,7 @@ def test_a_tied_table_is_gathered_by_both_ends(make: Make) -> None:
 
 
 def test_stages_are_compared_each_with_its_own(make: Make) -> None:
-    """Layers tell most rows apart; a hand-over is known by its stage and its pairs."""
+    """Most rows differ by layer; a stage send is identified by its stage and its pairs."""
     rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", batch=8))
     assert compare(rows, rows).is_exact
     first = next(row for row in rows if row.part is Part.STAGE)
@@ -116,26 +116,26 @@ def test_stages_are_compared_each_with_its_own(make: Make) -> None:
     ]
 
 
-# By hand, Llama-3.2-3B in bf16, elements: a layer 2 x 3072 x 3072 + 2 x 3072 x 1024 + 3 x 3072 x 8192
+# Elements of Llama-3.2-3B, stored in bf16: a layer 2 x 3072 x 3072 + 2 x 3072 x 1024 + 3 x 3072 x 8192
 # + 2 x 3072 of norms; the tied embedding 128256 x 3072; a layer of cache 2 x 256 x 8 x 128.
 LAYER = 2 * 3072 * 3072 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072
 OUTER, CACHE = 128256 * 3072 + 3072, 2 * 256 * 1024
 
 
 @pytest.mark.parametrize(("plan", "n_stored"), [("pp=2", 14), ("pp=3", 10), ("pp=28", 1)])
-def test_every_stage_has_room_for_the_most_layers_and_both_tables(
+def test_every_stage_allocates_the_largest_number_of_layers_and_both_tables(
     plan: str, n_stored: int, make: Make
 ) -> None:
-    """28 layers over three stages are 9, 10, 9: one program has room for 10 on each."""
+    """28 layers over three stages are 9, 10, 9: one program allocates 10 on each stage."""
     memory = predicted_memory(make("Llama-3.2-3B", plan))
 
     assert memory.weights_bytes == 2 * (n_stored * LAYER + OUTER)
     assert memory.kv_cache_bytes == 2 * n_stored * CACHE
 
 
-def test_kinds_of_layers_need_room_each(make: Make) -> None:
+def test_each_kind_of_layer_is_allocated_separately(make: Make) -> None:
     """DeepSeek-V2-Lite: one dense layer and 26 of experts; 14 and 13 layers."""
-    held = predicted_memory(make("DeepSeek-V2-Lite", "pp=2"))
+    memory = predicted_memory(make("DeepSeek-V2-Lite", "pp=2"))
     latent = 512 + 64
 
-    assert held.kv_cache_bytes == 2 * (1 + 13) * 256 * latent
+    assert memory.kv_cache_bytes == 2 * (1 + 13) * 256 * latent

@@ -15,11 +15,11 @@ from meshscope.spec.program import Engine
 Make = Callable[..., Experiment]
 
 
-def test_what_a_stage_sends_the_next_receives(make: Make) -> None:
-    found = predict(make("Llama-3.1-8B", "pp=4,tp=2", engine=Engine.VLLM))
+def test_each_stage_receives_what_the_previous_one_sends(make: Make) -> None:
+    rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", engine=Engine.VLLM))
     for phase in Phase:
         sent, received = (
-            {r.stage: r for r in found if r.kind is kind and r.phase is phase}
+            {r.stage: r for r in rows if r.kind is kind and r.phase is phase}
             for kind in (Kind.SEND, Kind.RECV)
         )
         assert [sent[i].groups for i in range(3)] == [
@@ -33,16 +33,16 @@ def test_what_a_stage_sends_the_next_receives(make: Make) -> None:
             assert received[stage + 1] == partner
 
 
-def test_groups_of_a_stage_are_its_own_workers(make: Make) -> None:
+def test_groups_of_a_stage_are_its_workers(make: Make) -> None:
     experiment = make("Llama-3.1-8B", "pp=2,tp=2", engine=Engine.VLLM)
     groups = {(r.stage, r.groups) for r in predict(experiment) if r.axis == "tp"}
     assert groups == {(0, ((0, 1),)), (1, ((2, 3),))}
 
 
-def test_layers_stand_in_the_rows_of_their_stage(make: Make) -> None:
-    found = predict(make("Llama-3.2-3B", "pp=3,tp=2", engine=Engine.VLLM))
+def test_layers_are_rows_of_their_stage(make: Make) -> None:
+    rows = predict(make("Llama-3.2-3B", "pp=3,tp=2", engine=Engine.VLLM))
     layers = {
-        stage: sorted({r.layer for r in found if r.stage == stage and r.layer is not None})
+        stage: sorted({r.layer for r in rows if r.stage == stage and r.layer is not None})
         for stage in range(3)
     }
     assert layers == {0: [*range(9)], 1: [*range(9, 19)], 2: [*range(19, 28)]}
@@ -59,15 +59,15 @@ def test_layers_stand_in_the_rows_of_their_stage(make: Make) -> None:
 def test_an_axis_of_size_one_costs_nothing(
     plan: str, n_rows: int, axes: set[str], stages: set[int | None], make: Make
 ) -> None:
-    found = predict(make("Llama-3.1-8B", plan, engine=Engine.VLLM))
-    assert len(found) == n_rows
-    assert {r.axis for r in found} == axes
-    assert {r.stage for r in found} == stages
+    rows = predict(make("Llama-3.1-8B", plan, engine=Engine.VLLM))
+    assert len(rows) == n_rows
+    assert {r.axis for r in rows} == axes
+    assert {r.stage for r in rows} == stages
 
 
-def test_tokens_of_a_batch_lie_in_one_row(make: Make, small: Model) -> None:
-    found = predict(make(small, "pp=2,tp=2", engine=Engine.VLLM, batch=3, prompt=5, output=2))
-    shapes = {(r.phase, r.kind, r.shape) for r in found}
+def test_tokens_of_a_batch_share_one_dimension(make: Make, small: Model) -> None:
+    rows = predict(make(small, "pp=2,tp=2", engine=Engine.VLLM, batch=3, prompt=5, output=2))
+    shapes = {(r.phase, r.kind, r.shape) for r in rows}
     assert shapes == {
         (Phase.PREFILL, Kind.ALL_REDUCE, (15, 64)),
         (Phase.PREFILL, Kind.ALL_GATHER, (15, 64)),
@@ -82,9 +82,9 @@ def test_tokens_of_a_batch_lie_in_one_row(make: Make, small: Model) -> None:
     }
 
 
-def test_parts_say_where_in_the_model_a_row_is(make: Make) -> None:
-    found = predict(make("Llama-3.1-8B", "pp=2,tp=2", engine=Engine.VLLM))
-    parts = {(r.part, r.kind) for r in found}
+def test_rows_name_their_part_of_the_model(make: Make) -> None:
+    rows = predict(make("Llama-3.1-8B", "pp=2,tp=2", engine=Engine.VLLM))
+    parts = {(r.part, r.kind) for r in rows}
     assert parts == {
         (Part.EMBED, Kind.ALL_REDUCE),
         (Part.ATTN, Kind.ALL_REDUCE),
@@ -103,12 +103,12 @@ def three_heads(small: Model) -> Model:
 
 
 def test_a_vocabulary_that_vllm_cannot_split_is_refused(make: Make, three_heads: Model) -> None:
-    with pytest.raises(PlanError, match=r"small to 128, which is not divisible by tp=3. Use a tp"):
+    with pytest.raises(PlanError, match=r"tp=3 does not divide 128, .* of small .*Use a tp"):
         predict(make(three_heads, "tp=3", engine=Engine.VLLM))
 
 
 def test_a_boundary_that_tp_does_not_divide_is_refused(make: Make, three_heads: Model) -> None:
     model = replace(three_heads, vocab=192)
     assert predict(make(model, "tp=3", engine=Engine.VLLM))
-    with pytest.raises(PlanError, match=r"hidden=64 of small is not divisible by tp=3. Use a tp"):
+    with pytest.raises(PlanError, match=r"tp=3 does not divide hidden=64 of small, .*Use a tp"):
         predict(make(model, "pp=2,tp=3", engine=Engine.VLLM))

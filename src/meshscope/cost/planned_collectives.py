@@ -18,7 +18,7 @@ from meshscope.interconnect import (
     geometry_of,
 )
 from meshscope.prediction.meshscope_engine import meshscope_stages
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.stages import n_ticks
@@ -156,7 +156,7 @@ def _meetings(experiment: Experiment, phase: Phase) -> list[tuple[PlannedCollect
 
 
 def _handed_on(
-    experiment: Experiment, phase: Phase, stages: tuple[Stage, ...]
+    experiment: Experiment, phase: Phase, stages: tuple[PlannedStage, ...]
 ) -> list[tuple[PlannedCollective, float, float]]:
     """What goes from stage to stage in each tick: ours in all of them, vLLM's over each boundary once."""
     pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
@@ -167,7 +167,9 @@ def _handed_on(
     return [(m, m.count * (pp - 1) / pp, 0.0) for m in sent]
 
 
-def _of_layers(stage: Stage, n_microbatches: int) -> list[tuple[PlannedCollective, float, float]]:
+def _of_layers(
+    stage: PlannedStage, n_microbatches: int
+) -> list[tuple[PlannedCollective, float, float]]:
     """The meetings of a stage's layers; layers that meet alike are taken together."""
     kinds: dict[tuple[PlannedCollective, ...], int] = {}
     by_id: dict[int, tuple[PlannedCollective, ...]] = {}

@@ -1,31 +1,37 @@
-"""Closed formulas: what a plan communicates, without JAX and without a compiler."""
+"""Closed-form prediction of a plan's collectives, without JAX or a compiler."""
 
 from typing import assert_never
 
 from meshscope.events.collective import Collective
 from meshscope.prediction.meshscope_engine import meshscope_stages
-from meshscope.prediction.planned_collective import PlannedStep, Stage, rows_of, steps_of
+from meshscope.prediction.planned_collective import (
+    PlannedStage,
+    PlannedStep,
+    planned_steps,
+    stage_rows,
+)
 from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.program import Engine
 
-__all__ = ["predict"]
+__all__ = ["planned_stages", "predict"]
 
 
 def predict(experiment: Experiment) -> list[Collective]:
-    """Every collective of the request, in program order, by the conventions of the experiment's engine.
+    """All collectives of the request in program order, under the experiment's engine conventions.
 
-    With a pipeline, the rows of a stage are what one device of that stage does.
+    In a pipeline, the rows of a stage are those of one device of that stage.
     """
     return [
         row
-        for step in steps_of(experiment.workload)
-        for stage in _stages(experiment, step)
-        for row in rows_of(stage, step, experiment)
+        for step in planned_steps(experiment.workload)
+        for stage in planned_stages(experiment, step)
+        for row in stage_rows(stage, step, experiment)
     ]
 
 
-def _stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
+def planned_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
+    """The collectives of one step, per pipeline stage."""
     match experiment.engine:
         case Engine.MESHSCOPE:
             return meshscope_stages(experiment, step)

@@ -1,8 +1,7 @@
-"""Where the devices of cp meet in one layer's attention of meshscope's own decoder.
+"""Context-parallel collectives in one attention layer of meshscope's own decoder.
 
-Dimensions: b batch of one device, s tokens of a step on one device, S of the prompt, N query heads
-and K key and value heads of one device, H head width, R latent rank, P rotated width, V value width;
-of compressed attention, E entries, M positions of an entry, C channels of a position.
+Dimensions, all per device: b sequences, s tokens of a step, N query heads, K key and value heads,
+H head width, R latent rank, P rotated width. S is the whole prompt.
 """
 
 from collections.abc import Iterator
@@ -30,35 +29,36 @@ from meshscope.spec.plan.context_form import (
 from meshscope.spec.plan.weights import stored_kv_heads
 
 
-def context_meetings(
+def context_collectives(
     experiment: Experiment, step: PlannedStep, layer: Layer
 ) -> tuple[PlannedCollective, ...]:
-    """The meetings of one layer over cp, in program order; none where cp is 1."""
+    """The collectives of one layer over cp, in program order; none if cp=1."""
     if experiment.plan.cp == 1:
         return ()
     if step.phase is Phase.DECODE:
-        return (*_index_candidates(experiment, layer), *_merged(experiment))
+        return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment))
     if isinstance(experiment.model.attention, CompressedAttention):
-        return tuple(_compressed(experiment, layer))
-    return (*_index_keys(experiment), *_blocks(experiment))
+        return tuple(_gather_entries(experiment, layer))
+    return (*_gather_index_keys(experiment), *_share_keys(experiment))
 
 
-def _blocks(experiment: Experiment) -> Iterator[PlannedCollective]:
-    """Every array that keys are made of, around the ring or gathered."""
+def _share_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
+    """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather."""
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
-    for shape in _held(experiment):
+    local_batch = _local_batch(experiment, Phase.PREFILL)
+    for shape in _position_shapes(experiment):
         match experiment.context_form:
             case ContextForm.RING:
-                local = (_local_batch(experiment, Phase.PREFILL), n_local, *shape)
-                yield _meeting(experiment, Kind.PERMUTE, local, count=plan.cp - 1)
+                local = (local_batch, n_local, *shape)
+                yield _collective(experiment, Kind.PERMUTE, local, count=plan.cp - 1)
             case _:
-                whole = (_local_batch(experiment, Phase.PREFILL), workload.prompt, *shape)
-                yield _meeting(experiment, Kind.ALL_GATHER, whole)
+                whole = (local_batch, workload.prompt, *shape)
+                yield _collective(experiment, Kind.ALL_GATHER, whole)
 
 
-def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
-    """What a device holds of each position: [K,H] of keys and of values, or the latent [R+P]."""
+def _position_shapes(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
+    """Shapes cached per position on one device: [K,H] for keys and values, or the latent [R+P]."""
     attention, plan = experiment.model.attention, experiment.plan
     match attention:
         case GroupedAttention():
@@ -66,47 +66,49 @@ def _held(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
         case LatentAttention():
             return ((attention.kv_rank + attention.rope_dim,),)
         case CompressedAttention():
-            raise AssertionError("layers of compressed attention hold different things")
+            raise AssertionError("the cached shapes of compressed attention depend on the layer")
         case _:
             assert_never(attention)
 
 
-def _compressed(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
-    """The keys of all positions, and all entries or, where blocks are no whole windows, their makings.
+def _gather_entries(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
+    """All-gathers of compressed attention: keys of all positions, then all compressed entries.
 
-    Where an entry takes part of the window before its own, so are the last windows of all blocks.
+    If a block is not a whole number of entries, the positions (`kv` and `gate`) are gathered and
+    compressed afterwards. If an entry also reads the positions before its own, the last positions
+    of each block are gathered as well.
     """
     plan, n_prompt = experiment.plan, experiment.workload.prompt
     n_local = local_tokens(plan, Phase.PREFILL, n_prompt)
     widths = {array.name: array.shape for array in layer_cache(experiment.model, plan, layer)}
 
-    def gathered(*shape: int) -> PlannedCollective:
+    def gather(*shape: int) -> PlannedCollective:
         whole = (_local_batch(experiment, Phase.PREFILL), *shape)
-        return _meeting(experiment, Kind.ALL_GATHER, whole)
+        return _collective(experiment, Kind.ALL_GATHER, whole)
 
-    yield gathered(n_prompt, 1, *widths["window"])
+    yield gather(n_prompt, 1, *widths["window"])
     rate = _rate(experiment.model.attention, layer)
     for name in ("entry", "index"):
         if name not in widths:
             continue
-        makings, has_whole_windows = widths[f"{name}_kv"], n_local % rate == 0
-        if not has_whole_windows:
-            yield from [gathered(n_prompt, *makings)] * 2
+        position = widths[f"{name}_kv"]
+        if n_local % rate:
+            yield from [gather(n_prompt, *position)] * 2
             continue
-        if makings != widths[name]:
-            yield from [gathered(plan.cp, rate, *makings)] * 2
-        yield gathered(n_prompt // rate, 1, *widths[name])
+        if position != widths[name]:
+            yield from [gather(plan.cp, rate, *position)] * 2
+        yield gather(n_prompt // rate, 1, *widths[name])
 
 
 def _rate(attention: Attention, layer: Layer) -> int:
-    """Positions of an entry of this layer."""
+    """Positions per compressed entry in this layer."""
     assert isinstance(attention, CompressedAttention)
     is_sparse = layer.attention is AttentionKind.COMPRESSED_SPARSE
     return attention.sparse_rate if is_sparse else attention.heavy_rate
 
 
-def _index_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
-    """An indexer chooses among all positions at once: every device has the one key head of all."""
+def _gather_index_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
+    """All-gather of the indexer's single key head: it selects among all positions of the prompt."""
     attention, workload = experiment.model.attention, experiment.workload
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         shape = (
@@ -115,24 +117,24 @@ def _index_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
             1,
             attention.indexer.head_dim,
         )
-        yield _meeting(experiment, Kind.ALL_GATHER, shape)
+        yield _collective(experiment, Kind.ALL_GATHER, shape)
 
 
-def _index_candidates(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
-    """The scores of the positions, or entries, that each device proposes, [b,1,n] of each."""
+def _gather_index_scores(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
+    """All-gather of the indexer scores [b,1,n] of the positions or entries each device proposes."""
     attention, plan = experiment.model.attention, experiment.plan
     arrays = {array.name: array for array in layer_cache(experiment.model, plan, layer)}
-    of_index = arrays.get("index_k", arrays.get("index"))
-    if isinstance(attention, GroupedAttention) or attention.indexer is None or of_index is None:
+    index_array = arrays.get("index_k", arrays.get("index"))
+    if isinstance(attention, GroupedAttention) or attention.indexer is None or index_array is None:
         return
-    n_slots = of_index.n_slots(cache_slots(plan, experiment.workload))
-    n_proposed = plan.cp * index_candidates(attention.indexer, n_slots)
-    shape = (_local_batch(experiment, Phase.DECODE), 1, n_proposed)
-    yield _meeting(experiment, Kind.ALL_GATHER, shape, dtype="f32")
+    n_slots = index_array.n_slots(cache_slots(plan, experiment.workload))
+    n_candidates = plan.cp * index_candidates(attention.indexer, n_slots)
+    shape = (_local_batch(experiment, Phase.DECODE), 1, n_candidates)
+    yield _collective(experiment, Kind.ALL_GATHER, shape, dtype="f32")
 
 
-def _merged(experiment: Experiment) -> Iterator[PlannedCollective]:
-    """The maxima [b,1,N] of all devices, then their numerators and denominators [b,1,N(H+1)]."""
+def _merge_softmax(experiment: Experiment) -> Iterator[PlannedCollective]:
+    """All-reduces that merge partial softmaxes: maxima [b,1,N], then sums [b,1,N(H+1)]."""
     attention, plan = experiment.model.attention, experiment.plan
     match attention:
         case GroupedAttention() | CompressedAttention():
@@ -144,16 +146,16 @@ def _merged(experiment: Experiment) -> Iterator[PlannedCollective]:
     n_heads = attention.n_heads // plan.tp
     for size in (n_heads, n_heads * (width + 1)):
         shape = (_local_batch(experiment, Phase.DECODE), 1, size)
-        yield _meeting(experiment, Kind.ALL_REDUCE, shape, dtype="f32")
+        yield _collective(experiment, Kind.ALL_REDUCE, shape, dtype="f32")
 
 
 def _local_batch(experiment: Experiment, phase: Phase) -> int:
-    """Sequences of one device, or in a pipeline of one of its micro-batches."""
+    """Sequences of one device, or of one micro-batch in a pipeline."""
     local_batch = experiment.workload.batch // experiment.plan.data_size
     return local_batch // experiment.n_microbatches(phase)
 
 
-def _meeting(
+def _collective(
     experiment: Experiment,
     kind: Kind,
     shape: tuple[int, ...],

@@ -1,4 +1,4 @@
-"""The memory that a plan needs on one device, as far as closed formulas know it."""
+"""Memory that a plan needs on one device, from closed formulas."""
 
 from dataclasses import replace
 
@@ -12,16 +12,16 @@ from meshscope.spec.program import Engine
 
 
 def predicted_memory(experiment: Experiment) -> Memory:
-    """The memory of one device, in bytes; with a pipeline, a device of the fullest stage.
+    """Memory of one device in bytes; in a pipeline, of a device in the largest stage.
 
-    Our pipeline is one program for all stages, so that each has room for as many layers of a kind as
-    any stage has, and for embedding and head; a stage of vLLM holds what it needs.
+    Meshscope's pipeline is one program for all stages, so each stage allocates the largest number
+    of layers of each kind that any stage has, plus embedding and head. A vLLM stage allocates only
+    its own layers.
 
-    Weights and cache are there all the time. Temporary buffers (activations, attention scores, the
-    weights that fsdp has gathered at one time) are unknown, and with them the total: `fits` is False
-    where weights and cache alone exceed the HBM, and never True, because that they do not is no proof.
+    Temporary buffers (activations, attention scores, weights gathered by fsdp) are unknown, and so
+    is the total. `fits` is False if weights and cache alone exceed the HBM, otherwise None.
     """
-    weights_bytes, kv_cache_bytes = _held_bytes(experiment)
+    weights_bytes, kv_cache_bytes = _resident_bytes(experiment)
     hbm_bytes = experiment.topology.chip.device_hbm_bytes
     is_too_large = hbm_bytes is not None and weights_bytes + kv_cache_bytes > hbm_bytes
     return Memory(
@@ -34,8 +34,8 @@ def predicted_memory(experiment: Experiment) -> Memory:
     )
 
 
-def _held_bytes(experiment: Experiment) -> tuple[int, int]:
-    """Bytes of weights and of cache on one device, or on one of the fullest stage."""
+def _resident_bytes(experiment: Experiment) -> tuple[int, int]:
+    """Bytes of weights and of cache on one device, or on a device of the largest stage."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     if experiment.engine is Engine.MESHSCOPE:
         weights_bytes = device_weight_bytes(model, plan, workload.weight_dtype)
@@ -45,10 +45,10 @@ def _held_bytes(experiment: Experiment) -> tuple[int, int]:
 
 
 def _stage_bytes(experiment: Experiment, stage: int, indices: range) -> tuple[int, int]:
-    """Bytes of weights and of cache on a worker of this stage of vLLM.
+    """Bytes of weights and of cache on a vLLM worker of this stage.
 
-    The first stage holds the embedding, the last the final norm and the head; a head that is tied
-    to the embedding makes the last stage hold the embedding, too.
+    The first stage holds the embedding, the last one the final norm and the head. If the head is
+    tied to the embedding, the last stage holds a copy of the embedding.
     """
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     model = replace(model, vocab=stored_vocab(model))

@@ -1,15 +1,15 @@
-"""Where devices meet in meshscope's own decoder, by the rules of its manual partitioner.
+"""Collectives of meshscope's own decoder under its manual partitioner.
 
-Dimensions: b batch of one device, s tokens of a step, D hidden, V padded vocabulary.
+Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabulary.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.events.enums import Kind, Part, Phase
-from meshscope.prediction.context import context_meetings
-from meshscope.prediction.pipeline import pipelined
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.context import context_collectives
+from meshscope.prediction.pipeline import pipeline_stages
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import CompressedAttention, Layer, MlpKind, Model
 from meshscope.spec.plan.context_form import local_tokens
@@ -29,7 +29,7 @@ from meshscope.spec.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """One step of the decoder as one device runs it, on one of its micro-batches or on all."""
+    """One step of the decoder on one device, for one of `n_microbatches` micro-batches."""
 
     experiment: Experiment
     step: PlannedStep
@@ -53,7 +53,7 @@ class _Program:
 
     @property
     def residual(self) -> tuple[int, int, int]:
-        """[b,s,D], the residual stream of this device's sequences; whole, but for cp."""
+        """[b,s,D], the residual stream of this device's sequences, split over cp only."""
         n_tokens = local_tokens(self.plan, self.step.phase, self.step.n_tokens)
         return (self.local_batch, n_tokens, self.model.hidden)
 
@@ -64,33 +64,33 @@ class _Program:
 
     @property
     def is_split(self) -> bool:
-        """Whether the residual stream is split over tp between the blocks.
+        """Whether the residual stream is split over tp between blocks (sp).
 
-        Prefill splits the sequence. Decode, with one token a sequence, splits the batch where tp
-        divides it, and is plain tensor parallelism where it does not.
+        Prefill splits the sequence. Decode, with one token per sequence, splits the batch if tp
+        divides it, and otherwise uses plain tensor parallelism.
         """
         is_prefill = self.step.phase is Phase.PREFILL
         return self.plan.sp and (is_prefill or self.local_batch % self.plan.tp == 0)
 
 
-def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
-    """The meetings of one step of our program, by stage of its pipeline if it has one."""
+def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
+    """The collectives of one step of meshscope's program, per pipeline stage."""
     program = _Program(
         experiment=experiment,
         step=step,
         n_microbatches=experiment.n_microbatches(step.phase),
     )
-    of_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
-    stage = Stage(
-        before=_embedded(program),
-        layers=tuple((index, of_kind[layer]) for index, layer in enumerate(program.model.layers)),
+    by_kind = {layer: _layer(program, layer) for layer in dict.fromkeys(program.model.layers)}
+    stage = PlannedStage(
+        before=_embed(program),
+        layers=tuple((index, by_kind[layer]) for index, layer in enumerate(program.model.layers)),
         after=_logits(replace(program, n_microbatches=1)),
     )
-    return pipelined(experiment, step, whole=stage, handed_on=_split_residual(program))
+    return pipeline_stages(experiment, step, whole=stage, sent_shape=_split_residual(program))
 
 
 def _split_residual(program: _Program) -> tuple[int, ...]:
-    """What one device holds of the residual stream between the blocks, all parallel streams of it."""
+    """One device's shard of the residual stream between blocks, including parallel streams."""
     batch, n_tokens, hidden = program.residual
     hyper = program.model.hyper
     width = (hidden,) if hyper is None else (hyper.n_streams, hidden)
@@ -104,16 +104,16 @@ def _split_residual(program: _Program) -> tuple[int, ...]:
 def _layer(program: _Program, layer: Layer) -> tuple[PlannedCollective, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
-    weights = _used(program, attention_weights(model, plan, layer))
-    across = context_meetings(program.experiment, program.step, layer)
-    attention = _block(program, Part.ATTN, weights, across)
+    weights = _used_weights(program, attention_weights(model, plan, layer))
+    over_cp = context_collectives(program.experiment, program.step, layer)
+    attention = _block(program, Part.ATTN, weights, over_cp)
     if layer.mlp is MlpKind.DENSE:
         return (*attention, *_block(program, Part.MLP, dense_weights(model)))
     return (*attention, *_mixture(program))
 
 
-def _used(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Without the queries of an indexer that has nothing to choose from: a prompt without an entry."""
+def _used_weights(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """Drop the indexer's query weights if the prompt is shorter than one compressed entry."""
     attention = program.model.attention
     if program.step.phase is Phase.DECODE or not isinstance(attention, CompressedAttention):
         return weights
@@ -122,20 +122,16 @@ def _used(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     return tuple(w for w in weights if w.name not in {"index_wq", "index_weights"})
 
 
-def _embedded(program: _Program) -> tuple[PlannedCollective, ...]:
-    """Each tp device looks up its share of the vocabulary; the sum of the shares is the residual stream."""
-    return (*_gathered(program, Part.EMBED, _table(program)), *_summed(program, Part.EMBED))
+def _embed(program: _Program) -> tuple[PlannedCollective, ...]:
+    """Vocabulary-parallel embedding: each tp device looks up its shard and the results are summed."""
+    table = outer_weights(program.model, program.plan)[0]
+    return (*_gather_weights(program, Part.EMBED, table), *_reduce_output(program, Part.EMBED))
 
 
-def _table(program: _Program) -> Weight:
-    """The embedding."""
-    return outer_weights(program.model, program.plan)[0]
+def _head_weights(program: _Program) -> tuple[Weight, ...]:
+    """The output head; none if it is tied to the embedding, which a step gathers once.
 
-
-def _heads(program: _Program) -> tuple[Weight, ...]:
-    """The output head; none where it is tied to the embedding, which a step gathers once.
-
-    Of a pipeline, it is the last stage that gathers the table for its head.
+    In a pipeline, the last stage gathers the tied table for its head.
     """
     table, _, *head = outer_weights(program.model, program.plan)
     return tuple(head or [table] * (program.plan.pp > 1))
@@ -145,65 +141,67 @@ def _block(
     program: _Program,
     part: Part,
     weights: tuple[Weight, ...],
-    across: tuple[PlannedCollective, ...] = (),
+    over_cp: tuple[PlannedCollective, ...] = (),
 ) -> tuple[PlannedCollective, ...]:
-    """Attention or MLP: the whole residual stream in, a partial sum over tp out."""
+    """Attention or MLP: takes the whole residual stream, returns a partial sum over tp."""
     return (
-        *_entered(program, part),
-        *_gathered(program, part, *weights),
-        *across,
-        *_summed(program, part),
+        *_gather_activations(program, part),
+        *_gather_weights(program, part, *weights),
+        *over_cp,
+        *_reduce_output(program, part),
     )
 
 
 def _mixture(program: _Program) -> tuple[PlannedCollective, ...]:
     """A mixture of experts.
 
-    Where rows travel over tp, too, each device routes its own tokens and the shared experts are a
-    block of their own; else all of tp route the same tokens and the sums are taken together.
+    If the dispatch includes the tp axis, each device routes its own tokens and the shared experts
+    are a separate block. Otherwise all tp devices route the same tokens, and one reduction covers
+    routed and shared experts.
     """
     plan, model = program.plan, program.model
     routed = (
-        *_dispatched(program),
-        *_gathered(program, Part.MOE_EXPERTS, *expert_weights(model)),
-        *_combined(program),
+        *_dispatch(program),
+        *_gather_weights(program, Part.MOE_EXPERTS, *expert_weights(model)),
+        *_combine(program),
     )
     shared = shared_weights(model)
     if "tp" not in exchange_axes(plan):
         return (
-            *_entered(program, Part.MOE_DISPATCH),
+            *_gather_activations(program, Part.MOE_DISPATCH),
             *routed,
-            *_gathered(program, Part.MOE_SHARED, *shared),
-            *_summed(program, Part.MOE_COMBINE),
+            *_gather_weights(program, Part.MOE_SHARED, *shared),
+            *_reduce_output(program, Part.MOE_COMBINE),
         )
-    together = () if program.is_split else tuple(_regathered(program))
-    return (*routed, *together, *(_block(program, Part.MOE_SHARED, shared) if shared else ()))
+    gather = () if program.is_split else _gather_routed_tokens(program)
+    return (*routed, *gather, *(_block(program, Part.MOE_SHARED, shared) if shared else ()))
 
 
-def _dispatched(program: _Program) -> Iterator[PlannedCollective]:
-    """Everyone's number of rows for each expert to everyone, then the rows to their experts."""
+def _dispatch(program: _Program) -> Iterator[PlannedCollective]:
+    """All-gather of per-expert row counts, then the dispatch all-to-all."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
-    of_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
-    counts = (dispatch.n_ranks, dispatch.n_ranks, *of_experts)
+    local_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
+    counts = (dispatch.n_ranks, dispatch.n_ranks, *local_experts)
+    rows = _rows_shape(program, dispatch)
     yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_GATHER, counts, dtype="s32")
-    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, _sent(program, dispatch))
+    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, rows)
 
 
-def _combined(program: _Program) -> Iterator[PlannedCollective]:
-    """The rows back to their tokens."""
+def _combine(program: _Program) -> Iterator[PlannedCollective]:
+    """The all-to-all that returns rows to the devices of their tokens."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
-        shape = _sent(program, dispatch)
+        shape = _rows_shape(program, dispatch)
         yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
 
 
-def _sent(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
-    """The array of the exchange: a device's slots for each device, or its rows as they are.
+def _rows_shape(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
+    """Shape of the exchanged array: [ranks, slots, D], or [rows, D] if the exchange is ragged.
 
-    Of a ragged exchange, what travels depends on the routing; no more than the smaller of the
-    array of rows and the buffer that receives them, on average over the devices.
+    The traffic of a ragged exchange depends on the routing. Averaged over devices it is at most the
+    smaller of the array of rows and the receive buffer.
     """
     hidden = program.model.hidden
     if dispatch.n_slots is None:
@@ -211,7 +209,7 @@ def _sent(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
     return (dispatch.n_ranks, dispatch.n_slots, hidden)
 
 
-def _exchange(  # noqa: PLR0913  a meeting's own fields
+def _exchange(  # noqa: PLR0913  the fields of a collective
     program: _Program,
     dispatch: Dispatch,
     part: Part,
@@ -231,25 +229,29 @@ def _exchange(  # noqa: PLR0913  a meeting's own fields
     )
 
 
-def _regathered(program: _Program) -> tuple[PlannedCollective, ...]:
-    """The tokens that each device of tp routed, on all of them again; padding included."""
+def _gather_routed_tokens(program: _Program) -> tuple[PlannedCollective, ...]:
+    """All-gather over tp of the tokens that each tp device routed, including padding."""
     n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
 
 def _logits(program: _Program) -> tuple[PlannedCollective, ...]:
-    """The last token of every sequence to every tp device, then the logits of the whole vocabulary."""
+    """Brings the last token to all tp devices, then all-gathers the logits [b,V]."""
     logits = (program.local_batch, padded_vocab(program.model, program.plan))
     return (
-        *_last(program),
-        *_gathered(program, Part.LM_HEAD, *_heads(program)),
+        *_last_token(program),
+        *_gather_weights(program, Part.LM_HEAD, *_head_weights(program)),
         *_tp(program, Part.LM_HEAD, Kind.ALL_GATHER, logits),
     )
 
 
-def _last(program: _Program) -> tuple[PlannedCollective, ...]:
-    """In prefill one device has the last token and the others add zeros; in decode each of tp has a share."""
+def _last_token(program: _Program) -> tuple[PlannedCollective, ...]:
+    """The last token of each sequence, on all devices of tp and cp.
+
+    In prefill one device holds it and an all-reduce adds zeros from the others. In decode the
+    batch is split over tp under sp, and is all-gathered.
+    """
     batch, n_tokens, hidden = program.residual
     if program.step.phase is Phase.DECODE:
         shape = (batch, n_tokens, hidden)
@@ -269,13 +271,13 @@ def _last(program: _Program) -> tuple[PlannedCollective, ...]:
     )
 
 
-def _entered(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
-    """The residual stream whole again, where it is split."""
+def _gather_activations(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
+    """All-gather of the residual stream over tp, if it is split."""
     return _tp(program, part, Kind.ALL_GATHER, program.residual) if program.is_split else ()
 
 
-def _summed(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
-    """The partial sums of the tp devices, added up: whole on each, or each its share of the sum."""
+def _reduce_output(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
+    """Sum of a block's partial outputs over tp: all-reduce, or reduce-scatter under sp."""
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
     return _tp(program, part, kind, program.residual)
 
@@ -283,7 +285,7 @@ def _summed(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
 def _tp(
     program: _Program, part: Part, kind: Kind, shape: tuple[int, ...]
 ) -> tuple[PlannedCollective, ...]:
-    """One meeting of the tp devices with activations; none where tp is 1."""
+    """A collective of activations over tp; none if tp=1."""
     if program.plan.tp == 1:
         return ()
     dtype = program.workload.activation_dtype
@@ -293,8 +295,10 @@ def _tp(
     )
 
 
-def _gathered(program: _Program, part: Part, *weights: Weight) -> tuple[PlannedCollective, ...]:
-    """One all-gather for each weight that fsdp splits; none where fsdp is 1."""
+def _gather_weights(
+    program: _Program, part: Part, *weights: Weight
+) -> tuple[PlannedCollective, ...]:
+    """One all-gather per weight that fsdp splits; none if fsdp=1."""
     plan, dtype = program.plan, program.workload.weight_dtype
     if plan.fsdp == 1:
         return ()

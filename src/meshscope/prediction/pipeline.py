@@ -1,72 +1,82 @@
-"""Where devices meet in our pipeline: each stage's meetings, what it hands on, and what all stages share.
+"""Collectives of meshscope's pipeline: those of each stage, the stage sends and the shared ones.
 
-A stage meets once for each micro-batch. It hands its activations on in every tick of the pipeline,
-also while it is idle; what arrives then is not used, but it has been sent (see programs/pipeline.py).
+A stage repeats its collectives once per micro-batch. It sends activations to the next stage on
+every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from meshscope.events.enums import Kind, Part
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.stages import n_ticks, stage_layers
 
 
-def pipelined(
-    experiment: Experiment, step: PlannedStep, *, whole: Stage, handed_on: tuple[int, ...]
-) -> tuple[Stage, ...]:
-    """The stages of a step, and last, without index, what all of them do together.
+def pipeline_stages(
+    experiment: Experiment, step: PlannedStep, *, whole: PlannedStage, sent_shape: tuple[int, ...]
+) -> tuple[PlannedStage, ...]:
+    """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
-    `whole` is the program without pipeline: embedding and layers on one micro-batch, the head on all
-    sequences. `handed_on` is what a device gives to its peer in the next stage.
+    `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
+    for all sequences. `sent_shape` is the array that a device sends to its peer in the next stage.
     """
     plan = experiment.plan
     if plan.pp == 1:
         return (whole,)
     n_microbatches = experiment.n_microbatches(step.phase)
-
-    found: dict[tuple[int, int, int], tuple[PlannedCollective, ...]] = {}
-
-    def of_stage(
-        meetings: tuple[PlannedCollective, ...], stage: int, count: int
-    ) -> tuple[PlannedCollective, ...]:
-        key = (id(meetings), stage, count)  # layers of one kind have the same meetings
-        if key not in found:
-            found[key] = moved(meetings, stage, count)
-        return found[key]
-
-    def moved(
-        meetings: tuple[PlannedCollective, ...], stage: int, count: int
-    ) -> tuple[PlannedCollective, ...]:
-        return tuple(
-            replace(m, groups=plan.mesh.groups_of_stage(m.groups, stage), count=m.count * count)
-            for m in meetings
-        )
-
     last = plan.pp - 1
+    place = _StagePlacement(mesh=plan.mesh)
     stages = tuple(
-        Stage(
-            before=of_stage(whole.before, 0, n_microbatches) if stage == 0 else (),
+        PlannedStage(
+            before=place(whole.before, 0, n_microbatches) if stage == 0 else (),
             layers=tuple(
-                (layer, of_stage(meetings, stage, n_microbatches))
-                for layer, meetings in whole.layers[layers.start : layers.stop]
+                (layer, place(collectives, stage, n_microbatches))
+                for layer, collectives in whole.layers[layers.start : layers.stop]
             ),
-            after=of_stage(whole.after, last, 1)
+            after=place(whole.after, last, 1)
             if stage == last
-            else (_handed_on(experiment, step, stage, handed_on),),
+            else (_stage_send(experiment, step, stage, sent_shape),),
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
     )
-    return (*stages, Stage(before=(), layers=(), after=(_sampled(experiment),)))
+    return (*stages, PlannedStage(before=(), layers=(), after=(_share_tokens(experiment),)))
 
 
-def _handed_on(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StagePlacement:
+    """Moves collectives onto the devices of a stage.
+
+    Layers of one kind share one tuple of collectives, so each tuple is moved once per stage.
+    """
+
+    mesh: Mesh
+    placed: dict[tuple[int, int, int], tuple[PlannedCollective, ...]] = field(default_factory=dict)
+
+    def __call__(
+        self, collectives: tuple[PlannedCollective, ...], stage: int, n_times: int
+    ) -> tuple[PlannedCollective, ...]:
+        """The collectives on the devices of `stage`, each `n_times` as often."""
+        key = (id(collectives), stage, n_times)
+        if key not in self.placed:
+            self.placed[key] = tuple(
+                replace(
+                    planned,
+                    groups=self.mesh.groups_of_stage(planned.groups, stage),
+                    count=planned.count * n_times,
+                )
+                for planned in collectives
+            )
+        return self.placed[key]
+
+
+def _stage_send(
     experiment: Experiment, step: PlannedStep, sender: int, shape: tuple[int, ...]
 ) -> PlannedCollective:
-    """Each device of the stage to its peer in the next, in every tick."""
+    """On every tick, each device of stage `sender` sends to its peer in the next stage."""
     mesh = experiment.plan.mesh
-    workers = mesh.groups("pp")  # the devices at the same place of every stage
+    workers = mesh.groups("pp")  # one group: the devices at the same position in all stages
     return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,
@@ -78,8 +88,8 @@ def _handed_on(
     )
 
 
-def _sampled(experiment: Experiment) -> PlannedCollective:
-    """The next tokens, which the last stage knows, to all stages: the others add zeros."""
+def _share_tokens(experiment: Experiment) -> PlannedCollective:
+    """All-reduce that brings the sampled tokens [b] to all stages: the other stages add zeros."""
     plan = experiment.plan
     return PlannedCollective(
         part=Part.SAMPLE,

@@ -1,4 +1,4 @@
-"""Meeting points: where devices of a plan meet in one step, and the rows of the event table that follow."""
+"""Types of the prediction: a step is a list of planned collectives, which become event-table rows."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from meshscope.spec.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """One step of a phase: `n_tokens` new tokens of every sequence; the request takes `n_steps` of them."""
+    """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request."""
 
     phase: Phase
     n_tokens: int
     n_steps: int
 
 
-def steps_of(workload: Workload) -> tuple[PlannedStep, ...]:
-    """Prefill reads the whole prompt; decode, absent when one token is asked for, makes one token a step."""
+def planned_steps(workload: Workload) -> tuple[PlannedStep, ...]:
+    """One prefill step over the whole prompt, then the decode steps (none for a one-token output)."""
     prefill = PlannedStep(phase=Phase.PREFILL, n_tokens=workload.prompt, n_steps=1)
     decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=workload.n_decode_steps)
     return (prefill, decode) if decode.n_steps else (prefill,)
@@ -27,7 +27,7 @@ def steps_of(workload: Workload) -> tuple[PlannedStep, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
-    """A point of the program where the devices of each group meet: what they do, and with which array."""
+    """One collective of the program: its kind, device groups and payload (`shape`, `dtype`)."""
 
     part: Part
     kind: Kind
@@ -39,10 +39,11 @@ class PlannedCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The meetings of one pipeline stage in one step, in program order; `index` is None without a pipeline.
+class PlannedStage:
+    """The collectives of one pipeline stage in one step, in program order.
 
-    `layers` holds each layer of the stage with its meetings.
+    `layers` pairs each layer index of the stage with its collectives. `index` is None without a
+    pipeline, and for collectives that all stages share.
     """
 
     before: tuple[PlannedCollective, ...]
@@ -51,18 +52,18 @@ class Stage:
     index: int | None = None
 
 
-def rows_of(stage: Stage, step: PlannedStep, experiment: Experiment) -> list[Collective]:
-    """The stage's meetings as rows of the event table, in program order."""
+def stage_rows(stage: PlannedStage, step: PlannedStep, experiment: Experiment) -> list[Collective]:
+    """Event-table rows of one stage in program order."""
 
-    def rows(meetings: tuple[PlannedCollective, ...], layer: int | None) -> list[Collective]:
-        return [_row(meeting, layer, stage.index, step, experiment) for meeting in meetings]
+    def rows(collectives: tuple[PlannedCollective, ...], layer: int | None) -> list[Collective]:
+        return [_row(planned, layer, stage.index, step, experiment) for planned in collectives]
 
-    of_layers = [row for layer, meetings in stage.layers for row in rows(meetings, layer)]
-    return [*rows(stage.before, None), *of_layers, *rows(stage.after, None)]
+    layer_rows = [row for layer, collectives in stage.layers for row in rows(collectives, layer)]
+    return [*rows(stage.before, None), *layer_rows, *rows(stage.after, None)]
 
 
 def _row(
-    meeting: PlannedCollective,
+    planned: PlannedCollective,
     layer: int | None,
     stage: int | None,
     step: PlannedStep,
@@ -71,14 +72,14 @@ def _row(
     return predicted_collective(
         phase=step.phase,
         layer=layer,
-        part=meeting.part,
-        kind=meeting.kind,
-        axis=meeting.axis,
-        groups=meeting.groups,
-        dtype=meeting.dtype,
-        shape=meeting.shape,
-        count=meeting.count,
+        part=planned.part,
+        kind=planned.kind,
+        axis=planned.axis,
+        groups=planned.groups,
+        dtype=planned.dtype,
+        shape=planned.shape,
+        count=planned.count,
         n_steps=step.n_steps,
         stage=stage,
-        crosses_slices=experiment.crosses_slices(meeting.groups),
+        crosses_slices=experiment.crosses_slices(planned.groups),
     )

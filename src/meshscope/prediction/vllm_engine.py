@@ -1,23 +1,23 @@
-"""Where devices meet in vLLM 0.8.5 (V0 engine) under tensor and pipeline parallelism.
+"""Collectives of vLLM 0.8.5 (V0 engine) under tensor and pipeline parallelism.
 
-Counts and shapes are those that Xu et al. measured ("Characterizing Communication Patterns in
-Distributed Large Language Model Inference", Tables III to VI); what those tables do not count, the
-broadcast of a step's inputs and the messages between CPUs, is left out. All sequences are prefilled
-in one step. `docs/paper.md` tells where the paper contradicts itself.
+Counts and shapes are those measured by Xu et al. ("Characterizing Communication Patterns in
+Distributed Large Language Model Inference", Tables III to VI). The broadcast of a step's inputs and
+messages between CPUs, which those tables do not count, are left out. One step prefills all
+sequences. `docs/paper.md` lists where the paper contradicts itself.
 """
 
 from collections.abc import Iterator
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Kind, Part
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep, Stage
+from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, Model
 from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stage_layers
 
-# A stage hands on `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
+# A stage sends `hidden_states` and `residual` (vllm/model_executor/models/llama.py).
 N_BOUNDARY_TENSORS = 2
 
 # DEFAULT_VOCAB_PADDING_SIZE (vllm/model_executor/layers/vocab_parallel_embedding.py).
@@ -29,12 +29,12 @@ def stored_vocab(model: Model) -> int:
     return -(-model.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
-    """The meetings of one step, for one worker of each pipeline stage."""
+def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
+    """The collectives of one step, for one worker of each pipeline stage."""
     _check_plan(experiment.model, experiment.plan)
     plan = experiment.plan
     return tuple(
-        Stage(
+        PlannedStage(
             before=tuple(_entry(experiment, step, index)),
             layers=tuple((layer, tuple(_layer(experiment, step, index))) for layer in layers),
             after=tuple(_exit(experiment, step, index)),
@@ -45,26 +45,26 @@ def vllm_stages(experiment: Experiment, step: PlannedStep) -> tuple[Stage, ...]:
 
 
 def _check_plan(model: Model, plan: Plan) -> None:
-    """PlanError where vLLM's own assertions would fail."""
+    """Raise PlanError if vLLM's assertions would fail."""
     if model.moe is not None or not isinstance(model.attention, GroupedAttention):
         raise PlanError(
-            f"--engine vllm knows the conventions of dense models with grouped attention, as the paper "
-            f"measured them; {model.name} is {model.family}. Use --engine meshscope."
+            f"--engine vllm supports only dense models with grouped-query attention, the ones measured "
+            f"in the paper; {model.name} is {model.family}. Use --engine meshscope."
         )
     if stored_vocab(model) % plan.tp:
         raise PlanError(
-            f"plan '{plan}': vLLM pads the vocabulary of {model.name} to {stored_vocab(model)}, "
-            f"which is not divisible by tp={plan.tp}. Use a tp that divides it, e.g. a power of two up to 64."
+            f"plan '{plan}': tp={plan.tp} does not divide {stored_vocab(model)}, the vocabulary of "
+            f"{model.name} as padded by vLLM. Use a tp that divides it, e.g. a power of two up to 64."
         )
     if plan.pp > 1 and model.hidden % plan.tp:
         raise PlanError(
-            f"plan '{plan}': a stage hands on [tokens, hidden / tp], and hidden={model.hidden} of "
-            f"{model.name} is not divisible by tp={plan.tp}. Use a tp that divides it, or pp=1."
+            f"plan '{plan}': tp={plan.tp} does not divide hidden={model.hidden} of {model.name}, but "
+            f"vLLM stages send [tokens, hidden / tp]. Use a tp that divides it, or pp=1."
         )
 
 
 def _entry(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """The first stage embeds; another receives a slice of each tensor and puts the slices together."""
+    """The first stage embeds; later stages receive a slice of each tensor and all-gather it."""
     if stage == 0:
         yield from _tp(
             experiment, stage, Part.EMBED, Kind.ALL_REDUCE, _hidden_states(experiment, step)
@@ -82,15 +82,15 @@ def _entry(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[Pl
 
 
 def _layer(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """The two row-parallel products of a layer end in a sum over tp."""
+    """An all-reduce after each of the two row-parallel matmuls of a layer."""
     for part in (Part.ATTN, Part.MLP):
         yield from _tp(experiment, stage, part, Kind.ALL_REDUCE, _hidden_states(experiment, step))
 
 
 def _exit(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[PlannedCollective]:
-    """The last stage gathers the last token's logits to one worker; another sends its tensors on.
+    """The last stage gathers the last token's logits on one worker; other stages send.
 
-    The payload of the gather is what one worker gives, as the paper counts it.
+    The payload of the gather is one worker's shard, as in the paper.
     """
     if stage < experiment.plan.pp - 1:
         yield _boundary(experiment, step, Kind.SEND, stage)
@@ -101,16 +101,16 @@ def _exit(experiment: Experiment, step: PlannedStep, stage: int) -> Iterator[Pla
 
 
 def _hidden_states(experiment: Experiment, step: PlannedStep) -> tuple[int, int]:
-    """[tokens, hidden]: vLLM lays the tokens of all sequences in one row."""
+    """[tokens, hidden]: vLLM flattens the tokens of all sequences into one dimension."""
     return (experiment.workload.batch * step.n_tokens, experiment.model.hidden)
 
 
 def _workers(plan: Plan) -> Groups:
-    """The tp workers of each stage; one group a stage, of one device where tp is 1."""
+    """The tp workers of each stage, one group per stage."""
     return plan.mesh.groups("tp")
 
 
-def _tp(  # noqa: PLR0913  a meeting's own fields
+def _tp(  # noqa: PLR0913  the fields of a collective
     experiment: Experiment,
     stage: int,
     part: Part,
@@ -119,7 +119,7 @@ def _tp(  # noqa: PLR0913  a meeting's own fields
     *,
     count: int = 1,
 ) -> Iterator[PlannedCollective]:
-    """A meeting of the tp workers of a stage; none where tp is 1."""
+    """A collective of the tp workers of a stage; none if tp=1."""
     if experiment.plan.tp > 1:
         yield PlannedCollective(
             part=part,
@@ -135,7 +135,7 @@ def _tp(  # noqa: PLR0913  a meeting's own fields
 def _boundary(
     experiment: Experiment, step: PlannedStep, kind: Kind, sender: int
 ) -> PlannedCollective:
-    """Each worker of stage `sender` hands its slice of both tensors to its peer in the next stage."""
+    """Each worker of stage `sender` sends its slice of both tensors to its peer in the next stage."""
     workers = _workers(experiment.plan)
     n_tokens, hidden = _hidden_states(experiment, step)
     return PlannedCollective(
