@@ -104,7 +104,7 @@ golden: $(VENV)/.dev ## make the golden files again with the JAX of $(PYTHON); r
 
 .PHONY: constants
 constants: $(VENV)/.dev ## fit the interconnect to the published points again; read the difference
-	$(BIN)/python tests/golden/make_constants.py
+	$(BIN)/python tools/fit_collectives.py
 
 .PHONY: full-size
 full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 Mixtral" for some

@@ -16,15 +16,18 @@ from typing import NamedTuple
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import collective_time, constants_of
 from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.fitted import held_out_errors, left_out_errors
-from meshscope.interconnect.published import POINTS, fit_half, groups_along
-from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS
+from meshscope.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.mesh import Groups
 from meshscope.units import format_bytes, format_seconds
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tools"))
+# ruff: noqa: E402
+
+from fit_collectives import holdout_errors, left_out_errors
+from published_collectives import POINTS, groups_along, split_points
 
 
 def print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
@@ -35,7 +38,7 @@ def print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 def collectives() -> None:
     """One row a published point."""
-    fitted, _ = fit_half(POINTS)
+    fitted, _ = split_points(POINTS)
     lines: list[list[str]] = []
     for point in POINTS:
         time = collective_time(
@@ -94,7 +97,7 @@ def sources() -> None:
 
 def summary() -> None:
     """Errors of the half that judges, and of chips that the fit has not seen."""
-    errors = held_out_errors()
+    errors = holdout_errors()
     long = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes >= 1 << 20]
     short = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes < 1 << 20]
     unseen = [abs(exp(error) - 1) for error in left_out_errors()]
@@ -116,7 +119,7 @@ def summary() -> None:
     sys.stdout.write(
         f"\nIntervals reach from 1/x to x times the prediction: x = {spreads.short:.2f} where beginning takes longer "
         f"than the bytes ({spreads.n_short} held-out errors), {spreads.long:.2f} where the bytes do "
-        f"({spreads.n_long}), {spreads.unseen:.2f} outside of what was measured ({spreads.n_unseen} errors of chips "
+        f"({spreads.n_long}), {spreads.out_of_sample:.2f} outside of what was measured ({spreads.n_out_of_sample} errors of chips "
         "left out of the fit).\n"
     )
 
@@ -135,7 +138,7 @@ def constants() -> None:
             [
                 name,
                 f"{own.link_bytes_per_s / 1e9:.0f} GB/s",
-                format_seconds(own.rates.floor_s),
+                format_seconds(own.rates.latency_s),
                 f"{own.rates.efficiency:.0%}",
                 f"{exchange:.0%}",
                 f"{own.links_at_once:.2f} of {2 * chip_of(name).n_grid_dims}",
@@ -180,17 +183,17 @@ def worked() -> None:
     every = (tuple(range(32)),)
     examples = [
         Worked("v5e 4x4, corner to corner, half of bf16[8,128,8192] each way", "v5e:4x4", ((0, 15),),
-               Kind.PERMUTE, 8 * 128 * 8192, BOTH_WAYS, 188e-6, False, "194 us with six hops of 1 us"),
+               Kind.PERMUTE, 8 * 128 * 8192, BIDIRECTIONAL_RING, 188e-6, False, "194 us with six hops of 1 us"),
         Worked("v5e 8x4, gather bf16[2048,8192] over 4", "v5e:8x4", groups_along(v5e, "y"),
-               Kind.ALL_GATHER, 2048 * 8192 * 2, BOTH_WAYS, 560e-6, False, "measured there: 680 us"),
+               Kind.ALL_GATHER, 2048 * 8192 * 2, BIDIRECTIONAL_RING, 560e-6, False, "measured there: 680 us"),
         Worked("v4 4x4x4, gather bf16[1024,1024] over X", "v4:4x4x4", rows,
-               Kind.ALL_GATHER, 2 * 1024 * 4096 // 4, BOTH_WAYS, 23e-6, True),
+               Kind.ALL_GATHER, 2 * 1024 * 4096 // 4, BIDIRECTIONAL_RING, 23e-6, True),
         Worked("v4 4x4x4, gather bf16[1024,4096] over X and Y", "v4:4x4x4", planes,
-               Kind.ALL_GATHER, 2 * 1024 * 4096, COLOURS, 46e-6, True),
+               Kind.ALL_GATHER, 2 * 1024 * 4096, MULTI_COLOR, 46e-6, True),
         Worked("v4 4x4x4, all-reduce bf16[1024,4096] over Z", "v4:4x4x4", groups_along(v4, "z"),
-               Kind.ALL_REDUCE, 2 * 1024 * 4096, BOTH_WAYS, 190e-6, True),
+               Kind.ALL_REDUCE, 2 * 1024 * 4096, BIDIRECTIONAL_RING, 190e-6, True),
         Worked("v5e 4x8, gather bf16[64,8192] over all", "v5e:4x8", every,
-               Kind.ALL_GATHER, 2 * 64 * 8192, BOTH_WAYS, 11e-6, True,
+               Kind.ALL_GATHER, 2 * 64 * 8192, BIDIRECTIONAL_RING, 11e-6, True,
                "a ring of 32 has 16 hops of 1 us more, which the book leaves out here"),
     ]  # fmt: skip
     lines: list[list[str]] = []

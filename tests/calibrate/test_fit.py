@@ -55,9 +55,9 @@ def timed_by(
 def known(topology: Topology) -> LinkConstants:
     return replace(
         spec_constants(topology.chip),
-        rates=RateConstants(floor_s=2e-5, efficiency=0.8),
+        rates=RateConstants(latency_s=2e-5, efficiency=0.8),
         by_kind=(
-            KindRates(kind=Kind.ALL_REDUCE, rates=RateConstants(floor_s=3e-5, efficiency=0.6)),
+            KindRates(kind=Kind.ALL_REDUCE, rates=RateConstants(latency_s=3e-5, efficiency=0.6)),
         ),
     )
 
@@ -66,7 +66,7 @@ def test_constants_of_a_torus_are_found_again() -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     fitted = fit_constants(timed_by(known(topology), topology, plan), topology, source="")
     rates = fitted.constants.rates_of
-    assert rates(Kind.ALL_GATHER, 4).floor_s == pytest.approx(2e-5, rel=1e-3)
+    assert rates(Kind.ALL_GATHER, 4).latency_s == pytest.approx(2e-5, rel=1e-3)
     assert rates(Kind.ALL_GATHER, 4).efficiency == pytest.approx(0.8, rel=1e-3)
     assert rates(Kind.ALL_REDUCE, 4).efficiency == pytest.approx(0.6, rel=1e-3)
     assert all(fit.largest_error_frac < 1e-3 for fit in fitted.fits)
@@ -80,7 +80,7 @@ def test_noise_comes_back_as_the_interval() -> None:
     # 90 % of normal errors of 0.1 are below 1.645 x 0.1; the line itself errs a little.
     assert 1.1 < spreads.short < 1.35
     assert 1.1 < spreads.long < 1.35
-    assert spreads.unseen >= spreads.long
+    assert spreads.out_of_sample >= spreads.long
 
 
 def test_devices_of_one_memory_share_its_rate() -> None:
@@ -94,7 +94,7 @@ def test_devices_of_one_memory_share_its_rate() -> None:
         host_bytes_per_s=None,
         memory_bytes_per_s=5e9,
         hop_s=0.0,
-        rates=RateConstants(floor_s=5e-5, efficiency=1.0),
+        rates=RateConstants(latency_s=5e-5, efficiency=1.0),
     )
     points = timed_by(truth, topology, plan)
     fitted = fit_constants(points, topology, source="").constants
@@ -189,8 +189,8 @@ def test_rows_that_do_not_serve_are_told(tmp_path: Path) -> None:
     read = read_points(path, parse_topology("v6e:4x4"), parse_plan("tp=16").mesh)
     assert (len(read.points), read.n_of_other_chips) == (2, 1)
     assert [reason.split(": ")[1] for reason in read.skipped] == [
-        "no time",
-        "'sort' is none of all_reduce, all_gather, reduce_scatter, all_to_all, permute",
+        "seconds or time_us is missing",
+        "kind 'sort' is not one of all_reduce, all_gather, reduce_scatter, all_to_all, permute",
         "groups of 3 do not divide 'v6e:4x4' of 16 devices",
         "unknown chip 'no'. Known",
     ]
@@ -216,7 +216,7 @@ def test_published_points_make_a_profile(
     profile = published_profile(read, topology, source="")
     assert len(profile.points) == n_points
     assert profile.constants.rates.efficiency == pytest.approx(share, abs=0.03)
-    assert 6e-6 < profile.constants.rates.floor_s < 9e-6
+    assert 6e-6 < profile.constants.rates.latency_s < 9e-6
 
 
 def test_rates_are_those_of_nccl_tests() -> None:

@@ -68,7 +68,7 @@ def test_the_phase_that_the_user_names_is_kept_for_later(meshscope, texts, tmp_p
     ask = (texts[1], *ON_TWO_SLICES, "--phase", "decode", "--out", "one")
     published = _time(meshscope, *ask)
     known = constants_of(chip_of("v6e"))
-    slow = replace(known, chip="v6e", by_kind=(), rates=replace(known.rates, floor_s=1.0))
+    slow = replace(known, chip="v6e", by_kind=(), rates=replace(known.rates, latency_s=1.0))
     profile = ChipProfile(
         chip="v6e",
         topology="v6e:2x4",

@@ -13,13 +13,13 @@ from meshscope.spec.hardware.chips import chip_of
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
 
 
-def _profile(chip: str, floor_s: float) -> ChipProfile:
+def _profile(chip: str, latency_s: float) -> ChipProfile:
     known = constants_of(chip_of("v6e"))
     constants = replace(
         known,
         chip=chip,
         by_kind=(),
-        rates=replace(known.rates, floor_s=floor_s),
+        rates=replace(known.rates, latency_s=latency_s),
     )
     return ChipProfile(
         chip=chip,
@@ -36,9 +36,9 @@ def _profile(chip: str, floor_s: float) -> ChipProfile:
 
 @pytest.fixture
 def written(tmp_path):
-    def write(chip: str, floor_s: float = 1.0):
+    def write(chip: str, latency_s: float = 1.0):
         path = tmp_path / f"{chip}.json"
-        save_profile(_profile(chip, floor_s), path, force=True)
+        save_profile(_profile(chip, latency_s), path, force=True)
         return path
 
     return write

@@ -11,7 +11,7 @@ WORK = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
 
 def test_a_line_is_found_exactly() -> None:
     fit = fit_line(WORK, [8e-6 + 1.25 * w for w in WORK], name="x")
-    assert (fit.floor_s, fit.slowness) == pytest.approx((8e-6, 1.25))
+    assert (fit.latency_s, fit.inverse_bandwidth) == pytest.approx((8e-6, 1.25))
     assert fit.log_errors == pytest.approx([0.0] * 6, abs=1e-9)
 
 
@@ -19,7 +19,7 @@ def test_an_outlier_moves_it_little() -> None:
     seconds = [8e-6 + 1.25 * w for w in WORK]
     seconds[4] *= 5
     fit = fit_line(WORK, seconds, name="x")
-    assert (fit.floor_s, fit.slowness) == pytest.approx((8e-6, 1.25), rel=0.05)
+    assert (fit.latency_s, fit.inverse_bandwidth) == pytest.approx((8e-6, 1.25), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_an_outlier_moves_it_little() -> None:
     [
         ([1.0, 2.0], [1.0, 2.0], "2 points of 2 sizes are too few"),
         ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "3 points of 1 sizes are too few"),
-        ([1.0, 2.0, 3.0], [1.0, 2.5, 4.0], r"floor of -0\.5 s.*may be negative"),
-        ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], r"-1 s per unit.*may be negative"),
+        ([1.0, 2.0, 3.0], [1.0, 2.5, 4.0], r"latency of -0\.5 s.*may be negative"),
+        ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], r"-1 s per unit of work.*may be negative"),
         ([1.0, 2.0, 3.0], [1.0, 0.0, 1.0], "time of 0 s is not positive"),
     ],
 )
@@ -48,5 +48,5 @@ def test_spreads_hold_nine_of_ten_new_errors() -> None:
 
 
 def test_without_held_out_points_there_is_no_interval() -> None:
-    with pytest.raises(SpecError, match="no held-out points"):
+    with pytest.raises(SpecError, match="no holdout points"):
         spread_of([])

@@ -6,18 +6,18 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from bisection import least_all_to_all_s, n_bisection_links
+from published_collectives import groups_along
 
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import collective_time, link_loads
-from meshscope.interconnect.bisection import least_all_to_all_s, n_bisection_links
 from meshscope.interconnect.constants import spec_constants
-from meshscope.interconnect.published import groups_along
 from meshscope.interconnect.strategies import (
-    BOTH_WAYS,
-    COLOURS,
+    BIDIRECTIONAL_RING,
+    DIMENSION_ORDERED,
     DIRECT,
-    ONE_WAY,
-    PHASES,
+    MULTI_COLOR,
+    UNIDIRECTIONAL_RING,
     hamiltonian_order,
 )
 from meshscope.spec.hardware.topology import Topology, parse_topology
@@ -131,7 +131,7 @@ def test_a_line_passes_on_every_shard_to_its_ends() -> None:
             crossed[(here, there)] += len(new)
             have[there] |= new
     assert all(len(own) == 8 for own in have)
-    found = loads(Kind.ALL_GATHER, topology, groups, BOTH_WAYS)
+    found = loads(Kind.ALL_GATHER, topology, groups, BIDIRECTIONAL_RING)
     expected = {
         ((x, a, 0), (x, b, 0), "y"): n / 8 * (1 << 20)
         for x in range(2)
@@ -143,11 +143,13 @@ def test_a_line_passes_on_every_shard_to_its_ends() -> None:
 def test_phases_gather_row_by_row_then_whole_rows() -> None:
     """2x2: first a quarter to the neighbour in z, y, x order, then half to the other."""
     topology = parse_topology("v5p:2x2x1")
-    found = loads(Kind.ALL_GATHER, topology, ((0, 1, 2, 3),), PHASES)
+    found = loads(Kind.ALL_GATHER, topology, ((0, 1, 2, 3),), DIMENSION_ORDERED)
     assert sorted(found.values()) == pytest.approx([(1 << 18)] * 4 + [(1 << 19)] * 4)
 
 
-@pytest.mark.parametrize("strategy", [BOTH_WAYS, ONE_WAY, PHASES, COLOURS])
+@pytest.mark.parametrize(
+    "strategy", [BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, DIMENSION_ORDERED, MULTI_COLOR]
+)
 @pytest.mark.parametrize("name", ["v6e:2x4", "v6e:16x16", "v5p:4x4x4", "v5p:2x2x4"])
 def test_every_chip_receives_at_least_what_it_lacks(name: str, strategy: str) -> None:
     topology = parse_topology(name)
@@ -168,7 +170,7 @@ def test_link_bytes_add_up_to_wire_bytes_where_rings_join_neighbours(name: str, 
     """A ring over neighbours needs one hop: the links together carry what the devices send."""
     topology = parse_topology(name)
     n = topology.n_devices
-    total = sum(loads(kind, topology, (tuple(range(n)),), BOTH_WAYS).values())
+    total = sum(loads(kind, topology, (tuple(range(n)),), BIDIRECTIONAL_RING).values())
     assert total == pytest.approx(n * (1 << 20) * float(wire_factor(kind, n)))
 
 
@@ -180,7 +182,7 @@ def test_groups_with_strides_share_links() -> None:
     topology = parse_topology("v6e:2x4")
     groups = parse_plan("dp=2,tp=4").mesh.groups("dp")
     assert groups == ((0, 4), (1, 5), (2, 6), (3, 7))
-    found = loads(Kind.ALL_REDUCE, topology, groups, BOTH_WAYS)
+    found = loads(Kind.ALL_REDUCE, topology, groups, BIDIRECTIONAL_RING)
     by_link = {link[0][1]: load for link, load in found.items() if link[1][1] > link[0][1]}
     assert by_link == pytest.approx({0: 1 << 20, 1: 2 << 20, 2: 1 << 20})
 

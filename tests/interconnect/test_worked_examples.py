@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from published_collectives import groups_along
 
 from meshscope.events.enums import Kind
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants, spec_constants
-from meshscope.interconnect.published import groups_along
-from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS
+from meshscope.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.mesh import Groups
@@ -20,7 +20,7 @@ def book_s(
     groups: Groups,
     payload_bytes: int,
     *,
-    strategy: str = BOTH_WAYS,
+    strategy: str = BIDIRECTIONAL_RING,
     constants: LinkConstants | None = None,
 ) -> float:
     topology = parse_topology(topology_name)
@@ -94,7 +94,7 @@ def test_v4_gather_over_two_axes() -> None:
         "v4:4x4x4",
         plane_groups(),
         2 * 1024 * 4096,
-        strategy=COLOURS,
+        strategy=MULTI_COLOR,
         constants=no_hops("v4"),
     )
     assert seconds / all_but_own(16) == pytest.approx(46e-6, rel=0.02)

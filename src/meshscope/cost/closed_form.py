@@ -141,7 +141,7 @@ class _Stacked:
     run_s: FloatArray  # [plan, part]
     is_once: FloatArray  # [part]
     payload: FloatArray  # [plan, line, term]
-    base_s: FloatArray  # [plan, line, strategy]
+    latency_s: FloatArray  # [plan, line, strategy]
     s_per_byte: FloatArray
     n_tick: FloatArray  # [plan, line]
     n_once: FloatArray
@@ -160,19 +160,19 @@ class _Stacked:
 def stacked(forms: Sequence[PlanForm]) -> _Stacked:
     """Forms as arrays, to be evaluated together."""
     n_lines = max((len(form.lines) for form in forms), default=0)
-    n_strategies = max((len(line.base_s) for form in forms for line in form.lines), default=1)
+    n_strategies = max((len(line.latency_s) for form in forms for line in form.lines), default=1)
     shape = (len(forms), n_lines)
     payload = np.zeros((*shape, len(TERMS)))
-    base_s = np.zeros((*shape, n_strategies))
+    latency_s = np.zeros((*shape, n_strategies))
     s_per_byte = np.zeros((*shape, n_strategies))
     n_tick, n_once = np.zeros(shape), np.zeros(shape)
     behind = {hides: np.zeros(shape) for hides in Hides}
     for p, form in enumerate(forms):
         for m, line in enumerate(form.lines):
             payload[p, m] = line.payload
-            base_s[p, m] = np.inf
-            base_s[p, m, : len(line.base_s)] = line.base_s
-            s_per_byte[p, m, : len(line.base_s)] = line.s_per_byte
+            latency_s[p, m] = np.inf
+            latency_s[p, m, : len(line.latency_s)] = line.latency_s
+            s_per_byte[p, m, : len(line.latency_s)] = line.s_per_byte
             n_tick[p, m], n_once[p, m] = line.n_tick, line.n_once
             if line.hides is not None:
                 behind[line.hides][p, m] = 1.0
@@ -203,7 +203,7 @@ def stacked(forms: Sequence[PlanForm]) -> _Stacked:
         run_s=share("run_cycles") / clock_hz,
         is_once=forms[0].terms.is_once if forms else np.zeros(len(PARTS)),
         payload=payload,
-        base_s=base_s,
+        latency_s=latency_s,
         s_per_byte=s_per_byte,
         n_tick=n_tick,
         n_once=n_once,
@@ -231,7 +231,7 @@ def closed_steps(
     ticks = (forms.n_microbatches + forms.n_stages - 1)[at]
     times = np.where(forms.is_once[None, :] > 0, 1.0, ticks[:, None])
     payload = (forms.payload[at] @ terms[:, :, None])[..., 0]
-    strategies = forms.base_s[at] + payload[..., None] * forms.s_per_byte[at]
+    strategies = forms.latency_s[at] + payload[..., None] * forms.s_per_byte[at]
     each_s = strategies.min(axis=-1) if strategies.shape[-1] else np.zeros(payload.shape)
     n_tick, n_once = forms.n_tick[at], forms.n_once[at]
     tick_s = each_s * n_tick

@@ -3,20 +3,14 @@
 `python benchmarks/closed_form.py fit` writes `fitted.json`, and in it which programs were fitted.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from meshscope.cost.rates import USUAL_REACH, Reach, reach_of
 from meshscope.cost.shares import Shares
 from meshscope.events.enums import Part
 from meshscope.spec.hardware.chips import Chip, ChipKind
-
-FITTED = "fitted.json"
-ALL_CHIPS = "all"  # the key of constants fitted to the programs of all chips together
+from meshscope.spec.hardware.compiler_facts import fitted_constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +61,10 @@ def efficiency_of(chip: Chip) -> Efficiency:
     usual = _usual(reach_of(chip))
     if chip.kind is not ChipKind.TPU:
         return usual
-    told = _document()
-    parts = told["chips"].get(chip.name, told["chips"][ALL_CHIPS])
+    fit = fitted_constants(chip.name)
     return Efficiency(
         usual=usual.usual,
-        parts=tuple((Part(part), Shares(**shares)) for part, shares in parts.items()),
-        spread=told["spread"],
-        source=f"shares of the peaks fitted to {told['n_fitted']} compiled steps (timing/{FITTED})",
+        parts=tuple((Part(part), Shares(**shares)) for part, shares in fit.parts.items()),
+        spread=fit.spread,
+        source=f"efficiencies fitted to {fit.n_fitted} steps compiled with libtpu {fit.libtpu}",
     )
-
-
-def _document() -> Mapping[str, Any]:
-    """What is kept, with how it came about."""
-    return json.loads(files("meshscope.cost").joinpath(FITTED).read_text(encoding="utf-8"))

@@ -23,6 +23,7 @@ from meshscope.cost.relayout import (
 )
 from meshscope.events.enums import Part, Phase
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.compiler_facts import CompilerFacts, compiler_facts
 from meshscope.spec.model.model import (
     AttentionKind,
     CompressedAttention,
@@ -88,9 +89,6 @@ SPLIT_FRAC = 0.6
 # layer in decode of Mixtral on v5e, 41 us of DeepSeek-V2-Lite on v6e. As this many runs of the experts, at
 # the fitted 2,070 and 2,720 cycles, it is 26 and 30 us: the fit gives way to what else the steps hold.
 RUNS_OF_EXCHANGE = 19
-# Tables up to this size come into VMEM while the layers run (compiled by libtpu 0.0.42.1: 98 MB do on
-# v5e and v6e, 263 MB do not, and on v4 none does).
-PREFETCHED_BYTES = {"v5e": 1e8, "v6e": 1e8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ class PlanTerms:
 class _Device:
     """One device of a plan in one phase, with the widths of what it computes on."""
 
-    chip: str
+    facts: CompilerFacts
     model: Model
     plan: Plan
     phase: Phase
@@ -135,7 +133,7 @@ def plan_terms(experiment: Experiment, phase: Phase) -> PlanTerms:
     """The coefficients of one phase, for the fullest stage of a pipeline."""
     workload = experiment.workload
     device = _Device(
-        chip=experiment.topology.chip.name,
+        facts=compiler_facts(experiment.topology.chip.name),
         model=experiment.model,
         plan=experiment.plan,
         phase=phase,
@@ -194,7 +192,7 @@ def _embedding(device: _Device) -> Iterator[_Entry]:
     yield Part.EMBED, ACTS, BS, 2 * hidden * device.act_bytes
     if hidden // device.plan.fsdp % LANES and (is_tied or device.phase is Phase.PREFILL):
         yield Part.EMBED, ACTS, ONE, 2 * read
-    if is_tied and read <= PREFETCHED_BYTES.get(device.chip, 0):
+    if is_tied and read <= device.facts.vmem_prefetch_bytes.value:
         # A copy into VMEM goes at the HBM's rate, faster than the passes by which MOVED is priced.
         yield Part.EMBED, MOVED, SEVERAL, read * PASS_FRAC / USUAL_REACH.hbm
     yield Part.EMBED, RUNS, ONE, 1
@@ -205,7 +203,7 @@ def _head(device: _Device) -> Iterator[_Entry]:
     table = outer_weights(device.model, device.plan)[0]
     yield Part.LM_HEAD, MATMUL, B_ALL, 2 * device.elements(table)
     read = device.read(table)
-    is_ahead = read <= PREFETCHED_BYTES.get(device.chip, 0)
+    is_ahead = read <= device.facts.vmem_prefetch_bytes.value
     yield Part.LM_HEAD, PREFETCHED if is_ahead else WEIGHTS, ONE, read
     logits = table.gathered_shape(device.plan)[0] * device.plan.tp
     yield Part.LM_HEAD, ACTS, B_ALL, logits * device.act_bytes
@@ -269,7 +267,7 @@ def _laid_out(device: _Device) -> Iterator[_Entry]:
     head_dim = model.attention.head_dim
     found = [of_projections(model.hidden, local_heads, local_kv_heads, head_dim)]
     if device.phase is Phase.PREFILL:
-        found += [of_residual(device.chip, is_split=plan.sp, hidden=model.hidden)]
+        found += [of_residual(device.facts, is_split=plan.sp, hidden=model.hidden)]
     for moved in found:
         yield Part.ATTN, TILES, TERMS.index(moved.size), moved.n_tiles
         yield Part.ATTN, MOVED, TERMS.index(moved.size), moved.n_elements * device.act_bytes

@@ -21,6 +21,7 @@ from meshscope.prediction.meshscope_engine import meshscope_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.plan.stages import n_ticks
 from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
@@ -35,10 +36,6 @@ class Hides(StrEnum):
     LAYERS = "layers"  # weights that fsdp gathers ahead
 
 
-# Chips on which libtpu 0.0.42.1 gathers weights of fsdp ahead.
-GATHERS_AHEAD = frozenset({"v5e", "tpu7x"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
     """One collective of a plan's step: payload by terms, and the lines of its strategies.
@@ -51,7 +48,7 @@ class CollectiveCost:
     kind: Kind
     axis: str
     payload: FloatArray  # [term]
-    base_s: FloatArray  # [strategy]
+    latency_s: FloatArray  # [strategy]
     s_per_byte: FloatArray  # [strategy]
     n_tick: float
     n_once: float
@@ -196,7 +193,8 @@ def _hides(experiment: Experiment, phase: Phase, counted: _Counted) -> Hides | N
     meeting = counted.meeting
     if meeting.kind is Kind.PERMUTE and meeting.part is Part.ATTN:
         return Hides.ATTENTION
-    is_ahead = experiment.topology.chip.name in GATHERS_AHEAD and phase is Phase.PREFILL
+    facts = compiler_facts(experiment.topology.chip.name)
+    is_ahead = facts.has_async_fsdp_gathers.value and phase is Phase.PREFILL
     is_gather = meeting.axis == "fsdp" and meeting.kind is Kind.ALL_GATHER
     return Hides.LAYERS if is_ahead and is_gather and counted.n_tick else None
 
@@ -215,7 +213,7 @@ def _line(
         kind=meeting.kind,
         axis=meeting.axis,
         payload=counted.payload,
-        base_s=np.array([line.base_s for line in lines] or [0.0]),
+        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
         s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
         n_tick=counted.n_tick,
         n_once=counted.n_once,
@@ -224,6 +222,6 @@ def _line(
         ranges=tuple(
             (known.min_payload_bytes, known.max_payload_bytes)
             for known in constants.measured
-            if known.holds(meeting.kind, known.min_payload_bytes, geometry.group_size)
+            if known.contains(meeting.kind, known.min_payload_bytes, geometry.group_size)
         ),
     )

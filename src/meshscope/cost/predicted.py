@@ -135,7 +135,7 @@ def _interval(form: PlanForm, found: ClosedSteps, at: int) -> TimeEstimate:
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
     for m, is_measured in enumerate(_is_measured(form, found, at)):
         assert spreads is not None
-        spread = max(spreads.short, spreads.long) if is_measured else spreads.unseen
+        spread = max(spreads.short, spreads.long) if is_measured else spreads.out_of_sample
         ends[0] += float(found.exposed_s[at, m]) / spread
         ends[1] += float(found.exposed_s[at, m]) * spread
     return TimeEstimate(value_s=step_s, low_s=ends[0], high_s=ends[1])

@@ -18,6 +18,8 @@ tiles of as many rows, each of which the vector unit moves by itself. Read off t
 from dataclasses import dataclass
 from typing import Final
 
+from meshscope.spec.hardware.compiler_facts import CompilerFacts
+
 ROWS: Final = 8  # of a full tile
 LANES: Final = 128
 KEYS_AND_VALUES: Final = 2
@@ -55,9 +57,9 @@ def of_projections(
     return RelayoutBytes(size="several", n_tiles=tiles, n_elements=elements)
 
 
-def of_residual(chip: str, *, is_split: bool, hidden: int) -> RelayoutBytes:
+def of_residual(facts: CompilerFacts, *, is_split: bool, hidden: int) -> RelayoutBytes:
     """The residual stream of one layer of prefill."""
-    is_narrow = chip == "tpu7x" and is_split
+    is_narrow = facts.relayouts_split_residual.value and is_split
     return RelayoutBytes(size="tokens_single", n_tiles=2 * hidden / LANES if is_narrow else 0.0)
 
 

@@ -1,11 +1,10 @@
-"""What a collective costs on the wires between chips: geometry, strategies, bytes on every link, seconds."""
+"""Time of a collective on the interconnect: group geometry, strategies, link loads, alpha-beta lines."""
 
-from meshscope.interconnect.constants import LinkConstants, RateConstants
+from meshscope.interconnect.constants import LinkConstants, RateConstants, constants_of
 from meshscope.interconnect.geometry import GroupGeometry, geometry_of
 from meshscope.interconnect.lines import CollectiveLine, collective_lines
 from meshscope.interconnect.loads import LinkLoad, link_loads
-from meshscope.interconnect.seconds import ModeledTime, collective_seconds, collective_time
-from meshscope.interconnect.stored import constants_of
+from meshscope.interconnect.time_model import ModeledTime, collective_time
 
 __all__ = [
     "CollectiveLine",
@@ -15,7 +14,6 @@ __all__ = [
     "ModeledTime",
     "RateConstants",
     "collective_lines",
-    "collective_seconds",
     "collective_time",
     "constants_of",
     "geometry_of",

@@ -1,34 +1,47 @@
-"""How fast the wires of a chip are and what a collective costs before its first byte; each with its source.
+"""Latency and bandwidth of a chip's interconnect: published peaks, and constants fitted to measurements.
 
-Nothing here is a guess: a chip that nobody has published figures for has no constants, and is refused.
+A chip without published figures has no constants; asking for them raises SpecError.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import log
+from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.gpu import Protocol, gpu_network_bytes_per_s
 from meshscope.spec.hardware.chips import Chip, ChipKind
+from meshscope.spec.hardware.compiler_facts import fitted_constants
 
-# Scaling book, part 3 ("typically around 1us"); part 2, question 5 uses the same. An older edition
-# of the page (@04d8de58) had half of it.
+# Scaling book, part 3 ("typically around 1us"); part 2, question 5 uses the same value. An older
+# edition of the page (@04d8de58) has half of it.
 HOP_S = 1e-6
-# Scaling book, part 2: a host sends about 2.5e10 B/s over the data centre's network.
+# Scaling book, part 2: a host sends about 2.5e10 B/s over the data center network.
 DCN_BYTES_PER_S = 2.5e10
+
+# Names of stored fields in older profiles, and their present names.
+STORED_ALIASES = {
+    "floor_s": "latency_s",
+    "slowness": "inverse_bandwidth",
+    "unseen": "out_of_sample",
+    "n_unseen": "n_out_of_sample",
+    "n_judged": "n_holdout",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateConstants:
-    """What is fitted: seconds before the first byte, and the share of the published peak reached."""
+    """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches."""
 
-    floor_s: float
+    latency_s: float
     efficiency: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRates:
-    """Constants of one kind of collective, over groups of one size where `group_size` says so."""
+    """Constants of one kind of collective, for one group size or (None) for all sizes."""
 
     kind: Kind
     rates: RateConstants
@@ -37,7 +50,7 @@ class KindRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRange:
-    """What was measured of a kind: payloads from and to, and sizes of groups from and to."""
+    """Payloads in bytes and group sizes between which a kind of collective was measured."""
 
     kind: Kind
     min_payload_bytes: int
@@ -45,8 +58,8 @@ class MeasuredRange:
     min_group_size: int
     max_group_size: int
 
-    def holds(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
-        """Whether such a collective lies between measured ones."""
+    def contains(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
+        """Whether the collective lies inside the measured range."""
         return (
             kind is self.kind
             and self.min_payload_bytes <= payload_bytes <= self.max_payload_bytes
@@ -56,89 +69,137 @@ class MeasuredRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads:
-    """Factors within which 90 of 100 predictions lie of the truth, and how many errors tell each.
+    """Factors that cover 90 % of prediction errors, each with the number of errors behind it.
 
-    `short`: the floor or the hops take longer than the bytes; `long`: the bytes do; `unseen`: outside
-    of what was measured.
+    `short` applies when latency exceeds transfer time, `long` when transfer time dominates, and
+    `out_of_sample` outside the measured ranges.
     """
 
     short: float
     n_short: int
     long: float
     n_long: int
-    unseen: float
-    n_unseen: int
+    out_of_sample: float
+    n_out_of_sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConstants:
-    """The wires of one chip. Rates are one direction, at the published peak; None: it has no such wire.
+    """Interconnect of one chip. Rates are peaks in one direction; None if the chip has no such path.
 
-    `spreads` make the intervals of predictions that lie between measured ones (`measured`), and of
-    others; None where nothing judged the fit.
+    `spreads` give prediction intervals, inside and outside the `measured` ranges; None without holdout
+    measurements.
     """
 
     chip: str
     link_bytes_per_s: float | None
-    links_at_once: float | None  # that one chip drives; None: all of them
-    die_bytes_per_s: float | None
-    host_bytes_per_s: float | None  # of a TPU host; of one GPU
-    memory_bytes_per_s: float | None  # of virtual devices that share one
+    links_at_once: float | None  # links that one chip can drive together; None: all
+    die_bytes_per_s: float | None  # between the two cores of a chip
+    host_bytes_per_s: float | None  # DCN rate of one TPU host, or of one GPU
+    memory_bytes_per_s: float | None  # of virtual devices that share one memory
     hop_s: float
     rates: RateConstants
     by_kind: tuple[KindRates, ...] = ()
-    protocols: tuple[Protocol, ...] = ()  # of NCCL
+    protocols: tuple[Protocol, ...] = ()  # NCCL's
     measured: tuple[MeasuredRange, ...] = ()
     spreads: Spreads | None = None
     source: str = ""
 
     def rates_of(self, kind: Kind, group_size: int) -> RateConstants:
-        """The constants of this kind: of groups of this size, else of any size, else of the nearest."""
-        of_kind = [own for own in self.by_kind if own.kind is kind]
-        if not of_kind:
+        """Constants of this kind for this group size, else for any size, else for the nearest size."""
+        candidates = [entry for entry in self.by_kind if entry.kind is kind]
+        if not candidates:
             return self.rates
-        return min(of_kind, key=lambda own: _distance(own.group_size, group_size)).rates
+        return min(candidates, key=lambda entry: _distance(entry.group_size, group_size)).rates
 
     def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
-        """Whether the collective lies between measured ones of this chip."""
-        return any(own.holds(kind, payload_bytes, group_size) for own in self.measured)
+        """Whether the collective lies inside a measured range of this chip."""
+        return any(measured.contains(kind, payload_bytes, group_size) for measured in self.measured)
 
 
-def _distance(told: int | None, group_size: int) -> tuple[int, float]:
-    if told == group_size:
+def _distance(fitted_size: int | None, group_size: int) -> tuple[int, float]:
+    if fitted_size == group_size:
         return (0, 0.0)
-    return (1, 0.0) if told is None else (2, abs(log(told / group_size)))
+    return (1, 0.0) if fitted_size is None else (2, abs(log(fitted_size / group_size)))
+
+
+@cache
+def constants_of(chip: Chip) -> LinkConstants:
+    """The fitted constants of a chip, with intervals; SpecError for a chip without published links."""
+    spec_constants(chip)  # raises SpecError
+    stored = fitted_constants(chip.name).collectives
+    assert stored is not None, "tools/fit_collectives.py fits every chip with published links"
+    return constants_from_dict(stored)
 
 
 def spec_constants(chip: Chip) -> LinkConstants:
-    """The published peaks of a chip, reached in full, with hops and no floor: the scaling book's model."""
+    """The published peaks at full efficiency, with hop latency only: the scaling book's model."""
     if chip.kind is ChipKind.CPU or chip.link_bytes_per_s is None:
         raise SpecError(
-            f"nobody has published figures for the wires of '{chip.name}'. "
-            "Measure them with 'meshscope calibrate' and give the file with --profile."
+            f"'{chip.name}' has no published interconnect figures. "
+            "Measure it with 'meshscope calibrate' and pass the file with --profile."
         )
     is_tpu = chip.kind is ChipKind.TPU
     return LinkConstants(
         chip=chip.name,
         link_bytes_per_s=chip.link_bytes_per_s,
         links_at_once=None,
-        die_bytes_per_s=_die_bytes_per_s(chip),
+        die_bytes_per_s=chip.die_bytes_per_s,
         host_bytes_per_s=DCN_BYTES_PER_S if is_tpu else gpu_network_bytes_per_s(chip.name),
         memory_bytes_per_s=None,
         hop_s=HOP_S if is_tpu else 0.0,
-        rates=RateConstants(floor_s=0.0, efficiency=1.0),
+        rates=RateConstants(latency_s=0.0, efficiency=1.0),
         source=chip.source,
     )
 
 
-def _die_bytes_per_s(chip: Chip) -> float | None:
-    """From one core of a chip to the other, one direction.
+def constants_from_dict(stored: Mapping[str, Any]) -> LinkConstants:
+    """The constants that `asdict` wrote, under present or older field names."""
+    document: dict[str, Any] = renamed_fields(stored)
+    spreads = document["spreads"]
+    fields: dict[str, Any] = {
+        **document,
+        "rates": RateConstants(**document["rates"]),
+        "by_kind": tuple(map(_kind_rates, document["by_kind"])),
+        "protocols": tuple(Protocol(**protocol) for protocol in document["protocols"]),
+        "measured": tuple(map(_measured_range, document["measured"])),
+        "spreads": None if spreads is None else Spreads(**spreads),
+    }
+    return LinkConstants(**fields)
 
-    tpu7x: its page says that die-to-die is six times as fast as an ICI link. v4: both cores use one
-    HBM, where a copy is read once and written once.
-    """
-    if chip.devices_per_chip == 1 or chip.link_bytes_per_s is None:
-        return None
-    if chip.name == "v4":
-        return None if chip.hbm_bytes_per_s is None else chip.hbm_bytes_per_s / 2
-    return 6 * chip.link_bytes_per_s
+
+def _kind_rates(document: Mapping[str, Any]) -> KindRates:
+    return KindRates(
+        kind=Kind(document["kind"]),
+        rates=RateConstants(**document["rates"]),
+        group_size=document["group_size"],
+    )
+
+
+def _measured_range(document: Mapping[str, Any]) -> MeasuredRange:
+    fields: dict[str, Any] = {**document, "kind": Kind(document["kind"])}
+    return MeasuredRange(**fields)
+
+
+def renamed_fields(stored: Any) -> Any:
+    """A stored document with present field names; a present name wins over its older alias."""
+    if isinstance(stored, list | tuple):
+        return [renamed_fields(entry) for entry in stored]
+    if not isinstance(stored, Mapping):
+        return stored
+    return {
+        STORED_ALIASES.get(name, name): renamed_fields(value)
+        for name, value in stored.items()
+        if STORED_ALIASES.get(name, name) == name or STORED_ALIASES[name] not in stored
+    }
+
+
+def aliased_fields(document: Any) -> Any:
+    """A document with each renamed field under its older name, too, for readers of either name."""
+    if isinstance(document, list | tuple):
+        return [aliased_fields(entry) for entry in document]
+    if not isinstance(document, Mapping):
+        return document
+    older = {present: alias for alias, present in STORED_ALIASES.items()}
+    fields = {name: aliased_fields(value) for name, value in document.items()}
+    return fields | {older[name]: value for name, value in fields.items() if name in older}

@@ -1,8 +1,8 @@
-"""The wires of a topology, and what a set of transfers puts on each of them.
+"""The links of a topology, and the load that a set of transfers puts on each.
 
-Four things can be the narrowest: one ICI link in one direction, what one chip can inject into its
-links at once, the wire between the two cores of a chip, and the network card of a host. GPUs of a
-node hang on a switch: their one link is NVLink as a whole. Virtual CPU devices share one memory.
+Four resources can be the bottleneck: one ICI link in one direction, the injection rate of a chip, the
+path between the two cores of a chip, and the NIC of a host (DCN). The GPUs of a node share a switch:
+NVLink counts as one link per GPU. Virtual CPU devices share one memory.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ N_DIRECTIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """Transfers that run at the same time: `share` of the payload from each source to its target."""
+    """Simultaneous transfers: `share` of the payload from each source to its target."""
 
     source: IntArray  # [n] device ids
     target: IntArray  # [n]
@@ -32,18 +32,18 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loads:
-    """What transfers put on each wire, in units of the payload."""
+    """Load of a flow on every link, as a fraction of the payload."""
 
     link: FloatArray  # [n_chips, 3 dims, 2 directions: up, down] leaving the chip
     injected: FloatArray  # [n_chips] sent off the chip by its own cores
     die: FloatArray  # [n_devices] sent to the other core of the chip
-    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of what leaves and what enters
-    memory: float  # all together
+    host: FloatArray  # [n_hosts; GPUs: n_devices] the larger of sent and received over DCN
+    memory: float  # all transfers together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fabric:
-    """Chips of a topology, their places and which dimensions wrap around."""
+    """The chips of a topology with their coordinates and wrap-around links."""
 
     topology: Topology
     placement: Placement
@@ -53,22 +53,22 @@ class Fabric:
 
     @property
     def is_torus(self) -> bool:
-        """Whether chips are joined by links to their neighbours, not by a switch or a memory."""
+        """Whether links join neighboring chips, without a switch or shared memory."""
         return self.topology.chip.kind is ChipKind.TPU
 
 
 def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
-    """Which dimensions close into a ring.
+    """The dimensions that close into a ring.
 
     Source: scaling book, part 2: v5e and v6e have "wraparounds along any axis of size 16"; for v4
     and v5p "any multiple of a full cube (e.g. 4x4x4 or 4x4x8) will have wraparounds", smaller ones
-    "no wraparounds". tpu7x is built of the same cubes (cloud.google.com/tpu/docs/tpu7x).
+    "no wraparounds". tpu7x consists of the same cubes (cloud.google.com/tpu/docs/tpu7x).
     """
-    chip, every = topology.chip, topology.chip.wraps_from
+    chip, multiple = topology.chip, topology.chip.wraps_from
     sizes = (*topology.grid, 1, 1)[:N_DIMS]
-    if chip.kind is not ChipKind.TPU or every is None:
+    if chip.kind is not ChipKind.TPU or multiple is None:
         return (False, False, False)
-    closes = [size > 1 and size % every == 0 for size in sizes]
+    closes = [size > 1 and size % multiple == 0 for size in sizes]
     if chip.n_grid_dims == N_DIMS and not all(closes):
         return (False, False, False)
     x, y, z = closes
@@ -77,7 +77,7 @@ def wraps_around(topology: Topology) -> tuple[bool, bool, bool]:
 
 @cache
 def fabric_of(topology: Topology) -> Fabric:
-    """The wires of a topology."""
+    """The links of a topology."""
     placement = placement_of(topology)
     x, y, z = (*topology.grid, 1, 1)[:N_DIMS]
     at = placement.coordinates
@@ -92,43 +92,54 @@ def fabric_of(topology: Topology) -> Fabric:
 
 
 def loads_of(fabric: Fabric, flow: Flow) -> Loads:
-    """What the transfers of a flow put on every wire, all of them at the same time."""
-    place = fabric.placement
-    source_chip, target_chip = fabric.chip[flow.source], fabric.chip[flow.target]
-    is_networked = place.slice_index[flow.source] != place.slice_index[flow.target]
-    if fabric.topology.chip.kind is ChipKind.GPU:
-        is_networked = place.host[flow.source] != place.host[flow.target]
+    """The load that simultaneous transfers put on every link."""
     if fabric.topology.chip.kind is ChipKind.CPU:
-        return _only_memory(flow)
-    is_on_chip = (source_chip == target_chip) & (flow.source != flow.target)
+        return _memory_load(flow)
+    source_chip, target_chip = fabric.chip[flow.source], fabric.chip[flow.target]
+    is_networked = _is_networked(fabric, flow)
     is_linked = ~is_networked & (source_chip != target_chip)
-    n_chips = fabric.topology.n_chips
-    linked = flow.share[is_linked]
-    link = np.zeros(n_chips * N_DIMS * N_DIRECTIONS)
-    if fabric.is_torus:
-        _route(fabric, link, flow.source[is_linked], flow.target[is_linked], linked)
-    else:  # the one link of a GPU, up and down
-        for direction, chip in enumerate((source_chip, target_chip)):
-            ids = _link_id(chip[is_linked], 0, direction)
-            link += _summed(ids, linked, len(link))
-    networked = flow.share[is_networked]
-    # A TPU host has one network card, a GPU its own.
-    card = place.host if fabric.is_torus else np.arange(fabric.topology.n_devices)
-    leaving, entering = (
-        _summed(card[ids[is_networked]], networked, int(card.max()) + 1)
-        for ids in (flow.source, flow.target)
-    )
-    n_devices = fabric.topology.n_devices
+    is_on_chip = (source_chip == target_chip) & (flow.source != flow.target)
+    n_chips, n_devices = fabric.topology.n_chips, fabric.topology.n_devices
     return Loads(
-        link=link.reshape(n_chips, N_DIMS, N_DIRECTIONS),
-        injected=_summed(source_chip[is_linked], linked, n_chips),
+        link=_link_load(fabric, flow, is_linked).reshape(n_chips, N_DIMS, N_DIRECTIONS),
+        injected=_summed(source_chip[is_linked], flow.share[is_linked], n_chips),
         die=_summed(flow.source[is_on_chip], flow.share[is_on_chip], n_devices),
-        host=np.maximum(leaving, entering),
+        host=_host_load(fabric, flow, is_networked),
         memory=float(flow.share.sum()),
     )
 
 
-def _only_memory(flow: Flow) -> Loads:
+def _is_networked(fabric: Fabric, flow: Flow) -> NDArray[np.bool_]:
+    """[n] whether a transfer crosses the DCN: between slices, or between GPU nodes."""
+    place = fabric.placement
+    domain = place.host if fabric.topology.chip.kind is ChipKind.GPU else place.slice_index
+    return domain[flow.source] != domain[flow.target]
+
+
+def _link_load(fabric: Fabric, flow: Flow, is_linked: NDArray[np.bool_]) -> FloatArray:
+    """[n_chips x dims x directions] the share on every link."""
+    link = np.zeros(fabric.topology.n_chips * N_DIMS * N_DIRECTIONS)
+    source, target, share = flow.source[is_linked], flow.target[is_linked], flow.share[is_linked]
+    if fabric.is_torus:
+        _route(fabric, link, source, target, share)
+        return link
+    for direction, device in enumerate((source, target)):  # the one link of a GPU, up and down
+        link += _summed(_link_id(fabric.chip[device], 0, direction), share, len(link))
+    return link
+
+
+def _host_load(fabric: Fabric, flow: Flow, is_networked: NDArray[np.bool_]) -> FloatArray:
+    """[n_nics] the larger of sent and received; a TPU host has one NIC, a GPU its own."""
+    nic = fabric.placement.host if fabric.is_torus else np.arange(fabric.topology.n_devices)
+    share = flow.share[is_networked]
+    sent, received = (
+        _summed(nic[ids[is_networked]], share, int(nic.max()) + 1)
+        for ids in (flow.source, flow.target)
+    )
+    return np.maximum(sent, received)
+
+
+def _memory_load(flow: Flow) -> Loads:
     nothing = np.zeros(1)
     return Loads(
         link=nothing.reshape(1, 1, 1),
@@ -151,51 +162,55 @@ def _link_id(chip: IntArray, dim: int, direction: int) -> IntArray:
 def _route(
     fabric: Fabric, link: FloatArray, source: IntArray, target: IntArray, share: FloatArray
 ) -> None:
-    """Adds each transfer to the links on its way: first along x, then y, then z, the shorter way round.
+    """Adds each transfer to the links on its dimension-ordered route: x, then y, then z, the shorter way.
 
-    Dimension order is how ICI routes a transfer (scaling book, part 2, "nearest neighbours"); where
-    both ways round are equally long, half goes each way.
+    ICI routes in dimension order (scaling book, part 2, "nearest neighbors"). If both ways around a
+    ring are equally long, each takes half.
     """
-    at = fabric.placement.coordinates[source].copy()
-    to = fabric.placement.coordinates[target]
-    in_slice = fabric.placement.slice_index[source]
+    here = fabric.placement.coordinates[source].copy()
+    there = fabric.placement.coordinates[target]
+    slices = fabric.placement.slice_index[source]
     for dim in range(N_DIMS):
-        size = fabric.sizes[dim]
-        ahead = to[:, dim] - at[:, dim]
-        up, down = np.maximum(ahead, 0), np.maximum(-ahead, 0)
-        up_share = down_share = share
-        if fabric.wraps[dim]:
-            round_up = ahead % size
-            is_tie = round_up * 2 == size
-            is_up = round_up * 2 <= size
-            is_down = (round_up * 2 >= size) & (round_up > 0)
-            up, down = np.where(is_up, round_up, 0), np.where(is_down, size - round_up, 0)
-            up_share = down_share = np.where(is_tie, share / 2, share)
-        for direction, hops, weight in ((0, up, up_share), (1, down, down_share)):
+        distance = there[:, dim] - here[:, dim]
+        for direction, (hops, weight) in enumerate(_hops(fabric, dim, distance, share)):
             sign = 1 - 2 * direction
             for step in range(int(hops.max(initial=0))):
                 passes = hops > step
-                here = at[passes].copy()
-                here[:, dim] = (here[:, dim] + sign * step) % size
-                chip = _chip(fabric, in_slice[passes], here)
+                at = here[passes].copy()
+                at[:, dim] = (at[:, dim] + sign * step) % fabric.sizes[dim]
+                chip = _chip_index(fabric, slices[passes], at)
                 link += _summed(_link_id(chip, dim, direction), weight[passes], len(link))
-        at[:, dim] = to[:, dim]
+        here[:, dim] = there[:, dim]
 
 
-def _chip(fabric: Fabric, in_slice: IntArray, at: IntArray) -> IntArray:
+def _hops(
+    fabric: Fabric, dim: int, distance: IntArray, share: FloatArray
+) -> tuple[tuple[IntArray, FloatArray], tuple[IntArray, FloatArray]]:
+    """Hops and share of each transfer up and down one dimension."""
+    if not fabric.wraps[dim]:
+        return (np.maximum(distance, 0), share), (np.maximum(-distance, 0), share)
+    size = fabric.sizes[dim]
+    around = distance % size
+    is_up = around * 2 <= size
+    is_down = (around * 2 >= size) & (around > 0)
+    halved = np.where(around * 2 == size, share / 2, share)
+    return (np.where(is_up, around, 0), halved), (np.where(is_down, size - around, 0), halved)
+
+
+def _chip_index(fabric: Fabric, slices: IntArray, at: IntArray) -> IntArray:
     x, y, z = fabric.sizes
-    return ((in_slice * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
+    return ((slices * z + at[:, 2]) * y + at[:, 1]) * x + at[:, 0]
 
 
 def hops_between(fabric: Fabric, source: IntArray, target: IntArray) -> IntArray:
-    """Links on the way of each transfer; between cores, GPUs of a node, slices: 1."""
+    """[n] links on the route of each transfer; 1 between cores, GPUs of a node, and slices."""
     if not fabric.is_torus:
         return np.ones_like(source)
-    ahead = np.abs(fabric.placement.coordinates[source] - fabric.placement.coordinates[target])
+    distance = np.abs(fabric.placement.coordinates[source] - fabric.placement.coordinates[target])
     for dim in range(N_DIMS):
         if fabric.wraps[dim]:
-            ahead[:, dim] = np.minimum(ahead[:, dim], fabric.sizes[dim] - ahead[:, dim])
-    hops = ahead.sum(axis=1)
+            distance[:, dim] = np.minimum(distance[:, dim], fabric.sizes[dim] - distance[:, dim])
+    hops = distance.sum(axis=1)
     place = fabric.placement
-    is_networked = place.slice_index[source] != place.slice_index[target]
-    return np.where(is_networked, 1, np.maximum(hops, source != target))
+    crosses_slices = place.slice_index[source] != place.slice_index[target]
+    return np.where(crosses_slices, 1, np.maximum(hops, source != target))

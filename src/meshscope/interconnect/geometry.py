@@ -1,4 +1,4 @@
-"""What each strategy asks of the wires for given groups: found once for a topology and its groups, then kept."""
+"""Load that each strategy puts on the links for given groups, computed once per topology and groups."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,12 +11,12 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.mesh import Groups
 
 NETWORK = "network"
-KEPT_GEOMETRIES = 4096  # a sweep meets few hundred different groups
+CACHED_GEOMETRIES = 4096  # a sweep has a few hundred different groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegDemand:
-    """The largest load that a leg puts on one wire of each sort, as a fraction of the payload."""
+    """The largest load that a leg puts on one link of each type, as a fraction of the payload."""
 
     link: float
     injected: float
@@ -28,23 +28,23 @@ class LegDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyDemand:
-    """A strategy by its name, leg by leg."""
+    """The demands of a strategy, leg by leg."""
 
     name: str
     legs: tuple[LegDemand, ...]
-    axes: tuple[str, ...]  # of x, y, z, cores, network: the wires that it uses
+    axes: tuple[str, ...]  # the links it uses: x, y, z, cores, links, network
 
     @property
     def n_hops(self) -> int:
-        """Hops that follow one upon the other."""
+        """Sequential hops over all legs."""
         return sum(leg.n_hops for leg in self.legs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupGeometry:
-    """Groups on a topology, and what each kind of collective over them asks of the wires.
+    """The groups of a collective on a topology, with the demands of each kind of collective over them.
 
-    Make it with `geometry_of`, which returns the same object for the same groups.
+    Build it with `geometry_of`, which returns one object per topology and groups.
     """
 
     topology: Topology
@@ -54,27 +54,25 @@ class GroupGeometry:
 
     @property
     def group_size(self) -> int:
-        """Devices of a group; 2 where the groups are pairs."""
+        """Devices of a group; 2 for the pairs of a permute."""
         return len(self.groups[0])
 
     def demands(self, kind: Kind) -> tuple[StrategyDemand, ...]:
-        """The strategies for this kind; none where nothing has to travel."""
+        """The strategies for this kind; empty if nothing is transferred."""
         if kind not in self._demands:
             self._demands[kind] = _demands(kind, self.fabric, self.groups)
         return self._demands[kind]
 
 
-@lru_cache(maxsize=KEPT_GEOMETRIES)
+@lru_cache(maxsize=CACHED_GEOMETRIES)
 def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
-    """The geometry of the groups of a collective: device ids by group, or (source, target) pairs.
+    """The geometry of a collective's groups: device ids by group, or (source, target) pairs.
 
-    SpecError where an id is not in the topology, or groups differ in size.
+    SpecError for an id outside the topology, or groups of different sizes.
     """
     ids = [device for group in groups for device in group]
     if not ids:
-        raise SpecError(
-            "a collective without groups has no geometry. Give the groups of device ids."
-        )
+        raise SpecError("the collective has no groups. Give the groups of device ids.")
     if not 0 <= min(ids) <= max(ids) < topology.n_devices:
         raise SpecError(
             f"device {max(ids) if max(ids) >= topology.n_devices else min(ids)} is not in "
@@ -83,19 +81,21 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
     sizes = {len(group) for group in groups}
     if len(sizes) > 1:
         raise SpecError(
-            f"the groups have {min(sizes)} to {max(sizes)} devices; the model takes groups of one size."
+            f"the groups have {min(sizes)} to {max(sizes)} devices, and the interconnect model needs "
+            "groups of one size. Split the collective by group size."
         )
     return GroupGeometry(topology=topology, groups=groups, fabric=fabric_of(topology))
 
 
 def _demands(kind: Kind, fabric: Fabric, groups: Groups) -> tuple[StrategyDemand, ...]:
-    found: list[StrategyDemand] = []
+    demands: list[StrategyDemand] = []
     for name, legs in strategies_of(kind, fabric, groups).items():
+        if not legs:
+            continue
         loads = [loads_of(fabric, leg.flow) for leg in legs]
-        demands = [_leg_demand(own, leg.n_hops) for own, leg in zip(loads, legs, strict=True)]
-        if legs:
-            found.append(StrategyDemand(name=name, legs=tuple(demands), axes=_axes(fabric, loads)))
-    return tuple(found)
+        of_legs = [_leg_demand(load, leg.n_hops) for load, leg in zip(loads, legs, strict=True)]
+        demands.append(StrategyDemand(name=name, legs=tuple(of_legs), axes=_axes(fabric, loads)))
+    return tuple(demands)
 
 
 def _leg_demand(loads: Loads, n_hops: int) -> LegDemand:
@@ -111,7 +111,7 @@ def _leg_demand(loads: Loads, n_hops: int) -> LegDemand:
 
 def _axes(fabric: Fabric, loads: list[Loads]) -> tuple[str, ...]:
     dims = "xyz" if fabric.is_torus else ("links",)
-    used = [name for dim, name in enumerate(dims) if any(own.link[:, dim].any() for own in loads)]
-    used += ["cores"] * any(own.die.any() for own in loads)
-    used += [NETWORK] * any(own.host.any() for own in loads)
+    used = [name for dim, name in enumerate(dims) if any(load.link[:, dim].any() for load in loads)]
+    used += ["cores"] * any(load.die.any() for load in loads)
+    used += [NETWORK] * any(load.host.any() for load in loads)
     return tuple(used)

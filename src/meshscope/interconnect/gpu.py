@@ -1,8 +1,8 @@
-"""Collectives among GPUs, as NCCL's own cost model tells them: three protocols, the fastest wins.
+"""NCCL's tuning model for collectives among GPUs: three protocols, of which the fastest wins.
 
 Source: NVIDIA/nccl@01afd20a, src/graph/tuning.cc (`baseLat`, `hwLat`, `ncclTopoTuneModel`). Left out:
-trees, CollNet, and NVLink SHARP but for its published rate; so all-reduces of many nodes come out
-slower here than with trees.
+trees, CollNet, and NVLink SHARP except for its published rate. All-reduces over many nodes therefore
+come out slower than with NCCL's trees.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from meshscope.events.enums import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Seconds to begin, seconds of each step over NVLink and over the network, share of the bandwidth."""
+    """Launch latency, latency of a step over NVLink and over the network, and fraction of bandwidth."""
 
     name: str
     base_s: float
@@ -50,32 +50,32 @@ PROTOCOLS: tuple[Protocol, ...] = (
     ),
 )
 
-# Share of NVLink's line rate that NCCL reaches. Hopper: "450GB/s is the line rate. With the protocol
+# Fraction of NVLink's line rate that NCCL reaches. Hopper: "450GB/s is the line rate. With the protocol
 # overhead (~20%) NCCL can get an effective NVLink bandwidth of 370GB/s" (an author of NCCL,
-# NVIDIA/nccl-tests issue 212). Ampere: tuning.cc caps the ring at 235 GB/s, of 300.
+# NVIDIA/nccl-tests issue 212). Ampere: tuning.cc caps the ring at 235 GB/s of 300.
 EFFICIENCY: dict[str, float] = {"h100": 370 / 450, "h200": 370 / 450, "a100": 235 / 300}
 
-# All-reduces of eight GPUs by NVLink SHARP: "you should reach a peak busBw of ~480GB/s" (same issue).
-# The switch adds up, so that this is more than the wire carries.
+# All-reduce of eight GPUs with NVLink SHARP: "you should reach a peak busBw of ~480GB/s" (same issue).
+# The switch reduces in the network, so the bus bandwidth exceeds the line rate.
 SHARP_EFFICIENCY = 480 / 450
 SHARP_CHIPS = frozenset({"h100", "h200"})
 SHARP_GROUP = 8
 
-# One network card a GPU, one direction: ConnectX-7 of 400 Gb/s in a DGX H100 (its user guide, "Network
-# Modules", a card for each GPU), ConnectX-6 of 200 Gb/s in a DGX A100.
+# One NIC per GPU, one direction: ConnectX-7 at 400 Gb/s in a DGX H100 (its user guide, "Network
+# Modules"), ConnectX-6 at 200 Gb/s in a DGX A100.
 _NETWORK_BYTES_PER_S: dict[str, float] = {"h100": 5e10, "h200": 5e10, "a100": 2.5e10}
 
 
 def gpu_network_bytes_per_s(chip: str) -> float:
-    """What one GPU sends to other nodes, in bytes a second and one direction; SpecError if nobody says."""
+    """Network rate of one GPU in bytes/s and one direction; SpecError without a published figure."""
     if chip not in _NETWORK_BYTES_PER_S:
         raise SpecError(
-            f"nobody has published a network for '{chip}'. "
-            "Measure it with 'meshscope calibrate' and give the file with --profile."
+            f"'{chip}' has no published network rate. "
+            "Measure it with 'meshscope calibrate' and pass the file with --profile."
         )
     return _NETWORK_BYTES_PER_S[chip]
 
 
-def share_of(protocol: Protocol, kind: Kind) -> float:
-    """The share of the bandwidth that a protocol leaves to data."""
+def bandwidth_frac(protocol: Protocol, kind: Kind) -> float:
+    """The fraction of the bandwidth that carries payload under a protocol."""
     return protocol.all_reduce_share if kind is Kind.ALL_REDUCE else protocol.share

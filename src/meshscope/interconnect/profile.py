@@ -1,4 +1,4 @@
-"""A chip as it was measured: constants for collectives, rates of matrices and memory, and under which conditions."""
+"""A calibrated chip: fitted constants, measured rates, and the conditions of the measurement."""
 
 import json
 import os
@@ -11,33 +11,35 @@ from meshscope.errors import ParseError, RunError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import (
     LinkConstants,
+    aliased_fields,
+    constants_from_dict,
+    renamed_fields,
 )
-from meshscope.interconnect.stored import constants_from_dict
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedKind:
-    """What one fit gave: a line and the relative errors of the points, fitted and held out.
+    """One alpha-beta fit and the relative errors of its fitted and holdout points.
 
-    `slowness` is time over that of the published peak; for devices that share a memory it is
-    seconds a byte moved.
+    `inverse_bandwidth` is the time relative to the published peak; for devices that share one memory,
+    seconds per byte moved.
     """
 
-    kind: Kind | None  # None: all kinds together
+    kind: Kind | None  # None: one fit for all kinds
     group_size: int
-    floor_s: float
-    slowness: float
+    latency_s: float
+    inverse_bandwidth: float
     n_fitted: int
-    n_judged: int
+    n_holdout: int
     median_error_frac: float
     largest_error_frac: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRate:
-    """Square matrices of `n` multiplied on every device at once: flops a second of one device."""
+    """FLOP/s of one device in n x n matrix products on all devices at once."""
 
     n: int
     dtype: str
@@ -46,7 +48,7 @@ class MatrixRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRate:
-    """An array read and written on every device at once: bytes a second of one device."""
+    """Bytes/s of one device that reads and writes an array, on all devices at once."""
 
     array_bytes: int
     bytes_per_s: float
@@ -54,7 +56,7 @@ class MemoryRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipProfile:
-    """The measured chip; `constants` is what `collective_time` takes.
+    """The result of a calibration; `constants` feed `collective_time`.
 
     `points` are rows {axis, kind, group_size, payload_bytes, seconds, algbw, busbw}, in SI units.
     """
@@ -71,62 +73,67 @@ class ChipProfile:
 
     @property
     def flops_per_s(self) -> float | None:
-        """The best rate of matrices that was measured, of one device."""
+        """The best measured matrix rate of one device."""
         return max((rate.flops_per_s for rate in self.matrices), default=None)
 
     @property
     def memory_bytes_per_s(self) -> float | None:
-        """The rate of the largest array that was read and written, of one device."""
+        """The measured memory rate of one device, with the largest array."""
         largest = max(self.memory, key=lambda rate: rate.array_bytes, default=None)
         return None if largest is None else largest.bytes_per_s
 
 
 def profile_folder() -> Path:
-    """Where profiles of this user lie: `$XDG_DATA_HOME/meshscope/profiles`."""
+    """The folder of this user's profiles: `$XDG_DATA_HOME/meshscope/profiles`."""
     home = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(home) / "meshscope" / "profiles"
 
 
 def check_place(path: Path, *, force: bool) -> None:
-    """RunError where a profile could not be written, or another is there; for before hours of measuring."""
+    """RunError if a profile cannot be written to `path`; call it before a long measurement."""
     if path.exists() and not force:
         raise RunError(f"'{path}' exists. Give another --out, or --force to replace it.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"'{path.parent}' is no folder to write to ({error.strerror}).") from None
+        raise RunError(
+            f"'{path.parent}' is not a writable folder ({error.strerror}). Give another --out."
+        ) from None
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise RunError(f"'{path}' cannot be written. Give a file in a folder of yours with --out.")
+        raise RunError(f"'{path}' cannot be written. Give a file in a writable folder with --out.")
 
 
 def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
-    """Writes the profile whole or not at all; RunError as of `check_place`."""
+    """Writes the profile atomically; RunError as in `check_place`."""
     check_place(path, force=force)
     partial = path.with_name(f".{path.name}.partial")
-    document = {"schema": SCHEMA, **asdict(profile)}
+    document = {"schema": SCHEMA, **aliased_fields(asdict(profile))}
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
 def load_profile(path: Path) -> ChipProfile:
-    """The profile in a file that `meshscope calibrate` wrote; ParseError where it is none."""
+    """The profile that `meshscope calibrate` wrote; ParseError for any other file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParseError(
-            f"{path}: no such file. Make a profile with 'meshscope calibrate --out {path}'."
+            f"{path}: no such file. Create a profile with 'meshscope calibrate --out {path}'."
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ParseError(f"{path}: not a profile ({error}). Make it anew.") from None
+        raise ParseError(
+            f"{path}: not a profile ({error}). Run 'meshscope calibrate' again."
+        ) from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ParseError(
-            f"{path}: not a profile of schema {SCHEMA}. Make it with this version's 'meshscope calibrate'."
+            f"{path}: not a profile of schema {SCHEMA}. Create one with this version's 'meshscope calibrate'."
         )
     try:
         return _profile(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParseError(
-            f"{path}: a profile with a part missing or damaged ({error!r}). Make it anew."
+            f"{path}: a part of the profile is missing or damaged ({error!r}). "
+            "Run 'meshscope calibrate' again."
         ) from None
 
 
@@ -136,7 +143,7 @@ def _profile(document: Mapping[str, Any]) -> ChipProfile:
         topology=document["topology"],
         plan=document["plan"],
         constants=constants_from_dict(document["constants"]),
-        fits=tuple(_fitted_kind(fit) for fit in document["fits"]),
+        fits=tuple(map(_fitted_kind, renamed_fields(document["fits"]))),
         points=tuple(document["points"]),
         matrices=tuple(MatrixRate(**rate) for rate in document["matrices"]),
         memory=tuple(MemoryRate(**rate) for rate in document["memory"]),
@@ -144,7 +151,7 @@ def _profile(document: Mapping[str, Any]) -> ChipProfile:
     )
 
 
-def _fitted_kind(told: Mapping[str, Any]) -> FittedKind:
-    kind = told["kind"]
-    fields: dict[str, Any] = {**told, "kind": None if kind is None else Kind(kind)}
+def _fitted_kind(document: Mapping[str, Any]) -> FittedKind:
+    kind = document["kind"]
+    fields: dict[str, Any] = {**document, "kind": None if kind is None else Kind(kind)}
     return FittedKind(**fields)

@@ -1,4 +1,4 @@
-"""Timed collectives, as calibration measures them or others publish them, and nccl-tests' two rates."""
+"""Timed collectives, measured by calibration or read from a CSV file, with nccl-tests' bandwidths."""
 
 import csv
 import re
@@ -18,7 +18,7 @@ KINDS = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCollective:
-    """Seconds of one collective over an axis of a mesh; `repeats_s` are the single measurements."""
+    """Seconds of one collective over a mesh axis; `repeats_s` are the single measurements."""
 
     axis: str
     groups: Groups
@@ -29,7 +29,7 @@ class TimedCollective:
 
     @property
     def group_size(self) -> int:
-        """Devices of a group; 2 of a permute, whose groups are pairs."""
+        """Devices of a group; 2 for a permute, whose groups are pairs."""
         return len(self.groups[0])
 
     @property
@@ -44,7 +44,7 @@ class TimedCollective:
 
 
 def ring_pairs(groups: Groups) -> Groups:
-    """(source, target) pairs of a permute that shifts each group by one."""
+    """The (source, target) pairs of a permute that shifts each group by one."""
     return tuple(
         pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)
     )
@@ -52,27 +52,27 @@ def ring_pairs(groups: Groups) -> Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPoints:
-    """Points of one chip from a file, and why other rows are not among them."""
+    """The points of one chip in a file, and the reasons for skipped rows."""
 
     points: tuple[TimedCollective, ...]
     skipped: tuple[str, ...]
     n_of_other_chips: int
 
 
-# What a payload may be called, and by what to multiply it for the nccl-tests rule.
-_AS_IT_IS = frozenset(
+# Meanings of a payload that follow the nccl-tests rule without conversion.
+_NCCL_PAYLOADS = frozenset(
     {"", "output", "input", "full buffer", "buffer", "buffers", "local buffer", "matrix"}
 )
 _PER_DEVICE = "per device"
-_NEEDED = ("chip", "group_size", "payload_bytes")
+_REQUIRED = ("chip", "group_size", "payload_bytes")
 
 
 def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
-    """The rows of a CSV file that are of this chip, over groups of the axis that has their size.
+    """The rows of a CSV file that belong to this chip.
 
-    Columns: chip, kind (or op), group_size, payload_bytes, seconds (or time_us), and perhaps
-    payload_meaning, dtype_shape (`f32[64,8]->[256,8]`) and groups (`{0,4},{1,5}`). Without groups
-    and without such an axis, groups are contiguous. Rows that lack something are told.
+    Columns: chip, kind (or op), group_size, payload_bytes, seconds (or time_us), and optionally
+    payload_meaning, dtype_shape (`f32[64,8]->[256,8]`) and groups (`{0,4},{1,5}`). Rows without groups
+    use the mesh axis of that size, else contiguous groups. Incomplete rows are skipped with a reason.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -81,11 +81,11 @@ def read_points(path: Path, topology: Topology, mesh: Mesh) -> ReadPoints:
         raise ParseError(f"{path}: no such file. Give a CSV file of timed collectives.") from None
     except UnicodeDecodeError as error:
         raise ParseError(f"{path}: not a text file ({error}). Give a CSV file.") from None
-    missing = [name for name in _NEEDED if rows and name not in rows[0]]
+    missing = [name for name in _REQUIRED if rows and name not in rows[0]]
     if not rows or missing:
         raise ParseError(
-            f"{path}: {'no rows' if not rows else 'no column ' + ', '.join(missing)}. Needed are chip, "
-            "kind, group_size, payload_bytes and seconds (or time_us)."
+            f"{path}: {'no rows' if not rows else 'no column ' + ', '.join(missing)}. Give the columns "
+            "chip, kind, group_size, payload_bytes and seconds (or time_us)."
         )
     points: list[TimedCollective] = []
     skipped: list[str] = []
@@ -108,10 +108,10 @@ def _point(row: Mapping[str, str | None], topology: Topology, mesh: Mesh) -> Tim
     kind = _kind(cell.get("kind") or cell.get("op", ""))
     n = _number(cell["group_size"], "group_size")
     payload_bytes = _payload_bytes(cell, kind, n)
-    own = _groups(cell.get("groups", "") or cell.get("notes", ""))
+    groups = _groups(cell.get("groups", "") or cell.get("notes", ""))
     return TimedCollective(
         axis=cell.get("axis", ""),
-        groups=own or _groups_of_size(topology, mesh, n),
+        groups=groups or _groups_of_size(topology, mesh, n),
         kind=kind,
         payload_bytes=payload_bytes,
         seconds=_seconds(cell),
@@ -119,16 +119,16 @@ def _point(row: Mapping[str, str | None], topology: Topology, mesh: Mesh) -> Tim
 
 
 def _payload_bytes(cell: Mapping[str, str], kind: Kind, n: int) -> int:
-    """By the nccl-tests rule, from what the row says that its payload is."""
+    """The payload by the nccl-tests rule, converted from the row's `payload_meaning`."""
     payload_bytes = _number(cell["payload_bytes"], "payload_bytes")
     meaning = cell.get("payload_meaning", "")
     if meaning == _PER_DEVICE:
         return payload_bytes * n
-    if meaning in _AS_IT_IS:
+    if meaning in _NCCL_PAYLOADS:
         return payload_bytes
     shape = re.fullmatch(r"(\w+)\[[\d,]*\]->\[([\d,]+)\]", cell.get("dtype_shape", ""))
     if shape is None or kind is not Kind.ALL_GATHER:
-        raise SpecError(f"'{meaning}' does not say what the payload is")
+        raise SpecError(f"payload_meaning '{meaning}' is unknown")
     return array_bytes(dtype_name(shape[1]), tuple(map(int, shape[2].split(","))))
 
 
@@ -138,14 +138,14 @@ def _seconds(cell: Mapping[str, str]) -> float:
             try:
                 return float(text) * scale
             except ValueError:
-                raise SpecError(f"{name} '{text}' is no number") from None
-    raise SpecError("no time")
+                raise SpecError(f"{name} '{text}' is not a number") from None
+    raise SpecError("seconds or time_us is missing")
 
 
 def _number(text: str, name: str) -> int:
     digits = re.match(r"\d+", text)
     if digits is None or digits[0] != text.rstrip("?"):
-        raise SpecError(f"{name} '{text}' is no number")
+        raise SpecError(f"{name} '{text}' is not a number")
     return int(digits[0])
 
 
@@ -156,11 +156,11 @@ def _kind(text: str) -> Kind:
             return kind
     if words and words[0] in {"psum", "allreduce"}:
         return Kind.ALL_REDUCE
-    raise SpecError(f"'{text}' is none of {', '.join(KINDS)}")
+    raise SpecError(f"kind '{text}' is not one of {', '.join(KINDS)}")
 
 
 def _groups(text: str) -> Groups:
-    """Of `groups {0,4},{1,5},..`: those written, and where `..` follows as many more, counted up."""
+    """The groups in `{0,4},{1,5},..`; a trailing `..` continues the pattern."""
     written = [tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", text)]
     if len(written) > 1 and ".." in text:
         step = written[1][0] - written[0][0]

@@ -1,11 +1,11 @@
-"""How a collective can be carried out: legs of transfers, one after the other, for a payload of 1.
+"""Strategies of each collective: sequential legs of transfers, for a payload of 1.
 
-Only what bounds a strategy is written down: between which devices how much travels in each leg, and
-how many hops follow one upon the other. A reduce-scatter is an all-gather backwards, an all-reduce
-both; so gathers are written, and turned round. Sources: scaling book, part 3 (rings over one, two
-and three axes); XLA's names for what it chose (`collective_algorithm_config` in compiled HLO:
-strategies `UniDirection1DRing`, `UniDirectionNDRing` with as many colours as directions and as many
-phases as axes, emitters `RotatedPincer`).
+A strategy states only what bounds its time: the transfers of each leg and the number of sequential
+hops. A reduce-scatter is a reversed all-gather, and an all-reduce is a reduce-scatter followed by an
+all-gather, so only gathers are written out. Sources: scaling book, part 3 (rings over one, two and three
+axes); XLA's names for its choice (`collective_algorithm_config` in compiled HLO: strategies
+`UniDirection1DRing`, `UniDirectionNDRing` with one color per direction and one phase per axis, emitters
+`RotatedPincer`).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from meshscope.interconnect.lattice import Lattice, lattice_of
 from meshscope.interconnect.placement import IntArray
 from meshscope.spec.plan.mesh import Groups
 
-BOTH_WAYS = "ring, both ways"
-ONE_WAY = "ring, one way"
-COLOURS = "phases per axis, a colour each"
-PHASES = "phases per axis"
-IN_ORDER = "ring in the order of ids"
-DIRECT = "direct routes"
+BIDIRECTIONAL_RING = "bidirectional ring"
+UNIDIRECTIONAL_RING = "unidirectional ring"
+MULTI_COLOR = "multi-color rings"  # dimension-ordered, each color starting with another axis
+DIMENSION_ORDERED = "dimension-ordered rings"
+ID_ORDERED = "ring in id order"
+DIRECT = "direct"
 
 _CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
 _SLICE_AXIS, _CORE_AXIS = 1, 5
@@ -34,7 +34,7 @@ _SLICE_AXIS, _CORE_AXIS = 1, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """Transfers that run together; the next leg needs what they bring. `n_hops` is its latency."""
+    """Simultaneous transfers, and their sequential hops. The next leg starts when they finish."""
 
     flow: Flow
     n_hops: int
@@ -43,8 +43,8 @@ class Leg:
 Legs = tuple[Leg, ...]
 
 
-def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:  # noqa: PLR0911  one a kind
-    """Every strategy that carries out this collective over these groups, all groups at once."""
+def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:  # noqa: PLR0911  one per kind
+    """The strategies for a collective over these groups, all groups at once."""
     match kind:
         case Kind.ALL_GATHER:
             return _gathers(fabric, groups)
@@ -57,7 +57,7 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             return {DIRECT: _exchange(fabric, groups)}
         case Kind.PERMUTE | Kind.SEND:
             return {DIRECT: _pairs(fabric, groups)}
-        case Kind.RECV:  # the transfer is its sender's
+        case Kind.RECV:  # counted with its send
             return {}
         case Kind.GATHER:
             return {DIRECT: _to_first(fabric, groups)}
@@ -78,55 +78,59 @@ def _reversed(legs: Legs) -> Legs:
 
 
 def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
-    """All-gathers of a payload of 1: each device starts with 1/n of it."""
+    """All-gathers of a payload of 1, of which each device starts with 1/n."""
     lattice = lattice_of(fabric, groups)
     if lattice is None:
-        return {IN_ORDER: (_ring(fabric, np.array(groups), 1 / len(groups[0]), is_both_ways=True),)}
+        return {
+            ID_ORDERED: (
+                _ring(fabric, np.array(groups), 1 / len(groups[0]), is_bidirectional=True),
+            )
+        }
     by_name: dict[str, Callable[[float], Iterator[Leg]]] = {
-        BOTH_WAYS: lambda unit: _snake(fabric, lattice, unit, is_both_ways=True),
-        ONE_WAY: lambda unit: _snake(fabric, lattice, unit, is_both_ways=False),
-        PHASES: lambda unit: _phases(fabric, lattice, unit, n_colours=1),
+        BIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=True),
+        UNIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=False),
+        DIMENSION_ORDERED: lambda unit: _phases(fabric, lattice, unit, n_colors=1),
     }
     n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in _CHIP_AXES)
     if n_chip_axes > 1:
-        by_name[COLOURS] = lambda unit: _phases(fabric, lattice, unit, n_colours=n_chip_axes)
+        by_name[MULTI_COLOR] = lambda unit: _phases(fabric, lattice, unit, n_colors=n_chip_axes)
     if n_chip_axes == 0:
-        by_name = {ONE_WAY: lambda _unit: iter(())}
-    elif not fabric.is_torus:  # everyone reaches everyone: no axes, no second way round
-        by_name = {ONE_WAY: by_name[ONE_WAY]}
+        by_name = {UNIDIRECTIONAL_RING: lambda _unit: iter(())}
+    elif not fabric.is_torus:  # a switch: no axes and one direction
+        by_name = {UNIDIRECTIONAL_RING: by_name[UNIDIRECTIONAL_RING]}
     return {name: _levels(fabric, lattice, chips) for name, chips in by_name.items()}
 
 
 def _levels(fabric: Fabric, lattice: Lattice, chips: Callable[[float], Iterator[Leg]]) -> Legs:
-    """First the slices (the least data over the slowest wires), then the chips, then the two cores."""
+    """Gathers over slices first (least data over DCN), then over chips, then over the two cores."""
     n_slices, *_, n_cores = lattice.shape
     n = prod(lattice.shape)
     legs: list[Leg] = []
     if n_slices > 1:
         order = np.moveaxis(lattice.devices, _SLICE_AXIS, -1)
-        legs.append(_ring(fabric, order, 1 / n, is_both_ways=False))
+        legs.append(_ring(fabric, order, 1 / n, is_bidirectional=False))
     legs += chips(n_slices / n)
     if n_cores > 1:
         legs.append(_line(fabric, np.moveaxis(lattice.devices, _CORE_AXIS, -1), 1 / n_cores))
     return tuple(legs)
 
 
-def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_both_ways: bool) -> Leg:
-    """Shards of `unit` go round the last axis of `order`, half each way where both are used."""
+def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: bool) -> Leg:
+    """Ring over the last axis of `order` with shards of `unit`; bidirectional rings split each shard."""
     n = order.shape[-1]
     after = np.roll(order, -1, axis=-1)
-    share = unit * (n - 1) / (2 if is_both_ways else 1)
+    share = unit * (n - 1) / (2 if is_bidirectional else 1)
     source, target = order.ravel(), after.ravel()
-    if is_both_ways:
+    if is_bidirectional:
         source, target = np.concatenate([source, target]), np.concatenate([target, source])
-    n_steps = n // 2 if is_both_ways else n - 1
+    n_steps = n // 2 if is_bidirectional else n - 1
     return _leg(fabric, source, target, np.full(len(source), share), n_steps)
 
 
 def _line(fabric: Fabric, order: IntArray, unit: float) -> Leg:
-    """Shards of `unit` go along the last axis of `order` to both ends: there is no way round.
+    """Line over the last axis of `order` with shards of `unit`, without a wrap-around link.
 
-    The wire after the i-th member carries the shards of all before it.
+    The link after the i-th member carries the shards of all members before it.
     """
     n = order.shape[-1]
     here, after = order[..., :-1], order[..., 1:]
@@ -147,23 +151,25 @@ def _leg(
     )
 
 
-def _snake(fabric: Fabric, lattice: Lattice, unit: float, *, is_both_ways: bool) -> Iterator[Leg]:
-    """One ring through all chips of the group, over neighbours where the box allows it."""
+def _snake(
+    fabric: Fabric, lattice: Lattice, unit: float, *, is_bidirectional: bool
+) -> Iterator[Leg]:
+    """One ring through all chips of the group, over neighbors if the box allows it."""
     members = np.moveaxis(lattice.devices, _CORE_AXIS, 2)  # [group, slice, core, z, y, x]
     shape = members.shape[3:]
     order = members.reshape(*members.shape[:3], -1)[..., hamiltonian_order(shape)]
     is_line = max(shape) == order.shape[-1] and not any(lattice.is_ring)
-    if is_line and is_both_ways:
+    if is_line and is_bidirectional:
         yield _line(fabric, order, unit)
     elif order.shape[-1] > 1:
-        yield _ring(fabric, order, unit, is_both_ways=is_both_ways)
+        yield _ring(fabric, order, unit, is_bidirectional=is_bidirectional)
 
 
 def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
-    """Flat indices of a box in the order of a ring over neighbours; it closes if a size is even.
+    """Flat indices of a box in the order of a ring over neighbors; the ring closes if a size is even.
 
-    The box is taken as a plane: its longest even axis, against a snake through the others. The ring
-    goes along the first column of the plane and comes back in a snake through the other columns.
+    The box becomes a plane of its longest even axis against a snake through the others. The ring runs
+    down the first column of the plane and returns in a snake through the other columns.
     """
     sizes = sorted(range(len(shape)), key=lambda axis: (shape[axis] % 2, -shape[axis]))
     rows_axis, others = sizes[0], sorted(sizes[1:])
@@ -180,26 +186,26 @@ def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
     return np.concatenate([out.ravel(), columns[::-1, 0]])
 
 
-def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colours: int) -> Iterator[Leg]:
-    """One axis after the other; several colours of the data start with different axes."""
+def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colors: int) -> Iterator[Leg]:
+    """Rings over one axis after the other; with several colors, each part of the data starts elsewhere."""
     axes = [axis for axis in _CHIP_AXES if lattice.devices.shape[axis] > 1]
-    colours = [
-        [axes[(first + turn) % len(axes)] for turn in range(len(axes))]
-        for first in range(n_colours)
+    colors = [
+        [axes[(first + phase) % len(axes)] for phase in range(len(axes))]
+        for first in range(n_colors)
     ]
-    units = [unit / n_colours] * n_colours
-    for turn in range(len(axes)):
+    units = [unit / n_colors] * n_colors
+    for phase in range(len(axes)):
         parts: list[Leg] = []
-        for colour, order in enumerate(colours):
-            axis = order[turn]
+        for color, order in enumerate(colors):
+            axis = order[phase]
             members = np.moveaxis(lattice.devices, axis, -1)
             is_ring = lattice.is_ring[_CHIP_AXES.index(axis)]
             parts.append(
-                _ring(fabric, members, units[colour], is_both_ways=True)
+                _ring(fabric, members, units[color], is_bidirectional=True)
                 if is_ring
-                else _line(fabric, members, units[colour])
+                else _line(fabric, members, units[color])
             )
-            units[colour] *= members.shape[-1]
+            units[color] *= members.shape[-1]
         yield _together(parts)
 
 
@@ -215,22 +221,22 @@ def _together(parts: list[Leg]) -> Leg:
 
 
 def _exchange(fabric: Fabric, groups: Groups) -> Legs:
-    """All-to-all by the direct way of each part, all at once.
+    """All-to-all with every part sent directly at once.
 
-    On a box the traffic along one axis does not depend on the others: a device sends, or passes on,
-    an equal part to every member of its row, whatever the order of axes. So it is counted row by row.
+    On a box, the traffic along one axis is independent of the others: a device sends or forwards an
+    equal part to every member of its row in any order of axes. The load is therefore counted by row.
     """
     lattice = lattice_of(fabric, groups)
     members = np.array(groups) if lattice is None else lattice.devices
     axes = [axis for axis in range(1, members.ndim) if members.shape[axis] > 1]
-    parts = [_each_to_each(fabric, np.moveaxis(members, axis, -1)) for axis in axes]
+    parts = [_row_exchange(fabric, np.moveaxis(members, axis, -1)) for axis in axes]
     if not parts:
         return ()
     joined = _together(parts)
     return (Leg(flow=joined.flow, n_hops=sum(part.n_hops for part in parts)),)
 
 
-def _each_to_each(fabric: Fabric, rows: IntArray) -> Leg:
+def _row_exchange(fabric: Fabric, rows: IntArray) -> Leg:
     n = rows.shape[-1]
     flat = rows.reshape(-1, n)
     source = np.repeat(flat, n, axis=1).ravel()
@@ -241,7 +247,7 @@ def _each_to_each(fabric: Fabric, rows: IntArray) -> Leg:
 
 
 def _pairs(fabric: Fabric, groups: Groups) -> Legs:
-    """Point to point: each group is a (source, target) pair."""
+    """Point-to-point transfers: each group is a (source, target) pair."""
     pairs = np.array([group for group in groups if len(group) == 2 and group[0] != group[1]])
     if not len(pairs):
         return ()
@@ -249,6 +255,7 @@ def _pairs(fabric: Fabric, groups: Groups) -> Legs:
 
 
 def _to_first(fabric: Fabric, groups: Groups) -> Legs:
+    """Gather: every member sends its part to the first."""
     members = np.array(groups)
     if members.shape[1] == 1:
         return ()
@@ -259,7 +266,7 @@ def _to_first(fabric: Fabric, groups: Groups) -> Legs:
 
 
 def _from_first(fabric: Fabric, groups: Groups) -> Legs:
-    """The payload passes through the members in a pipeline; each sends it on once."""
+    """Broadcast as a pipeline through the members; each forwards the payload once."""
     members = np.array(groups)
     if members.shape[1] == 1:
         return ()

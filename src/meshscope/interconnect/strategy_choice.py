@@ -1,54 +1,70 @@
-"""Which strategy the compiler takes: by its own words in compiled text, else by what it is known to take.
+"""Strategy of a collective: the one named in the compiled HLO, else those libtpu is known to choose.
 
-Known: what libtpu 0.0.42 wrote for 67 MB collectives over v4, v5e, v5p and v6e slices of 2 to 256
-chips, and what measured rates leave no doubt of. It gathers in one ring through all chips of v5e and
-v6e (emitters `1DAllGather*`, over 2x4, 4x4 and 16x16), axis after axis on v4 and v5p (`2DAllGather`,
-`3DAllGather`; v5p measured at one link's rate over 2x2x1). tpu7x measured at two links' rate over
-2x2x1 and 2x2x2 alike: one ring. On a slice of 2x2 chips v5e and v6e, too, gather and scatter axis by
-axis (emitter `2DAllGatherOnMajorDim`, strategy `StrategySubgroupND`). All-reduces take whichever of one ring (2x4) and a colour for each
-axis (4x4, 8x8, 16x16, 2x2x2, 4x4x4) is faster.
+The routes of gathers and scatters per chip are in `meshscope.spec.hardware.compiler_facts`. All-reduces
+take the faster of one bidirectional ring (libtpu 0.0.42 over 2x4) and multi-color rings (over 4x4, 8x8,
+16x16, 2x2x2 and 4x4x4).
 """
 
 from meshscope.events.enums import Kind
-from meshscope.interconnect.strategies import BOTH_WAYS, COLOURS, ONE_WAY, PHASES
+from meshscope.interconnect.strategies import (
+    BIDIRECTIONAL_RING,
+    DIMENSION_ORDERED,
+    MULTI_COLOR,
+    UNIDIRECTIONAL_RING,
+)
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import GatherRoute, compiler_facts
 from meshscope.spec.hardware.topology import Topology
 
-_HALVES = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
+_GATHERS = frozenset({Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
 
-# The compiler's words -> ours, the first that is found. "Pincer" rings run both ways; `UniDirection`
-# ones one way each colour, with as many colours as ways. `StrategySubgroupND` of reduce-scatters
-# measured at one link's rate on v5p.
-_WORDS: tuple[tuple[str, str], ...] = (
-    ("1DAllGather", BOTH_WAYS),
-    ("2DAllGather", PHASES),
-    ("3DAllGather", PHASES),
-    ("StrategySubgroupND", PHASES),
-    ("UniDirectionNDRing", COLOURS),
-    ("StrategyND", COLOURS),
-    ("UniDirection1DRing", BOTH_WAYS),
-    ("StrategyRing", BOTH_WAYS),
-    ("SinglePhaseRingSum", ONE_WAY),
+# Names in compiled HLO and their strategy; the first match wins. "Pincer" rings run both ways. Each
+# color of a `UniDirection` ring runs one way, with as many colors as ways. `StrategySubgroupND`
+# reduce-scatters were measured at the rate of one link on v5p.
+_COMPILER_NAMES: tuple[tuple[str, str], ...] = (
+    ("1DAllGather", BIDIRECTIONAL_RING),
+    ("2DAllGather", DIMENSION_ORDERED),
+    ("3DAllGather", DIMENSION_ORDERED),
+    ("StrategySubgroupND", DIMENSION_ORDERED),
+    ("UniDirectionNDRing", MULTI_COLOR),
+    ("StrategyND", MULTI_COLOR),
+    ("UniDirection1DRing", BIDIRECTIONAL_RING),
+    ("StrategyRing", BIDIRECTIONAL_RING),
+    ("SinglePhaseRingSum", UNIDIRECTIONAL_RING),
 )
 
+_OWN_NAMES = {
+    BIDIRECTIONAL_RING: BIDIRECTIONAL_RING,
+    UNIDIRECTIONAL_RING: UNIDIRECTIONAL_RING,
+    MULTI_COLOR: MULTI_COLOR,
+    DIMENSION_ORDERED: DIMENSION_ORDERED,
+    # Names of earlier versions.
+    "ring, both ways": BIDIRECTIONAL_RING,
+    "ring, one way": UNIDIRECTIONAL_RING,
+    "phases per axis, a colour each": MULTI_COLOR,
+    "phases per axis": DIMENSION_ORDERED,
+}
 
-def told_strategy(algorithm: str) -> str | None:
-    """Our name of the strategy that the compiler's words, or our own, tell; None where they tell none."""
-    if algorithm in {BOTH_WAYS, ONE_WAY, COLOURS, PHASES}:
-        return algorithm
-    return next((ours for words, ours in _WORDS if words in algorithm), None)
+
+def named_strategy(algorithm: str) -> str | None:
+    """The strategy that a name from compiled HLO, or one of our own names, denotes; None if unknown."""
+    if algorithm in _OWN_NAMES:
+        return _OWN_NAMES[algorithm]
+    return next((strategy for name, strategy in _COMPILER_NAMES if name in algorithm), None)
 
 
-def usual_strategies(
+def default_strategies(
     kind: Kind, topology: Topology, available: frozenset[str]
 ) -> frozenset[str] | None:
-    """Those of the available among which the compiler takes the fastest; None where it may take any."""
+    """The strategies from which libtpu takes the fastest; None if it may take any available one."""
     chip = topology.chip
     if chip.kind is not ChipKind.TPU:
         return None
-    if kind not in _HALVES:
-        return frozenset({BOTH_WAYS, COLOURS})
-    is_small = chip.name in {"v5e", "v6e"} and topology.grid == (2, 2)
-    if chip.name in {"v4", "v5p"} or (is_small and PHASES in available):
-        return frozenset({PHASES})
-    return frozenset({BOTH_WAYS})
+    if kind not in _GATHERS:
+        return frozenset({BIDIRECTIONAL_RING, MULTI_COLOR})
+    facts = compiler_facts(chip.name)
+    is_small = topology.grid in facts.grids_gathered_by_dimension.value
+    is_by_dimension = facts.gather_route.value is GatherRoute.BY_DIMENSION
+    if is_by_dimension or (is_small and DIMENSION_ORDERED in available):
+        return frozenset({DIMENSION_ORDERED})
+    return frozenset({BIDIRECTIONAL_RING})

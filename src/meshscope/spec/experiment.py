@@ -7,6 +7,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.model.stored import model_as_dict, model_from_dict
@@ -34,9 +35,6 @@ from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS
 
-# Chips of the largest slice for which the compiler takes a ragged all-to-all, where there is one: from
-# v5e:4x8 on it is refused for "limited ICI routing" (libtpu 0.0.42.1, compiled here).
-MAX_RAGGED_CHIPS = {"v5e": 16}
 DEFAULT_CAPACITY_FACTOR = (
     2.0  # as in GShard (arXiv 2006.16668), where 2 N / E slots hold N tokens' rows
 )
@@ -95,7 +93,8 @@ class Experiment:
         if self.program.frontend is Frontend.TORCHXLA:
             return DispatchForm.CAPACITY
         chip, n_chips = self.topology.chip, self.topology.n_chips
-        is_large = n_chips > MAX_RAGGED_CHIPS.get(chip.name, n_chips)
+        max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
+        is_large = max_chips is not None and n_chips > max_chips
         lacks_it = is_large or chip.kind is ChipKind.CPU
         return DispatchForm.CAPACITY if lacks_it else DispatchForm.RAGGED
 

@@ -63,13 +63,13 @@ def _fits(profile: ChipProfile) -> RenderableType:
         "fit", "devices", "floor", rate, "points", "median error", "largest", n_words=1
     )
     for fit in profile.fits:
-        reached = 1 / fit.slowness
+        reached = 1 / fit.inverse_bandwidth
         table.add_row(
             fit.kind or "all together",
             str(fit.group_size) if fit.kind else "",
-            format_seconds(fit.floor_s),
+            format_seconds(fit.latency_s),
             f"{format_bytes(reached)}/s" if is_memory else f"{reached:.0%}",
-            f"{fit.n_fitted}+{fit.n_judged}",
+            f"{fit.n_fitted}+{fit.n_holdout}",
             *_errors(fit),
         )
     return table
@@ -77,7 +77,7 @@ def _fits(profile: ChipProfile) -> RenderableType:
 
 def _errors(fit: FittedKind) -> tuple[str, str]:
     """The median and the largest; a line through its only point has none that would tell anything."""
-    if fit.n_fitted + fit.n_judged == 1:
+    if fit.n_fitted + fit.n_holdout == 1:
         return UNKNOWN, UNKNOWN
     return f"{fit.median_error_frac:.0%}", f"{fit.largest_error_frac:.0%}"
 

@@ -14,6 +14,7 @@ from meshscope.interconnect.constants import (
     MeasuredRange,
     RateConstants,
     Spreads,
+    constants_of,
     spec_constants,
 )
 from meshscope.interconnect.fitting import LineFit, fit_line, spread_of
@@ -21,7 +22,6 @@ from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines
 from meshscope.interconnect.profile import FittedKind
 from meshscope.interconnect.samples import TimedCollective
-from meshscope.interconnect.stored import constants_of
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
 
@@ -79,29 +79,31 @@ def _fitted_together(
     timed = list(zip(points, work, strict=True))
     small = [point.seconds - own for point, own in timed if _is_small(point)]
     large = [(own, point.seconds) for point, own in timed if not _is_small(point)]
-    floor_s = median(small) if small else _published_floor_s(topology)
+    latency_s = median(small) if small else _published_floor_s(topology)
     if not small:
         source = f"{source}; no small ones, floor of the published"
-    if floor_s < 0:
+    if latency_s < 0:
         raise SpecError(
-            f"small collectives take {-floor_s:.3g} s less than their bytes do at the published peak. "
+            f"small collectives take {-latency_s:.3g} s less than their bytes do at the published peak. "
             "Check the topology and the plan: the groups may be others."
         )
     line = fit_line(
         [own for own, _ in large],
         [seconds for _, seconds in large],
         name=f"collectives of {topology.chip.name}",
-        floor_s=floor_s,
+        latency_s=latency_s,
     )
     errors = [
-        log((floor_s + line.slowness * own) / point.seconds)
+        log((latency_s + line.inverse_bandwidth * own) / point.seconds)
         for point, own in zip(points, work, strict=True)
     ]
-    peak = None if base.memory_bytes_per_s is None else 1 / line.slowness
+    peak = None if base.memory_bytes_per_s is None else 1 / line.inverse_bandwidth
     constants = replace(
         base,
         memory_bytes_per_s=peak,
-        rates=RateConstants(floor_s=floor_s, efficiency=1.0 if peak else 1 / line.slowness),
+        rates=RateConstants(
+            latency_s=latency_s, efficiency=1.0 if peak else 1 / line.inverse_bandwidth
+        ),
         measured=_ranges(points),
         source=source,
     )
@@ -115,7 +117,7 @@ def _is_small(point: TimedCollective) -> bool:
 
 def _published_floor_s(topology: Topology) -> float:
     """SpecError for a chip of which nobody published anything."""
-    return constants_of(topology.chip).rates.floor_s
+    return constants_of(topology.chip).rates.latency_s
 
 
 def _base(topology: Topology) -> LinkConstants:
@@ -130,7 +132,7 @@ def _base(topology: Topology) -> LinkConstants:
         host_bytes_per_s=None,
         memory_bytes_per_s=1.0,
         hop_s=0.0,
-        rates=RateConstants(floor_s=0.0, efficiency=1.0),
+        rates=RateConstants(latency_s=0.0, efficiency=1.0),
     )
 
 
@@ -153,9 +155,9 @@ def _fitted_and_judged(
     )
     errors: list[tuple[bool, float]] = []
     for point in judging:
-        bytes_s = line.slowness * _work(point, topology, base)
-        error = log((line.floor_s + bytes_s) / point.seconds)
-        errors.append((bytes_s < line.floor_s, error))
+        bytes_s = line.inverse_bandwidth * _work(point, topology, base)
+        error = log((line.latency_s + bytes_s) / point.seconds)
+        errors.append((bytes_s < line.latency_s, error))
     return line, errors
 
 
@@ -163,13 +165,15 @@ def _constants(
     base: LinkConstants, lines: dict[tuple[Kind, int], LineFit], points: Points, source: str
 ) -> LinkConstants:
     # The fastest line is the memory's rate, of which the others reach a share.
-    rate = max(1 / line.slowness for line in lines.values())
+    rate = max(1 / line.inverse_bandwidth for line in lines.values())
     peak = rate if base.memory_bytes_per_s is not None else 1.0
     by_kind = tuple(
         KindRates(
             kind=kind,
             group_size=group_size,
-            rates=RateConstants(floor_s=line.floor_s, efficiency=1 / line.slowness / peak),
+            rates=RateConstants(
+                latency_s=line.latency_s, efficiency=1 / line.inverse_bandwidth / peak
+            ),
         )
         for (kind, group_size), line in lines.items()
     )
@@ -178,7 +182,7 @@ def _constants(
         memory_bytes_per_s=None if base.memory_bytes_per_s is None else peak,
         hop_s=0.0 if base.memory_bytes_per_s is not None else base.hop_s,
         rates=RateConstants(
-            floor_s=median(own.rates.floor_s for own in by_kind),
+            latency_s=median(own.rates.latency_s for own in by_kind),
             efficiency=median(own.rates.efficiency for own in by_kind),
         ),
         by_kind=by_kind,
@@ -223,10 +227,10 @@ def _spreads(
     for key in lines:
         others = [line for other, line in lines.items() if other != key]
         if others:
-            floor_s = median(line.floor_s for line in others)
-            slowness = median(line.slowness for line in others)
+            latency_s = median(line.latency_s for line in others)
+            slowness = median(line.inverse_bandwidth for line in others)
             unseen += [
-                log((floor_s + slowness * _work(point, topology, base)) / point.seconds)
+                log((latency_s + slowness * _work(point, topology, base)) / point.seconds)
                 for point in points
                 if (point.kind, point.group_size) == key
             ]
@@ -237,8 +241,8 @@ def _spreads(
         n_short=len(short),
         long=spread_of(long or [error for _, error in held]),
         n_long=len(long),
-        unseen=spread_of(unseen),
-        n_unseen=len(unseen),
+        out_of_sample=spread_of(unseen),
+        n_out_of_sample=len(unseen),
     )
 
 
@@ -250,10 +254,10 @@ def _told(
     return FittedKind(
         kind=kind,
         group_size=group_size,
-        floor_s=line.floor_s,
-        slowness=line.slowness,
+        latency_s=line.latency_s,
+        inverse_bandwidth=line.inverse_bandwidth,
         n_fitted=len(line.log_errors),
-        n_judged=len(errors),
+        n_holdout=len(errors),
         median_error_frac=median(every),
         largest_error_frac=max(every),
     )

@@ -19,6 +19,7 @@ from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.spec.experiment import Experiment, experiment_from_dict
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.program import Frontend
 from meshscope.workers.progress import error_report
@@ -59,15 +60,13 @@ TORCH_XLA_FLAGS = (
     "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
 )
-TORCH_XLA_V5_FLAGS = "--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true"
 
 
 def set_torchxla_environment(experiment: Experiment) -> None:
     """What torch_xla reads when it is imported, and what it would tell libtpu."""
-    chip = experiment.topology.chip.name
-    flags = [os.environ["LIBTPU_INIT_ARGS"], TORCH_XLA_FLAGS]
-    flags += [TORCH_XLA_V5_FLAGS] if chip.startswith("v5") else []
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join(flags)
+    chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
+    flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
+    os.environ["LIBTPU_INIT_ARGS"] = flags
     os.environ.update(tracing_environment(experiment.topology.n_devices))
 
 

@@ -41,6 +41,7 @@ class Chip:
     # torus only when all three are: optical switches join whole cubes (same page)
     source: str
     clock_hz: float | None = None  # of the cores whose cycles the compiler counts
+    die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
 
     @property
     def device_hbm_bytes(self) -> int | None:
@@ -63,6 +64,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=4,
             source=SCALING_BOOK,
+            die_bytes_per_s=6e11,  # half of the HBM rate: both cores use one HBM, and a copy is read and written
             clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 units of 128x128 give the peak
         ),
         Chip(
@@ -122,6 +124,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=TPU7X_PAGE,
+            die_bytes_per_s=6e11,  # six times an ICI link, by the same page
             clock_hz=2.2e9,  # with 4 x 256x256 cells on each of two cores, this is the published peak
         ),
         Chip(

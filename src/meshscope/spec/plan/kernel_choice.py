@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, LatentAttention, Model
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
@@ -34,15 +35,10 @@ class Kernel(StrEnum):
 # 512 is what MaxText starts from (configs/base.yml, sa_block_q).
 SPLASH_BLOCKS = (512, 256, 128)
 
-# XLA lowers a ragged dot to its kernel when the rows are a multiple of this, else to products with
-# the weights of all experts (libtpu 0.0.42.1 and 0.0.50.1, docs/kernels.md).
-RAGGED_DOT_ROWS = 8
-
-# Of a stack of layers, the kernel is given the experts of all, up to this many: it lists them one by one,
-# and takes the longer to compile (25 s for 6,144, libtpu 0.0.42.1).
-MAX_STACKED_EXPERTS = 8192
-
-KERNEL_DTYPES = ("bf16", "f32")  # Mosaic refuses loads of f16 (libtpu 0.0.42.1)
+_FACTS = compiler_facts()
+RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
+MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
+KERNEL_DTYPES = _FACTS.kernel_dtypes.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Collectives that others timed on real chips and published: what the constants are fitted on and held to.
+"""Published timings of collectives on real chips: the data for fitting and checking the constants.
 
-Times are seconds of one execution on the device. Where only a rate is published, the time follows
-from it by the rate's own definition, which is told. Every second point of a chip, in the order of
-kind and payload, is for fitting (`fit_half`); the others only judge.
+Times are seconds of one execution on the device. If a source publishes only a rate, the time follows
+from the definition of that rate, stated beside it. `split_points` takes every second point of a chip, in
+order of kind and payload, for the fit; the others are the holdout.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,6 @@ CCL_BENCH = "cornell-sysphotonics/ccl-bench@1d257f07, Llama-3.1-8B on v6e"
 IRONWOOD = "AI-Hypercomputer/accelerator-microbenchmarks@63b035b4, Ironwood/guides/collectives/all_gather.md"
 TPU_CAKE = "tpu-cake, contracts/tpu7x-collective-latency-v1.json"
 TRILLIUM = "AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives/README.md"
-
-
 SCALING_BOOK = (
     "jax-ml/scaling-book@0819a7d, sharding.md, pop quiz 2: an actual profile, read off its text"
 )
@@ -29,10 +27,10 @@ SCALING_BOOK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One collective as somebody timed it.
+    """One published timing.
 
-    Its groups are an `axis` of `plan` on `topology`, or, with `along`, the chips of each row in that
-    dimension of the grid, where somebody laid the mesh over the grid himself.
+    Its groups are an `axis` of `plan` on `topology`, or the rows of chips in grid dimension `along` if
+    the source mapped the mesh to the grid itself.
     """
 
     topology: str
@@ -52,14 +50,14 @@ class Point:
 
     @property
     def groups(self) -> Groups:
-        """The groups of device ids that take part."""
+        """The groups of device ids."""
         if self.along:
             return groups_along(parse_topology(self.topology), self.along)
         return parse_plan(self.plan).mesh.groups(*self.axis.split("+"))
 
 
 def groups_along(topology: Topology, dim: str, core: int = 0) -> Groups:
-    """The device ids of each row of chips along x, y or z; of chips with two cores, of one of them."""
+    """The device ids of each row of chips along x, y or z, one core of each chip."""
     placement = placement_of(topology)
     at = placement.coordinates
     others = [other for other in range(3) if other != "xyz".index(dim)]
@@ -85,9 +83,9 @@ def _v5p(kind: Kind, payload_bytes: int, microseconds: float, note: str = "") ->
 
 
 def _ccl_bench(topology: str, tp: int, gib_per_s: float) -> Point:
-    """Its rate counts bytes read and written, in GiB, times 2(n-1)/n: undone here.
+    """An all-reduce of bf16[8192,4096], the message of an 8192-token step.
 
-    The message is that of an 8192-token step: bf16[8192,4096].
+    The published rate counts GiB read and written, times 2(n-1)/n; this inverts it.
     """
     payload_bytes = 8192 * 4096 * 2
     accessed_gib = 2 * payload_bytes / 2**30
@@ -104,7 +102,7 @@ def _ccl_bench(topology: str, tp: int, gib_per_s: float) -> Point:
 
 
 def _ironwood(topology: str, plan: str, rows: int, gb_per_s: float) -> Point:
-    """f32[rows,8,128] of each device, gathered by four; the rate counts three shards for both cores."""
+    """A gather of f32[rows,8,128] over four devices; the rate counts three shards for both cores."""
     shard_bytes = rows * 8 * 128 * 4
     return Point(
         topology=topology,
@@ -214,26 +212,25 @@ POINTS: tuple[Point, ...] = (
 
 
 @cache
-def fit_half(points: tuple[Point, ...]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """Points to fit on and points to judge by: every second one of each chip, in order of kind and payload.
+def split_points(points: tuple[Point, ...]) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Fitted points and holdout points: every second one of each chip, in order of kind and payload.
 
-    The first goes to the judges, so that no more than half are fitted on. The two points that alone
-    tell of four links at once and of the network between slices are always fitted on: nothing
-    published judges them.
+    The first point of a chip is a holdout, so at most half are fitted. The only point on four links at
+    once and the only one on DCN are always fitted; no published holdout checks them.
     """
-    fitted = [point for point in points if _is_alone(point)]
-    judging: list[Point] = []
-    others = [point for point in points if not _is_alone(point)]
+    fitted = [point for point in points if _is_only_evidence(point)]
+    holdout: list[Point] = []
+    others = [point for point in points if not _is_only_evidence(point)]
     for chip in dict.fromkeys(point.chip for point in others):
-        of_chip = [point for point in others if point.chip == chip]
-        of_chip.sort(key=lambda point: (point.kind, point.payload_bytes, point.seconds))
+        chip_points = [point for point in others if point.chip == chip]
+        chip_points.sort(key=lambda point: (point.kind, point.payload_bytes, point.seconds))
         n_fitted = sum(point.chip == chip for point in points) // 2
-        n_fitted -= sum(point.chip == chip for point in points if _is_alone(point))
-        chosen = of_chip[1::2][:n_fitted]
-        fitted += chosen
-        judging += [point for point in of_chip if point not in chosen]
-    return tuple(fitted), tuple(judging)
+        n_fitted -= sum(point.chip == chip for point in points if _is_only_evidence(point))
+        selected = chip_points[1::2][:n_fitted]
+        fitted += selected
+        holdout += [point for point in chip_points if point not in selected]
+    return tuple(fitted), tuple(holdout)
 
 
-def _is_alone(point: Point) -> bool:
+def _is_only_evidence(point: Point) -> bool:
     return point.source == TRILLIUM

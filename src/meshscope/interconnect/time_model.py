@@ -1,0 +1,77 @@
+"""Time of a collective: the larger of latency and hops, plus the payload over the bottleneck link."""
+
+from dataclasses import dataclass
+
+from meshscope.events.enums import Kind
+from meshscope.interconnect.constants import LinkConstants, Spreads, constants_of
+from meshscope.interconnect.geometry import geometry_of
+from meshscope.interconnect.lines import collective_lines, fastest
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.plan.mesh import Groups
+
+NO_TRANSFER = "no transfer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeledTime:
+    """Time of one collective with the interval that covers 90 % of cases; None if unknown.
+
+    `is_extrapolated` marks a chip, kind, payload or group size outside the measurements; the interval
+    is then that of chips left out of the fit. `axes` are the links used: x, y, z (torus), cores (of a
+    chip), links (GPUs) and network (between hosts).
+    """
+
+    seconds: float
+    low_s: float | None
+    high_s: float | None
+    is_extrapolated: bool
+    strategy: str
+    axes: tuple[str, ...] = ()
+
+
+def collective_time(  # noqa: PLR0913  the properties of a collective
+    kind: Kind,
+    *,
+    groups: Groups,
+    payload_bytes: int,
+    topology: Topology,
+    algorithm: str | None = None,
+    constants: LinkConstants | None = None,
+) -> ModeledTime:
+    """Seconds of one collective over all its groups at once, with interval and strategy.
+
+    `payload_bytes` follows the nccl-tests rule (all-gather: output; reduce-scatter: input; all-to-all
+    and permute: the array of one device). `algorithm` is the strategy name in compiled HLO. SpecError
+    for a chip with neither published figures nor `constants`, and for groups outside the topology.
+    """
+    constants = constants or constants_of(topology.chip)
+    geometry = geometry_of(topology, groups)
+    lines = collective_lines(kind, geometry, constants, algorithm)
+    if not lines:
+        return ModeledTime(
+            seconds=0.0, low_s=0.0, high_s=0.0, is_extrapolated=False, strategy=NO_TRANSFER
+        )
+    best = fastest(lines, payload_bytes)
+    seconds = best.seconds(payload_bytes)
+    is_measured = constants.is_measured(kind, payload_bytes, geometry.group_size)
+    spread = _spread(
+        constants.spreads,
+        is_latency_bound=best.is_latency_bound(payload_bytes),
+        is_measured=is_measured,
+    )
+    return ModeledTime(
+        seconds=seconds,
+        low_s=None if spread is None else seconds / spread,
+        high_s=None if spread is None else seconds * spread,
+        is_extrapolated=not is_measured,
+        strategy=best.strategy,
+        axes=best.axes,
+    )
+
+
+def _spread(spreads: Spreads | None, *, is_latency_bound: bool, is_measured: bool) -> float | None:
+    if spreads is None:
+        return None
+    if not is_measured:
+        return spreads.out_of_sample
+    return spreads.short if is_latency_bound else spreads.long

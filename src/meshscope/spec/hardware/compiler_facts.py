@@ -1,0 +1,240 @@
+"""What libtpu does to compiled programs, and the constants fitted to those programs, by chip and version.
+
+Check every fact and refit every constant here before relying on a new libtpu:
+
+- `CompilerFacts` holds behavior observed in compiled programs; each value names its source.
+- `fitted_constants.json` holds the fits. `tools/fit_collectives.py` writes the `collectives` entries
+  and `tools/fit_closed_form.py` the `closed_form` entries.
+
+A lookup without a version, or with a version that has no entry, returns the nearest known version.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+FITTED_CONSTANTS = "fitted_constants.json"
+ALL_CHIPS = "all"  # entry of the constants fitted to the programs of all chips together
+
+_COMPILED = "compiled with libtpu 0.0.42.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact(Generic[T]):
+    """A value and where it was read."""
+
+    value: T
+    source: str
+
+
+class GatherRoute(StrEnum):
+    """How libtpu routes an all-gather or reduce-scatter over a torus."""
+
+    RING = "ring"  # one ring through all chips of the group
+    BY_DIMENSION = "by dimension"  # one torus dimension after the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerFacts:
+    """The behavior of one libtpu version on one chip. The defaults apply to every chip."""
+
+    chip: str
+    libtpu: str
+
+    # Programs that the compiler accepts.
+    max_ragged_all_to_all_chips: Fact[int | None] = Fact(
+        value=None, source=f"no limit found; {_COMPILED}"
+    )
+    ragged_dot_row_multiple: Fact[int] = Fact(
+        value=8,
+        source="rows for which XLA lowers a ragged dot to its kernel and not to products with all experts; "
+        "libtpu 0.0.42.1 and 0.0.50.1, docs/kernels.md",
+    )
+    max_stacked_experts: Fact[int] = Fact(
+        value=8192, source=f"the kernel lists the experts one by one: 25 s for 6,144; {_COMPILED}"
+    )
+    kernel_dtypes: Fact[tuple[str, ...]] = Fact(
+        value=("bf16", "f32"), source=f"Mosaic refuses f16 loads; {_COMPILED}"
+    )
+    torch_xla_flags: Fact[str] = Fact(
+        value="", source="torch_xla 2.9 __init__.py, _setup_libtpu_flags"
+    )
+
+    # Collectives.
+    gather_route: Fact[GatherRoute] = Fact(
+        value=GatherRoute.RING,
+        source="emitters 1DAllGather* for 67 MB over 2x4, 4x4 and 16x16 slices of v5e and v6e, libtpu 0.0.42; "
+        "tpu7x: published gathers over 2x2x1 and 2x2x2 both run at the rate of two links",
+    )
+    grids_gathered_by_dimension: Fact[tuple[tuple[int, ...], ...]] = Fact(
+        value=(), source=_COMPILED
+    )
+    has_async_fsdp_gathers: Fact[bool] = Fact(
+        value=False, source=f"all-gathers of fsdp weights in prefill are synchronous; {_COMPILED}"
+    )
+
+    # Data movement.
+    vmem_prefetch_bytes: Fact[float] = Fact(
+        value=0.0, source=f"no table is prefetched into VMEM; {_COMPILED}"
+    )
+    relayouts_split_residual: Fact[bool] = Fact(
+        value=False, source=f"sp keeps the layout of the residual stream; {_COMPILED}"
+    )
+    memset_passes: Fact[int] = Fact(
+        value=2,
+        source=f"receive buffers of the expert dispatch and combine, layers scanned; {_COMPILED}",
+    )
+    gather_passes: Fact[int] = Fact(
+        value=6,
+        source=f"reads and writes that sort rows by expert and back, layers scanned; {_COMPILED}",
+    )
+    shuffle_frac: Fact[float] = Fact(
+        value=0.34,
+        source=f"two-row tiles per full tile, prefill of DeepSeek-V2-Lite on v6e; {_COMPILED}",
+    )
+    transpose_passes: Fact[float] = Fact(
+        value=5.5,
+        source=f"decode of Qwen3-30B-A3B with tp=8: 6.3 on v6e and 4.9 on v5e, against one pass; {_COMPILED}",
+    )
+    exchange_runs: Fact[int] = Fact(
+        value=19,
+        source="small ops that count and place exchanged rows: 39 us a layer in decode of Mixtral on v5e and "
+        "41 us of DeepSeek-V2-Lite on v6e. At the fitted 2,070 and 2,720 cycles a run this gives 26 and "
+        f"30 us, because the fit trades it against the rest of the step; {_COMPILED}",
+    )
+    split_norm_frac: Fact[float] = Fact(
+        value=0.6,
+        source=f"share of residual traffic that sp splits: norms and additions; {_COMPILED}",
+    )
+
+    # Estimates.
+    cycles_interval: Fact[tuple[float, float]] = Fact(
+        value=(0.78, 1.22),
+        source="measured over estimated time of n x n bf16 products: tpu7x 1024 0.96, 2048 1.22, 4096 1.07, "
+        "16384 1.03, 32768 1.06; v6e 8192 0.78 and 0.86. Products below a microsecond (tpu7x, 128 to "
+        "512) reach 0.6 to 0.8. benchmarks/matmul_cycles.py with libtpu 0.0.42.1",
+    )
+
+
+_BY_DIMENSION = Fact(
+    value=GatherRoute.BY_DIMENSION,
+    source="emitters 2DAllGather and 3DAllGather, libtpu 0.0.42; v5p gathers over 2x2x1 were measured "
+    "at the rate of one link (openxla/xprof@5fe358978e59)",
+)
+_SMALL_GRIDS = Fact(
+    value=((2, 2),),
+    source="emitter 2DAllGatherOnMajorDim, strategy StrategySubgroupND, libtpu 0.0.42",
+)
+_ASYNC_GATHERS = Fact(
+    value=True,
+    source=f"{_COMPILED}; v5e also prefetches the MLP's last matrix in decode, which is left out",
+)
+_PREFETCH = Fact(
+    value=1e8, source=f"a 98 MB table is prefetched, one of 263 MB is not; {_COMPILED}"
+)
+_V5_FLAGS = Fact(
+    value="--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true",
+    source="torch_xla 2.9 __init__.py, _setup_libtpu_flags",
+)
+
+_FACTS: tuple[CompilerFacts, ...] = (
+    CompilerFacts(chip="v4", libtpu="0.0.42.1", gather_route=_BY_DIMENSION),
+    CompilerFacts(
+        chip="v5e",
+        libtpu="0.0.42.1",
+        max_ragged_all_to_all_chips=Fact(
+            value=16, source=f"v5e:4x8 and larger: 'limited ICI routing'; {_COMPILED}"
+        ),
+        torch_xla_flags=_V5_FLAGS,
+        grids_gathered_by_dimension=_SMALL_GRIDS,
+        has_async_fsdp_gathers=_ASYNC_GATHERS,
+        vmem_prefetch_bytes=_PREFETCH,
+    ),
+    CompilerFacts(
+        chip="v5p", libtpu="0.0.42.1", torch_xla_flags=_V5_FLAGS, gather_route=_BY_DIMENSION
+    ),
+    CompilerFacts(
+        chip="v6e",
+        libtpu="0.0.42.1",
+        grids_gathered_by_dimension=_SMALL_GRIDS,
+        vmem_prefetch_bytes=_PREFETCH,
+    ),
+    CompilerFacts(
+        chip="tpu7x",
+        libtpu="0.0.42.1",
+        has_async_fsdp_gathers=_ASYNC_GATHERS,
+        relayouts_split_residual=Fact(
+            value=True, source=f"prefill of one sequence with sp; {_COMPILED}"
+        ),
+    ),
+)
+
+
+@cache
+def compiler_facts(chip: str = "", libtpu: str | None = None) -> CompilerFacts:
+    """The facts of a chip at the nearest known libtpu version; the defaults for an unlisted chip."""
+    by_version = {facts.libtpu: facts for facts in _FACTS if facts.chip == chip}
+    if not by_version:
+        version = nearest_version((facts.libtpu for facts in _FACTS), libtpu)
+        return CompilerFacts(chip=chip, libtpu=version)
+    return by_version[nearest_version(by_version, libtpu)]
+
+
+def nearest_version(known: Iterable[str], libtpu: str | None) -> str:
+    """The newest known version up to `libtpu`, else the oldest; the newest of all for None."""
+    ordered = sorted(set(known), key=_version_key)
+    if libtpu is None:
+        return ordered[-1]
+    earlier = [version for version in ordered if _version_key(version) <= _version_key(libtpu)]
+    return earlier[-1] if earlier else ordered[0]
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".") if number.isdigit())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstants:
+    """The fitted constants of one chip.
+
+    `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
+    `parts` maps each model part to the fields of `cost.efficiency.PartEfficiency`, fitted to `n_fitted`
+    compiled steps. `spread` is the factor that covers 90 % of the errors of the `n_holdout` other steps.
+    """
+
+    libtpu: str
+    collectives: Mapping[str, Any] | None
+    parts: Mapping[str, Mapping[str, float]]
+    spread: float
+    n_fitted: int
+    n_holdout: int
+
+
+@cache
+def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
+    """The constants of a chip at the nearest known libtpu version; `parts` of all chips if it has none."""
+    versions = read_fitted_constants()["libtpu"]
+    version = nearest_version(versions, libtpu)
+    fits = versions[version]
+    chips, closed_form = fits["chips"], fits["closed_form"]
+    entry: Mapping[str, Any] = chips.get(chip, {})
+    return FittedConstants(
+        libtpu=version,
+        collectives=entry.get("collectives"),
+        parts=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
+        spread=closed_form["spread"],
+        n_fitted=closed_form["n_fitted"],
+        n_holdout=closed_form["n_holdout"],
+    )
+
+
+def read_fitted_constants() -> dict[str, Any]:
+    """`fitted_constants.json` as it is stored: libtpu version, then chip."""
+    text = files("meshscope.spec.hardware").joinpath(FITTED_CONSTANTS).read_text(encoding="utf-8")
+    return json.loads(text)

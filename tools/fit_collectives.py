@@ -1,0 +1,300 @@
+"""Fits the interconnect constants of every chip to published timings and stores them in the package.
+
+    make constants        (python tools/fit_collectives.py)
+
+Run it after a change of the points, of a chip's figures or of the fit, and read the difference in
+`src/meshscope/spec/hardware/fitted_constants.json`.
+
+Each chip gets one latency and one efficiency, fitted to its half of the points
+(`published_collectives.split_points`), with a separate efficiency for all-to-all. A chip without points
+takes the medians of the others. The errors of the other half, the holdout, give the intervals.
+"""
+
+from dataclasses import asdict, replace
+from functools import cache
+from statistics import median
+
+import numpy as np
+from constants_file import update_constants
+from published_collectives import POINTS, Point, split_points
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Kind
+from meshscope.interconnect.constants import (
+    KindRates,
+    LinkConstants,
+    MeasuredRange,
+    RateConstants,
+    Spreads,
+    spec_constants,
+)
+from meshscope.interconnect.fitting import fit_line, spread_of
+from meshscope.interconnect.geometry import geometry_of
+from meshscope.interconnect.gpu import (
+    EFFICIENCY,
+    PROTOCOLS,
+    SHARP_CHIPS,
+    SHARP_EFFICIENCY,
+    SHARP_GROUP,
+)
+from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
+from meshscope.spec.hardware.topology import parse_topology
+
+SMALL_BYTES = 1 << 16  # payloads below this determine the latency
+Points = tuple[Point, ...]
+
+
+def main() -> None:
+    """Writes the `collectives` entry of every chip with published links."""
+    entries: dict[str, object] = {}
+    for name, chip in CHIPS.items():
+        try:
+            entries[name] = asdict(fit_constants(chip))
+        except SpecError:
+            continue  # no published links
+    update_constants("collectives", entries)
+
+
+@cache
+def fit_constants(chip: Chip) -> LinkConstants:
+    """The constants of a chip, with intervals; SpecError for a chip without published links."""
+    if chip.kind is ChipKind.GPU:
+        return _gpu_constants(chip)
+    spec_constants(chip)  # raises SpecError
+    fitted, _ = split_points(POINTS)
+    return replace(
+        _fit(chip, fitted),
+        measured=_ranges(tuple(point for point in POINTS if point.chip == chip.name)),
+        spreads=_spreads(),
+    )
+
+
+@cache
+def _spreads() -> Spreads:
+    """Spreads over all chips together, because each has too few points of its own."""
+    errors = holdout_errors()
+    short, long = (
+        [error for point, error in errors.items() if is_latency_bound(point) is is_short]
+        for is_short in (True, False)
+    )
+    out_of_sample = left_out_errors()
+    return Spreads(
+        short=spread_of(short),
+        n_short=len(short),
+        long=spread_of(long),
+        n_long=len(long),
+        out_of_sample=spread_of(out_of_sample),
+        n_out_of_sample=len(out_of_sample),
+    )
+
+
+def is_latency_bound(point: Point) -> bool:
+    """Whether latency or hops exceed the transfer time, by the fit."""
+    fitted, _ = split_points(POINTS)
+    return _line(point, _fit(chip_of(point.chip), fitted)).is_latency_bound(point.payload_bytes)
+
+
+@cache
+def holdout_errors() -> dict[Point, float]:
+    """ln(modeled / measured) of each holdout point, with constants fitted to the other half."""
+    fitted, holdout = split_points(POINTS)
+    return {point: log_error(point, _fit(chip_of(point.chip), fitted)) for point in holdout}
+
+
+@cache
+def left_out_errors() -> tuple[float, ...]:
+    """ln(modeled / measured) of each point, with constants fitted to the points of other chips."""
+    chips = dict.fromkeys(point.chip for point in POINTS)
+    return tuple(
+        log_error(point, _fit(chip_of(chip), tuple(p for p in POINTS if p.chip != chip)))
+        for chip in chips
+        for point in POINTS
+        if point.chip == chip
+    )
+
+
+def modeled_s(point: Point, constants: LinkConstants) -> float:
+    """Seconds that the model gives for a point."""
+    return _line(point, constants).seconds(point.payload_bytes)
+
+
+def log_error(point: Point, constants: LinkConstants) -> float:
+    """ln(modeled / measured)."""
+    return float(np.log(modeled_s(point, constants) / point.seconds))
+
+
+def _line(point: Point, constants: LinkConstants) -> CollectiveLine:
+    geometry = geometry_of(parse_topology(point.topology), point.groups)
+    return fastest(collective_lines(point.kind, geometry, constants), point.payload_bytes)
+
+
+@cache
+def _fit(chip: Chip, points: Points) -> LinkConstants:
+    """The constants of a chip from these points, pooled over chips if it has none of its own."""
+    spec = spec_constants(chip)
+    own_points = tuple(point for point in points if point.chip == chip.name)
+    pooled_latency_s, pooled_efficiency, pooled_exchange = _pooled(points)
+    rates = _rates(spec, own_points, pooled_latency_s)
+    rates = rates or RateConstants(latency_s=pooled_latency_s, efficiency=pooled_efficiency)
+    exchange = _exchange_efficiency(spec, own_points, rates.latency_s) or pooled_exchange
+    all_to_all = KindRates(
+        kind=Kind.ALL_TO_ALL,
+        rates=RateConstants(latency_s=rates.latency_s, efficiency=exchange),
+    )
+    limited = _with_limits(replace(spec, rates=rates, by_kind=(all_to_all,)), own_points)
+    return replace(
+        limited,
+        links_at_once=limited.links_at_once or _pooled_links(chip, points),
+        host_bytes_per_s=_host_bytes_per_s(limited, points),
+    )
+
+
+def _host_bytes_per_s(constants: LinkConstants, points: Points) -> float | None:
+    """DCN rate of a host, measured on one chip; the hosts of all chips have the same published rate."""
+    measured = next((p for p in points if _is_dcn(p)), None)
+    if measured is None or measured.chip == constants.chip:
+        return constants.host_bytes_per_s
+    return _fit(chip_of(measured.chip), points).host_bytes_per_s
+
+
+def _pooled_links(chip: Chip, points: Points) -> float | None:
+    """Links that a chip drives at once, scaled from the one chip with a measurement."""
+    measured = next((point for point in points if _uses_four_links(point)), None)
+    if measured is None or measured.chip == chip.name:
+        return None
+    other = chip_of(measured.chip)
+    links = _fit(other, points).links_at_once
+    return None if links is None else links / other.n_grid_dims * chip.n_grid_dims
+
+
+@cache
+def _pooled(points: Points) -> tuple[float, float, float]:
+    """Median latency, efficiency and all-to-all efficiency over the chips with points."""
+    chips = list(dict.fromkeys(point.chip for point in points))
+    by_chip = {chip: tuple(p for p in points if p.chip == chip) for chip in chips}
+    specs = {chip: spec_constants(chip_of(chip)) for chip in chips}
+    alone = [_rates(specs[chip], own, None) for chip, own in by_chip.items()]
+    latency_s = median(rates.latency_s for rates in alone if rates is not None)
+    pooled = [_rates(specs[chip], own, latency_s) for chip, own in by_chip.items()]
+    efficiency = median(rates.efficiency for rates in pooled if rates is not None)
+    exchanges = [_exchange_efficiency(specs[c], own, latency_s) for c, own in by_chip.items()]
+    return latency_s, efficiency, median([e for e in exchanges if e is not None] or [efficiency])
+
+
+def _rates(spec: LinkConstants, points: Points, latency_s: float | None) -> RateConstants | None:
+    """Latency and efficiency; without small points the given latency, and None without a latency.
+
+    The latency is the median of what small collectives take beyond their transfer time. A joint fit
+    would treat it as noise of the many large points.
+    """
+    plain = [p for p in points if not _is_limit(p) and p.kind is not Kind.ALL_TO_ALL]
+    small = [point for point in plain if point.payload_bytes < SMALL_BYTES]
+    large = [point for point in plain if point.payload_bytes >= SMALL_BYTES]
+    if small:
+        latency_s = median(point.seconds - _transfer_s(point, spec) for point in small)
+    if not large or latency_s is None:
+        return None
+    fit = fit_line(
+        [_transfer_s(point, spec) for point in large],
+        [point.seconds for point in large],
+        name=f"collectives of {spec.chip}",
+        latency_s=latency_s,
+    )
+    # No link exceeds its peak.
+    return RateConstants(latency_s=latency_s, efficiency=min(1.0, 1 / fit.inverse_bandwidth))
+
+
+@cache
+def _transfer_s(point: Point, spec: LinkConstants) -> float:
+    """Seconds of the bytes alone, at the published peak."""
+    geometry = geometry_of(parse_topology(point.topology), point.groups)
+    lines = collective_lines(point.kind, geometry, spec)
+    return point.payload_bytes * min(line.s_per_byte for line in lines)
+
+
+def _exchange_efficiency(spec: LinkConstants, points: Points, latency_s: float) -> float | None:
+    exchanges = [point for point in points if point.kind is Kind.ALL_TO_ALL]
+    if not exchanges:
+        return None
+    fit = fit_line(
+        [_transfer_s(point, spec) for point in exchanges],
+        [point.seconds for point in exchanges],
+        name=f"all-to-all of {spec.chip}",
+        latency_s=latency_s,
+    )
+    return 1 / fit.inverse_bandwidth
+
+
+def _is_limit(point: Point) -> bool:
+    """Whether the point determines a limit of its own: DCN, or four links at once."""
+    return _is_dcn(point) or _uses_four_links(point)
+
+
+def _is_dcn(point: Point) -> bool:
+    return parse_topology(point.topology).n_slices > 1
+
+
+def _uses_four_links(point: Point) -> bool:
+    return point.topology == "v6e:16x16"
+
+
+def _with_limits(constants: LinkConstants, points: Points) -> LinkConstants:
+    """The DCN rate and the links driven at once, each from the only point that shows it."""
+    rates = constants.rates
+    for point in points:
+        transfer_s = point.seconds - rates.latency_s
+        demands = geometry_of(parse_topology(point.topology), point.groups).demands(point.kind)
+        if _is_dcn(point):
+            (demand,) = demands
+            load_bytes = point.payload_bytes * sum(leg.host for leg in demand.legs)
+            host_bytes_per_s = load_bytes / transfer_s / rates.efficiency
+            constants = replace(constants, host_bytes_per_s=host_bytes_per_s)
+        elif _uses_four_links(point):
+            assert constants.link_bytes_per_s is not None
+            injected = min(sum(leg.injected for leg in demand.legs) for demand in demands)
+            per_link = constants.link_bytes_per_s * rates.efficiency
+            links = point.payload_bytes * injected / transfer_s / per_link
+            constants = replace(constants, links_at_once=links)
+    return constants
+
+
+def _ranges(points: Points) -> tuple[MeasuredRange, ...]:
+    return tuple(
+        _range(kind, [point for point in points if point.kind is kind])
+        for kind in dict.fromkeys(point.kind for point in points)
+    )
+
+
+def _range(kind: Kind, points: list[Point]) -> MeasuredRange:
+    payloads = [point.payload_bytes for point in points]
+    sizes = [len(point.groups[0]) for point in points]
+    return MeasuredRange(
+        kind=kind,
+        min_payload_bytes=min(payloads),
+        max_payload_bytes=max(payloads),
+        min_group_size=min(sizes),
+        max_group_size=max(sizes),
+    )
+
+
+def _gpu_constants(chip: Chip) -> LinkConstants:
+    """NCCL's tuning model, without a fit."""
+    spec = spec_constants(chip)
+    rates = RateConstants(latency_s=0.0, efficiency=EFFICIENCY[chip.name])
+    sharp = RateConstants(latency_s=0.0, efficiency=SHARP_EFFICIENCY)
+    all_reduce = (
+        KindRates(kind=Kind.ALL_REDUCE, rates=rates),
+        KindRates(kind=Kind.ALL_REDUCE, rates=sharp, group_size=SHARP_GROUP),
+    )
+    return replace(
+        spec,
+        rates=rates,
+        by_kind=all_reduce if chip.name in SHARP_CHIPS else (),
+        protocols=PROTOCOLS,
+        source=f"{spec.source}; NCCL's tuning model",
+    )
+
+
+if __name__ == "__main__":
+    main()
