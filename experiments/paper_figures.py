@@ -233,10 +233,11 @@ def _point(  # noqa: PLR0913, PLR0917  a row has many columns
     figure: int, panel: str, model: str, run: RunRecord, series: str, x: str, value: float, unit: str,
     *, low: float | None = None, high: float | None = None,
 ) -> Point:  # fmt: skip
-    asked = run.manifest.experiment
+    experiment = run.manifest.experiment
+    assert experiment.topology is not None
     basis = basis_of(run.times) if unit in {"s", "share"} else None
     return Point(
-        figure=figure, panel=panel, model=_short(model), plan=asked["plan"], slice=asked["topology"],
+        figure=figure, panel=panel, model=_short(model), plan=str(experiment.plan), slice=experiment.topology.name,
         series=series, x=x, value=value, low=low, high=high, unit=unit,
         basis=f"predicted{f': {basis}' if basis else ''}",
     )  # fmt: skip

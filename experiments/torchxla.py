@@ -41,9 +41,11 @@ def _pairs(folder: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
     found: dict[tuple[str, ...], dict[str, RunRecord]] = {}
     for path in sorted(folder.glob("[!.]*/manifest.json")):
         run = read_run(path.parent)
-        asked = run.manifest.experiment
-        key = (asked["model"]["name"], asked["plan"], asked["program"]["partitioner"])
-        found.setdefault(key, {})[asked["program"]["frontend"]] = run
+        experiment = run.manifest.experiment
+        model, program = experiment.architecture, experiment.program
+        if model is not None and program is not None:
+            key = (model.name, str(experiment.plan), program.partitioner)
+            found.setdefault(key, {})[program.frontend] = run
     for _, sides in sorted(found.items(), key=_order):
         if all(side in sides for side in SIDES):
             yield sides[SIDES[0]], sides[SIDES[1]]
@@ -57,16 +59,17 @@ def _order(item: tuple[tuple[str, ...], Any]) -> tuple[Any, ...]:
 
 def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
     """One line a phase."""
-    asked = right.manifest.experiment
+    experiment = right.manifest.experiment
+    assert experiment.program is not None
     rows = [run.rows_of(Source.COMPILED) for run in (left, right)]
     for phase in Phase:
         own = [[row for row in side if row.phase is phase] for side in rows]
         predicted = [row for row in right.rows_of(Source.PREDICTED) if row.phase is phase]
         line = {
-            "model": asked["model"]["name"],
-            "n_layers": asked["model"]["n_layers"],
-            "plan": asked["plan"],
-            "partitioner": asked["program"]["partitioner"],
+            "model": experiment.model_name,
+            "n_layers": experiment.n_layers,
+            "plan": str(experiment.plan),
+            "partitioner": experiment.program.partitioner.value,
             "phase": phase.value,
             "of_jax": _counts(compare(*own)),
             "of_predicted": _counts(compare(predicted, own[1])),

@@ -4,6 +4,7 @@ import pytest
 
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.spec.experiment_record import record_from_dict
 from meshscope.store.run import Manifest, RunRecord
 
 
@@ -31,7 +32,7 @@ def predicted_run() -> RunRecord:
     )  # fmt: skip
     manifest = Manifest(
         source=Source.PREDICTED,
-        experiment={"plan": "tp=4", "mesh": {"tp": 4}, "topology": "v6e:2x2", "n_devices": 4, "n_chips": 4},
+        experiment=record_from_dict({"plan": "tp=4", "mesh": {"tp": 4}, "topology": "v6e:2x2", "n_devices": 4, "n_chips": 4, "imported": ["a.txt"]}),
         phases=(Phase.PREFILL, Phase.DECODE),
         command=("meshscope", "predict"),
         created="2026-01-02T03:04:05+00:00",

@@ -42,8 +42,8 @@ def hostile(runs):
         )
         for row in run.rows
     )  # fmt: skip
-    model = {**run.manifest.experiment["model"], "name": HOSTILE}
-    experiment = {**run.manifest.experiment, "model": model}
+    experiment = run.manifest.experiment
+    experiment = replace(experiment, model=replace(experiment.architecture, name=HOSTILE))
     rewritten("bad", rows=rows, experiment=experiment, flags={"XLA_FLAGS": HOSTILE})
     return runs
 

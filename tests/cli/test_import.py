@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.spec.plan.plan import Plan
 from meshscope.store.read import read_run
 
 MAXTEXT = Path(__file__).parents[1] / "golden/hlo/maxtext_llama3_8b_train_step.hlo.txt.gz"
@@ -41,7 +42,7 @@ def test_a_dump_becomes_a_run(meshscope, dump: str) -> None:
     status, out, err = meshscope("import", dump, *TP8)
     assert (status, err) == (0, "")
     run = read_run(Path("runs/prefill-v6e-2x4-tp8"))
-    assert run.manifest.experiment == {
+    assert run.manifest.experiment.as_dict() == {
         "imported": [dump],
         "plan": "tp=8",
         "mesh": {"tp": 8},
@@ -106,7 +107,7 @@ def test_an_import_has_no_prediction_to_compare_with(meshscope, dump: str) -> No
 
 def test_the_plan_fills_the_slice(meshscope, dump: str) -> None:
     meshscope("import", dump, "--topology", "v6e-8", "--plan", "tp=-1", "--out", "one")
-    assert read_run(Path("one")).manifest.experiment["plan"] == "tp=8"
+    assert read_run(Path("one")).manifest.experiment.plan == Plan(tp=8)
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def test_a_run_in_the_way_is_kept_and_replaced_with_force(meshscope) -> None:
     assert refused.err == (
         "meshscope: 'kept' exists. Use --force to replace it, or another --out to keep both.\n"
     )
-    assert read_run(Path("kept")).manifest.experiment["model"]["n_layers"] == 64
+    assert read_run(Path("kept")).manifest.experiment.n_layers == 64
     assert meshscope(*other, "--force").status == 0
-    assert read_run(Path("kept")).manifest.experiment["model"]["n_layers"] == 2
+    assert read_run(Path("kept")).manifest.experiment.n_layers == 2
 
 
 def test_the_manifest_holds_the_command_that_makes_it_again(meshscope) -> None:

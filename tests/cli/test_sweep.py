@@ -155,7 +155,7 @@ def test_a_run_of_another_model_of_the_same_name_is_not_taken_for_done(meshscope
     assert done.status == 1
     assert "holds a run of another model" in done.err
     assert meshscope("sweep", "s.yaml", "--force").status == 0
-    assert read_run(Path("runs/s", *runs())).manifest.experiment["model"]["vocab"] == 128
+    assert read_run(Path("runs/s", *runs())).manifest.experiment.architecture.vocab == 128
 
 
 def test_a_damaged_run_is_told_and_made_again_when_asked(meshscope) -> None:

@@ -48,7 +48,7 @@ def predicted(
     )
     manifest = Manifest(
         source=Source.PREDICTED,
-        experiment=experiment.as_dict(),
+        experiment=experiment.record,
         phases=experiment.phases,
         command=("meshscope", "predict"),
         created="2026-01-02T03:04:05+00:00",

@@ -15,6 +15,7 @@ from meshscope.errors import RunError
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.spec.experiment_record import record_from_dict
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
 from meshscope.store.run import Manifest, RunRecord
@@ -58,7 +59,7 @@ RUN = RunRecord(
     path=None,
     manifest=Manifest(
         source=Source.COMPILED,
-        experiment={"plan": "tp=3,dp=2", "mesh": {"dp": 2, "tp": 3}},
+        experiment=record_from_dict({"plan": "tp=3,dp=2", "mesh": {"dp": 2, "tp": 3}}),
         phases=(Phase.PREFILL, Phase.DECODE),
         command=("meshscope", "compile", "a model", "--force"),
         created="2026-01-02T03:04:05+00:00",
@@ -160,13 +161,46 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest a list": (lambda run: (run / MANIFEST).write_text("[]"), "is not a JSON object"),
     "manifest deep": (lambda run: (run / MANIFEST).write_text("[" * 10**5), "cannot read"),
     "manifest binary": (lambda run: (run / MANIFEST).write_bytes(b"\xff\xfe"), "cannot read"),
-    "another tool": (edit(MANIFEST, lambda d: d.update(tool="x")), "is of another tool"),
+    "another tool": (
+        edit(MANIFEST, lambda d: d.update(tool="x")),
+        "another tool wrote its manifest.json",
+    ),
     "another schema": (edit(MANIFEST, lambda d: d.update(schema=99)), f"schema 99, .* {AGAIN}"),
     "no schema": (edit(MANIFEST, lambda d: d.pop("schema")), f"schema None, .* {AGAIN}"),
     "no files": (edit(MANIFEST, lambda d: d.pop("files")), f"damaged or was changed. {AGAIN}"),
-    "no plan": (edit(MANIFEST, lambda d: d.pop("experiment")), f"'experiment' is missing. {AGAIN}"),
-    "wrong type": (edit(MANIFEST, lambda d: d.update(flags=[])), f"'flags' is not .* {AGAIN}"),
-    "wrong phase": (edit(MANIFEST, lambda d: d.update(phases=["x"])), f"no run holds .* {AGAIN}"),
+    "no plan": (edit(MANIFEST, lambda d: d.pop("experiment")), f"experiment: missing key. {AGAIN}"),
+    "wrong type": (
+        edit(MANIFEST, lambda d: d.update(flags=[])),
+        f"flags: expected an object, got .* {AGAIN}",
+    ),
+    "wrong phase": (
+        edit(MANIFEST, lambda d: d.update(phases=["x"])),
+        f"phases\\[0\\]: expected one of 'prefill', .* {AGAIN}",
+    ),
+    "experiment a list": (
+        edit(MANIFEST, lambda d: d.update(experiment=[1, 2])),
+        f"experiment: expected an object, got \\[1, 2\\]. {AGAIN}",
+    ),
+    "plan of no axis": (
+        edit(MANIFEST, lambda d: d["experiment"].update(plan="x=3")),
+        f"unknown axis 'x'.* {AGAIN}",
+    ),
+    "number of devices beyond any": (
+        edit(MANIFEST, lambda d: d["experiment"].update(n_devices=float("inf"))),
+        f"experiment.n_devices: expected a whole number, got inf. {AGAIN}",
+    ),
+    "workload a list": (
+        edit(MANIFEST, lambda d: d["experiment"].update(workload=[])),
+        f"experiment.workload: expected an object, got \\[\\]. {AGAIN}",
+    ),
+    "model without layers": (
+        edit(MANIFEST, lambda d: d["experiment"].update(model={"family": "llama"})),
+        f"experiment.model.layers: expected a list, got None. {AGAIN}",
+    ),
+    "seconds of words": (
+        edit(MANIFEST, lambda d: d.update(seconds={"prefill.compile": "long"})),
+        f"seconds.prefill.compile: expected a finite number, got 'long'. {AGAIN}",
+    ),
     "no command": (
         edit(MANIFEST, lambda d: d.update(command=3, schema=0)),
         "Make the run again, with --force",
@@ -177,10 +211,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         f"is damaged or was changed. {AGAIN}",
     ),
     "no metrics": (lambda run: (run / METRICS).unlink(), "cannot read .*metrics.json"),
-    "no memory": (edit(METRICS, lambda d: d.pop("memory")), f"'memory' is missing. {AGAIN}"),
+    "no memory": (edit(METRICS, lambda d: d.pop("memory")), f"memory: missing key. {AGAIN}"),
     "foreign memory": (
         edit(METRICS, lambda d: d.update(memory={"x": {}})),
-        f"no run holds .* {AGAIN}",
+        f"memory.x: expected one of .* {AGAIN}",
     ),
     "column missing": (rewrite_events(lambda f: f.drop("kind")), "missing columns \\['kind'\\]"),
     "foreign column": (

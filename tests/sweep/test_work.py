@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.errors import RunError
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.sweep import folder as folder_module
 from meshscope.sweep import work
 from meshscope.sweep.folder import SweepFolder, locked_folder
@@ -15,7 +16,9 @@ from meshscope.sweep.work import Outcome, make_runs, time_left_s
 
 
 def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
-    return PlannedRun(name=name, command=command, words=(name,), experiment={}, told={})
+    return PlannedRun(
+        name=name, command=command, words=(name,), experiment=ExperimentRecord(), told={}
+    )
 
 
 class Told:

@@ -9,6 +9,7 @@ import pytest
 
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.spec.experiment_record import record_from_dict
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import Manifest, RunRecord
 
@@ -75,25 +76,27 @@ def _compiled(row: Collective) -> list[Collective]:
 def predicted_run() -> RunRecord:
     manifest = Manifest(
         source=Source.PREDICTED,
-        experiment={
-            "model": {"name": "tiny", "n_layers": 3},
-            "plan": "tp=4",
-            "mesh": {"tp": 4},
-            "topology": "v6e:2x2",
-            "n_devices": 4,
-            "n_chips": 4,
-            "workload": {
-                "batch": 2,
-                "prompt": 8,
-                "output": 10,
-                "weight_dtype": "bf16",
-                "activation_dtype": "bf16",
-                "cache_dtype": "s8",
-            },
-            "program": {"frontend": "jax", "partitioner": "manual", "loop": "auto"},
-            "layers_are": "unrolled",
-            "engine": "meshscope",
-        },
+        experiment=record_from_dict(
+            {
+                "model": {"name": "tiny", "n_layers": 3},
+                "plan": "tp=4",
+                "mesh": {"tp": 4},
+                "topology": "v6e:2x2",
+                "n_devices": 4,
+                "n_chips": 4,
+                "workload": {
+                    "batch": 2,
+                    "prompt": 8,
+                    "output": 10,
+                    "weight_dtype": "bf16",
+                    "activation_dtype": "bf16",
+                    "cache_dtype": "s8",
+                },
+                "program": {"frontend": "jax", "partitioner": "manual", "loop": "auto"},
+                "layers_are": "unrolled",
+                "engine": "meshscope",
+            }
+        ),
         phases=(Phase.PREFILL, Phase.DECODE),
         command=("meshscope", "predict"),
         created="2026-01-02T03:04:05+00:00",

@@ -8,6 +8,9 @@ import pytest
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.spec.experiment_record import ExperimentRecord, NamedModel
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
 from meshscope.store.run import RunRecord
 from meshscope.views.explanation import Explanation, explanation_of, sentences
 from meshscope.views.explanation_document import explanation_document
@@ -114,19 +117,21 @@ def test_what_a_measured_step_does_not_know_is_not_taken_for_nothing(
     )
 
 
+def _with(run: RunRecord, experiment: ExperimentRecord) -> RunRecord:
+    return replace(run, manifest=replace(run.manifest, experiment=experiment))
+
+
 def test_what_was_asked_otherwise_comes_first(predicted_run: RunRecord) -> None:
-    asked = {**predicted_run.manifest.experiment, "plan": "tp=8,sp", "topology": "v5p:2x2x2"}
-    other = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=asked))
     ours = predicted_run.manifest.experiment
-    assert told(predicted_run, other)[0] == (
-        f"asked otherwise: slice v5p:2x2x2 in B and {ours['topology']} in A; "
-        f"plan tp=8,sp in B and {ours['plan']} in A."
-    )
-    model = {**ours["model"], "n_layers": 1}
-    fewer = replace(
+    other = _with(
         predicted_run,
-        manifest=replace(predicted_run.manifest, experiment={**ours, "model": model}),
+        replace(ours, plan=parse_plan("tp=8,sp"), topology=parse_topology("v5p:2x2x2")),
     )
+    assert told(predicted_run, other)[0] == (
+        f"asked otherwise: slice v5p:2x2x2 in B and {ours.topology.name} in A; "
+        f"plan tp=8,sp in B and {ours.plan} in A."
+    )
+    fewer = _with(predicted_run, replace(ours, model=NamedModel(name="tiny", n_layers=1)))
     assert (
         told(predicted_run, fewer)[1]
         == "A and B do not do the same work, for they differ in layers."
@@ -134,9 +139,7 @@ def test_what_was_asked_otherwise_comes_first(predicted_run: RunRecord) -> None:
 
 
 def test_what_an_imported_run_does_not_say_is_no_difference(predicted_run: RunRecord) -> None:
-    ours = predicted_run.manifest.experiment
-    asked = {name: value for name, value in ours.items() if name != "model"}
-    imported = replace(predicted_run, manifest=replace(predicted_run.manifest, experiment=asked))
+    imported = _with(predicted_run, replace(predicted_run.manifest.experiment, model=None))
     assert told(predicted_run, imported)[0] == "not known of B: model and layers."
     assert "same work" not in "\n".join(told(predicted_run, imported))
 

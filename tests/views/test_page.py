@@ -11,6 +11,7 @@ from page_parser import Page
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.spec.experiment_record import NamedModel
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.html.blocks import shown
@@ -148,12 +149,10 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
         replace(row, algorithm=HOSTILE, axis=HOSTILE, hlo_name=HOSTILE, axis_reason=HOSTILE, source_line=HOSTILE)
         for row in timed_run.rows
     )  # fmt: skip
-    asked = dict(timed_run.manifest.experiment) | {
-        "model": {"name": HOSTILE, "n_layers": 3},
-        "plan": HOSTILE,
-    }
+    model = NamedModel(name=HOSTILE, n_layers=3)
+    experiment = replace(timed_run.manifest.experiment, model=model, kernels={HOSTILE: HOSTILE})
     manifest = replace(
-        timed_run.manifest, experiment=asked, versions={HOSTILE: HOSTILE}, command=(HOSTILE,)
+        timed_run.manifest, experiment=experiment, versions={HOSTILE: HOSTILE}, command=(HOSTILE,)
     )
     step = replace(STEP, exposed_by_axis_s={HOSTILE: 0.003}, notes=(HOSTILE,))
     text = page_html([replace(timed_run, manifest=manifest, rows=rows, times=(step,))])

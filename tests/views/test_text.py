@@ -10,6 +10,7 @@ from rich.console import Console
 
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Part, Source
+from meshscope.spec.experiment_record import NamedModel
 from meshscope.store.run import RunRecord
 from meshscope.views.side import Side
 from meshscope.views.text import comparison_text, run_text
@@ -178,7 +179,7 @@ def test_hostile_strings_are_shown_as_they_are(predicted_run: RunRecord) -> None
     evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
     manifest = replace(
         predicted_run.manifest,
-        experiment={**predicted_run.manifest.experiment, "plan": evil},
+        experiment=replace(predicted_run.manifest.experiment, model=NamedModel(name=evil)),
         versions={evil: evil},
     )
     rows = tuple(

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, UnestimatedWork
+from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
 from meshscope.views.times import time_lines
@@ -42,7 +43,7 @@ DECODE = replace(
 
 @pytest.fixture
 def timed_run(compiled_run: RunRecord) -> RunRecord:
-    experiment = {**compiled_run.manifest.experiment, "workload": {"output": 11}}
+    experiment = replace(compiled_run.manifest.experiment, workload=Workload(output=11))
     manifest = replace(compiled_run.manifest, experiment=experiment)
     return replace(compiled_run, manifest=manifest, times=(PREFILL, DECODE))
 

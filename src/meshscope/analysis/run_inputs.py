@@ -1,8 +1,5 @@
 """A run as metrics see it: its event table with what its manifest and figures tell."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import polars as pl
 
 from meshscope.analysis.latency import Latency, latency_of
@@ -11,9 +8,6 @@ from meshscope.analysis.request_time import basis_of
 from meshscope.analysis.timeline import read_timeline
 from meshscope.events.enums import Phase, Source
 from meshscope.events.schema import table_of
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.model.stored import model_from_dict
 from meshscope.spec.workload import Workload
 from meshscope.store.read import read_events
 from meshscope.store.run import RunRecord
@@ -21,20 +15,18 @@ from meshscope.store.run import RunRecord
 
 def metric_inputs(run: RunRecord) -> MetricInputs:
     """What metrics need of a run; figures that it does not have stay unknown."""
-    asked = run.manifest.experiment
-    topology = asked.get("topology")
-    workload = _workload(asked.get("workload"))
-    latency = _latency(run, workload)
+    experiment = run.manifest.experiment
+    latency = _latency(run, experiment.workload)
     events = events_of(run)
     return MetricInputs(
         events=events,
         timeline=None if run.path is None else read_timeline(run.path, events),
-        topology=None if topology is None else parse_topology(str(topology)),
-        n_devices=asked.get("n_devices"),
-        n_stages=asked.get("mesh", {}).get("pp", 1),
-        n_microbatches=_microbatches(asked),
-        model=_model(asked.get("model")),
-        workload=workload,
+        topology=experiment.topology,
+        n_devices=experiment.n_devices,
+        n_stages=experiment.mesh.get("pp", 1),
+        n_microbatches=dict(experiment.microbatches),
+        model=experiment.architecture,
+        workload=experiment.workload,
         memory=run.memory,
         steps=(*_modelled_steps(run), *_measured_steps(latency)),
         times=run.times,
@@ -46,20 +38,6 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
 def events_of(run: RunRecord) -> pl.DataFrame:
     """The event table of a run, as its folder has it or as its rows make it."""
     return table_of(run.rows) if run.path is None else read_events(run.path)
-
-
-def _microbatches(asked: Mapping[str, Any]) -> dict[Phase, int]:
-    return {Phase(phase): n for phase, n in asked.get("microbatches", {}).items()}
-
-
-def _model(stored: Mapping[str, Any] | None) -> Model | None:
-    """The model, where the manifest has all of it; an imported run may name it alone."""
-    is_whole = stored is not None and {"family", "attention", "layers", "moe"} <= set(stored)
-    return model_from_dict(stored) if stored is not None and is_whole else None
-
-
-def _workload(stored: Mapping[str, Any] | None) -> Workload | None:
-    return None if stored is None else Workload(**stored)
 
 
 def _latency(run: RunRecord, workload: Workload | None) -> Latency | None:

@@ -17,7 +17,6 @@ import polars as pl
 
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.errors import RunError, SpecError
-from meshscope.spec.hardware.topology import parse_topology
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_events, read_manifest
 
@@ -114,29 +113,28 @@ def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
 
 def _run_row(name: str, folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
-    asked = manifest.get("experiment") or {}
-    model, workload = asked.get("model") or {}, asked.get("workload") or {}
-    program = asked.get("program") or {}
-    topology = asked.get("topology")
+    experiment = manifest.experiment
+    workload, program = experiment.workload, experiment.program
+    topology, chip = experiment.topology, experiment.chip
     return {
         "run": name,
         "path": str(folder),
-        "source": manifest.get("source"),
-        "model": model.get("name"),
-        "plan": asked.get("plan"),
-        "topology": topology,
-        "chip": None if topology is None else parse_topology(str(topology)).chip.name,
-        "n_chips": asked.get("n_chips"),
-        "n_devices": asked.get("n_devices"),
-        "n_layers": model.get("n_layers"),
-        "batch": workload.get("batch"),
-        "prompt": workload.get("prompt"),
-        "output": workload.get("output"),
-        "engine": asked.get("engine"),
-        "frontend": program.get("frontend"),
-        "partitioner": program.get("partitioner"),
-        "created": manifest.get("created"),
-        "versions": ", ".join(f"{k} {v}" for k, v in (manifest.get("versions") or {}).items()),
+        "source": manifest.source.value,
+        "model": experiment.model_name,
+        "plan": None if experiment.plan is None else str(experiment.plan),
+        "topology": None if topology is None else topology.name,
+        "chip": None if chip is None else chip.name,
+        "n_chips": experiment.n_chips,
+        "n_devices": experiment.n_devices,
+        "n_layers": experiment.n_layers,
+        "batch": None if workload is None else workload.batch,
+        "prompt": None if workload is None else workload.prompt,
+        "output": None if workload is None else workload.output,
+        "engine": None if experiment.engine is None else experiment.engine.value,
+        "frontend": None if program is None else program.frontend.value,
+        "partitioner": None if program is None else program.partitioner.value,
+        "created": manifest.created,
+        "versions": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
 
 

@@ -96,7 +96,7 @@ def _compiled_run(options: CompileOptions) -> RunRecord:
 
 def _progress(experiment: Experiment, path: Path) -> CompileProgress:
     """Says how long each phase will take, where a run beside this one compiled the same model."""
-    earlier = earlier_compile(experiment.as_dict(), path.parent)
+    earlier = earlier_compile(experiment.record, path.parent)
     if earlier is None:
         return CompileProgress()
     expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}

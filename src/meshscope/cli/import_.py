@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
@@ -170,20 +171,17 @@ def _read(dump: Path, *, is_partial: bool) -> HloModule:
 
 def _known(
     dumps: Sequence[Path], topology: Topology, plan: Plan, phase: Phase | None
-) -> dict[str, Any]:
-    """What is known of the experiment; the names are those of `Experiment.as_dict`.
-
-    `phase` is there where the user named it, for dumps whose scopes do not.
-    """
-    known: dict[str, Any] = {
-        "imported": [str(dump) for dump in dumps],
-        "plan": str(plan),
-        "mesh": dict(plan.mesh.axes),
-        "topology": topology.name,
-        "n_devices": topology.n_devices,
-        "n_chips": topology.n_chips,
-    }
-    return known if phase is None else known | {"phase": phase.value}
+) -> ExperimentRecord:
+    """The parts of the experiment that the user named; `phase` only for dumps whose scopes name none."""
+    return ExperimentRecord(
+        imported=tuple(map(str, dumps)),
+        plan=plan,
+        mesh=dict(plan.mesh.axes),
+        topology=topology,
+        n_devices=topology.n_devices,
+        n_chips=topology.n_chips,
+        phase=phase,
+    )
 
 
 def _phases(rows: Sequence[Collective], phase: Phase | None) -> list[Phase]:

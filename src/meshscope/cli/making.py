@@ -5,7 +5,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from meshscope import __version__
 from meshscope.cost.predicted import predicted_times, timed_predictions
@@ -17,6 +17,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import Manifest, RunRecord
 
@@ -28,7 +29,7 @@ def predicted_run(experiment: Experiment, profile: ChipProfile | None = None) ->
     """The prediction as a run in memory, with times by a measured chip profile or published figures."""
     return RunRecord(
         path=None,
-        manifest=new_manifest(Source.PREDICTED, experiment.as_dict(), phases=experiment.phases),
+        manifest=new_manifest(Source.PREDICTED, experiment.record, phases=experiment.phases),
         rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
         memory={Source.PREDICTED: predicted_memory(experiment)},
         times=predicted_times(experiment, profile),
@@ -67,7 +68,7 @@ def run_of(
         path=None,
         manifest=new_manifest(
             Source.COMPILED if measured is None else Source.MEASURED,
-            experiment.as_dict(),
+            experiment.record,
             phases=experiment.phases,
             versions=outcome.versions,
             seconds=outcome.seconds,
@@ -82,7 +83,7 @@ def run_of(
 
 def new_manifest(  # noqa: PLR0913  what a manifest holds
     source: Source,
-    experiment: Mapping[str, Any],
+    experiment: ExperimentRecord,
     *,
     phases: Iterable[Phase],
     versions: Mapping[str, str] | None = None,

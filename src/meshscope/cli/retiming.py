@@ -8,21 +8,19 @@ from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.cli.profiles import asked_profile
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.experiment import experiment_from_dict
-from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.experiment import experiment_of_record
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
 
 def retimed(run: RunRecord, profile_path: Path) -> RunRecord:
     """The run with predicted and compiled times by this profile."""
-    if "imported" in run.manifest.experiment:
+    if run.manifest.experiment.imported is not None:
         return _retimed_import(run, profile_path)
-    experiment = experiment_from_dict(run.manifest.experiment)
+    experiment = experiment_of_record(run.manifest.experiment)
     profile = asked_profile(profile_path, experiment.topology.chip)
     rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
     times: list[StepTime] = list(predicted_times(experiment, profile))
@@ -42,15 +40,16 @@ def retimed(run: RunRecord, profile_path: Path) -> RunRecord:
 def _retimed_import(run: RunRecord, profile_path: Path) -> RunRecord:
     """An imported run by this profile; where the texts tell no times, they tell none now."""
     assert run.path is not None
-    known = run.manifest.experiment
-    topology = parse_topology(known["topology"])
+    experiment = run.manifest.experiment
+    topology, plan = experiment.topology, experiment.plan
+    assert topology is not None
+    assert plan is not None
     profile = asked_profile(profile_path, topology.chip)
-    phase = known.get("phase")
     read = read_imported(
         [read_hlo(path, is_partial=True) for path in sorted((run.path / HLO).iterdir())],
         topology=topology,
-        plan=parse_plan(known["plan"]),
-        phase=None if phase is None else Phase(phase),
+        plan=plan,
+        phase=experiment.phase,
         chip_profile=profile,
     )
     return replace(run, rows=tuple(read.rows), times=tuple(step.time for step in read.steps))

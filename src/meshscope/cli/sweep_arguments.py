@@ -42,7 +42,7 @@ def planned_of(asked: Asked) -> PlannedRun:
         name=run_name(run_folder(experiment, None).name, command, words),
         command=command,
         words=words,
-        experiment=experiment.as_dict(),
+        experiment=experiment.record,
         told={n: str(v) if isinstance(v, Path) else v for n, v in given.items()},
     )
 

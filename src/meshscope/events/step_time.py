@@ -1,10 +1,11 @@
 """Time of one step on one device: its parts, and the basis of each figure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshscope.events.enums import Phase, Source
+from meshscope.serialize import STORED
 
 
 class TimeBasis(StrEnum):
@@ -21,7 +22,7 @@ class TimeBasis(StrEnum):
 class TimeEstimate:
     """A duration in seconds with the range expected to contain it; None if a bound is unknown."""
 
-    value_s: float
+    value_s: float = field(metadata={STORED: "s"})
     low_s: float | None
     high_s: float | None
 

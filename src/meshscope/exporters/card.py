@@ -14,11 +14,11 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.text import printable
 from meshscope.exporters.schema import faults_of
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
-from meshscope.spec.model.stored import model_from_dict
-from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.plan.plan import Plan
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
@@ -51,15 +51,16 @@ def card_of(
 
     SpecError where a value of the run does not fit the schema.
     """
-    asked = run.manifest.experiment
-    topology = parse_topology(str(asked["topology"]))
-    model = _model(asked.get("model"))
+    experiment = run.manifest.experiment
+    topology, model = experiment.topology, experiment.architecture
+    if topology is None:
+        raise SpecError("the run does not make a workload card: its slice is not known.")
     if n_steps is None and run.measured is not None:
         n_steps = sum(run.measured.n_profiled_steps.values()) or None
     card = {
         "version": 1,
         "description": _description(run, topology),
-        "hf_url": _hub_url(asked.get("model")),
+        "hf_url": _hub_url(experiment.model_name),
         "trace_url": None,
         "contributor": None,
         "contact": None,
@@ -79,26 +80,20 @@ def card_of(
     return cleaned
 
 
-def _model(stored: Mapping[str, Any] | None) -> Model | None:
-    is_whole = stored is not None and {"family", "attention", "layers", "moe"} <= set(stored)
-    return model_from_dict(stored) if stored is not None and is_whole else None
-
-
 def _description(run: RunRecord, topology: Topology) -> str:
-    asked = run.manifest.experiment
-    name = (asked.get("model") or {}).get("name", "a program of unknown model")
+    experiment = run.manifest.experiment
+    name = experiment.model_name or "a program of unknown model"
     how = {
         Source.PREDICTED: "Predicted: no program was compiled or run",
         Source.COMPILED: "Compiled by the TPU compiler: no program was run",
         Source.MEASURED: "Measured on live devices",
     }[run.manifest.source]
-    return f"Inference of {name} with plan {asked.get('plan')} on {topology.name}. {how}."
+    return f"Inference of {name} with plan {experiment.plan} on {topology.name}. {how}."
 
 
-def _hub_url(stored: Mapping[str, Any] | None) -> str | None:
+def _hub_url(name: str | None) -> str | None:
     """Where the model is on the Hugging Face hub; None for a name that is not `owner/name`."""
-    name = "" if stored is None else str(stored.get("name", ""))
-    parts = name.split("/")
+    parts = (name or "").split("/")
     is_hub_name = len(parts) == 2 and all(
         p and p.replace("-", "").replace(".", "").replace("_", "").isalnum() for p in parts
     )
@@ -106,8 +101,8 @@ def _hub_url(stored: Mapping[str, Any] | None) -> str | None:
 
 
 def _model_fields(run: RunRecord, model: Model | None, n_steps: int | None) -> dict[str, Any]:
-    workload = run.manifest.experiment.get("workload") or {}
-    precision = workload.get("activation_dtype")
+    workload = run.manifest.experiment.workload
+    precision = None if workload is None else workload.activation_dtype
     return {
         "phase": "inference",
         "moe": None if model is None else model.moe is not None,
@@ -154,18 +149,18 @@ def _head_dim(model: Model) -> int:
 
 
 def _data(run: RunRecord) -> dict[str, Any]:
-    known = run.manifest.experiment.get("workload") or {}
+    workload = run.manifest.experiment.workload
     return {
-        "batch_size": known.get("batch"),
-        "seq_len": known.get("prompt"),
-        "output_len": known.get("output"),
+        "batch_size": None if workload is None else workload.batch,
+        "seq_len": None if workload is None else workload.prompt,
+        "output_len": None if workload is None else workload.output,
         "dataset": _dataset(run),
     }
 
 
 def _dataset(run: RunRecord) -> str | None:
     """What was fed to the program; nothing is known of somebody else's."""
-    if "imported" in run.manifest.experiment:
+    if run.manifest.experiment.imported is not None:
         return None
     if run.measured is None:
         return "none: shapes alone, no program was run"
@@ -233,16 +228,16 @@ def _versioned(run: RunRecord, *names: str) -> str | None:
 
 
 def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
-    asked = run.manifest.experiment
-    plan = parse_plan(str(asked["plan"])).filled(topology.n_devices)
-    program = asked.get("program") or {}
+    experiment = run.manifest.experiment
+    plan = experiment.plan or Plan()
+    program = experiment.program
     is_tpu = topology.chip.kind is ChipKind.TPU
     over_dcn = ["dcn"] if topology.n_slices > 1 else []
     protocols = ["ici", *over_dcn] if is_tpu else []
     return {
         "framework": {
-            "name": program.get("frontend"),
-            "compiler_tool_selection": "xla" if is_tpu or program else None,
+            "name": None if program is None else program.frontend.value,
+            "compiler_tool_selection": "xla" if is_tpu or program is not None else None,
         },
         "model_plan_parallelization": {
             "dp_replicate": plan.dp,
@@ -251,7 +246,7 @@ def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
             "pp": plan.pp,
             "cp": plan.cp,
             "ep": plan.ep,
-            "pp_mb": _microbatch(asked, plan),
+            "pp_mb": _microbatch(experiment, plan),
         },
         "communication_library": {
             "name": _LIBRARIES[topology.chip.kind],
@@ -262,26 +257,26 @@ def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
     }
 
 
-def _microbatch(asked: Mapping[str, Any], plan: Plan) -> int:
+def _microbatch(experiment: ExperimentRecord, plan: Plan) -> int:
     """Sequences of a device's batch that pass through the pipeline together in prefill; 1 without one."""
-    n = (asked.get("microbatches") or {}).get(Phase.PREFILL.value)
-    batch = (asked.get("workload") or {}).get("batch")
-    if plan.pp == 1 or n is None or batch is None:
+    n, workload = experiment.microbatches.get(Phase.PREFILL), experiment.workload
+    if plan.pp == 1 or n is None or workload is None:
         return 1
-    return max(1, batch // (plan.dp * plan.fsdp) // n)
+    return max(1, workload.batch // (plan.dp * plan.fsdp) // n)
 
 
 def _own(run: RunRecord) -> dict[str, Any]:
     """What the template has no field for."""
-    asked = run.manifest.experiment
+    experiment = run.manifest.experiment.as_dict()
+    workload = experiment.get("workload") or {}
     return {
         "source": run.manifest.source.value,
-        "plan": asked.get("plan"),
-        "slice": asked.get("topology"),
-        "engine": asked.get("engine"),
-        "program": asked.get("program"),
-        "weight_dtype": (asked.get("workload") or {}).get("weight_dtype"),
-        "cache_dtype": (asked.get("workload") or {}).get("cache_dtype"),
+        "plan": experiment.get("plan"),
+        "slice": experiment.get("topology"),
+        "engine": experiment.get("engine"),
+        "program": experiment.get("program"),
+        "weight_dtype": workload.get("weight_dtype"),
+        "cache_dtype": workload.get("cache_dtype"),
         "bandwidth_gbps": "scale-up: all links of a chip, one direction, published peak",
         "created": run.manifest.created,
         "command": list(run.manifest.command),

@@ -16,7 +16,7 @@ from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.analysis.timeline import last_step
 from meshscope.events.enums import Kind
 from meshscope.events.text import printable
-from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.hardware.topology import Topology
 from meshscope.store.run import RunRecord
 
 MAX_DEVICES = 64
@@ -132,10 +132,9 @@ def run_timeline(run: RunRecord) -> RunTimeline:
         at_ns += dur_ns + NS_BETWEEN_PHASES
     n_devices = inputs.n_devices or 1
     n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // max(1, len(executions))))
-    topology = run.manifest.experiment.get("topology")
     return RunTimeline(
         title=_title(run),
-        topology=None if topology is None else parse_topology(str(topology)),
+        topology=run.manifest.experiment.topology,
         devices=tuple(range(n_shown)),
         n_devices=n_devices,
         is_time=bool(rows) and all(is_timed for _, is_timed in rows.values()),
@@ -146,10 +145,10 @@ def run_timeline(run: RunRecord) -> RunTimeline:
 
 def _title(run: RunRecord) -> str:
     experiment = run.manifest.experiment
-    model = experiment.get("model") or {}
+    slice_name = None if experiment.topology is None else experiment.topology.name
     parts = (
-        model.get("name"),
-        f"plan {experiment.get('plan')} on {experiment.get('topology')}",
+        experiment.model_name,
+        f"plan {experiment.plan} on {slice_name}",
         run.manifest.source,
     )
     return printable(", ".join(str(part) for part in parts if part))

@@ -1,16 +1,25 @@
 """One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.serialize import FormatError
+from meshscope.spec.experiment_record import (
+    CompilerDispatch,
+    DispatchRecord,
+    ExperimentRecord,
+    LayerForm,
+    ProgramDispatch,
+    phase_dispatch,
+    record_from_dict,
+)
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
-from meshscope.spec.model.stored import model_as_dict, model_from_dict
 from meshscope.spec.plan.checks import (
     check_axes,
     check_context,
@@ -29,7 +38,7 @@ from meshscope.spec.plan.dispatch import (
 )
 from meshscope.spec.plan.kernel_choice import KernelChoices, Kernels, kernel_choices
 from meshscope.spec.plan.mesh import Groups
-from meshscope.spec.plan.plan import Plan, check_batch, check_model, parse_plan
+from meshscope.spec.plan.plan import Plan, check_batch, check_model
 from meshscope.spec.plan.stages import default_microbatches
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
@@ -170,70 +179,87 @@ class Experiment:
         n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
         return n_sequences * n_tokens
 
-    def _dispatch_as_dict(self) -> dict[str, Any] | None:
-        """What travels to experts in one layer of each phase, and under which skew of the routing."""
+    @property
+    def _dispatch_record(self) -> DispatchRecord | None:
+        """What one layer of each phase dispatches, balanced and under the routing skew."""
         is_auto = self.program.partitioner is Partitioner.AUTO
         is_jax = self.program.frontend is Frontend.JAX
         if is_jax and is_auto and self.model.moe is not None:
-            return {"form": self.dispatch_form.value, "by": "compiler"}
-        found = {phase.value: self.dispatch(phase) for phase in self.phases}
+            return CompilerDispatch(form=self.dispatch_form, by="compiler")
+        dispatches = {phase: self.dispatch(phase) for phase in self.phases}
         row_bytes = self.model.hidden * DTYPE_BITS[self.workload.activation_dtype] // 8
         skew = self.workload.routing_skew
         facts = {
-            phase: dispatch.as_dict(row_bytes=row_bytes, skew=skew)
-            for phase, dispatch in found.items()
+            phase.value: phase_dispatch(dispatch, row_bytes=row_bytes, skew=skew)
+            for phase, dispatch in dispatches.items()
             if dispatch is not None
         }
-        return {"routing_skew": skew, **facts} if facts else None
+        return ProgramDispatch(routing_skew=skew, **facts) if facts else None
 
     def crosses_slices(self, groups: Groups) -> bool | None:
         """Whether a group spans slices, over DCN; None on a single slice."""
         return self.topology.crosses_slices(groups)
 
+    @property
+    def record(self) -> ExperimentRecord:
+        """The experiment as a run stores it, with what follows from it."""
+        return ExperimentRecord(
+            model=self.model,
+            plan=self.plan,
+            mesh=dict(self.plan.mesh.axes),
+            topology=self.topology,
+            n_devices=self.topology.n_devices,
+            n_chips=self.topology.n_chips,
+            workload=self.workload,
+            program=self.program,
+            layers_are=LayerForm.SCANNED if self.is_scanned else LayerForm.UNROLLED,
+            microbatches={phase: self.n_microbatches(phase) for phase in self.phases},
+            kernels=self.kernels.as_dict(),
+            context=self.context_form if self.plan.cp > 1 else None,
+            engine=self.engine,
+            dispatch=self._dispatch_record,
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        """The experiment as plain values, for manifest.json and --json."""
-        return {
-            "model": model_as_dict(self.model),
-            "plan": str(self.plan),
-            "mesh": dict(self.plan.mesh.axes),
-            "topology": self.topology.name,
-            "n_devices": self.topology.n_devices,
-            "n_chips": self.topology.n_chips,
-            "workload": asdict(self.workload),
-            "program": asdict(self.program),
-            "layers_are": "scanned" if self.is_scanned else "unrolled",
-            "microbatches": {p.value: self.n_microbatches(p) for p in self.phases},
-            "kernels": self.kernels.as_dict(),
-            "context": self.context_form.value if self.plan.cp > 1 else None,
-            "engine": self.engine.value,
-            "dispatch": self._dispatch_as_dict(),
-        }
+        """The experiment as plain values, for worker processes."""
+        return self.record.as_dict()
 
 
 def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
-    """The experiment that `Experiment.as_dict` wrote; SpecError when a value is missing or foreign."""
+    """The experiment that `Experiment.as_dict` wrote; SpecError if a value is missing or of the wrong form."""
     try:
-        program = dict(values["program"])
-        return Experiment(
-            model=model_from_dict(values["model"]),
-            plan=parse_plan(values["plan"]),
-            topology=parse_topology(values["topology"]),
-            workload=Workload(**values["workload"]),
-            program=Program(
-                frontend=Frontend(program.pop("frontend")),
-                partitioner=Partitioner(program.pop("partitioner")),
-                loop=Loop(program.pop("loop")),
-                dispatch=DispatchForm(program.pop("dispatch")),
-                context=ContextForm(program.pop("context", ContextForm.AUTO)),
-                kernels=Kernels(program.pop("kernels", Kernels.AUTO)),
-                **program,
-            ),
-            engine=Engine(values["engine"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        record = record_from_dict(values)
+    except FormatError as error:
         raise SpecError(
-            f"the stored experiment is not understood: {error!r}. Make the run again."
+            f"the stored experiment is damaged: {error}. Make the run again."
         ) from error
+    return experiment_of_record(record)
+
+
+def experiment_of_record(record: ExperimentRecord) -> Experiment:
+    """The experiment of a stored run; SpecError if the run does not know all of it."""
+    model, plan, topology = record.architecture, record.plan, record.topology
+    workload, program, engine = record.workload, record.program, record.engine
+    if (
+        model is None
+        or plan is None
+        or topology is None
+        or workload is None
+        or program is None
+        or engine is None
+    ):
+        parts = {"model": model, "plan": plan, "topology": topology}
+        parts |= {"workload": workload, "program": program, "engine": engine}
+        missing = ", ".join(name for name, part in parts.items() if part is None)
+        raise SpecError(f"the stored experiment lacks {missing}. Make the run again.")
+    return Experiment(
+        model=model,
+        plan=plan,
+        topology=topology,
+        workload=workload,
+        program=program,
+        engine=engine,
+    )
 
 
 def experiment_of(  # noqa: PLR0913  the five types and the engine

@@ -1,98 +1,81 @@
-"""What earlier runs of a folder took: from their manifests alone, to say how long the next one will take."""
+"""Compile times of earlier runs in a folder, read from their manifests."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase, Source
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.store.folder import MANIFEST, TOOL
+from meshscope.store.manifest import manifest_from_dict
+from meshscope.store.run import Manifest
 
-MAX_RUNS = 200  # whose manifests are read, the newest
+MAX_RUNS = 200  # manifests read, newest first
 
-# What decides how long a compilation takes has to be the same; of the runs with the same, the one in
-# which most of the others are the same, too, tells.
-_SAME = ("engine", "program", "layers_are")
+# The first must be equal for the compile time to carry over; the more of the second, the better.
+_SAME = ("model_name", "n_layers", "engine", "program", "layers_are")
 _ALIKE = ("topology", "plan", "workload", "kernels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """The seconds that each phase of an earlier run took to compile, and the name of that run."""
+class EarlierCompile:
+    """Seconds that each phase of an earlier run took to compile, and the name of that run."""
 
     name: str
     phase_s: Mapping[Phase, float]
 
 
-def earlier_compile(experiment: Mapping[str, Any], folder: Path) -> Earlier | None:
-    """The run in this folder that compiled the same model in the same way, or None.
+def earlier_compile(experiment: ExperimentRecord, folder: Path) -> EarlierCompile | None:
+    """The most similar run in this folder that compiled the same model the same way, or None.
 
-    `experiment` is as the manifest holds it. The run that is most alike counts, and of several the
-    newest; how long it took on this machine nobody knows, where runs were brought here.
+    Of several equally similar runs the newest counts. A run copied from a faster or slower machine
+    is not recognized as such.
     """
-    found = [
-        (_likeness(experiment, told["experiment"]), -age, path.name, told["seconds"])
-        for age, (path, told) in enumerate(_compiled(folder))
-        if _is_same(experiment, told["experiment"])
+    candidates = [
+        (_likeness(experiment, manifest.experiment), -age, name, manifest.seconds)
+        for age, (name, manifest) in enumerate(_compiled(folder))
+        if all(getattr(experiment, n) == getattr(manifest.experiment, n) for n in _SAME)
     ]
-    if not found:
+    if not candidates:
         return None
-    _, _, name, seconds = max(found)
-    return Earlier(name=name, phase_s=_by_phase(seconds))
+    _, _, name, seconds = max(candidates, key=lambda candidate: candidate[:2])
+    return EarlierCompile(name=name, phase_s=_by_phase(seconds))
 
 
-def _compiled(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Runs with the seconds of a compilation, the newest first; what is no run is passed over."""
+def _compiled(folder: Path) -> Iterator[tuple[str, Manifest]]:
+    """Names and manifests of compiled runs with compile times, newest first; others are skipped."""
     manifests = sorted(folder.glob(f"*/{MANIFEST}"), key=_changed_s, reverse=True)
     for path in manifests[:MAX_RUNS]:
-        told = _read(path)
-        is_compiled = told.get("tool") == TOOL and told.get("source") == Source.COMPILED
-        if is_compiled and isinstance(told.get("experiment"), dict) and _has_seconds(told):
-            yield path.parent, told
-
-
-def _has_seconds(told: Mapping[str, Any]) -> bool:
-    seconds = told.get("seconds")
-    return isinstance(seconds, dict) and bool(seconds) and all(map(_is_number, seconds.values()))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+        manifest = _read(path)
+        if manifest is not None and manifest.source is Source.COMPILED and manifest.seconds:
+            yield path.parent.name, manifest
 
 
 def _changed_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # it went meanwhile
+    except OSError:  # removed meanwhile
         return 0.0
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The manifest; nothing where it is damaged, for only an estimate hangs on it."""
+def _read(path: Path) -> Manifest | None:
+    """The manifest; None if it is damaged, because only a time estimate depends on it."""
     try:
-        told = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
+        document = json.loads(path.read_bytes())
+        is_run = isinstance(document, dict) and document.get("tool") == TOOL
+        return manifest_from_dict(document) if is_run else None
+    except (OSError, ValueError, RecursionError, MeshscopeError):
+        return None
 
 
-def _is_same(asked: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return _model(asked) == _model(other) and all(asked.get(k) == other.get(k) for k in _SAME)
+def _likeness(experiment: ExperimentRecord, other: ExperimentRecord) -> int:
+    return sum(getattr(experiment, name) == getattr(other, name) for name in _ALIKE)
 
 
-def _model(experiment: Mapping[str, Any]) -> tuple[Any, Any]:
-    model = experiment.get("model")
-    model = model if isinstance(model, dict) else {}
-    return model.get("name"), model.get("layers")
-
-
-def _likeness(asked: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    return sum(asked.get(key) == other.get(key) for key in _ALIKE)
-
-
-def _by_phase(seconds: Mapping[str, Any]) -> dict[Phase, float]:
-    """The sum of each phase's steps, which are called `phase.step`."""
+def _by_phase(seconds: Mapping[str, float]) -> dict[Phase, float]:
+    """The sum of each phase's steps, which are named `phase.step`."""
     return {
         phase: sum(s for name, s in seconds.items() if name.startswith(f"{phase}."))
         for phase in Phase

@@ -16,6 +16,7 @@ from typing import Any
 from meshscope.errors import RunError
 from meshscope.store.folder import TOOL, remove_leftovers
 from meshscope.store.read import read_manifest
+from meshscope.store.run import Manifest
 from meshscope.sweep.planned import PlannedRun
 
 try:
@@ -64,7 +65,7 @@ class SweepFolder:
         if not os.path.lexists(path):
             return False
         manifest = read_manifest(path)
-        differing = _differing(manifest, planned)
+        differing = _difference(manifest, planned)
         if differing is not None:
             raise RunError(
                 f"'{path}' holds a run of another {differing}, made under the same options. Give "
@@ -160,15 +161,12 @@ def _wait_for_lock(lock: int, path: Path) -> None:
             return
 
 
-def _differing(manifest: Mapping[str, Any], planned: PlannedRun) -> str | None:
-    """What of the run is not as planned; names that only one version of the experiment has are left out."""
-    if manifest.get("source") != planned.command.source.value:
+def _difference(manifest: Manifest, planned: PlannedRun) -> str | None:
+    """The first key in which the run is not the planned one; keys that an older run lacks are skipped."""
+    if manifest.source is not planned.command.source:
         return "source"
-    found = manifest.get("experiment")
-    if not isinstance(found, dict):
-        return "experiment"
-    wanted = json.loads(json.dumps(dict(planned.experiment)))
-    return next((key for key in wanted if key in found and found[key] != wanted[key]), None)
+    stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
+    return next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
 
 
 def _read_failures(path: Path) -> dict[str, str]:

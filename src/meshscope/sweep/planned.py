@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from meshscope.events.enums import Source
+from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.store.folder_names import MAX_NAME, safe_name
 
 
@@ -40,7 +40,7 @@ class PlannedRun:
     name: str
     command: RunCommand
     words: tuple[str, ...]
-    experiment: Mapping[str, Any]
+    experiment: ExperimentRecord
     told: Mapping[str, str | int | float | bool]
 
     def __str__(self) -> str:

@@ -6,6 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.program import Engine
+from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.plain import short
 
@@ -24,14 +28,14 @@ def conditions(run: RunRecord) -> Table:
 
 def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
     """Names and values of the conditions that the run knows."""
-    asked = run.manifest.experiment
+    experiment = run.manifest.experiment
     lines = [
-        ("model", _model(asked.get("model"))),
-        ("slice", f"{asked['topology']}, {asked['n_chips']} chips, {asked['n_devices']} devices"),
-        ("plan", f"{asked['plan']} on the mesh ({_pairs(asked['mesh'])})"),
-        ("request", _request(asked.get("workload"))),
-        ("program", _program(asked)),
-        ("kernels", _kernels(asked)),
+        ("model", _model(experiment)),
+        ("slice", _slice(experiment)),
+        ("plan", _plan(experiment)),
+        ("request", _request(experiment.workload)),
+        ("program", _program(experiment)),
+        ("kernels", _kernels(experiment)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
         ("run", "" if run.path is None else str(run.path)),
@@ -43,50 +47,66 @@ def _pairs(values: Mapping[str, Any], separator: str = "=") -> str:
     return ", ".join(f"{name}{separator}{value}" for name, value in values.items())
 
 
-def _model(model: Mapping[str, Any] | None) -> str:
-    return "" if model is None else f"{model['name']}, {model['n_layers']} layers"
+def _model(experiment: ExperimentRecord) -> str:
+    if experiment.model is None:
+        return ""
+    n_layers = "" if experiment.n_layers is None else f", {experiment.n_layers} layers"
+    return f"{experiment.model_name}{n_layers}"
 
 
-def _request(workload: Mapping[str, Any] | None) -> str:
+def _slice(experiment: ExperimentRecord) -> str:
+    if experiment.topology is None:
+        return ""
+    sizes = f"{experiment.n_chips} chips, {experiment.n_devices} devices"
+    return f"{experiment.topology.name}, {sizes}"
+
+
+def _plan(experiment: ExperimentRecord) -> str:
+    if experiment.plan is None:
+        return ""
+    return f"{experiment.plan} on the mesh ({_pairs(experiment.mesh)})"
+
+
+def _request(workload: Workload | None) -> str:
     if workload is None:
         return ""
-    sizes = ", ".join(f"{name} {workload[name]}" for name in ("batch", "prompt", "output"))
+    sizes = f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
     dtypes = {
-        "weights": workload["weight_dtype"],
-        "activations": workload["activation_dtype"],
-        "cache": workload["cache_dtype"],
+        "weights": workload.weight_dtype,
+        "activations": workload.activation_dtype,
+        "cache": workload.cache_dtype,
     }
     return f"{sizes}; {_pairs(dtypes, separator=' ')}"
 
 
-def _program(asked: Mapping[str, Any]) -> str:
-    if "imported" in asked:
-        return f"imported from {', '.join(asked['imported'])}"
-    program = asked["program"]
-    if asked["engine"] != "meshscope":
-        return f"{asked['engine']}'s conventions"
-    words = f"{program['frontend']}, {program['partitioner']} partitioner"
-    layers = f", layers {asked['layers_are']}" if "layers_are" in asked else ""
-    across = (
-        f", {asked.get('context') or program.get('context', 'ring')} over cp"
-        if "cp" in asked["mesh"]
-        else ""
-    )
-    return f"{words}{layers} (--loop {program['loop']}){across}{_microbatches(asked)}"
+def _program(experiment: ExperimentRecord) -> str:
+    if experiment.imported is not None:
+        return f"imported from {', '.join(experiment.imported)}"
+    program = experiment.program
+    if experiment.engine is Engine.VLLM:
+        return f"{experiment.engine}'s conventions"
+    if program is None:
+        return ""
+    authors = f"{program.frontend}, {program.partitioner} partitioner"
+    layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
+    across = ""
+    if "cp" in experiment.mesh:
+        across = f", {experiment.context or program.context} over cp"
+    return f"{authors}{layers} (--loop {program.loop}){across}{_microbatches(experiment)}"
 
 
-def _kernels(asked: Mapping[str, Any]) -> str:
-    """Which way each part of our own program takes."""
-    if "program" not in asked or asked["engine"] != "meshscope":
+def _kernels(experiment: ExperimentRecord) -> str:
+    """The kernel, or the reason for none, of each part of our own program."""
+    if experiment.program is None or experiment.engine is not Engine.MESHSCOPE:
         return ""
     return "; ".join(
-        f"{part.replace('_', ' ')}: {way}" for part, way in asked.get("kernels", {}).items()
+        f"{part.replace('_', ' ')}: {choice}" for part, choice in experiment.kernels.items()
     )
 
 
-def _microbatches(asked: Mapping[str, Any]) -> str:
-    """How many parts of the batch follow each other through a pipeline."""
-    if asked["mesh"].get("pp", 1) == 1 or "microbatches" not in asked:
+def _microbatches(experiment: ExperimentRecord) -> str:
+    """The number of micro-batches that prefill sends through the pipeline."""
+    n = experiment.microbatches.get(Phase.PREFILL)
+    if experiment.mesh.get("pp", 1) == 1 or n is None:
         return ""
-    n = asked["microbatches"]["prefill"]
     return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"

@@ -21,7 +21,6 @@ from meshscope.analysis.unattributed import unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.roofs import roofline_document
@@ -41,7 +40,7 @@ def run_document(run: RunRecord) -> dict[str, Any]:
     return {
         "run": None if run.path is None else str(run.path),
         "source": source.value,
-        "experiment": dict(run.manifest.experiment),
+        "experiment": run.manifest.experiment.as_dict(),
         "collectives": [_group(group) for group in grouped(rows)],
         "totals": _totals_of_step_and_request(run, rows),
         "memory": _memory(run.memory.get(source)),
@@ -70,11 +69,11 @@ def _time(run: RunRecord) -> dict[str, Any]:
 
 def run_latency(run: RunRecord) -> Latency | None:
     """The latency of the run's timed requests; None where nothing was timed."""
-    workload = run.manifest.experiment.get("workload")
+    workload = run.manifest.experiment.workload
     if run.measured is None or workload is None:
         return None
     requests = run.measured.requests
-    return latency_of(requests, batch=workload["batch"], prompt=workload["prompt"])
+    return latency_of(requests, batch=workload.batch, prompt=workload.prompt)
 
 
 def _live(run: RunRecord) -> dict[str, Any]:
@@ -139,8 +138,7 @@ def is_on_cpu(run: RunRecord) -> bool:
 
 def run_chip(run: RunRecord) -> Chip | None:
     """The chip that the run is for; None where its topology is not known."""
-    topology = run.manifest.experiment.get("topology")
-    return None if topology is None else parse_topology(str(topology)).chip
+    return run.manifest.experiment.chip
 
 
 def comparison_document(

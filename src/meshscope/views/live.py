@@ -10,6 +10,7 @@ from meshscope.analysis.latency import Latency, Spread
 from meshscope.analysis.roofline import rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
+from meshscope.spec.experiment_record import LayerForm
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 from meshscope.views.document import is_on_cpu, run_chip, run_latency, run_promotion
@@ -148,7 +149,7 @@ def _roofline_lines(
         steps[Phase.DECODE] = latency.itl.mean_s
     found = rooflines(measured.costs, steps, chip) if chip is not None else []
     if chip is not None and chip.hbm_bytes_per_s is not None and not measured.costs:
-        is_loop = run.manifest.experiment.get("layers_are") == "scanned"
+        is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
         yield Text(LOOPED if is_loop else UNTOLD, style="dim")
     if not found or chip is None:
         return

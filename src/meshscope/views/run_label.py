@@ -14,13 +14,13 @@ _DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": Frontend.JAX}
 def label_columns(run: RunRecord) -> tuple[str, ...]:
     """Model, plan, slice, and the program options that are not defaults; unknown ones are empty."""
     experiment = run.manifest.experiment
-    model = str((experiment.get("model") or {}).get("name", IMPORTED)).rpartition("/")[2]
-    program = experiment.get("program") or {}
+    model = (experiment.model_name or IMPORTED).rpartition("/")[2]
+    values = {name: getattr(experiment.program, name, None) for name in _DEFAULTS}
     options = (
-        "" if program.get(name) in {None, default} else str(program[name])
-        for name, default in _DEFAULTS.items()
+        "" if value in {None, _DEFAULTS[name]} else str(value) for name, value in values.items()
     )
-    return (model, str(experiment.get("plan", "")), str(experiment.get("topology", "")), *options)
+    slice_name = "" if experiment.topology is None else experiment.topology.name
+    return (model, str(experiment.plan or ""), slice_name, *options)
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:

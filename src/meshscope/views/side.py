@@ -1,8 +1,7 @@
 """One side of a comparison, and in what it differs from the other in what was asked."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
@@ -57,27 +56,28 @@ def asked_differences(left: Side, right: Side) -> list[Difference]:
 
 def _asked(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
     """Names, with the value and whether it decides what has to be computed."""
-    asked = run.manifest.experiment
-    model, workload = asked.get("model"), asked.get("workload") or {}
-    if model is not None:
-        yield "model", (str(model.get("name")), True)
-        yield "layers", (str(model.get("n_layers")), True)
+    experiment = run.manifest.experiment
+    if experiment.model is not None:
+        yield "model", (str(experiment.model_name), True)
+        yield "layers", (str(experiment.n_layers), True)
     for name in ("batch", "prompt", "output"):
-        yield from _told(workload, name, name, is_work=True)
-    for name, words in DTYPES.items():
-        yield from _told(workload, name, words, is_work=True)
-    for name, words in (("topology", "slice"), ("plan", "plan"), ("engine", "engine")):
-        yield from _told(asked, name, words)
-    program = asked.get("program") or {}
+        yield from _known(experiment.workload, name, name, is_work=True)
+    for name, label in DTYPES.items():
+        yield from _known(experiment.workload, name, label, is_work=True)
+    yield from _known(experiment.topology, "name", "slice")
+    yield from _known(experiment, "plan", "plan")
+    yield from _known(experiment, "engine", "engine")
     for name in PROGRAM:
-        yield from _told(program, name, name.replace("_", " "))
-    yield from _told(asked, "layers_are", "layers are")
+        yield from _known(experiment.program, name, name.replace("_", " "))
+    yield from _known(experiment, "layers_are", "layers are")
     for name in COMPILERS:
-        yield from _told(run.manifest.versions, name, name)
+        if name in run.manifest.versions:
+            yield name, (run.manifest.versions[name], False)
 
 
-def _told(
-    values: Mapping[str, Any], name: str, words: str, *, is_work: bool = False
+def _known(
+    record: object, name: str, label: str, *, is_work: bool = False
 ) -> Iterator[tuple[str, tuple[str, bool]]]:
-    if values.get(name) is not None:
-        yield words, (str(values[name]), is_work)
+    value = getattr(record, name, None)
+    if value is not None:
+        yield label, (str(value), is_work)

@@ -58,8 +58,8 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from time_lines(run)
     if run.times:
         yield Text("")
-    dispatch = run.manifest.experiment.get("dispatch")
-    if dispatch:
+    dispatch = run.manifest.experiment.dispatch
+    if dispatch is not None:
         yield from dispatch_lines(dispatch)
         yield Text("")
     if run.memory:

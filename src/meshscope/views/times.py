@@ -51,8 +51,8 @@ def _point(seconds: TimeEstimate | None) -> float | None:
 
 
 def _request(run: RunRecord, times: Sequence[StepTime]) -> RequestTime:
-    workload = run.manifest.experiment.get("workload")
-    n_decode_steps = None if workload is None else int(workload["output"]) - 1
+    workload = run.manifest.experiment.workload
+    n_decode_steps = None if workload is None else workload.n_decode_steps
     return request_time(times, n_decode_steps=n_decode_steps)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.stored import reshaped, tensors_of
+from meshscope.spec.plan.checkpoint_tensors import reshaped, tensors_of
 from meshscope.spec.plan.weights import Weight
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshscope.programs.jax.build import BuiltProgram
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Layer
+from meshscope.spec.plan.checkpoint_tensors import reshaped
 from meshscope.spec.plan.stages import stage_slots
-from meshscope.spec.plan.stored import reshaped
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
 TABLE = "router_table"  # the weight that holds numbers of experts

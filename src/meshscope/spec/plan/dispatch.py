@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 from meshscope.spec.model.model import MixtureOfExperts
 from meshscope.spec.plan.plan import Plan
@@ -89,25 +88,6 @@ class Dispatch:
     @property
     def _n_room(self) -> int:
         return min(self.n_worst_rows, self.n_buffer_rows)
-
-    def as_dict(self, *, row_bytes: int, skew: float) -> dict[str, Any]:
-        """The facts as plain values, with the bytes that one layer's dispatch brings to one device."""
-        return {
-            "form": self.form.value,
-            "axes": list(self.axes),
-            "n_ranks": self.n_ranks,
-            "n_tokens": self.n_tokens,
-            "n_rows": self.n_rows,
-            "n_buffer_rows": self.n_buffer_rows,
-            "n_slots": self.n_slots,
-            "n_expert_slots": self.n_expert_slots,
-            "n_worst_dropped_rows": self.n_worst_dropped,
-            "received_bytes": {
-                "balanced": float(self.received_rows(1.0) * row_bytes),
-                "skewed": float(self.received_rows(skew) * row_bytes),
-                "worst": float(self.n_most_rows * row_bytes),
-            },
-        }
 
 
 def dispatch_of(  # noqa: PLR0913  what travels, how, and how much of it

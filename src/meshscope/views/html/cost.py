@@ -61,7 +61,7 @@ def _cost_charts(runs: Sequence[PageRun], new: Charts) -> Iterator[Block]:
 
 
 def _bar_name(run: PageRun, bar: CostBar) -> str:
-    plan = "" if run.is_alone else shown(run.run.manifest.experiment.get("plan", ""), 24)
+    plan = "" if run.is_alone else shown(run.run.manifest.experiment.plan or "", 24)
     return " ".join(
         filter(None, (run.named(plan).strip() if not run.is_alone else "", bar.source.value))
     )

@@ -137,4 +137,4 @@ def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:
 
 def _called(run: PageRun, phase: Phase) -> str:
     """A run by its plan and letter, and where its time comes from."""
-    return f"{shown(run.run.manifest.experiment.get('plan', 'the plan'), 40)} ({run.letter}, {strongest_costs(run)[phase].source})"
+    return f"{shown(run.run.manifest.experiment.plan or 'the plan', 40)} ({run.letter}, {strongest_costs(run)[phase].source})"

@@ -59,16 +59,17 @@ def _plans(runs: Sequence[PageRun]) -> Block:
 
 
 def _plan_row(run: PageRun) -> list[Cell]:
-    asked = run.run.manifest.experiment
+    experiment = run.run.manifest.experiment
+    topology = experiment.topology
     costs = strongest_costs(run)
     memory = run.run.memory.get(run.source)
     total_bytes = None if memory is None else memory.total_bytes
     return [
         Cell(text=run.letter),
-        Cell(text=shown((asked.get("model") or {}).get("name", "not known"), 80)),
-        Cell(text=shown(asked.get("plan", "not known"), 40)),
-        Cell(text=shown(asked.get("topology", "not known"), 40)),
-        cell("n_devices", asked.get("n_devices")),
+        Cell(text=shown(experiment.model_name or "not known", 80)),
+        Cell(text=shown(experiment.plan or "not known", 40)),
+        Cell(text="not known" if topology is None else shown(topology.name, 40)),
+        cell("n_devices", experiment.n_devices),
         Cell(text=run.source.value),
         *(cell("step_s", costs[p].step_s if p in costs else None) for p in Phase),
         *(cell("wire_bytes", _sent(run, phase)) for phase in Phase),

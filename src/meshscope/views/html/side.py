@@ -39,11 +39,13 @@ class PageRun:
     @property
     def short(self) -> str:
         """Model, plan and slice in a few words."""
-        asked = self.run.manifest.experiment
-        model = (asked.get("model") or {}).get("name", "imported")
-        program = asked.get("program") or {}
-        unusual = [program.get(name) for name in USUAL if program.get(name) != USUAL[name]]
-        words = (str(model).rpartition("/")[2], asked.get("plan"), asked.get("topology"), *unusual)
+        experiment = self.run.manifest.experiment
+        model = experiment.model_name or "imported"
+        program, topology = experiment.program, experiment.topology
+        values = [getattr(program, name) for name in USUAL] if program is not None else []
+        unusual = [value for value in values if value not in USUAL.values()]
+        slice_name = None if topology is None else topology.name
+        words = (model.rpartition("/")[2], experiment.plan, slice_name, *unusual)
         return " ".join(shown(word, 60) for word in words if word)
 
     @property

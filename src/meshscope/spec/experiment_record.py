@@ -1,0 +1,211 @@
+"""The experiment of a stored run: every field typed, None if the run does not know it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from meshscope.events.enums import Phase
+from meshscope.serialize import from_plain, to_plain
+from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.model.stored import model_as_dict, model_from_dict
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import Dispatch, DispatchForm
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.program import Engine, Program
+from meshscope.spec.workload import Workload
+
+T = TypeVar("T")
+
+
+class LayerForm(StrEnum):
+    """How the compiled program writes its layers: one loop body, or one after the other."""
+
+    SCANNED = "scanned"
+    UNROLLED = "unrolled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A model of which only the name, and perhaps the number of layers, is known."""
+
+    name: str
+    n_layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedBytes:
+    """Bytes that one layer's dispatch brings to one device, by the skew of the routing."""
+
+    balanced: float
+    skewed: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseDispatch:
+    """The dispatch of one layer in one phase, on one device (see `spec.plan.dispatch.Dispatch`)."""
+
+    form: DispatchForm
+    axes: tuple[str, ...]
+    n_ranks: int
+    n_tokens: int
+    n_rows: int
+    n_buffer_rows: int
+    n_slots: int | None
+    n_expert_slots: int | None = None
+    n_worst_dropped_rows: int
+    received_bytes: ReceivedBytes
+
+
+def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseDispatch:
+    """The facts of a dispatch, with the bytes of rows that are `row_bytes` each."""
+    received = (dispatch.received_rows(1.0), dispatch.received_rows(skew), dispatch.n_most_rows)
+    balanced, skewed, worst = (float(n_rows * row_bytes) for n_rows in received)
+    return PhaseDispatch(
+        form=dispatch.form,
+        axes=dispatch.axes,
+        n_ranks=dispatch.n_ranks,
+        n_tokens=dispatch.n_tokens,
+        n_rows=dispatch.n_rows,
+        n_buffer_rows=dispatch.n_buffer_rows,
+        n_slots=dispatch.n_slots,
+        n_expert_slots=dispatch.n_expert_slots,
+        n_worst_dropped_rows=dispatch.n_worst_dropped,
+        received_bytes=ReceivedBytes(balanced=balanced, skewed=skewed, worst=worst),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerDispatch:
+    """A dispatch whose collectives the compiler chooses."""
+
+    form: DispatchForm
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramDispatch:
+    """The dispatch that the program writes, by phase."""
+
+    routing_skew: float
+    prefill: PhaseDispatch | None = None
+    decode: PhaseDispatch | None = None
+
+    @property
+    def by_phase(self) -> dict[Phase, PhaseDispatch]:
+        """The phases that dispatch rows."""
+        phases = {Phase.PREFILL: self.prefill, Phase.DECODE: self.decode}
+        return {phase: facts for phase, facts in phases.items() if facts is not None}
+
+
+DispatchRecord = CompilerDispatch | ProgramDispatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRecord:
+    """What a run was asked for. An imported run knows plan and topology, no model or workload."""
+
+    model: Model | NamedModel | None = None
+    plan: Plan | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    topology: Topology | None = None
+    n_devices: int | None = None
+    n_chips: int | None = None
+    workload: Workload | None = None
+    program: Program | None = None
+    layers_are: LayerForm | None = None
+    microbatches: Mapping[Phase, int] = field(default_factory=dict[Phase, int])
+    kernels: Mapping[str, str] = field(default_factory=dict[str, str])  # by part of the program
+    context: ContextForm | None = None  # None without cp
+    engine: Engine | None = None
+    dispatch: DispatchRecord | None = None  # None if no row travels to an expert
+    imported: tuple[str, ...] | None = None  # paths of the HLO text; None unless imported
+    phase: Phase | None = None  # of imported HLO text whose scopes name none
+
+    @property
+    def model_name(self) -> str | None:
+        """The model's id or config path."""
+        return None if self.model is None else self.model.name
+
+    @property
+    def n_layers(self) -> int | None:
+        """Layers of the model, after `--layers`."""
+        return None if self.model is None else self.model.n_layers
+
+    @property
+    def architecture(self) -> Model | None:
+        """The model with all its sizes; None if at most its name is known."""
+        return self.model if isinstance(self.model, Model) else None
+
+    @property
+    def chip(self) -> Chip | None:
+        """The chip of the slice."""
+        return None if self.topology is None else self.topology.chip
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for manifest.json and --json; an imported run has only the keys it knows."""
+        stored: dict[str, Any] = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
+        stored["model"] = _stored_model(self.model)
+        stored["plan"] = None if self.plan is None else str(self.plan)
+        stored["topology"] = None if self.topology is None else self.topology.name
+        if isinstance(self.dispatch, ProgramDispatch):
+            stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
+        if self.imported is not None:
+            return {name: stored[name] for name in _IMPORTED if stored[name] is not None}
+        return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
+
+
+_IMPORT_ONLY = ("imported", "phase")
+_IMPORTED = ("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "phase")
+
+
+def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
+    """The record that `as_dict` wrote; FormatError or MeshscopeError for a value of the wrong form.
+
+    Missing keys are None: older versions wrote fewer. Unknown keys are ignored.
+    """
+    plan, topology = _get(str, values, "plan"), _get(str, values, "topology")
+    return ExperimentRecord(
+        model=_model(_get(dict[str, Any], values, "model")),
+        plan=None if plan is None else parse_plan(plan),
+        mesh=_get(dict[str, int], values, "mesh") or {},
+        topology=None if topology is None else parse_topology(topology),
+        n_devices=_get(int, values, "n_devices"),
+        n_chips=_get(int, values, "n_chips"),
+        workload=_get(Workload, values, "workload"),
+        program=_get(Program, values, "program"),
+        layers_are=_get(LayerForm, values, "layers_are"),
+        microbatches=_get(dict[Phase, int], values, "microbatches") or {},
+        kernels=_get(dict[str, str], values, "kernels") or {},
+        context=_get(ContextForm, values, "context"),
+        engine=_get(Engine, values, "engine"),
+        dispatch=_get_dispatch(values),
+        imported=_get(tuple[str, ...], values, "imported"),
+        phase=_get(Phase, values, "phase"),
+    )
+
+
+def _get(kind: type[T], values: Mapping[str, Any], key: str) -> T | None:
+    value = values.get(key)
+    return None if value is None else from_plain(kind, value, f"experiment.{key}")
+
+
+def _get_dispatch(values: Mapping[str, Any]) -> DispatchRecord | None:
+    stored = values.get("dispatch")
+    is_compiler = isinstance(stored, dict) and "by" in stored
+    return _get(CompilerDispatch if is_compiler else ProgramDispatch, values, "dispatch")
+
+
+def _model(stored: Mapping[str, Any] | None) -> Model | NamedModel | None:
+    if stored is None:
+        return None
+    if "family" in stored:
+        return model_from_dict(stored)
+    return from_plain(NamedModel, stored, "experiment.model")
+
+
+def _stored_model(model: Model | NamedModel | None) -> dict[str, Any] | None:
+    return model_as_dict(model) if isinstance(model, Model) else to_plain(model)
