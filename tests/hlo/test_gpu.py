@@ -10,11 +10,13 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile import gpu
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
 from meshscope.backends.compile.cycles import Cycles
+from meshscope.cost.kernel_cost import known_flops
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.prediction import predict
+from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.topology import parse_topology
@@ -22,7 +24,7 @@ from meshscope.spec.program import Frontend
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
 
-from asks import ASKS, GPU_DIR, asked
+from asks import ASKS, GPU_DIR, ONE, asked
 
 FILES = [(name, phase) for name in ASKS for phase in Phase]
 
@@ -75,6 +77,41 @@ def test_a_ragged_exchange_carries_one_array_and_brings_experts_rows_to_be_combi
         ("moe.dispatch", "ragged-all-to-all", "bf16"),
         ("moe.combine", "ragged-all-to-all", "bf16"),
     }
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_one_gpu_communicates_nothing(phase: Phase) -> None:
+    experiment, rows, step = _read("h200_one", phase)
+    assert rows == [row for row in predict(experiment) if row.phase is phase] == []
+    assert step.time.compute_s == pytest.approx(step.time.step.value_s)
+
+
+def test_decode_of_one_row_on_a_gpu_reads_each_weight_once() -> None:
+    """No kernel writes an array as large as the smallest matrix, that of a layer's keys."""
+    entry = read_hlo(GPU_DIR / "h200_one.decode.txt.gz").entry
+    assert entry is not None
+    written = [
+        (instruction.name, sum(array.n_bytes or 0 for array in instruction.arrays))
+        for instruction in entry.instructions
+        if instruction.opcode in {"fusion", "custom-call", "copy", "dot"}
+        and "dynamic_update_slice" not in instruction.name  # the cache, in place
+    ]
+    assert len(written) > 20
+    assert max(n_bytes for _, n_bytes in written) < 4096 * 1024 * 2
+
+
+def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None:
+    """Scores of 32 heads and 256 positions, and as much again with the values; half is masked."""
+    entry = read_hlo(GPU_DIR / "h200_one.prefill.txt.gz").entry
+    assert entry is not None
+    kernels = [
+        instruction
+        for instruction in entry.instructions
+        if instruction.custom_call_target == "__cudnn$fmhaSoftmax"
+    ]
+    assert len(kernels) == ONE["h200_one"]["layers"]
+    n_flops = {known_flops(entry, kernel) for kernel in kernels}
+    assert n_flops == {2 * (2 * 32 * 256 * 256 * 128) // 2}
 
 
 def test_every_gpu_of_the_catalog_has_a_description() -> None:

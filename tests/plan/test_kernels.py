@@ -15,6 +15,7 @@ from meshscope.spec.program import Partitioner, Program
 from meshscope.spec.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
+CUDNN = "cuDNN attention"
 ONCE = "plain: the compiler's own fusion reads the cache once, at the rate of the HBM"
 LATENTS = "plain: JAX has no kernel for a cache of latents"
 LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
@@ -88,6 +89,34 @@ CASES = [
         workload={"activation_dtype": "f16"},
     ),
     Case(QWEN_MOE, _all("the kernels run on TPU only", moe=True), topology="cpu:8"),
+    *(
+        Case(
+            model,
+            _all("the kernels run on TPU only", moe=model != LLAMA)
+            | {"prefill_attention": prefill if prefill == CUDNN else f"plain: {prefill}"},
+            topology="h200:8",
+            plan=plan,
+            workload=workload,
+        )
+        for model, prefill, plan, workload in (
+            (LLAMA, CUDNN, "tp=8", {}),
+            (QWEN_MOE, CUDNN, "tp=8", {"prompt": 100}),
+            (GPT_OSS, "cuDNN attention has no sinks", "tp=8", {}),
+            (
+                DEEPSEEK,
+                "cuDNN attention takes keys and values of grouped heads only",
+                "tp=8",
+                {},
+            ),
+            (LLAMA, "cp splits the sequence", "cp=2,tp=4", {}),
+            (
+                LLAMA,
+                "cuDNN attention takes bf16 and f16, not f32",
+                "tp=8",
+                {"activation_dtype": "f32"},
+            ),
+        )
+    ),
     Case(LLAMA, _all("--kernels off"), program={"kernels": Kernels.OFF}),
 ]
 

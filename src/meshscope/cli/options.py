@@ -78,7 +78,7 @@ class ExperimentOptions:
     ] = ContextForm.AUTO
     kernels: Annotated[
         Kernels,
-        typer.Option(help="Kernels on TPU where shapes allow, or refuse (on), or plain (off)."),
+        typer.Option(help="Kernels where chip and shapes allow, or refuse (on), or plain (off)."),
     ] = Kernels.AUTO
     dispatch: Annotated[
         DispatchForm, typer.Option(help="How tokens reach experts on other devices.")

@@ -45,7 +45,7 @@ from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS, Kernel
+from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
 
 IntArray = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ def plan_form(
         cp=plan.cp,
         n_stages=plan.pp,
         n_microbatches=experiment.n_microbatches(phase),
-        has_kernel=experiment.kernels.prefill_attention.kernel is Kernel.SPLASH,
+        has_kernel=experiment.kernels.prefill_attention.kernel is not None,
         missed_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
         expert_tokens=0.0 if moe is None else expert_tokens_of_token(experiment.model, plan),
     )

@@ -10,6 +10,8 @@ from math import prod
 from meshscope.readers.hlo.module import Computation, Instruction
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
+_WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
+_CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 
 
@@ -31,7 +33,7 @@ def stated_cost(instruction: Instruction) -> tuple[int, int] | None:
 
 
 def known_flops(computation: Computation, instruction: Instruction) -> int | None:
-    """Flops of a splash attention or ragged dot by its operands; None for another kernel."""
+    """Flops of an attention kernel or a ragged dot by its operands; None for another kernel."""
     shapes = [
         array.dims
         for operand in computation.producers(instruction)
@@ -39,6 +41,8 @@ def known_flops(computation: Computation, instruction: Instruction) -> int | Non
         if array.dtype.startswith(("bf", "f"))
     ]
     name = instruction.name
+    if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
+        return _cudnn_flops(instruction, shapes)
     if name.startswith("splash_"):
         return _splash_flops(computation, instruction, shapes)
     if name.startswith("ragged-dot") and len(shapes) >= 2 and len(shapes[-1]) == 3:
@@ -71,6 +75,23 @@ def ragged_dot_cost(
     read_frac = min(1.0, load.experts / n_experts)
     n_bytes = n_kept * row_bytes + read_frac * (floats[-1].n_bytes or 0)
     return 2 * n_kept * width * n_out, round(n_bytes)
+
+
+def _cudnn_flops(instruction: Instruction, shapes: list[tuple[int, ...]]) -> int | None:
+    """Scores of [B, S, N, H] queries with [B, T, K, H] keys, and their product with the values.
+
+    A causal mask leaves half of the scores, a window its width of each query's.
+    """
+    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes[:3]):
+        return None
+    queries, keys, values = shapes[:3]
+    seen = float(keys[1])
+    if _CAUSAL.search(instruction.attributes):
+        seen /= 2
+    window = _WINDOW.search(instruction.attributes)
+    if window is not None and int(window[1]):
+        seen = min(seen, int(window[1]))
+    return round(2 * prod(queries[:3]) * seen * (queries[3] + values[3]))
 
 
 def _splash_flops(

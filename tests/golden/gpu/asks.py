@@ -13,7 +13,9 @@ DENSE: dict[str, Any] = {
     "batch": 4,
     "prompt": 256,
     "output": 4,
+    "kernels": "off",
 }
+KERNELS = DENSE | {"kernels": "auto"}
 EXPERTS: dict[str, Any] = DENSE | {"model": "deepseek-ai/DeepSeek-V2-Lite"}
 
 ASKS: dict[str, dict[str, Any]] = {
@@ -25,9 +27,15 @@ ASKS: dict[str, dict[str, Any]] = {
     "h200_cp2": DENSE | {"topology": "h200:8", "plan": "cp=2,tp=4"},
     "h100_two_hosts": DENSE | {"topology": "h100:16", "plan": "dp=2,tp=8"},
     "h100_ep8": EXPERTS | {"topology": "h100:8", "plan": "dp=2,tp=4,ep=8"},
+    "h200_tp4": KERNELS | {"topology": "h200:4", "plan": "tp=4"},
+}
+
+# One GPU: no collectives. `output` is such that the cache is a multiple of 64 positions.
+ONE: dict[str, dict[str, Any]] = {
+    "h200_one": KERNELS | {"topology": "h200:1", "plan": "tp=1", "batch": 1, "output": 128},
 }
 
 
 def asked(name: str) -> Experiment:
     """The experiment of a golden file."""
-    return asked_experiment(ExperimentOptions(**ASKS[name]))
+    return asked_experiment(ExperimentOptions(**(ASKS | ONE)[name]))

@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from asks import ASKS, GPU_DIR, asked
+from asks import ASKS, GPU_DIR, ONE, asked
 
 from meshscope.backends.compile.compile import compile_experiment
 
 
 def main(word: str) -> None:
     """Writes `NAME.PHASE.txt.gz`, without the folders in which source files lie."""
-    for name in ASKS:
+    for name in (*ASKS, *ONE):
         if word not in name:
             continue
         experiment = asked(name)

@@ -27,7 +27,6 @@ from meshscope.spec.model.model import Layer
 from meshscope.spec.model.repeats import repeats_of, unrolled
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
-from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stage_runs, stage_slots
 from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights
 from meshscope.spec.program import Partitioner
@@ -41,6 +40,12 @@ JAX_DTYPES: dict[str, Any] = {
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
 }
+
+# XLA for GPUs turns the product of one row with a matrix below 10,000,000 elements into a multiplication
+# and a sum, and writes what it multiplied to memory in between: three passes over the matrix
+# (IsMatrixMultiplicationTooSmallForRewriting; seen in JAX 0.11.2's program of Qwen3-8B's keys and
+# values). Eight rows, the least that a tensor core takes, keep it a product.
+GPU_MIN_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +171,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         repeats=write(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
         prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
+        min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
     )
 
 
@@ -173,9 +179,8 @@ def _prefill_kernel(
     experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
 ) -> PrefillKernel | None:
     """The kernel of a prompt's attention, if the experiment uses it."""
-    if experiment.kernels.prefill_attention.kernel is not Kernel.SPLASH:
-        return None
-    return PrefillKernel(layout=layout, mesh=mesh)
+    kernel = experiment.kernels.prefill_attention.kernel
+    return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
 
 
 def _named(function: Any, name: str) -> Any:

@@ -57,6 +57,7 @@ class Decoder:
     activation_dtype: Any
     first_row: Array | int = 0
     prefill_kernel: PrefillKernel | None = None
+    min_rows: int = 1
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
@@ -93,6 +94,7 @@ class Decoder:
             points=self.points,
             dtype=self.activation_dtype,
             index=index,
+            min_rows=self.min_rows,
         )
 
     def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:

@@ -63,4 +63,5 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
 
 def _heads(x: Array, w: LayerWeights, letter: str) -> Array:
     """[B, S, D] -> [B, S, heads, H]."""
-    return w.biased(jnp.einsum("bsd,dnh->bsnh", x, w(f"w{letter}")), f"b{letter}")
+    heads = jnp.einsum("bsd,dnh->bsnh", w.at_least(x), w(f"w{letter}"))
+    return w.biased(heads[:, : x.shape[1]], f"b{letter}")

@@ -1,6 +1,6 @@
-"""Attention of a prompt by the splash kernel that JAX ships for TPU.
+"""Attention of a prompt by a kernel: splash attention on TPUs, cuDNN's flash attention on GPUs.
 
-Source: jax.experimental.pallas.ops.tpu.splash_attention, `make_splash_mha_single_device`; it takes
+Source of splash attention: jax.experimental.pallas.ops.tpu.splash_attention, `make_splash_mha_single_device`; it takes
 fewer key and value heads than query heads (none is repeated), values narrower than keys, and the
 sinks of gpt-oss.
 
@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.kernel_choice import splash_block
+from meshscope.spec.plan.kernel_choice import Kernel, splash_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class PrefillKernel:
     """
 
     layout: ShardLayout
+    kernel: Kernel = Kernel.SPLASH
     mesh: Mesh | None = None
     is_interpreted: bool = False
 
@@ -57,6 +58,9 @@ class PrefillKernel:
         """
 
         def local(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+            if self.kernel is Kernel.CUDNN:
+                assert sinks is None
+                return cudnn_attended(q, k, v, scale=scale, window=window)
             return splash_attended(
                 q,
                 k,
@@ -97,6 +101,19 @@ class Band(masks.LocalMask):
         if is_seen or is_hidden:
             return np.full((1, 1), is_seen)
         return super().__getitem__(idx)
+
+
+def cudnn_attended(q: Array, k: Array, v: Array, *, scale: float, window: int | None) -> Array:
+    """[B, S, N, V] on one device, by cuDNN's flash attention; JAX lowers it for CUDA devices only."""
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        is_causal=True,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
+    )
 
 
 def splash_attended(  # noqa: PLR0913  the inputs of attention

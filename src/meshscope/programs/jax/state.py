@@ -14,13 +14,17 @@ from meshscope.spec.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """The weights of one layer by name; stacked ones are taken at `index`."""
+    """The weights of one layer by name; stacked ones are taken at `index`.
+
+    `min_rows` is how many rows a product with a small weight has at least; see `at_least`.
+    """
 
     arrays: Mapping[str, Array]
     specs: Mapping[str, Weight]
     points: MeshCollectives
     dtype: Any
     index: Array | int | None = None
+    min_rows: int = 1
 
     def __contains__(self, name: str) -> bool:
         """Whether the layer has this weight."""
@@ -48,6 +52,12 @@ class LayerWeights:
         if self.index is None or is_converted or not self.points.is_used_as_held(spec):
             return None
         return array.reshape(-1, *array.shape[2:]), self.index * array.shape[1]
+
+    def at_least(self, x: Array) -> Array:
+        """[B, S, D] with zeros after it along S, where the step has fewer than `min_rows` rows."""
+        n_batch, n_positions = x.shape[:2]
+        n_missing = self.min_rows - n_positions if n_batch * n_positions == 1 else 0
+        return x if n_missing <= 0 else jnp.pad(x, ((0, 0), (0, n_missing), (0, 0)))
 
     def biased(self, x: Array, name: str) -> Array:
         """`x` plus this bias, if the layer has it."""

@@ -18,7 +18,7 @@ from meshscope.spec.workload import Workload
 class Kernels(StrEnum):
     """Whether kernels stand in for plain arithmetic."""
 
-    AUTO = "auto"  # on TPU, where the shapes allow
+    AUTO = "auto"  # where the chip has one and the shapes allow
     ON = "on"  # or refuse
     OFF = "off"
 
@@ -27,6 +27,7 @@ class Kernel(StrEnum):
     """The kernels in use."""
 
     SPLASH = "splash attention"
+    CUDNN = "cuDNN attention"
     RAGGED_DOT = "XLA's ragged dot kernel"
 
 
@@ -39,6 +40,13 @@ _FACTS = compiler_facts()
 RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
 MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
 KERNEL_DTYPES = _FACTS.kernel_dtypes.value
+
+# cuDNN attention on GPUs, as JAX 0.11.2 checks it (jax/_src/cudnn/fused_attention_stablehlo.py,
+# check_layout and check_is_flash_attention). Hopper takes heads of up to 256 channels; JAX asks the
+# device for its generation, which it cannot do when it compiles without one.
+CUDNN_DTYPES = ("bf16", "f16")
+CUDNN_MAX_HEAD_DIM = 128
+CUDNN_HEAD_DIM_STEP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +106,12 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
     common = _common_reason(kernels, chip, workload)
     if not has_kernels:
         common = "the modules of transformers"
+    if chip is ChipKind.GPU and has_kernels and kernels is not Kernels.OFF:
+        prefill = _choice(Kernel.CUDNN, _cudnn_reason(model, plan, workload))
+    else:
+        prefill = _choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload))
     return KernelChoices(
-        prefill_attention=_choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload)),
+        prefill_attention=prefill,
         decode_attention=Choice(reason=common or _decode_reason(model)),
         experts=None
         if model.moe is None
@@ -140,6 +152,24 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     if splash_block(workload.prompt) is None:
         return f"prompt={workload.prompt} is not a multiple of {SPLASH_BLOCKS[-1]}"
     return None
+
+
+def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
+    attention = model.attention
+    if not isinstance(attention, GroupedAttention):
+        return "cuDNN attention takes keys and values of grouped heads only"
+    if attention.has_sinks:
+        return "cuDNN attention has no sinks"
+    if attention.head_dim > CUDNN_MAX_HEAD_DIM or attention.head_dim % CUDNN_HEAD_DIM_STEP:
+        return (
+            f"cuDNN attention takes heads of at most {CUDNN_MAX_HEAD_DIM} channels, in multiples of "
+            f"{CUDNN_HEAD_DIM_STEP}, not {attention.head_dim}"
+        )
+    if workload.activation_dtype not in CUDNN_DTYPES:
+        return (
+            f"cuDNN attention takes {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
+        )
+    return "cp splits the sequence" if plan.cp > 1 else None
 
 
 def _decode_reason(model: Model) -> str:

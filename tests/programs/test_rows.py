@@ -1,0 +1,65 @@
+"""The product of one row, which GPUs take with rows of zeros beside it, gives the same tokens."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshscope.events.enums import Phase
+from meshscope.programs.jax.build import GPU_MIN_ROWS, build_program
+from meshscope.programs.jax.state import LayerWeights
+from meshscope.programs.jax.values import empty_cache, random_weights
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("shape", "min_rows", "expected"),
+    [((1, 1, 4), 8, (1, 8, 4)), ((1, 1, 4), 1, (1, 1, 4)), ((2, 1, 4), 8, (2, 1, 4))],
+    ids=["one row", "no minimum", "two rows"],
+)
+def test_only_a_single_row_is_padded(
+    shape: tuple[int, ...], min_rows: int, expected: tuple[int, ...]
+) -> None:
+    weights = LayerWeights(arrays={}, specs={}, points=None, dtype=jnp.float32, min_rows=min_rows)  # pyright: ignore[reportArgumentType]
+    padded = weights.at_least(jnp.ones(shape))
+    assert padded.shape == expected
+    assert float(padded.sum()) == float(np.prod(shape))
+
+
+def _logits(topology: str) -> np.ndarray:
+    """Of one decode step of the program for this slice, run on a CPU device."""
+    workload = Workload(
+        batch=1,
+        prompt=4,
+        output=4,
+        weight_dtype="f32",
+        activation_dtype="f32",
+        cache_dtype="f32",
+    )
+    experiment = experiment_of(
+        model=replace(read_model("Qwen/Qwen3-4B"), vocab=1024),
+        plan=parse_plan("tp=1"),
+        topology=parse_topology(topology),
+        workload=workload,
+        n_layers=1,
+    )
+    program = build_program(experiment, Phase.DECODE, jax.devices()[:1])
+    weights = random_weights(program, seed=0)
+    out = program.step(
+        weights, np.ones((1, 1), np.int32), empty_cache(program), np.int32(workload.prompt)
+    )
+    return np.asarray(program.logits(out))
+
+
+def test_the_step_of_a_gpu_gives_the_logits_of_the_plain_one() -> None:
+    assert GPU_MIN_ROWS > 1
+    np.testing.assert_allclose(_logits("h200:1"), _logits("cpu:1"), rtol=1e-4, atol=1e-5)
