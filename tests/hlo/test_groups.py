@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import ParseError
-from meshscope.readers.hlo.groups import parse_groups, parse_pairs, ring_of_pairs
+from meshscope.readers.hlo.groups import connected_groups, parse_groups, parse_pairs
 from meshscope.spec.plan.mesh import Mesh
 
 
@@ -134,7 +134,7 @@ def test_axes_of_equal_size_are_told_apart() -> None:
     ],
 )
 def test_unknown_form_is_refused_with_file_and_line(text: str) -> None:
-    with pytest.raises(ParseError, match=r"decode\.hlo:412: .*(please report|must hold)"):
+    with pytest.raises(ParseError, match=r"decode\.hlo:412: .*(please report|Set num)"):
         parse_groups(text, n_devices=8, where="decode.hlo:412")
 
 
@@ -148,7 +148,7 @@ def test_what_are_no_pairs_is_refused(text: str) -> None:
         parse_pairs(text, n_devices=8, where="x.hlo:1")
 
 
-def test_ring_of_pairs_is_what_they_connect() -> None:
+def test_connected_groups_is_what_they_connect() -> None:
     pairs = ((0, 1), (1, 2), (2, 0), (5, 3), (3, 5), (4, 4))
 
-    assert ring_of_pairs(pairs) == ((0, 1, 2), (3, 5), (4,))
+    assert connected_groups(pairs) == ((0, 1, 2), (3, 5), (4,))

@@ -173,7 +173,7 @@ def test_text_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(PLAIN.encode() * 10))
 
-    with pytest.raises(ParseError, match=r"holds more than 1000 bytes .*one module"):
+    with pytest.raises(ParseError, match=r"has more than 1000 bytes .*one module"):
         read_hlo(path)
 
 
@@ -182,7 +182,8 @@ def test_a_text_cut_at_any_line_is_refused_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
 
     with pytest.raises(
-        ParseError, match=r"cut\.hlo:\d+: the text ends .*cut short\. Give the whole .*--partial"
+        ParseError,
+        match=r"cut\.hlo:\d+: the text is truncated: expected .*\. Give the whole .*--partial",
     ):
         parse_hlo(cut, "cut.hlo")
 
@@ -212,7 +213,7 @@ def test_a_text_cut_between_two_lines_is_read_when_asked_for() -> None:
 def test_a_text_cut_inside_a_line_is_refused_even_then() -> None:
     cut = PLAIN[: PLAIN.index('"estimated_cycles"')]
 
-    with pytest.raises(ParseError, match="cut short"):
+    with pytest.raises(ParseError, match="truncated"):
         parse_hlo(cut, "cut.hlo", is_partial=True)
 
 

@@ -14,7 +14,7 @@ from meshscope.events.enums import Kind
 from meshscope.readers.hlo.attribution import same_name
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallContext, CallSite
-from meshscope.readers.hlo.groups import ring_of_pairs
+from meshscope.readers.hlo.groups import connected_groups
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.spec.plan.mesh import Groups
@@ -66,7 +66,7 @@ def _key(operation: Operation) -> _Key:
         op_name=operation.op_name,
         stack_frame_id=operation.site.instruction.stack_frame_id,
         payload=(operation.dtype, operation.shape),
-        ring=ring_of_pairs(operation.groups),
+        ring=connected_groups(operation.groups),
     )
 
 

@@ -1,4 +1,4 @@
-"""Who talks to whom: replica groups and source-target pairs of HLO text, expanded to device ids."""
+"""Replica groups and source-target pairs of HLO text, expanded to device IDs."""
 
 import re
 from dataclasses import dataclass
@@ -9,10 +9,13 @@ from math import prod
 from meshscope.errors import ParseError
 from meshscope.spec.plan.mesh import Groups
 
-_LIST = re.compile(r"\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}")
+MAX_DEVICES = 1_000_000  # in groups whose module is unknown
+
+# These forms are matched in linear time, also in damaged text.
+_LIST = re.compile(r"\{\s*(?:\{[\d,\s]*\}[\s,]*)*\}")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(
-    r"mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*(?:\([\d,]*\))?[^()]*)\))?\s*\{(.*)\}"
+    r"mesh\[([^\]]*)\](?:,\s*device_ids=\(([^()]*+(?:\([\d,]*\))?[^()]*+)\))?\s*\{(.*)\}"
 )
 _MESH_AXIS = re.compile(r"'?([^'=,\s]+)'?=(\d+)")
 _AXIS_REF = re.compile(r"'?([^'=,:\s]+)'?(?::\((\d+)\)(\d+))?")
@@ -21,7 +24,7 @@ _DEVICE_ORDER = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AxisRef:
-    """An axis of the mesh, or the part of it that has `pre_size` groups of devices outside it."""
+    """A mesh axis, or its sub-axis of `size` devices with `pre_size` groups of devices outside it."""
 
     name: str
     pre_size: int | None
@@ -29,10 +32,11 @@ class _AxisRef:
 
 
 def parse_groups(text: str, *, n_devices: int, where: str) -> Groups:
-    """Device groups of `replica_groups=`; `{}` means all devices. ParseError for an unknown form.
+    """Expands `replica_groups` to device groups; `{}` means one group of all devices.
 
-    The three forms are those of XLA's xla/hlo/ir/replica_group.cc (list, iota) and
-    xla/hlo/ir/mesh_and_axis.cc (mesh, with device order and sub-axes).
+    Raises ParseError, prefixed with `where`, for an unknown form. The three forms are those of
+    XLA's xla/hlo/ir/replica_group.cc (list, iota) and xla/hlo/ir/mesh_and_axis.cc (mesh, with
+    device order and sub-axes).
     """
     try:
         groups = _groups(text.strip(), n_devices)
@@ -44,13 +48,13 @@ def parse_groups(text: str, *, n_devices: int, where: str) -> Groups:
     if any(device >= n_devices for group in groups for device in group):
         raise ParseError(
             f"{where}: replica_groups {text!r} name a device beyond the {n_devices} of the module. "
-            "The header line 'HloModule' must hold num_partitions or replica_count."
+            "Set num_partitions or replica_count in the 'HloModule' line."
         )
     return groups
 
 
 def parse_pairs(text: str, *, n_devices: int, where: str) -> Groups:
-    """(source, target) device ids of `source_target_pairs=`; ParseError when they are not pairs."""
+    """Expands `source_target_pairs` to (source, target) device IDs; ParseError for other text."""
     pairs = _listed(text) if _LIST.fullmatch(text.strip()) else ((),)
     if any(len(pair) != 2 or max(pair) >= n_devices for pair in pairs):
         raise ParseError(
@@ -60,8 +64,24 @@ def parse_pairs(text: str, *, n_devices: int, where: str) -> Groups:
     return pairs
 
 
-def ring_of_pairs(pairs: Groups) -> Groups:
-    """The devices that the pairs connect, one sorted group for each connected set."""
+def groups_without_module(text: str) -> Groups | None:
+    """Expands groups or pairs that define all their devices; None for `{}`, a mesh or other text."""
+    try:
+        if _LIST.fullmatch(text):
+            return _listed(text) or None
+        iota = _IOTA.fullmatch(text)
+        return _iota(iota, MAX_DEVICES) if iota else None
+    except ValueError:
+        return None
+
+
+def is_complete(text: str) -> bool:
+    """Whether the text of groups or pairs has one of the known forms, not truncated."""
+    return any(form.fullmatch(text) for form in (_LIST, _IOTA, _MESH))
+
+
+def connected_groups(pairs: Groups) -> Groups:
+    """The sets of devices that (source, target) pairs connect, as sorted groups."""
     group_of: dict[int, set[int]] = {}
     for source, target in pairs:
         joined = group_of.get(source, {source}) | group_of.get(target, {target})
@@ -85,7 +105,7 @@ def _listed(text: str) -> Groups:
 
 
 def _iota(match: re.Match[str], n_devices: int) -> Groups:
-    """`[n_groups,size]<=[dims]T(perm)`: ids 0.. in `dims`, transposed, cut into groups."""
+    """Expands `[n_groups,size]<=[dims]T(perm)`: IDs 0.. in `dims`, transposed, cut into groups."""
     n_groups, size = _pair(match[1])
     if n_groups * size > n_devices:
         raise ValueError(f"{n_groups * size} ids, the module has {n_devices} devices")
@@ -94,7 +114,7 @@ def _iota(match: re.Match[str], n_devices: int) -> Groups:
 
 
 def _mesh(match: re.Match[str], n_devices: int) -> Groups:
-    """`mesh[axes], device_ids=(order) {refs}`: devices laid over the axes, grouped along the refs."""
+    """Expands `mesh[axes], device_ids=(order) {refs}`: the devices grouped along the axes of refs."""
     axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(match[1])]
     n_in_mesh = prod(size for _, size in axes)
     if n_in_mesh != n_devices:
@@ -102,8 +122,8 @@ def _mesh(match: re.Match[str], n_devices: int) -> Groups:
     ids = _device_order(match[2], n_devices)
     refs = [_axis_ref(ref, dict(axes)) for ref in match[3].split(",") if ref.strip()]
     dims, grouped = _split_axes(axes, refs)
-    kept = [dim for dim in range(len(dims)) if dim not in grouped]
-    return _cut(_transposed(ids, dims, (*kept, *grouped)), prod(dims[dim] for dim in grouped))
+    ungrouped = [dim for dim in range(len(dims)) if dim not in grouped]
+    return _cut(_transposed(ids, dims, (*ungrouped, *grouped)), prod(dims[dim] for dim in grouped))
 
 
 def _axis_ref(text: str, sizes: dict[str, int]) -> _AxisRef:
@@ -121,12 +141,12 @@ def _axis_ref(text: str, sizes: dict[str, int]) -> _AxisRef:
 def _split_axes(
     axes: list[tuple[str, int]], refs: list[_AxisRef]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dims of the mesh with sub-axes cut out, and which of them are grouped, in the order of the refs."""
+    """The mesh dims with sub-axes split off, and the indices of the grouped dims in ref order."""
     dims: list[int] = []
     dim_of: dict[_AxisRef, int] = {}
     for name, size in axes:
-        here = sorted((r for r in refs if r.name == name), key=lambda ref: ref.pre_size or 1)
-        for ref, (low, high) in _cuts(here, size):
+        axis_refs = sorted((r for r in refs if r.name == name), key=lambda ref: ref.pre_size or 1)
+        for ref, (low, high) in _cuts(axis_refs, size):
             if ref is not None:
                 dim_of[ref] = len(dims)
             dims.append(high // low)
@@ -134,7 +154,7 @@ def _split_axes(
 
 
 def _cuts(refs: list[_AxisRef], axis_size: int) -> list[tuple[_AxisRef | None, tuple[int, int]]]:
-    """An axis as consecutive factors (low, high), each with the ref that covers it, if any."""
+    """The consecutive factors (low, high) of an axis, each with the ref that covers it, if any."""
     spans = {
         (ref.pre_size or 1, (ref.pre_size or 1) * (ref.size or axis_size)): ref for ref in refs
     }
@@ -150,6 +170,7 @@ def _cuts(refs: list[_AxisRef], axis_size: int) -> list[tuple[_AxisRef | None, t
 
 
 def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
+    """The `device_ids` of a mesh: a list, or an iota that may be transposed."""
     if text is None:
         return tuple(range(n_devices))
     if match := _DEVICE_ORDER.fullmatch(text.strip()):
@@ -167,15 +188,15 @@ def _device_order(text: str | None, n_devices: int) -> tuple[int, ...]:
 def _transposed(
     ids: tuple[int, ...], dims: tuple[int, ...], permutation: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """`ids` in row-major order of `dims`, read in the order of the permuted dims."""
+    """Row-major `ids` of an array of shape `dims`, in row-major order of the permuted dims."""
     permutation = permutation or tuple(range(len(dims)))
     if prod(dims) != len(ids) or sorted(permutation) != list(range(len(dims))):
         raise ValueError(f"{len(ids)} ids do not fill {list(dims)} permuted by {list(permutation)}")
     strides = [prod(dims[dim + 1 :]) for dim in permutation]
-    steps = [
+    offsets = [
         [i * stride for i in range(dims[d])] for d, stride in zip(permutation, strides, strict=True)
     ]
-    return tuple(ids[sum(place)] for place in product(*steps))
+    return tuple(ids[sum(position)] for position in product(*offsets))
 
 
 def _cut(ids: tuple[int, ...], size: int) -> Groups:

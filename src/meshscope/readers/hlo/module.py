@@ -1,4 +1,4 @@
-"""An HLO module as values: computations and instructions in schedule order, attributes read when asked."""
+"""An HLO module: its computations and instructions in schedule order, with lazily parsed attributes."""
 
 import re
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from meshscope.errors import ParseError
 from meshscope.units import DTYPE_BITS, array_bytes
 
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\]")
-_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\]")
+_LAYOUT = re.compile(r"\{[^{}]*\}|/\*[^*]*\*/")
 _NAME = re.compile(r"%([^\s,(){}]+)")
 _TYPE_BEFORE_NAME = re.compile(r"^.*\s")
 _CALLED = re.compile(
@@ -22,30 +22,32 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)"?')
 _TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
-_MESH_GROUPS = re.compile(r"\breplica_groups=(mesh[^{]*\{[^}]*\})")
-_OPEN_OR_CLOSE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
+_MESH_GROUPS = re.compile(r"mesh[^{]*\{[^}]*\}")
+# The closing quote is optional to keep these searches linear in text with an unclosed string.
+_BRACE = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"?')
+_BRACKET_OR_COMMA = re.compile(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"?')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayShape:
-    """A dense array: XLA's name of its number format, and its sizes."""
+    """A dense array: XLA's name of its dtype, and its dims."""
 
     dtype: str
     dims: tuple[int, ...]
 
     @property
     def n_bytes(self) -> int | None:
-        """Bytes of the array; None when the format has no known width (tokens, opaque values)."""
+        """Bytes of the array; None if the dtype has no known width (tokens, opaque values)."""
         return array_bytes(self.dtype, self.dims) if self.dtype in DTYPE_BITS else None
 
     def __str__(self) -> str:
-        """The shape as HLO writes it, without layout: `bf16[8,1024]`."""
+        """The shape in HLO notation, without its layout: `bf16[8,1024]`."""
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instruction:
-    """One line of HLO (or several, when an attribute holds line ends); texts are as they stand."""
+    """One instruction of HLO text; `line` is the first of its lines, attributes are unparsed text."""
 
     name: str
     opcode: str
@@ -62,20 +64,22 @@ class Instruction:
 
     @property
     def shape(self) -> str:
-        """The result's shape without layouts: `bf16[8,1024]`, `(f32[2], s32[])`."""
+        """The result's shape without layouts: `bf16[8,1024]` or `(f32[2], s32[])`."""
         return _LAYOUT.sub("", self.shape_text)
 
     @property
     def arrays(self) -> tuple[ArrayShape, ...]:
-        """The arrays of the result, nested tuples flattened."""
-        return tuple(
-            ArrayShape(dtype=dtype, dims=tuple(int(d) for d in re.findall(r"\d+", dims)))
-            for dtype, dims in _ARRAY.findall(self.shape)
-        )
+        """The arrays of the result, with nested tuples flattened."""
+        return _arrays(self.shape)
+
+    @property
+    def operand_arrays(self) -> tuple[ArrayShape, ...]:
+        """The arrays of the operands; empty if the text names operands without their types."""
+        return _arrays(_LAYOUT.sub("", self.operand_text))
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Names of the operands; none for a constant or a parameter."""
+        """Names of the operands; empty for a constant or a parameter."""
         if self.opcode in {"constant", "parameter", "iota"}:
             return ()
         if "%" in self.operand_text:
@@ -85,12 +89,12 @@ class Instruction:
 
     @property
     def parameter_number(self) -> int:
-        """Which argument a parameter stands for; -1 when its text is no number."""
+        """The index of a parameter among the arguments; -1 if its text is not a number."""
         return int(self.operand_text) if self.operand_text.isdecimal() else -1
 
     @property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Names of the computations it calls, by attribute (`calls`, `body`, `condition`, ...)."""
+        """Names of the called computations, by attribute (`calls`, `body`, `condition`, ...)."""
         return {
             key: tuple(n.strip().lstrip("%") for n in names.strip("{}").split(","))
             for key, names in _CALLED.findall(self.attributes)
@@ -98,19 +102,19 @@ class Instruction:
 
     @property
     def op_name(self) -> str | None:
-        """The path of scopes that the front end gave it."""
+        """The scope path that the frontend assigned."""
         match = _OP_NAME.search(self.attributes)
         return match[1] if match else None
 
     @property
     def stack_frame_id(self) -> int:
-        """Key into the module's stack frames; 0 means none."""
+        """Key into the stack frames of the module; 0 if the instruction has none."""
         match = _STACK_FRAME.search(self.attributes)
         return int(match[1]) if match else 0
 
     @property
     def estimated_cycles(self) -> int | None:
-        """Clock cycles that the compiler expects; None where it says nothing."""
+        """The compiler's estimate in clock cycles; None if it gives none."""
         match = _CYCLES.search(self.attributes)
         return int(match[1]) if match else None
 
@@ -122,42 +126,47 @@ class Instruction:
 
     @property
     def channel_id(self) -> int | None:
-        """The channel; under shard_map every collective may carry the same one."""
+        """The channel ID, which collectives under shard_map may share."""
         match = _CHANNEL.search(self.attributes)
         return int(match[1]) if match else None
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The `dimensions={..}` of a gather, scatter or transpose."""
+        """The `dimensions={...}` of an all-gather, reduce-scatter or transpose."""
         match = _DIMENSIONS.search(self.attributes)
         return tuple(int(d) for d in match[1].split(",") if d) if match else ()
 
     @property
     def replica_groups(self) -> str | None:
-        """The text of `replica_groups`; its mesh form holds a comma, `mesh['x'=8], device_ids=(..) {'x'}`."""
-        match = _MESH_GROUPS.search(self.attributes)
-        return match[1] if match else self.attribute("replica_groups")
+        """The text of `replica_groups`.
+
+        Its mesh form contains a comma: `mesh['x'=8], device_ids=(...) {'x'}`.
+        """
+        label = "replica_groups="
+        start = self.attributes.find(label + "mesh[")
+        match = _MESH_GROUPS.match(self.attributes, start + len(label)) if start >= 0 else None
+        return match[0] if match else self.attribute("replica_groups")
 
     @property
     def frontend_attributes(self) -> str:
-        """The text between the braces of `frontend_attributes`; empty when there are none."""
+        """The text between the braces of `frontend_attributes`; empty if there are none."""
         return self.braced("frontend_attributes") or ""
 
     def attribute(self, name: str) -> str | None:
-        """The text after `name=` up to the comma that ends it; None when it is not there."""
+        """The text after `name=` up to the next top-level comma; None if the attribute is absent."""
         match = re.search(rf"(?:^|, ){name}=", self.attributes)
         if match is None:
             return None
         return _split_top(self.attributes[match.end() :], at_most=1)[0].strip()
 
     def braced(self, name: str) -> str | None:
-        """The text between the braces of `name={...}`; None when it is not there."""
+        """The text between the braces of `name={...}`; None if the attribute is absent."""
         start = self.attributes.find(f"{name}={{")
         if start < 0:
             return None
         start += len(name) + 1
         depth = 0
-        for match in _OPEN_OR_CLOSE.finditer(self.attributes, start):
+        for match in _BRACE.finditer(self.attributes, start):
             depth += {"{": 1, "}": -1}.get(match[0], 0)
             if depth == 0:
                 return self.attributes[start + 1 : match.start()]
@@ -166,7 +175,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Computation:
-    """A computation: its instructions in schedule order."""
+    """A computation with its instructions in schedule order."""
 
     name: str
     is_entry: bool
@@ -185,28 +194,28 @@ class Computation:
 
     @property
     def parameters(self) -> dict[int, Instruction]:
-        """Parameters by number."""
+        """The parameters by number."""
         return {i.parameter_number: i for i in self.instructions if i.opcode == "parameter"}
 
     def get(self, name: str) -> Instruction | None:
-        """The instruction of that name; None when the computation has none."""
+        """The instruction of that name; None if the computation has none."""
         return self._by_name.get(name)
 
     def producers(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions that define its operands, in order; definitions stand before uses."""
-        found = (self._by_name.get(name) for name in instruction.operands)
-        return tuple(i for i in found if i is not None and i.line < instruction.line)
+        """The instructions that define its operands, in order; definitions precede uses."""
+        defined = (self._by_name.get(name) for name in instruction.operands)
+        return tuple(i for i in defined if i is not None and i.line < instruction.line)
 
     def producer(self, instruction: Instruction, index: int = 0) -> Instruction | None:
-        """The instruction that defines one operand; None when the text does not hold it before its use."""
+        """The instruction that defines one operand; None if no earlier line defines it."""
         names = instruction.operands
-        found = self._by_name.get(names[index]) if index < len(names) else None
-        return found if found is not None and found.line < instruction.line else None
+        defined = self._by_name.get(names[index]) if index < len(names) else None
+        return defined if defined is not None and defined.line < instruction.line else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFrame:
-    """Where an instruction was written: file, function and line."""
+    """A source location: file, function and line."""
 
     file: str
     function: str
@@ -215,7 +224,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HloModule:
-    """A module of HLO text; `cut_off_at` is the line at which the text ends too early, if it does."""
+    """A module of HLO text; `cut_off_at` is the last line of a truncated text, else None."""
 
     name: str
     origin: str
@@ -228,25 +237,25 @@ class HloModule:
 
     @property
     def n_devices(self) -> int:
-        """Devices that run the module together."""
+        """The number of devices that run the module together."""
         return self.n_partitions * self.n_replicas
 
     @property
     def entry(self) -> Computation | None:
-        """The entry computation; None only when the text is cut off before it."""
+        """The entry computation; None only if the text is truncated before it."""
         return next((c for c in self.computations.values() if c.is_entry), None)
 
     def computation(self, name: str, caller: Instruction) -> Computation:
-        """The computation that `caller` names; ParseError when the text does not hold it."""
-        if (found := self.computations.get(name)) is None:
+        """The computation that `caller` names; ParseError if the text does not define it."""
+        if (computation := self.computations.get(name)) is None:
             raise ParseError(
                 f"{self.where(caller)}: '{caller.name}' calls '{name}', which the text does not define. "
                 "Give the whole text of the module."
             )
-        return found
+        return computation
 
     def fused(self, fusion: Instruction) -> Computation:
-        """The computation of a fusion; ParseError when it names none."""
+        """The computation of a fusion; ParseError if the fusion names none."""
         names = fusion.called.get("calls")
         if not names:
             raise ParseError(
@@ -256,22 +265,29 @@ class HloModule:
         return self.computation(names[0], fusion)
 
     def where(self, instruction: Instruction) -> str:
-        """`file:line` of the instruction in the HLO text, for messages."""
+        """The instruction's `file:line` in the HLO text, for messages."""
         return f"{self.origin}:{instruction.line}"
 
     def source_line(self, instruction: Instruction) -> str | None:
-        """`file:line` of the program that the instruction comes from; None when the text does not say."""
+        """The instruction's `file:line` in the source program; None if the text does not say."""
         if frame := self.frames.get(instruction.stack_frame_id):
             return f"{frame.file}:{frame.line}"
         match = _SOURCE_FILE.search(instruction.attributes)
         return f"{match[1]}:{match[2]}" if match else None
 
 
+def _arrays(shape: str) -> tuple[ArrayShape, ...]:
+    return tuple(
+        ArrayShape(dtype=dtype, dims=tuple(int(d) for d in re.findall(r"\d+", dims)))
+        for dtype, dims in _ARRAY.findall(shape)
+    )
+
+
 def _split_top(text: str, *, at_most: int | None = None) -> list[str]:
-    """`text` split at the commas that stand in no bracket and no string."""
+    """Splits `text` at top-level commas, outside brackets and strings; at the first `at_most`."""
     pieces: list[str] = []
     depth = start = 0
-    for match in re.finditer(r'[,(){}\[\]]|"(?:[^"\\]|\\.)*"', text):
+    for match in _BRACKET_OR_COMMA.finditer(text):
         char = match[0]
         if char in "({[":
             depth += 1

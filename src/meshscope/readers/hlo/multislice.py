@@ -12,7 +12,7 @@ from meshscope.events.enums import Kind
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
 from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallContext
-from meshscope.readers.hlo.groups import ring_of_pairs
+from meshscope.readers.hlo.groups import connected_groups
 from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.readers.hlo.semantics import operand_of
@@ -112,7 +112,7 @@ def _belong(devices: Devices, kind: Kind, levels: list[Operation]) -> bool:
 
 def _joined(levels: Iterable[Operation]) -> Groups:
     """Everyone that the levels connect."""
-    return ring_of_pairs(
+    return connected_groups(
         tuple((group[0], device) for level in levels for group in level.groups for device in group)
     )
 

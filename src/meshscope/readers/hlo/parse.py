@@ -1,4 +1,4 @@
-"""The grammar of HLO text: header tables, computations, instructions; nothing of collectives."""
+"""Parses HLO text: header tables, computations and instructions."""
 
 import gzip
 import re
@@ -8,23 +8,24 @@ from pathlib import Path
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame
 
-MAX_TEXT_BYTES = 512 * 2**20  # of one module, decompressed; the largest seen is 30 MB
+MAX_TEXT_BYTES = 512 * 2**20  # decompressed text of one module; the largest seen has 30 MB
 _GZIP_MAGIC = b"\x1f\x8b"
 
-_INSTRUCTION = re.compile(
-    r"\s+(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
-)
+_HEAD = r"(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
+_INSTRUCTION = re.compile(r"\s+" + _HEAD)
+_INSTRUCTION_LINE = re.compile(r"\s*" + _HEAD)
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(){}=]+)(?: \(.*)? \{")
 _MODULE = re.compile(r"HloModule (?P<name>[^\s,]+)(?P<rest>.*)")
 _TABLE_ROW = re.compile(r"(\d+) (.*)")
 _PAIR = re.compile(r"(\w+)=(\d+)")
-_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*.*?\*/')
-_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|/\*[^*]*\*/')
+# The closing quote is optional to keep the search linear in text with an unclosed string.
+_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"?')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
-    """The module in a file of optimised HLO text, plain or gzipped."""
+    """Reads a file of optimized HLO text, plain or gzipped; see `parse_hlo` for `is_partial`."""
     origin = str(path)
     try:
         text = _decompressed(Path(path), origin).decode("utf-8")
@@ -33,7 +34,7 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
     except UnicodeDecodeError as error:
         raise ParseError(
             f"{origin}: is not text (byte {error.start} is not UTF-8). "
-            "Give optimised HLO as text: `compiled.as_text()` writes it, --xla_dump_hlo_as_text dumps it."
+            "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text."
         ) from error
     return parse_hlo(text, origin, is_partial=is_partial)
 
@@ -49,16 +50,16 @@ def _decompressed(path: Path, origin: str) -> bytes:
         raise ParseError(f"{origin}: the gzip file is damaged ({error}). Copy it again.") from error
     if len(content) > MAX_TEXT_BYTES:
         raise ParseError(
-            f"{origin}: holds more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
+            f"{origin}: has more than {MAX_TEXT_BYTES} bytes of text. Give the text of one module."
         )
     return content
 
 
 def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
-    """The module that `text` holds; `origin` names the file in messages.
+    """Parses the text of one module; `origin` names the file in messages.
 
-    A text that ends too early is a ParseError. With `is_partial` one that was cut between two
-    lines is read as far as it goes, and the module says so in `cut_off_at`.
+    Raises ParseError if the text is truncated. With `is_partial`, text that was truncated between
+    two lines is parsed up to its end, which the module keeps in `cut_off_at`.
     """
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     header = _header(lines, origin)
@@ -68,7 +69,7 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     if cut_off_at is None and not any(c.is_entry for c in computations.values()):
         if not is_partial:
             expected = "the computation marked ENTRY"
-            raise _truncated(origin, len(lines), expected, may_be_partial=True)
+            raise _truncated(origin, len(lines), expected, offer_partial=True)
         cut_off_at = len(lines)
     match = _MODULE.match(attributes)
     assert match is not None
@@ -84,17 +85,31 @@ def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     )
 
 
+def parse_instruction_line(text: str) -> Instruction | None:
+    """Parses one instruction outside a module, e.g. an event name in a profile.
+
+    Returns None if the text is not an instruction. Profilers truncate long lines, so the operands
+    and attributes may be incomplete.
+    """
+    match = _INSTRUCTION_LINE.match(text)
+    if match is None:
+        return None
+    rest = text[match.end() :]
+    close = _closing_parenthesis(rest)
+    return _instruction(match, rest, close if close >= 0 else len(rest), line=1)
+
+
 def _header(lines: list[str], origin: str) -> int:
-    """The number of the line that starts the module."""
+    """The index of the line that starts the module."""
     for number, line in enumerate(lines):
         if _MODULE.match(line):
             return number
         if line.strip() and not line.startswith("//"):
             raise ParseError(
                 f"{origin}:{number + 1}: expected a line 'HloModule NAME, ...', got {line[:60]!r}. "
-                "Give optimised HLO text: `compiled.as_text()` writes it, --xla_dump_hlo_as_text dumps it."
+                "Give optimized HLO text, e.g. from `compiled.as_text()` or --xla_dump_hlo_as_text."
             )
-    raise ParseError(f"{origin}:1: is empty. Give optimised HLO text.")
+    raise ParseError(f"{origin}:1: is empty. Give optimized HLO text.")
 
 
 def _count(header: str, name: str) -> int:
@@ -103,7 +118,7 @@ def _count(header: str, name: str) -> int:
 
 
 def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[int, str]], int]:
-    """The header tables, as rows of text by number, and the line at which computations start."""
+    """The rows of each header table by number, and the index of the first computation's line."""
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
     current: dict[int, str] | None = None
     for number in range(header + 1, len(lines)):
@@ -116,7 +131,7 @@ def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[
             current[int(row[1])] = row[2]
         elif line.strip() and not line.startswith("//"):
             raise ParseError(
-                f"{origin}:{number + 1}: expected a table of the header or a computation, "
+                f"{origin}:{number + 1}: expected a header table or a computation, "
                 f"got {line[:60]!r}. Give the whole text of one module."
             )
     return tables, len(lines)
@@ -125,27 +140,28 @@ def _tables(lines: list[str], header: int, origin: str) -> tuple[dict[str, dict[
 def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFrame]:
     files, functions, locations, frames = (tables[name] for name in _TABLES)
     pairs = {n: dict(_PAIR.findall(row)) for n, row in locations.items()}
-    found: dict[int, StackFrame] = {}
+    stack_frames: dict[int, StackFrame] = {}
     for number, row in frames.items():
         try:
             location = pairs[int(dict(_PAIR.findall(row))["file_location_id"])]
-            found[number] = StackFrame(
+            stack_frames[number] = StackFrame(
                 file=files[int(location["file_name_id"])].strip('"'),
                 function=functions[int(location["function_name_id"])].strip('"'),
                 line=int(location["line"]),
             )
         except KeyError as error:
             raise ParseError(
-                f"{origin}: stack frame {number} names {error}, which the header tables do not hold. "
+                f"{origin}: stack frame {number} refers to {error}, missing from the header tables. "
                 "Give the whole text of one module."
             ) from error
-    return found
+    return stack_frames
 
 
 def _computations(
     lines: list[str], start: int, origin: str, *, is_partial: bool
 ) -> tuple[dict[str, Computation], int | None]:
-    found: dict[str, Computation] = {}
+    """The computations by name, and the number of the last line if the text ends inside one."""
+    computations: dict[str, Computation] = {}
     number = start
     while number < len(lines):
         match = _COMPUTATION.fullmatch(lines[number])
@@ -163,38 +179,38 @@ def _computations(
                 origin,
                 len(lines),
                 f"the end '}}' of computation '{match['name']}'",
-                may_be_partial=not is_partial,
+                offer_partial=not is_partial,
             )
         if not instructions:
             raise ParseError(
-                f"{origin}:{number + 1}: computation '{match['name']}' holds no instruction. "
+                f"{origin}:{number + 1}: computation '{match['name']}' has no instructions. "
                 "Give the whole text of one module."
             )
-        found[match["name"]] = Computation(
+        computations[match["name"]] = Computation(
             name=match["name"],
             is_entry=match["entry"] is not None,
             instructions=tuple(instructions),
             line=number + 1,
         )
         if end is None:
-            return found, len(lines)
+            return computations, len(lines)
         number = end + 1
-    return found, None
+    return computations, None
 
 
 def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction], int | None]:
-    """The instructions of a computation and the line of its closing brace, None when there is none.
+    """The instructions of a computation, and the index of its closing line; None if it is missing.
 
-    A line that starts no instruction belongs to the one before if that left a brace open.
+    An instruction continues on the next line if it leaves a brace open.
     """
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     number = start
     while number < len(lines):
         match = _INSTRUCTION.match(lines[number])
         if match is None:
             if lines[number][:1] == "}":
-                return found, number
-            raise _no_instruction(lines, number, origin)
+                return instructions, number
+            raise _not_an_instruction(lines, number, origin)
         last = number + 1
         if last < len(lines) and _INSTRUCTION.match(lines[last]) is None:
             n_open = _n_open(lines[number])
@@ -202,28 +218,30 @@ def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction],
                 n_open += _n_open(lines[last])
                 last += 1
         rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
-        found.append(_instruction(match, rest, number + 1, origin))
+        close = _closing_parenthesis(rest)
+        if close < 0:
+            expected = f"the closing parenthesis of '{match['name']}'"
+            raise _truncated(origin, number + 1, expected)
+        instructions.append(_instruction(match, rest, close, line=number + 1))
         number = last
-    return found, None
+    return instructions, None
 
 
 def _n_open(text: str) -> int:
-    """Braces that the text leaves open."""
+    """The number of braces that the text leaves open."""
     bare = _STRING_OR_COMMENT.sub("", text)
     return bare.count("{") - bare.count("}")
 
 
-def _no_instruction(lines: list[str], number: int, origin: str) -> ParseError:
+def _not_an_instruction(lines: list[str], number: int, origin: str) -> ParseError:
     return ParseError(
         f"{origin}:{number + 1}: expected an instruction '%name = shape opcode(...)', "
         f"got {lines[number].strip()[:60]!r}. Give the text as the compiler wrote it."
     )
 
 
-def _instruction(match: re.Match[str], rest: str, line: int, origin: str) -> Instruction:
-    close = _closing_parenthesis(rest)
-    if close < 0:
-        raise _truncated(origin, line, f"the closing parenthesis of '{match['name']}'")
+def _instruction(match: re.Match[str], rest: str, close: int, *, line: int) -> Instruction:
+    """The instruction whose operands end at `close` in the text after the opening parenthesis."""
     return Instruction(
         name=match["name"],
         opcode=match["opcode"],
@@ -236,7 +254,7 @@ def _instruction(match: re.Match[str], rest: str, line: int, origin: str) -> Ins
 
 
 def _closing_parenthesis(text: str) -> int:
-    """Where the operand list ends that starts at the front of `text`; -1 when it does not."""
+    """The position of the parenthesis that ends an operand list; -1 if `text` does not hold it."""
     close = text.find(")")
     if close < 0 or ("(" not in text[:close] and '"' not in text[:close]):
         return close
@@ -248,12 +266,8 @@ def _closing_parenthesis(text: str) -> int:
     return -1
 
 
-def _truncated(
-    origin: str, line: int, expected: str, *, may_be_partial: bool = False
-) -> ParseError:
+def _truncated(origin: str, line: int, expected: str, *, offer_partial: bool = False) -> ParseError:
     remedy = "Give the whole text of the module"
-    if may_be_partial:
-        remedy += ", or read what there is of it with --partial"
-    return ParseError(
-        f"{origin}:{line}: the text ends or breaks off where {expected} was expected: it is cut short. {remedy}."
-    )
+    if offer_partial:
+        remedy += ", or read the part that is present with --partial"
+    return ParseError(f"{origin}:{line}: the text is truncated: expected {expected}. {remedy}.")

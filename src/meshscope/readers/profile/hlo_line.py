@@ -1,50 +1,36 @@
-"""One line of optimised HLO, as profilers write it into the name of an event: what it tells by itself.
+"""Event names of profiles: a line of optimized HLO, an instruction name or an NCCL kernel.
 
-Not a reader of programs: what needs more than the line (loops, callers, meshes of devices) stays
-unknown here and comes from the program's own text, by `meshscope.readers.profile.joining`.
+A line cannot show trip counts, callers or the device mesh. Those come from the HLO module, which
+`meshscope.readers.profile.joining` reads.
 """
 
-import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import lru_cache
 
 from meshscope.events.enums import Kind
-from meshscope.units import DTYPE_BITS, array_bytes
+from meshscope.readers.hlo.groups import groups_without_module, is_complete
+from meshscope.readers.hlo.module import ArrayShape, Instruction
+from meshscope.readers.hlo.parse import parse_instruction_line
+from meshscope.readers.hlo.semantics import ALL_REDUCE_SCATTER, KIND_OF_OPCODE
+from meshscope.readers.hlo.shapes import result_arrays
+from meshscope.spec.plan.mesh import Groups
 
-MAX_TEXT = 200_000  # a longer line is not taken apart
-MAX_DEVICES = 1_000_000
+MAX_TEXT = 200_000  # characters; longer event names are not parsed as HLO
+N_CACHED = 1 << 16  # distinct names, shared by all devices of a profile
 
-Groups = list[list[int]]
-Array = tuple[str, tuple[int, ...]]
-
-KIND_OF: dict[str, Kind] = {
-    "all-reduce-scatter": Kind.REDUCE_SCATTER,  # a fusion of all-reduce and slice, on TPUs
-    "all-reduce": Kind.ALL_REDUCE,
-    "all-gather": Kind.ALL_GATHER,
-    "reduce-scatter": Kind.REDUCE_SCATTER,
-    "all-to-all": Kind.ALL_TO_ALL,
-    "ragged-all-to-all": Kind.ALL_TO_ALL,
-    "collective-permute": Kind.PERMUTE,
-    "collective-broadcast": Kind.BROADCAST,
+KIND_OF: dict[str, Kind] = KIND_OF_OPCODE | {
+    ALL_REDUCE_SCATTER: Kind.REDUCE_SCATTER,
     "send": Kind.SEND,
     "recv": Kind.RECV,
 }
 CONTAINERS = frozenset({"while", "call", "conditional"})
 _MOVES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
+_NAMED_OPCODES = frozenset({*KIND_OF, *_MOVES, *CONTAINERS})
 
-_HEAD = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=%(]+)\s*=\s*")
-_OPCODE = re.compile(r"\s*([a-zA-Z][\w\-]*)\(")
-_ARRAY = re.compile(r"\b([a-z]\w*)\[((?:<?=?\d+,?)*)\]")
-_OPERAND = re.compile(r"%([\w.\-]+)")
-_NUMBER = re.compile(r"\.\d+$|\.(?:clone|remat)[\w.]*$")
-_GROUPS = re.compile(
-    r"replica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
-)
-_MESH_GROUPS = re.compile(r"replica_groups=(mesh\[[^\]]*\][^{]*\{[^}]*\})")
-_PAIRS = re.compile(r"source_target_pairs=(\{(?:\{[\d,]*\},?)*\})")
-_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_NAME = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=%(]+)\s+=(?:\s|$)")
+_SUFFIX = re.compile(r"\.\d+$|\.(?:clone|remat)[\w.]*$")
 # NCCL and RCCL name their kernels after the operation: ncclDevKernel_AllReduce_Sum_bf16_RING_LL.
 _NCCL = re.compile(r"(?i)^[nr]ccl\w*kernel_(\w+?)(?:_|\(|$)")
 _NCCL_KINDS = {
@@ -59,9 +45,9 @@ _NCCL_KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HloLine:
-    """What the line tells; None where it does not.
+    """The facts in one event name; None if the name does not show them.
 
-    `starts` is the name of the instruction that a `-done` waits for, or of a `-start` itself.
+    `starts` names the instruction that a `-done` waits for; for a `-start` it is its own name.
     """
 
     name: str
@@ -74,48 +60,42 @@ class HloLine:
     groups: Groups | None = None
 
 
+@lru_cache(maxsize=N_CACHED)
 def read_hlo_line(text: str) -> HloLine:
-    """What one event's name tells, be it a whole line of HLO or only the name of an instruction."""
-    head = _HEAD.match(text) if len(text) <= MAX_TEXT else None
-    if head is None:
-        name = text.lstrip("%")
-        opcode = opcode_of_name(name)
-        return HloLine(name=name, opcode=opcode, starts=_starts(name, opcode, None))
-    result_end = _end_of_result(text, head.end())
-    opcode = _OPCODE.match(text, result_end)
-    if opcode is None:
-        return HloLine(name=head[1])
-    operands = text[opcode.end() : _closing(text, opcode.end() - 1)]
-    arrays = _payload(opcode[1], _arrays(text[head.end() : result_end]), _arrays(operands))
-    groups_text = _groups_text(text, opcode.end())
+    """Reads an event name, either a line of HLO or only an instruction name."""
+    instruction = parse_instruction_line(text) if len(text) <= MAX_TEXT else None
+    if instruction is None:
+        return _name_only(text)
+    arrays = _payload(instruction)
+    sizes = [array.n_bytes for array in arrays]
+    groups_text = _groups_text(instruction)
     return HloLine(
-        name=head[1],
-        opcode=opcode[1],
-        starts=_starts(head[1], opcode[1], _OPERAND.search(operands)),
-        dtype=arrays[0][0] if len({dtype for dtype, _ in arrays}) == 1 else None,
-        shape=arrays[0][1] if len(arrays) == 1 else None,
-        payload_bytes=_bytes(arrays),
+        name=instruction.name,
+        opcode=instruction.opcode,
+        starts=_starts(instruction.name, instruction.opcode, instruction.operands),
+        dtype=arrays[0].dtype if len({array.dtype for array in arrays}) == 1 else None,
+        shape=arrays[0].dims if len(arrays) == 1 else None,
+        payload_bytes=sum(n for n in sizes if n is not None) if sizes else None,
         groups_text=groups_text,
-        groups=groups_of(groups_text) if groups_text else None,
+        groups=groups_without_module(groups_text) if groups_text else None,
     )
 
 
 def base_opcode(opcode: str) -> str:
-    """The opcode without the half of an asynchronous pair: `all-reduce-start` -> `all-reduce`."""
+    """The opcode without the suffix of an asynchronous half: `all-reduce-start` -> `all-reduce`."""
     return opcode.removesuffix("-start").removesuffix("-done").removesuffix("-update")
 
 
 def opcode_of_name(name: str) -> str | None:
-    """The opcode after which XLA named an instruction: a collective, a container or a move."""
-    base = name
-    while (cut := _NUMBER.sub("", base)) != base:
-        base = cut
-    known = base_opcode(base) in {*KIND_OF, *_MOVES} or base in CONTAINERS
-    return base if known else None
+    """The opcode in an instruction name that XLA derived from a collective, container or move."""
+    opcode = name
+    while (shorter := _SUFFIX.sub("", opcode)) != opcode:
+        opcode = shorter
+    return opcode if opcode in CONTAINERS or base_opcode(opcode) in _NAMED_OPCODES else None
 
 
 def kind_of(opcode: str | None, *, name: str) -> Kind | None:
-    """What a collective means, by opcode, by the name of a fusion, or of a kernel of NCCL."""
+    """The kind of a collective, by its opcode or the name of its fusion or NCCL kernel."""
     for label in (opcode, opcode_of_name(name)):
         if label and base_opcode(label) in KIND_OF:
             return KIND_OF[base_opcode(label)]
@@ -123,88 +103,47 @@ def kind_of(opcode: str | None, *, name: str) -> Kind | None:
     return _NCCL_KINDS.get(kernel[1].lower()) if kernel else None
 
 
-def groups_of(text: str) -> Groups | None:
-    """Device groups of a list `{{0,1},{2,3}}` or an iota `[2,2]<=[4]`; None for other forms."""
-    iota = _IOTA.fullmatch(text)
-    if iota is None:
-        found = [_ints(group) for group in re.findall(r"\{([\d,]+)\}", text)]
-        return found if found and text.startswith("{") else None
-    dims, permutation = _ints(iota[2]), _ints(iota[3] or "")
-    if math.prod(dims) > MAX_DEVICES or math.prod(_ints(iota[1])) != math.prod(dims):
-        return None
-    if permutation and sorted(permutation) != list(range(len(dims))):
-        return None
-    ids = np.arange(math.prod(dims)).reshape(dims).transpose(permutation or None)
-    return ids.reshape(_ints(iota[1])[0], -1).tolist()
+def _name_only(text: str) -> HloLine:
+    """A bare instruction name, or the name in a line that is truncated before its opcode."""
+    match = _NAME.match(text[:MAX_TEXT])
+    if match is not None:
+        return HloLine(name=match[1])
+    name = text.lstrip("%")
+    opcode = opcode_of_name(name)
+    return HloLine(name=name, opcode=opcode, starts=_starts(name, opcode, ()))
 
 
-def _starts(name: str, opcode: str | None, operand: re.Match[str] | None) -> str | None:
+def _starts(name: str, opcode: str | None, operands: Sequence[str]) -> str | None:
     if opcode is None:
         return None
     if opcode.endswith("-start"):
         return name
     if not opcode.endswith("-done"):
         return None
-    return operand[1] if operand else name.replace("-done", "-start", 1)
+    return operands[0] if operands else name.replace("-done", "-start", 1)
 
 
-def _end_of_result(text: str, start: int) -> int:
-    """Where the type of the result ends: behind its closing bracket, or at a space."""
-    if text.startswith("(", start):
-        return _closing(text, start) + 1
-    end = text.find(" ", start)
-    return len(text) if end < 0 else end
+def _payload(instruction: Instruction) -> tuple[ArrayShape, ...]:
+    """The arrays that make up the payload: the whole array of a gather or scatter, not a shard."""
+    opcode = instruction.opcode
+    base, is_start = base_opcode(opcode), opcode.endswith("-start")
+    if base not in KIND_OF:
+        sized = _sized(instruction.arrays)
+        return sized if len(sized) == 1 else ()
+    if base == "reduce-scatter" and not opcode.endswith("-done"):
+        operands = _sized(instruction.operand_arrays)
+        return operands if operands or is_start else _sized(instruction.arrays)
+    if is_start or opcode in {"send", "recv"}:
+        return _sized(result_arrays(instruction))
+    return _sized(instruction.arrays)
 
 
-def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` closes; the end of the text if it does not."""
-    depth = 0
-    for bracket in re.finditer(r"[()]", text[start:]):
-        depth += 1 if bracket[0] == "(" else -1
-        if not depth:
-            return start + bracket.start()
-    return len(text)
+def _sized(arrays: Sequence[ArrayShape]) -> tuple[ArrayShape, ...]:
+    """The arrays of a known width, which leaves out tokens."""
+    return tuple(array for array in arrays if array.n_bytes is not None)
 
 
-def _arrays(text: str) -> list[Array]:
-    return [
-        (dtype, tuple(_ints(dims.replace("<=", ""))))
-        for dtype, dims in _ARRAY.findall(text)
-        if dtype in DTYPE_BITS
-    ]
-
-
-def _payload(opcode: str, result: list[Array], operands: list[Array]) -> list[Array]:
-    """The arrays of the size rule: what all-gather puts out, what reduce-scatter takes in."""
-    if base_opcode(opcode) not in KIND_OF:
-        return result if len(result) == 1 else []
-    if opcode.endswith("-start"):
-        return _payload_of_start(base_opcode(opcode), result, operands)
-    if opcode in {"reduce-scatter", "all-to-all"} and operands:
-        return operands
-    if opcode in {"send", "recv"}:
-        return (operands or result)[:1]
-    return result
-
-
-def _payload_of_start(base: str, result: list[Array], operands: list[Array]) -> list[Array]:
-    if base == "all-gather":  # (inputs ..., outputs ...)
-        return result[len(result) // 2 :]
-    if base == "collective-permute":  # (input, output, contexts ...)
-        return result[1:2]
-    return result if base == "all-reduce" else operands
-
-
-def _bytes(arrays: list[Array]) -> int | None:
-    return sum(array_bytes(*array) for array in arrays) if arrays else None
-
-
-def _groups_text(text: str, start: int) -> str | None:
-    for form in (_GROUPS, _MESH_GROUPS, _PAIRS):
-        if found := form.search(text, start):
-            return found[1]
-    return None
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
+def _groups_text(instruction: Instruction) -> str | None:
+    """The text of the replica groups or source-target pairs; None if it is truncated."""
+    texts = (instruction.replica_groups, instruction.attribute("source_target_pairs"))
+    return next((text for text in texts if text is not None and is_complete(text)), None)
