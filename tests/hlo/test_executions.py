@@ -190,7 +190,7 @@ def test_scopes_without_a_phase_take_the_one_that_is_given() -> None:
 
     assert (row.phase, row.layer, row.n_steps, row.axis_reason) == (Phase.DECODE, 2, 9, None)
     assert bare.phase is None
-    assert bare.axis_reason == "no phase in the scopes of op_name 'jit(f)/layer2/mlp/psum'"
+    assert bare.axis_reason == "op_name 'jit(f)/layer2/mlp/psum' names no phase"
 
 
 def test_groups_of_no_axis_are_said_with_the_mesh() -> None:
@@ -199,5 +199,5 @@ def test_groups_of_no_axis_are_said_with_the_mesh() -> None:
     (row,) = _rows("", text)
 
     assert row.axis is None
-    assert row.axis_reason == "groups {{0},{1}} are those of no axis of the mesh (tp=2)"
+    assert row.axis_reason == "groups {{0},{1}} match no axis of the mesh (tp=2)"
     assert row.wire_bytes == 0

@@ -1,1 +1,1 @@
-"""Reads optimised HLO text: grammar, loops, groups, meaning and attribution of collectives."""
+"""Reads optimized HLO text: its grammar, loops, groups, and the collectives with their attribution."""

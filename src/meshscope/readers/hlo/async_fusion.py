@@ -1,7 +1,8 @@
-"""Asynchronous collectives that libtpu spreads over the fusions beside them.
+"""Asynchronous collectives that libtpu spreads over the fusions that run meanwhile.
 
-The instruction stands in every fusion that carries it on, with one `chain_id`: the first hands it
-to a custom call `AsyncCollectiveStart`, the last takes it from `AsyncCollectiveDone`.
+Every fusion that carries the collective holds a copy of its instruction with the same `chain_id`.
+The first fusion passes it to a custom call `AsyncCollectiveStart`, the last one takes it from
+`AsyncCollectiveDone`.
 """
 
 import re
@@ -12,11 +13,11 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
 AsyncChain = tuple[str, int | None]  # chain_id and channel_id
 
-_CHAIN = re.compile(r'\bchain_id="([^"]*)"')
+_CHAIN_ID = re.compile(r'\bchain_id="([^"]*)"')
 
 
 def starts_async_chain(site: CallSite) -> bool:
-    """Whether the collective is handed to `AsyncCollectiveStart` where it stands."""
+    """Whether the collective feeds an `AsyncCollectiveStart` in its computation."""
     return async_chain_of(site.instruction) is not None and any(
         call.custom_call_target == "AsyncCollectiveStart" and site.instruction.name in call.operands
         for call in site.context.computation.instructions
@@ -24,21 +25,25 @@ def starts_async_chain(site: CallSite) -> bool:
     )
 
 
-def first_of_each_chain(found: Iterable[CallSite]) -> list[CallSite]:
-    """The sites, those of one chain told once, by the first."""
-    legs = [(site, async_chain_of(site.instruction)) for site in found]
-    started = {chain for site, chain in legs if chain is not None and starts_async_chain(site)}
-    return [site for site, chain in legs if chain not in started or starts_async_chain(site)]
+def first_of_each_chain(sites: Iterable[CallSite]) -> list[CallSite]:
+    """The sites without those that continue an asynchronous chain."""
+    chain_of_site = [(site, async_chain_of(site.instruction)) for site in sites]
+    started = {
+        chain for site, chain in chain_of_site if chain is not None and starts_async_chain(site)
+    }
+    return [
+        site for site, chain in chain_of_site if chain not in started or starts_async_chain(site)
+    ]
 
 
 def async_chain_of(instruction: Instruction) -> AsyncChain | None:
-    """The chain that a collective belongs to; None when it stands alone."""
-    match = _CHAIN.search(instruction.attributes)
+    """The chain that a collective belongs to; None if it belongs to none."""
+    match = _CHAIN_ID.search(instruction.attributes)
     return (match[1], instruction.channel_id) if match else None
 
 
 def async_chain_ends(module: HloModule) -> dict[AsyncChain, Instruction]:
-    """For every chain, the fusion that ends it and so holds its result."""
+    """The last fusion of every chain, which holds the result of the collective."""
     chain_in = {c.name: chain for c in module.computations.values() for chain in _ended_in(c)}
     return {
         chain_in[name]: instruction

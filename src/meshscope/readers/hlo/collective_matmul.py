@@ -1,9 +1,10 @@
-"""Windowed einsums: an all-gather or reduce-scatter that the partitioner spread over a ring of permutes.
+"""Collective matmuls: an all-gather or reduce-scatter implemented as a ring of permutes.
 
-Around a large dot the SPMD partitioner sends shards (or partial sums) around a ring while it
-multiplies, in a loop named `windowed_dot_general_body_ag` or `_rs`, often in both directions,
-with one more permute in front of the loop or behind it; small rings come unrolled
-(xla/service/spmd/dot_handler.cc). Such a ring is told as the one collective that it carries out.
+Around a large dot, XLA's SPMD partitioner sends shards (or partial sums) around a ring while it
+multiplies: a windowed einsum. The ring is a loop named `windowed_dot_general_body_ag` or `_rs`,
+often bidirectional, with one more permute before or after the loop; small rings are unrolled
+(xla/service/spmd/dot_handler.cc). This module replaces the permutes of each ring by the one
+collective that they implement.
 """
 
 from collections.abc import Iterator
@@ -22,16 +23,16 @@ from meshscope.units import format_shape
 
 ALGORITHM = "windowed einsum"
 _MAX_VISITED = 500  # instructions between two permutes of one ring
-_HANDED_ON = frozenset(
+_FORWARDED = frozenset(
     {"parameter", "get-tuple-element", "collective-permute", "collective-permute-done"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Key:
-    """What the permutes of one einsum share."""
+class _RingKey:
+    """The properties that all permutes of a ring share."""
 
-    home: tuple[str, ...]  # the callers around the einsum, by name
+    callers: tuple[str, ...]  # names of the callers around the collective matmul
     op_name: str | None
     stack_frame_id: int
     payload: tuple[str | None, tuple[int, ...] | None]
@@ -39,30 +40,30 @@ class _Key:
 
 
 def merge_collective_matmuls(flow: Dataflow, operations: list[Operation]) -> list[Operation]:
-    """The operations with each windowed einsum's permutes replaced by what they carry out, at the first."""
-    rings: dict[_Key, list[Operation]] = {}
+    """Replaces the permutes of each ring by one collective, at the position of the first permute."""
+    candidates: dict[_RingKey, list[Operation]] = {}
     for operation in operations:
         is_ring = operation.kind is Kind.PERMUTE and operation.groups
         if is_ring and operation.inserted_by != "program":
-            rings.setdefault(_key(operation), []).append(operation)
-    told: dict[int, Operation] = {}
+            candidates.setdefault(_ring_key(operation), []).append(operation)
+    merged: dict[int, Operation] = {}
     hidden: set[int] = set()
-    for key, permutes in rings.items():
-        for members in _einsums(flow, permutes):
-            if (einsum := _einsum(flow, key, members)) is not None:
-                told[id(members[0])] = einsum
-                hidden |= {id(member) for member in members}
+    for key, permutes in candidates.items():
+        for ring in _rings(flow, permutes):
+            if (collective := _collective(flow, key, ring)) is not None:
+                merged[id(ring[0])] = collective
+                hidden |= {id(permute) for permute in ring}
     return [
-        told.get(id(operation), operation)
+        merged.get(id(operation), operation)
         for operation in operations
-        if id(operation) in told or id(operation) not in hidden
+        if id(operation) in merged or id(operation) not in hidden
     ]
 
 
-def _key(operation: Operation) -> _Key:
+def _ring_key(operation: Operation) -> _RingKey:
     callers = operation.site.context.callers[: _depth(operation)]
-    return _Key(
-        home=tuple(caller.instruction.name for caller in callers),
+    return _RingKey(
+        callers=tuple(caller.instruction.name for caller in callers),
         op_name=operation.op_name,
         stack_frame_id=operation.site.instruction.stack_frame_id,
         payload=(operation.dtype, operation.shape),
@@ -71,15 +72,15 @@ def _key(operation: Operation) -> _Key:
 
 
 def _depth(operation: Operation) -> int:
-    """How many callers stand around the einsum, without its own loops and conditionals."""
+    """The number of callers around the collective matmul, without its own loops and branches."""
     callers = operation.site.context.callers
     depth = len(callers)
-    while depth and _is_part_of_einsum(callers[depth - 1].instruction, operation):
+    while depth and _is_part_of_matmul(callers[depth - 1].instruction, operation):
         depth -= 1
     return depth
 
 
-def _is_part_of_einsum(caller: Instruction, operation: Operation) -> bool:
+def _is_part_of_matmul(caller: Instruction, operation: Operation) -> bool:
     is_named = any("windowed_dot_general" in n for names in caller.called.values() for n in names)
     return caller.opcode in {"while", "conditional"} and (
         is_named or same_name(caller.op_name, operation.site.instruction.op_name)
@@ -87,25 +88,25 @@ def _is_part_of_einsum(caller: Instruction, operation: Operation) -> bool:
 
 
 def _loop(operation: Operation) -> CallSite | None:
-    """The loop of the einsum that the permute stands in."""
+    """The loop of the collective matmul around a permute; None if the permute is outside it."""
     callers = operation.site.context.callers[_depth(operation) :]
     return callers[0] if callers else None
 
 
-def _einsums(flow: Dataflow, permutes: list[Operation]) -> list[list[Operation]]:
-    """Permutes of one key, apart by einsum: by loop, and by what feeds what."""
-    joined: list[list[Operation]] = []
+def _rings(flow: Dataflow, permutes: list[Operation]) -> list[list[Operation]]:
+    """The permutes of one key, split into rings by their loops and dataflow."""
+    rings: list[list[Operation]] = []
     for permute in permutes:
-        near = [group for group in joined if any(_belong(flow, permute, m) for m in group)]
-        merged = [member for group in near for member in group]
-        joined = [group for group in joined if group not in near]
-        joined.append([*merged, permute])
-    order = {id(permute): number for number, permute in enumerate(permutes)}
-    return [sorted(group, key=lambda member: order[id(member)]) for group in joined]
+        joined = [ring for ring in rings if any(_share_ring(flow, permute, p) for p in ring)]
+        merged = [member for ring in joined for member in ring]
+        rings = [ring for ring in rings if ring not in joined]
+        rings.append([*merged, permute])
+    position = {id(permute): number for number, permute in enumerate(permutes)}
+    return [sorted(ring, key=lambda permute: position[id(permute)]) for ring in rings]
 
 
-def _belong(flow: Dataflow, one: Operation, other: Operation) -> bool:
-    """Whether two permutes of one key belong to one einsum."""
+def _share_ring(flow: Dataflow, one: Operation, other: Operation) -> bool:
+    """Whether two permutes of one key belong to the same ring."""
     loops = (_loop(one), _loop(other))
     if loops[0] and loops[1]:
         return loops[0].instruction is loops[1].instruction
@@ -122,7 +123,7 @@ def _belong(flow: Dataflow, one: Operation, other: Operation) -> bool:
 
 
 def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
-    """What computes the data that is sent, or hands it over from the last iteration."""
+    """The instruction that computes the sent data, or forwards it from the last iteration."""
     context = permute.site.context
     operand = context.computation.producer(permute.site.instruction)
     if operand is None:
@@ -137,7 +138,7 @@ def _source(flow: Dataflow, permute: Operation) -> Instruction | None:
 def _reaches(
     flow: Dataflow, context: CallContext, start: Instruction, end: Instruction, op_name: str | None
 ) -> bool:
-    """Whether `end` uses `start` through instructions of the einsum, which share its op_name or have none."""
+    """Whether `end` uses `start` only through instructions with this op_name or none."""
     stack, seen = [start], {start.name}
     while stack and len(seen) < _MAX_VISITED:
         for user in flow.users(context.computation, stack.pop()):
@@ -150,82 +151,92 @@ def _reaches(
     return False
 
 
-def _einsum(flow: Dataflow, key: _Key, members: list[Operation]) -> Operation | None:
-    """The collective that the ring carries out; None when the permutes are no full ring."""
-    first = members[0]
-    n = len(key.ring[0])
-    times = min(_times(member) for member in members)
-    if not times:
+def _collective(flow: Dataflow, key: _RingKey, ring: list[Operation]) -> Operation | None:
+    """The collective that a ring implements; None if the permutes are not a full ring."""
+    first, group_size = ring[0], len(key.ring[0])
+    n_runs = _full_ring_runs(key, ring)
+    if n_runs is None:
         return None
-    n_sends, rest = divmod(sum(member.count for member in members), times)
-    # A ring of n sends n-1 times; in a loop or in both directions up to two sends more.
-    if rest or not n - 1 <= n_sends <= n + 1 or len({len(group) for group in key.ring}) != 1:
-        return None
-    if n_sends == 1 and not any(_loop(m) for m in members) and not _is_dot(first.op_name):
-        return None
-    kind = Kind.REDUCE_SCATTER if any(_sends_sums(flow, m) for m in members) else Kind.ALL_GATHER
-    loop = next(filter(None, map(_loop, members)), None)
-    sent = sum((m.count * (m.wire_bytes or 0) for m in members), Fraction(0))
-    scheduled_op = (
-        replace(first.scheduled_op, instruction=loop.instruction) if loop else first.scheduled_op
-    )
+    kind = Kind.REDUCE_SCATTER if any(_sends_sums(flow, p) for p in ring) else Kind.ALL_GATHER
+    loop = next(filter(None, map(_loop, ring)), None)
+    sent_bytes = sum((p.count * (p.wire_bytes or 0) for p in ring), Fraction(0))
+    scheduled_op = first.scheduled_op
     return replace(
         first,
-        scheduled_op=scheduled_op,
+        scheduled_op=replace(scheduled_op, instruction=loop.instruction) if loop else scheduled_op,
         kind=kind,
         groups=key.ring,
-        group_size=n,
+        group_size=group_size,
         is_pairs=False,
-        shape=_whole_shape(flow, members, kind, n),
-        payload_bytes=None if first.payload_bytes is None else first.payload_bytes * n,
-        wire_bytes=None if first.payload_bytes is None else sent / times,
+        shape=_whole_shape(flow, ring, kind, group_size),
+        payload_bytes=None if first.payload_bytes is None else first.payload_bytes * group_size,
+        wire_bytes=None if first.payload_bytes is None else sent_bytes / n_runs,
         hlo_shape=f"{first.dtype}{format_shape(first.shape)}",
-        is_async=any(m.is_async for m in members),
+        is_async=any(permute.is_async for permute in ring),
         algorithm=ALGORITHM,
         inserted_by="partitioner",
-        count=times,
+        count=n_runs,
         caveats=loop.caveats if loop else first.caveats,
-        source_ops=source_ops_of(members),
+        source_ops=source_ops_of(ring),
     )
+
+
+def _full_ring_runs(key: _RingKey, ring: list[Operation]) -> int | None:
+    """How often the ring runs; None if its permutes do not make a full ring.
+
+    A ring of n devices sends n-1 times; in a loop or in both directions up to two times more.
+    """
+    group_size = len(key.ring[0])
+    n_runs = min(_runs(permute) for permute in ring)
+    if not n_runs:
+        return None
+    n_sends, rest = divmod(sum(permute.count for permute in ring), n_runs)
+    has_equal_groups = len({len(group) for group in key.ring}) == 1
+    if rest or not group_size - 1 <= n_sends <= group_size + 1 or not has_equal_groups:
+        return None
+    is_in_loop = any(_loop(permute) for permute in ring)
+    return n_runs if n_sends > 1 or is_in_loop or _is_dot(ring[0].op_name) else None
 
 
 def _whole_shape(
-    flow: Dataflow, members: list[Operation], kind: Kind, n: int
+    flow: Dataflow, ring: list[Operation], kind: Kind, group_size: int
 ) -> tuple[int, ...] | None:
-    """The array that the ring gathers or scatters; None when the text does not tell along which dim.
+    """The array that the ring gathers or scatters; None if the text does not show along which dim.
 
-    Each step takes a slice of the other operand, or fills one of the result, and that slice is
-    as long as the shard is along the dim in question, and the whole `n` times as long. The
-    shards of a gather have a unit dim of their own in front of it.
+    Each step slices the other operand, or updates a slice of the result. That slice is as long as
+    the shard along the gathered or scattered dim, and one `group_size`-th of the whole. The shards
+    of a gather have a unit dim in front of that dim.
     """
-    shard = members[0].shape
+    shard = ring[0].shape
     lengths = {
         length
-        for computation, instruction in _steps(flow, members)
-        if (length := _sliced_length(computation, instruction, n)) is not None
+        for computation, instruction in _steps(flow, ring)
+        if (length := _sliced_length(computation, instruction, group_size)) is not None
     }
     dims = [dim for dim, size in enumerate(shard or ()) if size in lengths]
     if shard is None or len(dims) != 1:
         return None
     (dim,) = dims
-    is_added = kind is Kind.ALL_GATHER and dim > 0 and shard[dim - 1] == 1
-    return (*shard[: dim - is_added], shard[dim] * n, *shard[dim + 1 :])
+    has_unit_dim = kind is Kind.ALL_GATHER and dim > 0 and shard[dim - 1] == 1
+    return (*shard[: dim - has_unit_dim], shard[dim] * group_size, *shard[dim + 1 :])
 
 
-def _steps(flow: Dataflow, members: list[Operation]) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions of the einsum: those of its loop, or those around its permutes that share its name."""
-    for computation in {member.site.context.computation for member in members}:
+def _steps(flow: Dataflow, ring: list[Operation]) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions of the collective matmulin its loop, or with its op_name."""
+    for computation in {permute.site.context.computation for permute in ring}:
+        is_loop = any(_loop(p) and p.site.context.computation is computation for p in ring)
         for instruction in computation.instructions:
-            is_inside = any(_loop(m) and m.site.context.computation is computation for m in members)
-            if not is_inside and not same_name(instruction.op_name, members[0].op_name):
+            if not is_loop and not same_name(instruction.op_name, ring[0].op_name):
                 continue
             yield computation, instruction
             if instruction.opcode == "fusion":
                 yield from flow.inner(flow.fused(instruction))
 
 
-def _sliced_length(computation: Computation, instruction: Instruction, n: int) -> int | None:
-    """Length of a slice that is one of `n` along a single dim; None for any other instruction."""
+def _sliced_length(
+    computation: Computation, instruction: Instruction, group_size: int
+) -> int | None:
+    """The length of a slice that takes one `group_size`-th of one dim; None for other instructions."""
     inputs = computation.producers(instruction)
     match instruction.opcode:
         case "dynamic-slice" if inputs:
@@ -238,14 +249,14 @@ def _sliced_length(computation: Computation, instruction: Instruction, n: int) -
     if len(sizes) != 2 or len(sizes[0]) != len(sizes[1]):
         return None
     changed = [(a, b) for a, b in zip(*sizes, strict=True) if a != b]
-    is_one_of_n = len(changed) == 1 and changed[0][0] * n == changed[0][1]
-    return changed[0][0] if is_one_of_n and changed[0][0] > 1 else None
+    is_equal_part = len(changed) == 1 and changed[0][0] * group_size == changed[0][1]
+    return changed[0][0] if is_equal_part and changed[0][0] > 1 else None
 
 
-def _times(operation: Operation) -> int:
-    """How often the einsum around a permute runs."""
-    loop = _loop(operation)
-    return loop.count if loop else operation.count
+def _runs(permute: Operation) -> int:
+    """How often the collective matmul around a permute runs."""
+    loop = _loop(permute)
+    return loop.count if loop else permute.count
 
 
 def _is_dot(op_name: str | None) -> bool:
@@ -255,8 +266,8 @@ def _is_dot(op_name: str | None) -> bool:
 
 
 def _sends_sums(flow: Dataflow, permute: Operation) -> bool:
-    """Whether what is sent was computed by the einsum, not merely handed on."""
+    """Whether the sent data is a partial sum of the matmul, not a forwarded shard."""
     source = _source(flow, permute)
-    if source is None or source.opcode in _HANDED_ON:
+    if source is None or source.opcode in _FORWARDED:
         return False
     return _loop(permute) is not None or same_name(source.op_name, permute.op_name)

@@ -1,4 +1,4 @@
-"""The collectives of a compiled module as rows of the event table: each operation once, told for what it means."""
+"""The collectives of a compiled module as rows of the event table, by their effect."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ def collectives_of(
     crosses_slices: CrossesSlices,
     default_phase: Phase | None = None,
 ) -> list[Collective]:
-    """One row a layer and operation, in schedule order.
+    """One row for each layer and operation, in schedule order.
 
-    `default_phase` is the phase of a module whose scopes name none. What could not be told is
-    said in `axis_reason` of the row; no operation is left out.
+    `default_phase` applies if the scopes name no phase. Every operation gets a row; its
+    `axis_reason` says what could not be determined.
     """
     return rows_of(
         module_collectives(module, mesh=mesh, crosses_slices=crosses_slices),
@@ -48,27 +48,31 @@ def collectives_of(
 
 
 def rows_of(
-    found: "ModuleCollectives",
+    collectives: "ModuleCollectives",
     *,
     n_steps_of: Mapping[Phase, int],
     crosses_slices: CrossesSlices,
     default_phase: Phase | None = None,
 ) -> list[Collective]:
-    """The rows of what was found in a module; see `collectives_of`."""
+    """The rows of a module's collectives; see `collectives_of`."""
     return [
         replace(
             row,
             n_steps=n_steps_of.get(row.phase, 1) if row.phase else 1,
             crosses_slices=crosses_slices(row.groups),
         )
-        for operation in found.merged
-        for row in _rows(operation, found.devices, default_phase)
+        for operation in collectives.merged
+        for row in _rows(operation, collectives.devices, default_phase)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCollectives:
-    """The collectives of a module: `scheduled` as they stand in the text, `told` for what they mean."""
+    """The collectives of a module, in schedule order.
+
+    `scheduled` has one operation for each scheduled instruction. In `merged`, operations that
+    together implement one collective are replaced by that collective.
+    """
 
     flow: Dataflow
     devices: Devices
@@ -79,14 +83,17 @@ class ModuleCollectives:
 def module_collectives(
     module: HloModule, *, mesh: Mesh, crosses_slices: CrossesSlices
 ) -> ModuleCollectives:
-    """The collectives of a module, in schedule order."""
+    """Reads the collectives of a module on a mesh."""
     devices = devices_of(module, mesh, crosses_slices)
     flow = Dataflow(module)
-    found = first_of_each_chain(call_sites(module, _is_collective))
-    operations = [o for site in found for o in _operations(flow, site, devices)]
-    told = _pooled(_told(flow, operations, devices))
+    sites = first_of_each_chain(call_sites(module, _is_collective))
+    scheduled = [o for site in sites for o in _operations(flow, site, devices)]
+    merged = merge_slice_levels(flow, merge_collective_matmuls(flow, scheduled), devices)
     return ModuleCollectives(
-        flow=flow, devices=devices, scheduled=tuple(operations), merged=tuple(told)
+        flow=flow,
+        devices=devices,
+        scheduled=tuple(scheduled),
+        merged=tuple(_pool_partial_loops(merged)),
     )
 
 
@@ -106,16 +113,11 @@ def _operations(flow: Dataflow, site: CallSite, devices: Devices) -> list[Operat
     return list(operations_of(flow, site, devices))
 
 
-def _told(flow: Dataflow, operations: list[Operation], devices: Devices) -> list[Operation]:
-    """The operations, those that only together make a collective told as that."""
-    return merge_slice_levels(flow, merge_collective_matmuls(flow, operations), devices)
+def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
+    """Merges operations that cover a scanned range of layers only together.
 
-
-def _pooled(operations: list[Operation]) -> list[Operation]:
-    """The operations, those that share the layers of one scanned range taken together.
-
-    A loop that was unrolled by two, or had an iteration peeled off, holds the same operation
-    several times; only together do they run once a layer. So it is with the ticks of a pipeline.
+    A loop that the compiler unrolled by two or peeled contains the same operation several times.
+    The same holds for the ticks of a pipeline.
     """
     parts: dict[tuple[Any, ...], list[Operation]] = {}
     for o in operations:
@@ -140,13 +142,10 @@ def _rows(
     axis, no_axis = devices.axis_of(operation.groups, is_pairs=operation.is_pairs)
     scope = with_stage_send(scope, operation.kind, axis, devices.mesh)
     layers, count, caveat = _layers(operation.count, scope)
-    caveats = (
-        operation.caveats
-        if scope.stages is None
-        else without_stage_branch_caveat(operation.caveats)
-    )
-    missing = scope.missing
-    no_scope = f"no {missing} in the scopes of op_name {operation.op_name!r}" if missing else None
+    caveats = operation.caveats
+    if scope.stages is not None:
+        caveats = without_stage_branch_caveat(caveats)
+    no_scope = _missing_scope(operation.op_name, scope)
     reasons = [r for r in (no_axis, no_scope, caveat, *caveats) if r is not None]
     for placement in stage_placements(scope, operation.groups, layers, devices.mesh):
         yield Collective(
@@ -175,15 +174,21 @@ def _rows(
         )
 
 
+def _missing_scope(op_name: str | None, scope: Scope) -> str | None:
+    if scope.missing is None:
+        return None
+    return f"op_name {op_name!r} names no {scope.missing}" if op_name else "no op_name"
+
+
 def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None]:
-    """The layers that an operation stands for, how often it runs in each, and what does not fit."""
-    if scope.is_every_tick:  # written tick by tick, some of which may be compiled another way
+    """The layers of an operation, its executions in each, and a caveat if they do not match."""
+    if scope.is_every_tick:  # ticks have separate instructions, which may compile differently
         return list(scope.layers or [None]), count, None
-    each, rest = divmod(count, scope.n_times)
+    per_layer, rest = divmod(count, scope.n_times)
     if not rest:
-        return list(scope.layers or [None]), each * scope.n_microbatches, None
-    told = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
+        return list(scope.layers or [None]), per_layer * scope.n_microbatches, None
+    expected = [f"{scope.n_ticks} ticks of a pipeline"] if scope.n_ticks > 1 else []
     if scope.layers is not None:
-        told.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
-    caveat = f"the scope says {' and '.join(told)}, but the operation runs {count} times"
+        expected.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
+    caveat = f"the scope says {' and '.join(expected)}, but the operation runs {count} times"
     return [None], count, caveat

@@ -1,4 +1,4 @@
-"""What feeds an instruction and what uses it, across the borders of fusions, calls and loops."""
+"""Producers and users of instructions, across the boundaries of fusions, calls and loops."""
 
 import re
 from collections.abc import Iterator
@@ -10,15 +10,17 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
 _INDEX = re.compile(r"\bindex=(\d+)")
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="[^"]*"')
-# Instructions that only move or rename the elements of their operand, and those that keep its values.
+# Opcodes that keep the elements of their operand and change their location, layout or shape.
 MOVEMENT = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done"})
 _SAME_VALUES = MOVEMENT | {"convert"}
-_MAX_VISITED = 2_000  # instructions looked at in one search
+_MAX_VISITED = 2_000  # instructions in one search
 _MAX_NESTING = 16  # of fusions in fusions
+
+Location = tuple[CallContext, Instruction]
 
 
 class Dataflow:
-    """Producers and users in a module, indexed when first asked for."""
+    """The producers and users of a module's instructions, indexed on first use."""
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
@@ -27,7 +29,7 @@ class Dataflow:
 
     @cached_property
     def async_chain_ends(self) -> dict[AsyncChain, Instruction]:
-        """For every asynchronous chain, the fusion that holds its result."""
+        """The fusion that holds the result of every asynchronous chain."""
         return async_chain_ends(self.module)
 
     def users(self, computation: Computation, instruction: Instruction) -> list[Instruction]:
@@ -41,29 +43,29 @@ class Dataflow:
         return self._users[computation.name].get(instruction.name, [])
 
     def is_movement(self, instruction: Instruction) -> bool:
-        """Whether it only moves its operand: a copy, a bitcast, or a fusion of only those."""
+        """Whether the instruction only moves its operand: a copy, a bitcast, or a fusion of those."""
         return self.consists_of(instruction, MOVEMENT)
 
     def keeps_values(self, instruction: Instruction) -> bool:
-        """Whether it only moves its operand or converts its number format."""
+        """Whether the instruction only moves its operand or converts its dtype."""
         return self.consists_of(instruction, _SAME_VALUES)
 
     def consists_of(self, instruction: Instruction, opcodes: frozenset[str]) -> bool:
-        """Whether it has one of these opcodes, or is a fusion of only such."""
+        """Whether the instruction has one of these opcodes, or is a fusion of only those."""
         if instruction.opcode != "fusion":
             return instruction.opcode in opcodes
         return self._opcodes_in(self.fused(instruction), 0) <= opcodes | {"parameter"}
 
     def _opcodes_in(self, computation: Computation, depth: int) -> frozenset[str]:
-        """The opcodes of a fused computation and of the fusions in it."""
+        """The opcodes of a fused computation and of its nested fusions."""
         if depth > _MAX_NESTING:
             return frozenset({"fusion"})
         if computation.name not in self._opcodes:
-            found = {i.opcode for i in computation.instructions if i.opcode != "fusion"}
-            for inner in computation.instructions:
-                if inner.opcode == "fusion":
-                    found |= self._opcodes_in(self.fused(inner), depth + 1)
-            self._opcodes[computation.name] = frozenset(found)
+            opcodes = {i.opcode for i in computation.instructions if i.opcode != "fusion"}
+            for nested in computation.instructions:
+                if nested.opcode == "fusion":
+                    opcodes |= self._opcodes_in(self.fused(nested), depth + 1)
+            self._opcodes[computation.name] = frozenset(opcodes)
         return self._opcodes[computation.name]
 
     def fused(self, fusion: Instruction) -> Computation:
@@ -73,22 +75,22 @@ class Dataflow:
     def inner(
         self, computation: Computation, depth: int = 0
     ) -> Iterator[tuple[Computation, Instruction]]:
-        """The instructions of a fused computation and of the fusions in it."""
+        """The instructions of a fused computation and of its nested fusions."""
         for instruction in computation.instructions:
             yield computation, instruction
             if instruction.opcode == "fusion" and depth < _MAX_NESTING:
                 yield from self.inner(self.fused(instruction), depth + 1)
 
     def skip_moves(self, context: CallContext, instruction: Instruction) -> Instruction:
-        """The instruction whose result this one only moves or converts; itself when it computes."""
-        while (inner := self._inner(context.computation, instruction)) is not None:
-            instruction = inner
+        """The instruction behind moves and conversions; itself if it computes."""
+        while (source := self._moved(context.computation, instruction)) is not None:
+            instruction = source
         return instruction
 
-    def _inner(self, computation: Computation, instruction: Instruction) -> Instruction | None:
-        """What an instruction only moves or converts; None when it computes.
+    def _moved(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+        """The operand that an instruction only moves or converts; None if it computes.
 
-        libtpu fetches a large array ahead in slices, which `ConcatBitcast` puts together again.
+        libtpu prefetches a large array in slices, which `ConcatBitcast` joins.
         """
         if self.keeps_values(instruction):
             return computation.producer(instruction)
@@ -98,10 +100,8 @@ class Dataflow:
         start = computation.producer(done) if done and done.opcode == "slice-done" else None
         return computation.producer(start) if start and start.opcode == "slice-start" else None
 
-    def origin(
-        self, context: CallContext, instruction: Instruction
-    ) -> tuple[CallContext, Instruction]:
-        """What computes a value, through moves and conversions, and into the fusions that hold it."""
+    def origin(self, context: CallContext, instruction: Instruction) -> Location:
+        """The instruction that computes a value, behind moves and inside fusions."""
         for _ in range(_MAX_NESTING):
             instruction = self.skip_moves(context, instruction)
             index = None
@@ -120,7 +120,7 @@ class Dataflow:
         return context, instruction
 
     def inside(self, context: CallContext, fusion: Instruction) -> CallContext:
-        """The computation of a fusion, as reached from here."""
+        """The context of a fused computation, called from this context."""
         site = CallSite(instruction=fusion, context=context, count=1, caveats=())
         return CallContext(computation=self.fused(fusion), callers=(*context.callers, site))
 
@@ -128,18 +128,16 @@ class Dataflow:
         """The users that only move this result."""
         return [u for u in self.users(computation, instruction) if self.is_movement(u)]
 
-    def inputs(
-        self, context: CallContext, instruction: Instruction
-    ) -> list[tuple[CallContext, Instruction]]:
-        """What defines the operands; a parameter is defined by the operand of the caller."""
+    def inputs(self, context: CallContext, instruction: Instruction) -> list[Location]:
+        """The definitions of the operands; for a parameter, the operand of its caller."""
         if instruction.opcode == "parameter":
             return self._argument(context, instruction.parameter_number)
-        found = context.computation.producers(instruction)
-        if instruction.opcode == "recv":  # what is received is what the others sent
+        producers = context.computation.producers(instruction)
+        if instruction.opcode == "recv":  # devices receive what the matching send sends
             return [(context, i) for i in self._sent(context.computation, instruction)]
-        if instruction.opcode == "get-tuple-element" and found:
-            return self._element(context, found[0], instruction)
-        return [(context, i) for i in found]
+        if instruction.opcode == "get-tuple-element" and producers:
+            return self._element(context, producers[0], instruction)
+        return [(context, i) for i in producers]
 
     def _sent(self, computation: Computation, recv: Instruction) -> list[Instruction]:
         rendezvous = _RENDEZVOUS.search(recv.attributes)
@@ -149,14 +147,14 @@ class Dataflow:
             if i.opcode == "send" and rendezvous and rendezvous[0] in i.attributes
         ]
 
-    def _argument(self, context: CallContext, number: int) -> list[tuple[CallContext, Instruction]]:
+    def _argument(self, context: CallContext, number: int) -> list[Location]:
         if (caller := context.caller) is None:
             return []
         outside, start = caller.context.computation, caller.instruction
         if start.opcode == "while":
             number = 0
         arguments = list(outside.producers(start))
-        if start.opcode.endswith("-start"):  # newer libtpu hands operands over in an update
+        if start.opcode.endswith("-start"):  # newer libtpu passes operands in an update
             for update in self.users(outside, start):
                 if update.opcode.endswith("-update"):
                     arguments += outside.producers(update)[1:]
@@ -164,25 +162,25 @@ class Dataflow:
 
     def _element(
         self, context: CallContext, whole: Instruction, get: Instruction
-    ) -> list[tuple[CallContext, Instruction]]:
-        """The element that a get-tuple-element takes, when the tuple is in sight; else the tuple."""
-        where = [(context, whole)]
+    ) -> list[Location]:
+        """The element that a get-tuple-element takes if the tuple is visible; else the tuple."""
+        locations = [(context, whole)]
         if whole.opcode == "parameter":
-            where = self._argument(context, whole.parameter_number) or where
+            locations = self._argument(context, whole.parameter_number) or locations
         index = _INDEX.search(get.attributes)
-        outer, made_by = where[0]
-        if made_by.opcode == "tuple" and index:
-            element = outer.computation.producer(made_by, int(index[1]))
+        outer, source = locations[0]
+        if source.opcode == "tuple" and index:
+            element = outer.computation.producer(source, int(index[1]))
             return [(outer, element)] if element else []
-        return where
+        return locations
 
     def depends_on(self, context: CallContext, start: Instruction, opcodes: frozenset[str]) -> bool:
-        """Whether an instruction of these opcodes is among all that `start` is computed from."""
+        """Whether `start` depends on an instruction with one of these opcodes."""
         stack = [(context, start)]
         seen: set[tuple[str, str]] = set()
         while stack and len(seen) < _MAX_VISITED:
-            here, instruction = stack.pop()
-            key = (here.computation.name, instruction.name)
+            visited, instruction = stack.pop()
+            key = (visited.computation.name, instruction.name)
             if key in seen:
                 continue
             seen.add(key)
@@ -191,5 +189,5 @@ class Dataflow:
             is_fusion = instruction.opcode == "fusion"
             if is_fusion and self._opcodes_in(self.fused(instruction), 0) & opcodes:
                 return True
-            stack += self.inputs(here, instruction)
+            stack += self.inputs(visited, instruction)
         return False

@@ -1,4 +1,4 @@
-"""The device ids of a module on the declared mesh: one slice, or the same module on each of several."""
+"""Maps the device IDs of a module to the mesh, for one slice or one module copy per slice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """How many devices run one copy of the module, and how many slices run a copy each."""
+    """The devices of a module on a mesh of `n_slices` slices, each of which runs a copy."""
 
     module: HloModule
     mesh: Mesh
@@ -21,23 +21,23 @@ class Devices:
 
     @property
     def n_per_slice(self) -> int:
-        """Devices of one slice."""
+        """The number of devices in one slice."""
         return self.module.n_devices
 
     def groups(self, instruction: Instruction) -> tuple[Groups, bool]:
-        """The groups (or source-target pairs) of an instruction on all slices, and whether they are pairs."""
+        """The groups or source-target pairs on all slices, and whether they are pairs."""
         where = self.module.where(instruction)
-        if (pairs := instruction.attribute("source_target_pairs")) is not None:
-            found = parse_pairs(pairs, n_devices=self.n_per_slice, where=where)
-            return self.on_all_slices(found), True
+        if (text := instruction.attribute("source_target_pairs")) is not None:
+            pairs = parse_pairs(text, n_devices=self.n_per_slice, where=where)
+            return self.on_all_slices(pairs), True
         text = instruction.replica_groups
         if text is None:
             raise ParseError(
                 f"{where}: '{instruction.name}' ({instruction.opcode}) has no replica_groups. "
                 "Give the text as the compiler wrote it."
             )
-        found = parse_groups(text, n_devices=self.n_per_slice, where=where)
-        return self.on_all_slices(found), False
+        groups = parse_groups(text, n_devices=self.n_per_slice, where=where)
+        return self.on_all_slices(groups), False
 
     def on_all_slices(self, groups: Groups) -> Groups:
         """Groups of one slice, repeated for every slice."""
@@ -48,23 +48,23 @@ class Devices:
         )
 
     def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:
-        """The axis of the mesh that the groups run along, or the reason why there is none."""
+        """The mesh axis of the groups, or the reason why there is none."""
         if not groups:
-            return None, "who takes part is not told"
+            return None, "the participating devices are unknown"
         axis = self.mesh.axis_of_pairs(groups) if is_pairs else self.mesh.axis_of_groups(groups)
         if axis is not None:
             return axis, None
         shown = ",".join("{" + ",".join(map(str, group)) + "}" for group in groups[:4])
         more = ",..." if len(groups) > 4 else ""
         mesh = ",".join(f"{name}={size}" for name, size in self.mesh.axes)
-        return None, f"groups {{{shown}{more}}} are those of no axis of the mesh ({mesh})"
+        return None, f"groups {{{shown}{more}}} match no axis of the mesh ({mesh})"
 
 
 def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> Devices:
-    """The devices of the module; ParseError when their number does not fit the mesh.
+    """The devices of the module; ParseError if their number does not fit the mesh.
 
-    For several slices libtpu compiles one module for the devices of one slice; what crosses
-    slices is a send and a recv in it.
+    For several slices, libtpu compiles one module for the devices of one slice, with a send and a
+    recv for each collective across slices.
     """
     n = module.n_devices
     if n == mesh.n_devices:
@@ -74,6 +74,6 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
         return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
     sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
     raise ParseError(
-        f"{module.origin}:1: the module is compiled for {n} devices, the plan ({sizes}) has {mesh.n_devices}. "
-        "Give the plan and the topology that it was compiled for."
+        f"{module.origin}:1: the module is compiled for {n} devices, but the plan ({sizes}) has "
+        f"{mesh.n_devices}. Give the plan and topology for which it was compiled."
     )

@@ -1,4 +1,4 @@
-"""Where in the tree of calls an instruction executes, and how often in one run of the module."""
+"""The call sites of instructions, and how often each executes in one run of the module."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,34 +7,36 @@ from meshscope.errors import ParseError
 from meshscope.readers.hlo.loops import trip_count
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 
-MAX_DEPTH = 64  # of calls; programs nest a handful of loops
+MAX_DEPTH = 64  # of nested calls; real programs nest a handful of loops
 MAX_SITES = 1_000_000
 
-# How the caveat about a branch starts.
+# The beginning of the caveat about a branch.
 BRANCH_CAVEAT = "a branch of conditional"
 
-# Opcodes whose called computations run; the reducers of all-reduce or sort hold no collectives.
+# Opcodes that run the computations they name. Reducers (of all-reduce, sort) hold no collectives.
 _CALLERS = frozenset({"fusion", "while", "call", "conditional", "custom-call"})
+
+Predicate = Callable[[Instruction], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """A computation as reached through its callers, outermost first."""
+    """A computation with its chain of callers, outermost first."""
 
     computation: Computation
     callers: tuple["CallSite", ...] = ()
 
     @property
     def caller(self) -> "CallSite | None":
-        """The instruction that calls this computation here; None at the entry."""
+        """The site that calls this computation; None for the entry."""
         return self.callers[-1] if self.callers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSite:
-    """An instruction at a place, with the times it executes in one run of the module.
+    """An instruction in one call context, with its number of executions per run of the module.
 
-    `caveats` say what is not known of that count; then it is the count with unknown factors left out.
+    `caveats` name the factors of `count` that the text does not show; `count` leaves them out.
     """
 
     instruction: Instruction
@@ -43,21 +45,30 @@ class CallSite:
     caveats: tuple[str, ...]
 
 
-def call_sites(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> list[CallSite]:
-    """Every execution site of the wanted instructions, in schedule order."""
-    holders = _holders(module, is_wanted)
-    found: list[CallSite] = []
-    for root, caveats in _roots(module, holders):
-        for site in _walk(
-            module, CallContext(computation=root), holders, is_wanted, count=1, caveats=caveats
-        ):
-            found.append(site)
-            if len(found) > MAX_SITES:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Callee:
+    """A called computation: its context, executions per execution of the caller, and caveats."""
+
+    context: CallContext
+    count: int
+    caveats: tuple[str, ...]
+
+
+def call_sites(module: HloModule, is_wanted: Predicate) -> list[CallSite]:
+    """Every call site of the wanted instructions, in schedule order."""
+    relevant = _computations_reaching(module, is_wanted)
+    sites: list[CallSite] = []
+    for root in _roots(module, relevant):
+        for site in _walk(module, root, relevant, is_wanted):
+            sites.append(site)
+            if len(sites) > MAX_SITES:
+                computation = root.context.computation
                 raise ParseError(
-                    f"{module.origin}:{root.line}: more than {MAX_SITES} collectives are reached from "
-                    f"'{root.name}'. Real programs have thousands; is the text damaged?"
+                    f"{module.origin}:{computation.line}: more than {MAX_SITES} collectives are "
+                    f"reachable from '{computation.name}'. Real programs have thousands; is the "
+                    "text damaged?"
                 )
-    return found
+    return sites
 
 
 def runs_called_computations(instruction: Instruction) -> bool:
@@ -65,62 +76,60 @@ def runs_called_computations(instruction: Instruction) -> bool:
     return instruction.opcode in _CALLERS or instruction.opcode.endswith("-start")
 
 
-def _holders(module: HloModule, is_wanted: Callable[[Instruction], bool]) -> frozenset[str]:
-    """Names of the computations that hold a wanted instruction, directly or through a call."""
+def _callees_of(instruction: Instruction) -> tuple[str, ...]:
+    """Names of the computations that the instruction runs."""
+    if not runs_called_computations(instruction):
+        return ()
+    return tuple(name for names in instruction.called.values() for name in names)
+
+
+def _computations_reaching(module: HloModule, is_wanted: Predicate) -> frozenset[str]:
+    """Names of the computations that hold a wanted instruction, directly or through calls."""
     callers: dict[str, list[str]] = {}
-    found: list[str] = []
+    pending: list[str] = []
     for computation in module.computations.values():
         for instruction in computation.instructions:
             if is_wanted(instruction):
-                found.append(computation.name)
-            if runs_called_computations(instruction):
-                for names in instruction.called.values():
-                    for name in names:
-                        callers.setdefault(name, []).append(computation.name)
-    holders: set[str] = set()
-    while found:
-        name = found.pop()
-        if name not in holders:
-            holders.add(name)
-            found += callers.get(name, ())
-    return frozenset(holders)
+                pending.append(computation.name)
+            for name in _callees_of(instruction):
+                callers.setdefault(name, []).append(computation.name)
+    reaching: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in reaching:
+            reaching.add(name)
+            pending += callers.get(name, ())
+    return frozenset(reaching)
 
 
-def _roots(module: HloModule, holders: frozenset[str]) -> list[tuple[Computation, tuple[str, ...]]]:
-    """The entry; in a text that is cut off, every holder that nothing in it calls."""
+def _roots(module: HloModule, relevant: frozenset[str]) -> list[_Callee]:
+    """The entry; in a truncated text, every relevant computation without a caller."""
     if module.cut_off_at is None:
         assert module.entry is not None
-        return [(module.entry, ())]
+        return [_Callee(context=CallContext(computation=module.entry), count=1, caveats=())]
     called = {
         name
         for computation in module.computations.values()
         for instruction in computation.instructions
-        if runs_called_computations(instruction)
-        for names in instruction.called.values()
-        for name in names
+        for name in _callees_of(instruction)
     }
+    cut = f"the text is cut off at line {module.cut_off_at}"
     return [
-        (
-            module.computations[name],
-            (
-                f"the text is cut off at line {module.cut_off_at}: how often '{name}' runs is unknown",
-            ),
+        _Callee(
+            context=CallContext(computation=module.computations[name]),
+            count=1,
+            caveats=(f"{cut}: how often '{name}' runs is unknown",),
         )
         for name in module.computations
-        if name in holders and name not in called
+        if name in relevant and name not in called
     ]
 
 
-def _walk(  # noqa: PLR0913  the state of the walk
-    module: HloModule,
-    context: CallContext,
-    holders: frozenset[str],
-    is_wanted: Callable[[Instruction], bool],
-    *,
-    count: int,
-    caveats: tuple[str, ...],
+def _walk(
+    module: HloModule, entered: _Callee, relevant: frozenset[str], is_wanted: Predicate
 ) -> Iterator[CallSite]:
-    if context.computation.name not in holders:
+    context = entered.context
+    if context.computation.name not in relevant:
         return
     if len(context.callers) > MAX_DEPTH:
         raise ParseError(
@@ -128,32 +137,44 @@ def _walk(  # noqa: PLR0913  the state of the walk
             f"'{context.computation.name}'. Does a computation call itself? The text is damaged."
         )
     for instruction in context.computation.instructions:
-        site = CallSite(instruction=instruction, context=context, count=count, caveats=caveats)
+        site = CallSite(
+            instruction=instruction,
+            context=context,
+            count=entered.count,
+            caveats=entered.caveats,
+        )
         if is_wanted(instruction):
             yield site
-        if runs_called_computations(instruction):
-            for inner, times, caveat in _entered(module, site, holders):
-                yield from _walk(
-                    module, inner, holders, is_wanted, count=count * times, caveats=caveats + caveat
+        for callee in _entered(module, site, relevant):
+            yield from _walk(module, callee, relevant, is_wanted)
+
+
+def _entered(module: HloModule, site: CallSite, relevant: frozenset[str]) -> Iterator[_Callee]:
+    """The relevant computations that a site runs, counted over all its executions."""
+    if not runs_called_computations(site.instruction):
+        return
+    for key, names in site.instruction.called.items():
+        for name in names:
+            if name in relevant:
+                count, caveats = _executions(module, site, key)
+                computation = module.computation(name, site.instruction)
+                yield _Callee(
+                    context=CallContext(
+                        computation=computation, callers=(*site.context.callers, site)
+                    ),
+                    count=site.count * count,
+                    caveats=site.caveats + caveats,
                 )
 
 
-def _entered(
-    module: HloModule, site: CallSite, holders: frozenset[str]
-) -> Iterator[tuple[CallContext, int, tuple[str, ...]]]:
-    """The computations that the instruction runs: where, how often each time, and what is doubtful."""
-    caller, here = site.instruction, site.context
-    for key, names in caller.called.items():
-        for name in names:
-            if name not in holders:
-                continue
-            computation = module.computation(name, caller)
-            times, caveat = 1, ()
-            if caller.opcode == "while":
-                loop = trip_count(module, caller, here.computation)
-                caveat = (loop.reason,) if loop.reason else ()
-                # The condition runs once more than the body, to find that it is over.
-                times = 1 if loop.count is None else loop.count + (key == "condition")
-            elif caller.opcode == "conditional":
-                caveat = (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",)
-            yield CallContext(computation=computation, callers=(*here.callers, site)), times, caveat
+def _executions(module: HloModule, site: CallSite, key: str) -> tuple[int, tuple[str, ...]]:
+    """How often one execution of a caller runs the computation under `key`, and the caveats."""
+    caller = site.instruction
+    if caller.opcode == "while":
+        loop = trip_count(module, caller, site.context.computation)
+        if loop.count is None:
+            return 1, (loop.reason,) if loop.reason else ()
+        return loop.count + (key == "condition"), ()  # the last check ends the loop
+    if caller.opcode == "conditional":
+        return 1, (f"{BRANCH_CAVEAT} '{caller.name}', counted as taken",)
+    return 1, ()

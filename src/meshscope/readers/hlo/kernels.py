@@ -1,4 +1,4 @@
-"""Kernels that move bytes between chips by themselves: opaque custom calls, shown but not understood."""
+"""Kernels that communicate between chips, which HLO text shows as opaque custom calls."""
 
 import re
 from fractions import Fraction
@@ -18,7 +18,7 @@ _COMMUNICATES = re.compile(r'"has_communication":\s*true')
 
 
 def is_communicating_kernel(instruction: Instruction) -> bool:
-    """Whether a custom call says that it moves bytes between chips."""
+    """Whether a custom call declares communication between chips."""
     if instruction.opcode != "custom-call":
         return False
     return (
@@ -27,16 +27,16 @@ def is_communicating_kernel(instruction: Instruction) -> bool:
 
 
 def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
-    """The row of such a kernel: point to point, with the bytes that it states, if it does.
+    """The operation of a kernel: a permute without groups, with the bytes that it declares, if any.
 
-    A Pallas kernel copies to chosen chips (`make_async_remote_copy`); which, and to what end, the
-    text does not say, so the kind is the plainest one and the groups stay empty.
+    A Pallas kernel copies to chips of its choice (`make_async_remote_copy`), which the text does
+    not show.
     """
     n_bytes = _remote_bytes(site.instruction)
     op_name = explicit_op_name(site)
-    caveats = (*site.caveats, "a kernel chooses by itself which chips it talks to")
+    caveats = (*site.caveats, "the kernel chooses its target chips at run time")
     if n_bytes is None:
-        caveats += ("it does not state how many bytes it sends",)
+        caveats += ("the kernel does not declare how many bytes it sends",)
     return Operation(
         site=site,
         scheduled_op=scheduled_op_of(flow, site),
@@ -61,6 +61,6 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
 
 
 def _remote_bytes(instruction: Instruction) -> int | None:
-    """Bytes to other chips that the kernel's cost estimate states; None when it states none or 0."""
+    """The bytes sent to other chips by the kernel's cost estimate; None if missing or 0."""
     match = _REMOTE_BYTES.search(instruction.attributes)
     return int(match[1]) or None if match else None

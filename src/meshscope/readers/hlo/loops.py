@@ -1,4 +1,4 @@
-"""How often a `while` runs: the bound in its condition, the step in its body, the start in its operand."""
+"""Trip counts of `while` loops, from the start, bound and step of their counters."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?\}')
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
-# Instructions that hand their first operand on; an asynchronous copy is a start and a done.
-_PASSES_ON = frozenset(
+# Instructions whose value is that of their first operand.
+_FORWARDING = frozenset(
     {"copy", "bitcast", "reshape", "convert", "copy-start", "copy-done", "opt-barrier"}
 )
-# Definitions looked at for one loop; real inductions need a handful, a crafted text must not hang.
+# Definitions visited for one loop. Real loops need a handful; crafted text must not hang.
 _MAX_STEPS = 2_000
 _MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TripCount:
-    """How often a loop body runs; `count` is None when the text does not tell, and `reason` says why."""
+    """How often a loop body runs; if unknown, `count` is None and `reason` says why."""
 
     count: int | None
     reason: str | None = None
@@ -29,7 +29,7 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """`element` of the loop's tuple plus `offset`; a plain number when `element` is None."""
+    """An element of the loop's tuple plus `offset`; a constant if `element` is None."""
 
     element: int | None
     offset: int
@@ -37,32 +37,32 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoopTuple:
-    """The loop's tuple itself."""
+    """The loop's tuple as a whole."""
 
 
-_Value = Linear | _LoopTuple | None  # None: not a number that the text tells
-_Scope = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value, at a depth
+_Value = Linear | _LoopTuple | None  # None: neither is known from the text
+_Scope = Mapping[int, Callable[[int], _Value]]  # parameter number -> its value, given a depth
 _LOOP: _Scope = {0: lambda _: _LoopTuple()}
 
 
 def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
-    """How often the body of `loop`, an instruction of `computation`, runs each time it is reached."""
+    """How often the body runs in one execution of `loop`, an instruction of `computation`."""
     if known := _KNOWN.search(loop.attributes):
         return TripCount(count=int(known[1]))
     called = loop.called
     if "condition" not in called or "body" not in called:
-        return _unknown(loop, "it names no condition and body")
+        return _unknown(loop, "it names no condition or no body")
     condition = module.computation(called["condition"][0], loop)
     body = module.computation(called["body"][0], loop)
-    reader = _Reader(module)
-    sides = reader.comparison(condition)
-    if sides is None:
+    evaluator = _Evaluator(module)
+    comparisons = evaluator.comparisons(condition)
+    if comparisons is None:
         return _unknown(loop, "its condition compares no counter with a bound")
-    for counter, direction, bound in sides:
-        step = reader.next_element(body, counter.element)
+    for counter, direction, bound in comparisons:
+        step = evaluator.next_element(body, counter.element)
         if isinstance(step, Linear) and step.element == counter.element and step.offset:
-            start = reader.initial(computation, loop, counter.element)
-            limit = _limit(reader, computation, loop, body, bound)
+            start = evaluator.initial(computation, loop, counter.element)
+            limit = _limit(evaluator, computation, loop, body, bound)
             if start is None or limit is None:
                 return _unknown(loop, "its start or its bound is not a constant")
             count = _count(start + counter.offset, limit, step.offset, direction)
@@ -71,14 +71,18 @@ def trip_count(module: HloModule, loop: Instruction, computation: Computation) -
 
 
 def _limit(
-    reader: "_Reader", computation: Computation, loop: Instruction, body: Computation, bound: Linear
+    evaluator: "_Evaluator",
+    computation: Computation,
+    loop: Instruction,
+    body: Computation,
+    bound: Linear,
 ) -> int | None:
-    """The bound as a number: a constant, or what enters the loop and stays as it is."""
+    """The bound as a number: a constant, or a loop-invariant element with a constant start."""
     if bound.element is None:
         return bound.offset
-    outside = reader.initial(computation, loop, bound.element)
-    is_kept = reader.next_element(body, bound.element) == replace(bound, offset=0)
-    return outside + bound.offset if outside is not None and is_kept else None
+    initial = evaluator.initial(computation, loop, bound.element)
+    is_invariant = evaluator.next_element(body, bound.element) == replace(bound, offset=0)
+    return initial + bound.offset if initial is not None and is_invariant else None
 
 
 def _unknown(loop: Instruction, why: str) -> TripCount:
@@ -86,7 +90,7 @@ def _unknown(loop: Instruction, why: str) -> TripCount:
 
 
 def _count(start: int, bound: int, step: int, direction: str) -> int | None:
-    """Iterations of `for (i = start; i DIRECTION bound; i += step)`; None when it does not end."""
+    """Iterations of `for (i = start; i DIRECTION bound; i += step)`; None if it does not end."""
     distance = bound - start
     match direction:
         case "LT":
@@ -102,38 +106,38 @@ def _count(start: int, bound: int, step: int, direction: str) -> int | None:
             return None
 
 
-class _Reader:
-    """Reads numbers out of definitions, and gives up after `_MAX_STEPS` of them."""
+class _Evaluator:
+    """Evaluates scalar definitions symbolically; gives up after `_MAX_STEPS` of them."""
 
     def __init__(self, module: HloModule) -> None:
         self._module = module
         self._n_steps = 0
 
-    def comparison(self, condition: Computation) -> list[tuple[Linear, str, Linear]] | None:
-        """(counter, direction, bound) of the condition, either side taken as the counter."""
-        found = self._root_comparison(condition, _LOOP, 0)
-        if found is None:
+    def comparisons(self, condition: Computation) -> list[tuple[Linear, str, Linear]] | None:
+        """The condition as (counter, direction, bound), for each side that may be the counter."""
+        comparison = self._root_comparison(condition, _LOOP, 0)
+        if comparison is None:
             return None
-        left, direction, right = found
+        left, direction, right = comparison
         sides = [(left, direction, right), (right, _MIRRORED[direction], left)]
         return [side for side in sides if side[0].element is not None]
 
     def next_element(self, body: Computation, element: int | None) -> _Value:
-        """An element of the tuple that the body hands to its next iteration."""
+        """An element of the tuple that the body returns to the next iteration."""
         return self._tuple_element(body, body.root, element, _LOOP)
 
     def initial(
         self, computation: Computation, loop: Instruction, element: int | None
     ) -> int | None:
-        """The number with which an element enters the loop."""
+        """The constant with which an element enters the loop; None if it is not constant."""
         start = computation.producer(loop)
         value = self._tuple_element(computation, start, element, {}) if start else None
         return value.offset if isinstance(value, Linear) and value.element is None else None
 
     def _tuple_element(
-        self, computation: Computation, made_by: Instruction, element: int | None, scope: _Scope
+        self, computation: Computation, source: Instruction, element: int | None, scope: _Scope
     ) -> _Value:
-        root = _passed_on(computation, made_by)
+        root = _skip_forwarding(computation, source)
         if element is None or root.opcode != "tuple":
             return None
         value = computation.producer(root, element)
@@ -142,7 +146,7 @@ class _Reader:
     def _root_comparison(
         self, computation: Computation, scope: _Scope, depth: int
     ) -> tuple[Linear, str, Linear] | None:
-        root = _passed_on(computation, computation.root)
+        root = _skip_forwarding(computation, computation.root)
         if root.opcode == "fusion" and depth < _MAX_DEPTH:
             called, inner = self._enter(computation, root, scope)
             return self._root_comparison(called, inner, depth + 1)
@@ -158,7 +162,7 @@ class _Reader:
     def _enter(
         self, computation: Computation, fusion: Instruction, scope: _Scope
     ) -> tuple[Computation, _Scope]:
-        """The fused computation, and its parameters as values of the computation around it."""
+        """The fused computation, with its parameters bound to values of the calling computation."""
         called = self._module.fused(fusion)
 
         def bound_to(operand: Instruction) -> Callable[[int], _Value]:
@@ -166,10 +170,10 @@ class _Reader:
 
         return called, dict(enumerate(map(bound_to, computation.producers(fusion))))
 
-    def _value(  # noqa: PLR0911  one return an opcode
+    def _value(  # noqa: PLR0911  one return for each opcode
         self, computation: Computation, instruction: Instruction, scope: _Scope, depth: int
     ) -> _Value:
-        """An instruction as a number, or as an element of the loop's tuple plus a number."""
+        """An instruction as a constant, or as an element of the loop's tuple plus a constant."""
         self._n_steps += 1
         if depth > _MAX_DEPTH or self._n_steps > _MAX_STEPS:
             return None
@@ -192,16 +196,16 @@ class _Reader:
                 if index is None or not isinstance(whole, _LoopTuple):
                     return None
                 return Linear(element=int(index[1]), offset=0)
-            case opcode if opcode in _PASSES_ON and inputs:
+            case opcode if opcode in _FORWARDING and inputs:
                 return self._value(computation, inputs[0], scope, depth + 1)
             case _:
                 return None
 
 
-def _passed_on(computation: Computation, instruction: Instruction) -> Instruction:
-    """What the instruction hands on, through copies."""
-    while instruction.opcode in _PASSES_ON and (inner := computation.producer(instruction)):
-        instruction = inner
+def _skip_forwarding(computation: Computation, instruction: Instruction) -> Instruction:
+    """The instruction that computes the value, behind any copies."""
+    while instruction.opcode in _FORWARDING and (source := computation.producer(instruction)):
+        instruction = source
     return instruction
 
 

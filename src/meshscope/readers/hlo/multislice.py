@@ -1,8 +1,8 @@
-"""Collectives over an axis that runs across slices, which libtpu carries out level by level.
+"""Collectives over an axis that spans slices, which libtpu implements hierarchically.
 
-An all-reduce becomes a reduce-scatter inside each slice, an all-reduce of the parts between
-slices, and an all-gather inside each; a gather or scatter becomes one of each level. Each is told
-as the one collective that it is.
+An all-reduce becomes a reduce-scatter within each slice, an all-reduce of the shards across slices,
+and an all-gather within each slice. An all-gather or reduce-scatter becomes one within slices and
+one across. This module replaces these levels by the one collective that they implement.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from meshscope.readers.hlo.semantics import operand_of
 from meshscope.readers.hlo.shapes import shape_in_program
 from meshscope.spec.plan.mesh import Groups
 
-ALGORITHM = "within slices and across"
+ALGORITHM = "hierarchical over ICI and DCN"
 
 _LEVELS: dict[tuple[Kind, ...], Kind] = {
     (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_GATHER): Kind.ALL_REDUCE,
@@ -27,81 +27,81 @@ _LEVELS: dict[tuple[Kind, ...], Kind] = {
     (Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER): Kind.REDUCE_SCATTER,
 }
 
-_Takers = dict[int, list[Operation]]  # by id of an instruction
-# Parts are cut and padded between the levels; a custom call `ZeroCrop` pads, too.
-_CUTTING = frozenset({"dynamic-slice", "slice", "pad", "constant"} | MOVEMENT)
-_MAX_CUTS = 8  # in a row
+_Consumers = dict[int, list[Operation]]  # by id of the instruction whose result they take
+# Shards are sliced and padded between levels; a custom call `ZeroCrop` pads, too.
+_SLICING = frozenset({"dynamic-slice", "slice", "pad", "constant"} | MOVEMENT)
+_MAX_SLICES = 8  # in a row
 
 
 def merge_slice_levels(
     flow: Dataflow, operations: list[Operation], devices: Devices
 ) -> list[Operation]:
-    """The operations with the levels of one collective replaced by it, at the first of them."""
+    """Replaces the levels of each collective by one operation, at the position of the first level."""
     if devices.n_slices == 1:
         return operations
-    takers = _takers(flow, operations)
-    told: dict[int, Operation] = {}
+    consumers = _consumers(flow, operations)
+    merged: dict[int, Operation] = {}
     hidden: set[int] = set()
     for first in operations:
         for kinds, kind in _LEVELS.items():
-            levels = _levels(flow, takers, first, kinds)
-            if id(first) in hidden or levels is None or not _belong(devices, kind, levels):
+            levels = _levels(flow, consumers, first, kinds)
+            if id(first) in hidden or levels is None or not _is_one(devices, kind, levels):
                 continue
-            told[id(first)] = _merged(flow, kind, levels)
+            merged[id(first)] = _merged(flow, kind, levels)
             hidden |= {id(level) for level in levels}
-    return [told.get(id(o), o) for o in operations if id(o) in told or id(o) not in hidden]
+    return [merged.get(id(o), o) for o in operations if id(o) in merged or id(o) not in hidden]
 
 
-def _takers(flow: Dataflow, operations: list[Operation]) -> _Takers:
-    """Which operations take the result of an instruction: moved, or cut and padded on the way."""
-    takers: _Takers = {}
+def _consumers(flow: Dataflow, operations: list[Operation]) -> _Consumers:
+    """The operations that take the result of an instruction, moved, sliced or padded."""
+    consumers: _Consumers = {}
     for operation in operations:
         operand = operand_of(flow, operation.site, 0)
         for source in _sources(flow, *operand) if operand else ():
-            takers.setdefault(id(source), []).append(operation)
-    return takers
+            consumers.setdefault(id(source), []).append(operation)
+    return consumers
 
 
 def _sources(flow: Dataflow, context: CallContext, operand: Instruction) -> list[Instruction]:
-    """What an operand is made of without computing: its source, and what that cuts or pads."""
-    found = [flow.skip_moves(context, operand)]
-    for source in found:  # grows on the way
-        if len(found) < _MAX_CUTS and _cuts(flow, source):
+    """The source of an operand, then the sources behind slices and pads."""
+    sources = [flow.skip_moves(context, operand)]
+    for source in sources:  # grows during iteration
+        if len(sources) < _MAX_SLICES and _slices(flow, source):
             producers = context.computation.producers(source)
-            found += [flow.skip_moves(context, i) for i in producers[:1]]
-    return found
+            sources += [flow.skip_moves(context, i) for i in producers[:1]]
+    return sources
 
 
-def _cuts(flow: Dataflow, instruction: Instruction) -> bool:
+def _slices(flow: Dataflow, instruction: Instruction) -> bool:
     is_crop = instruction.custom_call_target == "ZeroCrop"
-    return is_crop or flow.consists_of(instruction, _CUTTING)
+    return is_crop or flow.consists_of(instruction, _SLICING)
 
 
 def _levels(
-    flow: Dataflow, takers: _Takers, first: Operation, kinds: tuple[Kind, ...]
+    flow: Dataflow, consumers: _Consumers, first: Operation, kinds: tuple[Kind, ...]
 ) -> list[Operation] | None:
-    """`first` and what takes its result on, if they are of these kinds and nothing computes between."""
-    found = [first]
+    """`first` and the operations that take its result in turn, if they have these kinds."""
     if first.kind is not kinds[0]:
         return None
+    levels = [first]
     for kind in kinds[1:]:
-        last = found[-1]
+        last = levels[-1]
         if last.scheduled_op.result is None:
             return None
         result = flow.skip_moves(last.scheduled_op.context, last.scheduled_op.result)
         following = [
-            taker
-            for taker in takers.get(id(result), [])
-            if taker.kind is kind and taker.count == last.count and taker is not last
+            consumer
+            for consumer in consumers.get(id(result), [])
+            if consumer.kind is kind and consumer.count == last.count and consumer is not last
         ]
         if len(following) != 1:
             return None
-        found.append(following[0])
-    return found
+        levels.append(following[0])
+    return levels
 
 
-def _belong(devices: Devices, kind: Kind, levels: list[Operation]) -> bool:
-    """Whether the levels are those of one collective, not two that a program wrote in a row."""
+def _is_one(devices: Devices, kind: Kind, levels: list[Operation]) -> bool:
+    """Whether the levels implement one collective, not several that the program issues in a row."""
     groups = [frozenset(map(frozenset, level.groups)) for level in levels]
     if kind is Kind.ALL_REDUCE:
         return groups[0] == groups[2] != groups[1]
@@ -111,19 +111,19 @@ def _belong(devices: Devices, kind: Kind, levels: list[Operation]) -> bool:
 
 
 def _joined(levels: Iterable[Operation]) -> Groups:
-    """Everyone that the levels connect."""
+    """The groups of devices that the levels connect together."""
     return connected_groups(
         tuple((group[0], device) for level in levels for group in level.groups for device in group)
     )
 
 
 def _shape(flow: Dataflow, levels: list[Operation]) -> tuple[int, ...] | None:
-    """What a gather of several levels makes, in the shape of the program."""
+    """The result of an all-gather of several levels, in the shape of the program."""
     last = levels[-1]
     if last.dtype is None or last.shape is None or last.hlo_shape is not None:
-        return last.shape  # unknown, or already told by name
+        return last.shape  # unknown, or already the program's shape
     n_slices = next(o.group_size for o in levels if o.site.instruction.opcode == "send")
-    merged = _without_slices_dim(last.shape, n_slices=n_slices)
+    merged = _without_slice_dim(last.shape, n_slices=n_slices)
     if merged != last.shape:
         return merged
     array = ArrayShape(dtype=last.dtype, dims=last.shape)
@@ -131,8 +131,8 @@ def _shape(flow: Dataflow, levels: list[Operation]) -> tuple[int, ...] | None:
     return shape_in_program(flow, context, result, array, op_name=last.op_name, is_split=True).dims
 
 
-def _without_slices_dim(dims: tuple[int, ...], *, n_slices: int) -> tuple[int, ...]:
-    """Dims in which the slices have one of their own, in front of the gathered one: taken together."""
+def _without_slice_dim(dims: tuple[int, ...], *, n_slices: int) -> tuple[int, ...]:
+    """The dims with a separate slice dim merged into the gathered dim after it."""
     for dim, size in enumerate(dims[:-1]):
         if size == n_slices:
             return (*dims[:dim], size * dims[dim + 1], *dims[dim + 2 :])
@@ -143,7 +143,7 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
     first, last = levels[0], levels[-1]
     groups = _joined(levels)
     named = next((level for level in levels if level.scope.missing is None), first)
-    known = [level.wire_bytes for level in levels if level.wire_bytes is not None]
+    known_bytes = [level.wire_bytes for level in levels if level.wire_bytes is not None]
     return replace(
         named,
         site=first.site,
@@ -155,7 +155,7 @@ def _merged(flow: Dataflow, kind: Kind, levels: list[Operation]) -> Operation:
         is_pairs=False,
         shape=_shape(flow, levels) if kind is Kind.ALL_GATHER else first.shape,
         payload_bytes=last.payload_bytes if kind is Kind.ALL_GATHER else first.payload_bytes,
-        wire_bytes=sum(known) if len(known) == len(levels) else None,
+        wire_bytes=sum(known_bytes) if len(known_bytes) == len(levels) else None,
         hlo_shape=first.hlo_shape,
         is_async=any(level.is_async for level in levels),
         algorithm=ALGORITHM,

@@ -1,9 +1,10 @@
-"""From a collective in the text to what it means: kind, payload, wire bytes, groups, scope."""
+"""The kind, payload, wire bytes, groups and scope of a collective instruction."""
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 
 from meshscope.errors import ParseError
 from meshscope.events.enums import Kind, wire_factor
@@ -44,11 +45,10 @@ _INDEX = re.compile(r"\bindex=(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A collective as it stands in the text, for all the layers and iterations that it serves.
+    """A collective in the text, over all layers and iterations that execute it.
 
-    `count` is how often it executes in one run of the module; `caveats` say what is not known.
-    `source_ops` are the names of the scheduled instructions that carry it out together, where they
-    are several.
+    `count` is its number of executions in one run of the module; `caveats` say what is unknown.
+    `source_ops` names the scheduled instructions that implement it, if there are several.
     """
 
     site: CallSite
@@ -74,61 +74,61 @@ class Operation:
 
 
 def source_ops_of(operations: Iterable[Operation]) -> tuple[str, ...]:
-    """The names of the scheduled instructions that carry these operations out, each once."""
+    """The names of the scheduled instructions that implement these operations, without repeats."""
     names = (o.source_ops or (o.scheduled_op.instruction.name,) for o in operations)
-    return tuple(dict.fromkeys(name for own in names for name in own))
+    return tuple(dict.fromkeys(chain.from_iterable(names)))
 
 
 def operations_of(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Operation]:
-    """The operation at a site; one for each array when the compiler combined several into a tuple."""
+    """The operation at a site, or one for each array that the compiler combined into a tuple."""
     opcode = site.instruction.opcode
     elements = list(_elements(flow, site, devices))
     if opcode.startswith("all-to-all") and len(elements) > 1:
         yield _all_to_all_of_tuple(flow, elements)
         return
     for element in elements:
-        meaning = semantics_of(flow, element)
-        op_name = attributed_op_name(flow, element, meaning.kind)
-        payload, is_renamed = _payload(flow, element, meaning.kind, op_name)
+        semantics = semantics_of(flow, element)
+        op_name = attributed_op_name(flow, element, semantics.kind)
+        payload, is_reshaped = _payload(flow, element, semantics.kind, op_name)
         carried = payload
         if opcode.startswith("ragged"):
             payload, carried = ragged_payload(flow, element)
-            is_renamed = payload.dims != element.array.dims
+            is_reshaped = payload.dims != element.array.dims
         yield operation(
             flow,
             element,
-            meaning,
+            semantics,
             payload=payload,
             payload_bytes=payload.n_bytes,
             carried_bytes=carried.n_bytes,
-            hlo_shape=_hlo_shape(element) if is_renamed else None,
+            hlo_shape=_hlo_shape(element) if is_reshaped else None,
             op_name=op_name,
             caveats=site.caveats,
         )
 
 
 def _all_to_all_of_tuple(flow: Dataflow, parts: list[Element]) -> Operation:
-    """An all-to-all that sends one array of its tuple to each device; how they make one array is not told."""
+    """An all-to-all that sends one array of its tuple to each device; the whole shape is unknown."""
     element = replace(parts[0], is_combined=False)
-    meaning = semantics_of(flow, element)
+    semantics = semantics_of(flow, element)
     sizes = [part.array.n_bytes for part in parts]
     known = [size for size in sizes if size is not None]
     return operation(
         flow,
         element,
-        meaning,
+        semantics,
         payload=None,
         payload_bytes=sum(known) if len(known) == len(sizes) else None,
         hlo_shape=element.site.instruction.shape,
-        op_name=attributed_op_name(flow, element, meaning.kind),
+        op_name=attributed_op_name(flow, element, semantics.kind),
         caveats=element.site.caveats,
     )
 
 
-def operation(  # noqa: PLR0913  what is not told by the element
+def operation(  # noqa: PLR0913  facts beyond the element
     flow: Dataflow,
     element: Element,
-    meaning: Semantics,
+    semantics: Semantics,
     *,
     payload: ArrayShape | None,
     payload_bytes: int | None,
@@ -139,18 +139,18 @@ def operation(  # noqa: PLR0913  what is not told by the element
     algorithm: str | None = None,
     is_async: bool = False,
 ) -> Operation:
-    """The operation of an element; wire bytes follow from payload, group size and what carries it out.
+    """The operation of an element, with wire bytes by its payload, group size and executed kind.
 
-    `carried_bytes` is the payload as it travels, where that is more: padded.
+    `carried_bytes` is the payload with padding, if the collective sends padding.
     """
     site = element.site
     carried_bytes = payload_bytes if carried_bytes is None else carried_bytes
-    factor = wire_factor(meaning.executed_as, element.group_size)
+    factor = wire_factor(semantics.executed_as, element.group_size)
     return Operation(
         site=site,
         scheduled_op=element.scheduled_op,
-        kind=meaning.kind,
-        opcode=meaning.opcode,
+        kind=semantics.kind,
+        opcode=semantics.opcode,
         groups=element.groups,
         group_size=element.group_size,
         is_pairs=element.is_pairs,
@@ -176,14 +176,14 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
     if not arrays:
         raise ParseError(
             f"{devices.module.where(site.instruction)}: '{site.instruction.name}' has the shape "
-            f"{site.instruction.shape!r}, in which the arrays of {site.instruction.opcode} were "
-            "expected. Please report this line."
+            f"{site.instruction.shape!r}, which lacks the arrays of {site.instruction.opcode}. "
+            "Please report this line."
         )
     is_combined = len(arrays) > 1
     for index, array in enumerate(arrays):
         result = scheduled_op.result
         if result is not None and is_combined:
-            result = _taken(flow, scheduled_op, result, index)
+            result = _tuple_element(flow, scheduled_op, result, index)
         yield Element(
             site=site,
             scheduled_op=scheduled_op,
@@ -196,10 +196,10 @@ def _elements(flow: Dataflow, site: CallSite, devices: Devices) -> Iterator[Elem
         )
 
 
-def _taken(
+def _tuple_element(
     flow: Dataflow, scheduled_op: ScheduledOp, whole: Instruction, index: int
 ) -> Instruction | None:
-    """The get-tuple-element that takes one array out of a tuple."""
+    """The get-tuple-element that reads one array of a tuple."""
     for user in flow.users(scheduled_op.context.computation, whole):
         match = _INDEX.search(user.attributes)
         if user.opcode == "get-tuple-element" and match and int(match[1]) == index:
@@ -210,38 +210,35 @@ def _taken(
 def _payload(
     flow: Dataflow, element: Element, kind: Kind, op_name: str | None
 ) -> tuple[ArrayShape, bool]:
-    """The array by the size rule (the whole one) in the program's shape, and whether it is renamed."""
+    """The whole array in the program's shape, and whether that differs from the instruction's."""
     instruction, scope = element.site.instruction, scope_of(op_name)
     whole = element.array
     if instruction.opcode.startswith("reduce-scatter"):
-        whole = seen = reduce_scatter_input(whole, instruction.dimensions, element.group_size)
+        whole = shape = reduce_scatter_input(whole, instruction.dimensions, element.group_size)
     else:
         is_split = _is_split_gather(element)
         context = element.scheduled_op.context
         name = original_op_name(flow, element)
-        seen = shape_in_program(
+        shape = shape_in_program(
             flow, context, element.result, whole, op_name=name, is_split=is_split
         )
     operand = operand_of(flow, element.site, element.index)
-    if (
-        operand is not None
-        and kind is Kind.REDUCE_SCATTER
-        and explicit_op_name(element.site) is None
-    ):
-        fed = shape_of_source(flow, *operand, seen)
-        seen = seen if equal_up_to_unit_dims(fed, seen) else fed
-    if operand is not None:
-        seen = without_layer_dim(flow, *operand, seen, scope=scope)
-    return seen, seen != whole or element.is_combined
+    if operand is None:
+        return shape, shape != whole or element.is_combined
+    if kind is Kind.REDUCE_SCATTER and explicit_op_name(element.site) is None:
+        source = shape_of_source(flow, *operand, shape)
+        shape = shape if equal_up_to_unit_dims(source, shape) else source
+    shape = without_layer_dim(flow, *operand, shape, scope=scope)
+    return shape, shape != whole or element.is_combined
 
 
 def _hlo_shape(element: Element) -> str:
-    """The instruction's own shape, with all of its arrays when it is combined."""
+    """The shape in the text, with all arrays if the collective is combined."""
     return element.site.instruction.shape if element.is_combined else str(element.array)
 
 
 def _is_split_gather(element: Element) -> bool:
-    """Whether an all-gather laid the devices along a dim of their own, which is not the program's."""
+    """Whether an all-gather added a separate device dim that the program does not have."""
     instruction = element.site.instruction
     if not instruction.opcode.startswith("all-gather") or not instruction.dimensions:
         return False

@@ -1,4 +1,4 @@
-"""The collectives of one of our own programs: a phase of an experiment."""
+"""The collectives of one phase of an experiment."""
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -8,7 +8,7 @@ from meshscope.spec.experiment import Experiment
 
 
 def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
-    """One row a layer and operation of the phase's program, attributed to the experiment's plan."""
+    """One row for each layer and operation of the phase's program, attributed to the plan."""
     return collectives_of(
         module,
         mesh=experiment.plan.mesh,
@@ -19,5 +19,5 @@ def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -
 
 
 def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
-    """How many steps of each phase a request has."""
+    """The number of steps in a request, by phase."""
     return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}

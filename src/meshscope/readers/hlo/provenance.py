@@ -1,4 +1,4 @@
-"""Where a collective comes from: the op_name that it serves, who wrote it, what the compiler chose for it."""
+"""The origin of a collective: its op_name, who inserted it, and the algorithm the compiler chose."""
 
 import re
 from collections import deque
@@ -12,7 +12,7 @@ from meshscope.readers.hlo.executions import CallSite
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.semantics import Element, operand_of, wrappers
 
-# What JAX calls the collectives that a program writes (jax/_src/lax/parallel.py), and torch_xla's.
+# JAX primitives (jax/_src/lax/parallel.py) and torch_xla ops for explicit collectives.
 _PROGRAM_PRIMITIVES = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
     | {"all_gather_reduced", "reduce_scatter", "psum_scatter", "all_to_all", "ragged_all_to_all"}
@@ -21,7 +21,7 @@ _PROGRAM_PRIMITIVES = frozenset(
 )
 _BY_PARTITIONER = ("is_spmd_generated", "from-cross-replica-sharding")
 _GATHERS = frozenset({Kind.ALL_GATHER, Kind.BROADCAST, Kind.RECV})
-_MAX_NEIGHBOURS = 200  # instructions looked at for a name
+_MAX_NEIGHBORS = 200  # instructions to search for a name
 
 _ALGORITHM = re.compile(
     r'"collective_algorithm_config":\{(?:"emitter":"(\w+)")?,?(?:"strategy":"(\w+)")?'
@@ -30,61 +30,60 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:
 _COLORS = re.compile(r"colors:(\d+)")
 _GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
 _LIBRARY_KERNELS = frozenset({"DEFAULT", "INVALID", "UNSPECIFIED"})  # NCCL chooses
-# On GPUs every collective is a start and a done, even where nothing may lie between them.
+# On GPUs every collective has a start and a done, even if it is synchronous.
 _SYNCHRONOUS = '"is_sync":true'
 _OFFLOADED_RING = re.compile(r'"ring_type":"ICI_RING_TYPE_(\w+)"')
 
 
 def attributed_op_name(flow: Dataflow, element: Element, kind: Kind) -> str | None:
-    """The op_name of a collective; where it names no scope, that of what it serves.
+    """The op_name of a collective, or of the operation it serves if its own names no scope.
 
-    A combined collective keeps the name of one of its parts, so each part is named by what feeds
-    it. A gather serves its users, a reduction what it adds up.
+    A gather serves its users, a reduction its operand. A combined collective has the name of only
+    one of its arrays, so each array takes the name of its operand.
     """
-    own = original_op_name(flow, element)
-    if not element.is_combined and scope_of(own) != NO_SCOPE:
-        return own
-    before, behind = _name_before(flow, element), _name_behind(flow, element)
-    # The sampler uses the logits, but the head gathers them.
-    is_for_sampler = scope_of(behind).part is Part.SAMPLE
+    original = original_op_name(flow, element)
+    if not element.is_combined and scope_of(original) != NO_SCOPE:
+        return original
+    before, after = _name_before(flow, element), _name_after(flow, element)
+    # The sampler uses the logits, but the output head gathers them.
+    is_for_sampler = scope_of(after).part is Part.SAMPLE
     if kind in _GATHERS and not element.is_combined and not is_for_sampler:
-        return behind or before or own
-    # Experts exchange nothing: what an exchange takes from them is on its way to be combined.
+        return after or before or original
+    # An all-to-all of expert outputs belongs to the combine step after the experts.
     if kind is Kind.ALL_TO_ALL and scope_of(before).part is Part.MOE_EXPERTS:
-        return behind or before or own
-    return before or behind or own
+        return after or before or original
+    return before or after or original
 
 
 def original_op_name(flow: Dataflow, element: Element) -> str | None:
-    """The op_name of a collective, or where a rewrite took it, the one left on its sum or behind it.
+    """The op_name of a collective; if a rewrite dropped it, that of its reducer or result.
 
-    A name on a move of its result is that of the collective when it says so, or when what feeds it
-    has the same.
+    The name of a move of the result counts if it names a collective, or equals the operand's name.
     """
-    own = explicit_op_name(element.site)
-    if scope_of(own) != NO_SCOPE:
-        return own
-    if (of_sum := _name_of_sum(flow, element)) is not None:
-        return of_sum
+    explicit = explicit_op_name(element.site)
+    if scope_of(explicit) != NO_SCOPE:
+        return explicit
+    if (reducer_name := _reducer_name(flow, element)) is not None:
+        return reducer_name
     if element.result is None:
-        return own
+        return explicit
     computation, queue = element.scheduled_op.context.computation, deque([element.result])
-    for _ in range(_MAX_NEIGHBOURS):
+    for _ in range(_MAX_NEIGHBORS):
         if not queue:
             break
         moved = flow.moving_users(computation, queue.popleft())
         for name in (mover.op_name for mover in moved):
             if scope_of(name) != NO_SCOPE:
-                is_its_own = leaf(name) in _PROGRAM_PRIMITIVES
-                return name if is_its_own or name == _name_before(flow, element) else own
+                is_collective = leaf(name) in _PROGRAM_PRIMITIVES
+                return name if is_collective or name == _name_before(flow, element) else explicit
         queue += moved
-    return own
+    return explicit
 
 
-def _name_of_sum(flow: Dataflow, element: Element) -> str | None:
-    """The op_name that the numbers have which a reduction adds up; None where it says no scope.
+def _reducer_name(flow: Dataflow, element: Element) -> str | None:
+    """The op_name in the reducer of a reduction; None if it names no scope.
 
-    JAX gives each reduction a computation of its own, whose parameters are named after it.
+    JAX lowers each reduction with a separate reducer whose parameters have its op_name.
     """
     instruction = element.site.instruction
     computation = flow.module.computations.get(instruction.called.get("to_apply", ("",))[0])
@@ -97,7 +96,7 @@ def _name_of_sum(flow: Dataflow, element: Element) -> str | None:
 
 
 def explicit_op_name(site: CallSite) -> str | None:
-    """The op_name of the instruction, or of the start or fusion around it."""
+    """The op_name of the instruction, else of the start or fusion around it."""
     names = (i.op_name for i in (site.instruction, *wrappers(site)))
     return next((name for name in names if name is not None), None)
 
@@ -105,13 +104,12 @@ def explicit_op_name(site: CallSite) -> str | None:
 def _name_before(flow: Dataflow, element: Element) -> str | None:
     if (operand := operand_of(flow, element.site, element.index)) is None:
         return None
-    _, computed = flow.origin(
-        *operand
-    )  # a fusion has the name of its dearest part, not of its result
+    # A fusion has the name of its costliest instruction, which may not be its root.
+    _, computed = flow.origin(*operand)
     if scope_of(computed.op_name) != NO_SCOPE:
         return computed.op_name
     queue = deque([operand])
-    for _ in range(_MAX_NEIGHBOURS):
+    for _ in range(_MAX_NEIGHBORS):
         if not queue:
             return None
         context, instruction = queue.popleft()
@@ -121,12 +119,12 @@ def _name_before(flow: Dataflow, element: Element) -> str | None:
     return None
 
 
-def _name_behind(flow: Dataflow, element: Element) -> str | None:
+def _name_after(flow: Dataflow, element: Element) -> str | None:
     if element.result is None:
         return None
     computation = element.scheduled_op.context.computation
     queue = deque([element.result])
-    for _ in range(_MAX_NEIGHBOURS):
+    for _ in range(_MAX_NEIGHBORS):
         if not queue:
             return None
         users = flow.users(computation, queue.popleft())
@@ -138,11 +136,11 @@ def _name_behind(flow: Dataflow, element: Element) -> str | None:
 
 
 def inserted_by(flow: Dataflow, element: Element) -> str | None:
-    """`program` or `partitioner`; None when the text does not tell."""
+    """Who inserted the collective, `program` or `partitioner`; None if unknown."""
     instructions = (element.site.instruction, *wrappers(element.site))
     if any(mark in i.frontend_attributes for i in instructions for mark in _BY_PARTITIONER):
         return "partitioner"
-    # Between slices an op_name is lost, but the rendezvous is called as the operation was.
+    # A collective across slices loses its op_name, but its rendezvous is named after it.
     rendezvous = _RENDEZVOUS.search(element.site.instruction.attributes)
     name = rendezvous[1] if rendezvous else original_op_name(flow, element)
     if name is None:
@@ -151,7 +149,7 @@ def inserted_by(flow: Dataflow, element: Element) -> str | None:
 
 
 def is_asynchronous(site: CallSite) -> bool:
-    """Whether a start issues it and a done waits for it."""
+    """Whether a start issues the collective and a done waits for it."""
     instructions = (site.instruction, *wrappers(site))
     if any(_SYNCHRONOUS in i.attributes for i in instructions):
         return False
@@ -159,10 +157,10 @@ def is_asynchronous(site: CallSite) -> bool:
 
 
 def algorithm_of(site: CallSite) -> str | None:
-    """Emitter, strategy and colours that the compiler chose; None when the text does not say.
+    """The emitter, strategy and colors that the compiler chose; None if the text has none.
 
-    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`; on GPUs a kernel of XLA's
-    own, `TRITON_TWO_SHOT`, in place of the library's.
+    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`. On GPUs, the name of an
+    XLA kernel that replaces the library's, such as `TRITON_TWO_SHOT`.
     """
     instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
     for text in (i.attributes for i in instructions):
@@ -172,7 +170,7 @@ def algorithm_of(site: CallSite) -> str | None:
             return f"{name}, {colors[1]} colors" if colors else name
         if '"collective_offload_config"' in text:
             rings = _OFFLOADED_RING.findall(text)
-            directions = "+".join(dict.fromkeys(rings)) or "no ring told"
+            directions = "+".join(dict.fromkeys(rings)) or "unknown ring"
             return f"SparseCore/{directions}, {len(rings)} colors"
         if (kernel := _GPU_KERNEL.search(text)) and kernel[1] not in _LIBRARY_KERNELS:
             return kernel[1]

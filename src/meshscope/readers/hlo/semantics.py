@@ -1,4 +1,4 @@
-"""What a collective means, whatever the compiler wrote it as."""
+"""The kind of a collective by its effect, whatever opcode the compiler chose for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ KIND_OF_OPCODE: dict[str, Kind] = {
     "collective-permute": Kind.PERMUTE,
     "collective-broadcast": Kind.BROADCAST,
 }
-# libtpu's fusion of an all-reduce and the slice behind it: it runs the reduce-scatter phase only
+# libtpu's fusion of an all-reduce and a slice of its result, which runs only the reduce-scatter phase
 # ("How to Scale Your Model", profiling chapter, reads `calls=%all-reduce-scatter` as a reduce-scatter).
 ALL_REDUCE_SCATTER = "all-reduce-scatter"
 
@@ -31,9 +31,10 @@ _ZERO = frozenset({"0", "-0", "false"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOp:
-    """The instruction that stands for a collective in the schedule: itself, or the start or fusion around it.
+    """The scheduled instruction of a collective: itself, or the start or fusion around it.
 
-    `result` is what holds its result there (the done of a start); None when a fusion computes on.
+    `result` holds its result in the schedule, e.g. the done of a start; None if a fusion uses the
+    result itself.
     """
 
     context: CallContext
@@ -43,7 +44,7 @@ class ScheduledOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """One array that a collective carries; a combined collective carries several."""
+    """One array of a collective; a combined collective has several."""
 
     site: CallSite
     scheduled_op: ScheduledOp
@@ -51,7 +52,7 @@ class Element:
     is_pairs: bool
     index: int
     array: ArrayShape  # of the result
-    result: Instruction | None  # what holds the array at the scheduled_op
+    result: Instruction | None  # holds the array in the schedule
     is_combined: bool
 
     @property
@@ -62,7 +63,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
-    """What an element means, what carries it out, and as which kind that costs."""
+    """The kind of an element by its effect, its opcode, and the kind by which it executes."""
 
     kind: Kind
     opcode: str
@@ -70,13 +71,13 @@ class Semantics:
 
 
 def semantics_of(flow: Dataflow, element: Element) -> Semantics:
-    """The kind of a collective by what is done with its operand and its result."""
+    """The effect of a collective, by the producers of its operand and the users of its result."""
     opcode = element.site.instruction.opcode.removesuffix("-start")
     kind = KIND_OF_OPCODE[opcode]
     if kind is Kind.ALL_REDUCE and element.group_size > 1:
-        if _adds_up_parts(flow, element):
+        if _sums_disjoint_shards(flow, element):
             return Semantics(kind=Kind.ALL_GATHER, opcode=opcode, executed_as=kind)
-        if _keeps_own_part(flow, element):
+        if _keeps_local_shard(flow, element):
             if _runs_scatter_only(element.site):
                 kind, opcode = Kind.REDUCE_SCATTER, ALL_REDUCE_SCATTER
             return Semantics(kind=Kind.REDUCE_SCATTER, opcode=opcode, executed_as=kind)
@@ -84,7 +85,7 @@ def semantics_of(flow: Dataflow, element: Element) -> Semantics:
 
 
 def scheduled_op_of(flow: Dataflow, site: CallSite) -> ScheduledOp:
-    """The scheduled instruction around a collective, and the one that holds its result."""
+    """The scheduled instruction of a collective and the one that holds its result."""
     context, instruction = site.context, site.instruction
     result: Instruction | None = _done(flow, context, instruction)
     while (caller := context.caller) and is_wrapper(caller.instruction):
@@ -105,13 +106,13 @@ def is_wrapper(caller: Instruction) -> bool:
 
 
 def wrappers(site: CallSite) -> tuple[Instruction, ...]:
-    """The fusions, calls and starts right around a collective, innermost first."""
+    """The fusions, calls and starts directly around a collective, innermost first."""
     callers = [caller.instruction for caller in reversed(site.context.callers)]
     return tuple(takewhile(is_wrapper, callers))
 
 
 def _done(flow: Dataflow, context: CallContext, start: Instruction) -> Instruction:
-    """The done that belongs to a start, through its updates; the instruction itself when it is no start."""
+    """The done of a start, behind its updates; the instruction itself if it is not a start."""
     while start.opcode.endswith(("-start", "-update")):
         users = flow.users(context.computation, start)
         following = [u for u in users if u.opcode.endswith(("-update", "-done"))]
@@ -124,21 +125,21 @@ def _done(flow: Dataflow, context: CallContext, start: Instruction) -> Instructi
 def operand_of(
     flow: Dataflow, site: CallSite, index: int
 ) -> tuple[CallContext, Instruction] | None:
-    """What feeds an operand of a collective, looked up outside the wrappers around it."""
+    """The producer of a collective's operand, outside the wrappers around the collective."""
     context = site.context
     producer = context.computation.producer(site.instruction, index)
     while producer and producer.opcode == "parameter":
         if not context.caller or not is_wrapper(context.caller.instruction):
             break
-        found = flow.inputs(context, producer)
-        if not found:
+        inputs = flow.inputs(context, producer)
+        if not inputs:
             break
-        context, producer = found[0]
+        context, producer = inputs[0]
     return (context, producer) if producer else None
 
 
-def _adds_up_parts(flow: Dataflow, element: Element) -> bool:
-    """Whether each device wrote its part into its context among zeros, so that the sum is a gather."""
+def _sums_disjoint_shards(flow: Dataflow, element: Element) -> bool:
+    """Whether each device contributes its shard, padded with zeros: the sum is an all-gather."""
     if (operand := operand_of(flow, element.site, element.index)) is None:
         return False
     context, update = flow.origin(*operand)
@@ -146,12 +147,12 @@ def _adds_up_parts(flow: Dataflow, element: Element) -> bool:
     if update.opcode != "dynamic-update-slice" or len(inputs) < 3:
         return False
     base, part, *offsets = inputs
-    is_part = _size(part) * element.group_size == prod(element.array.dims)
-    return is_part and _is_zero(flow, context, base) and _is_own_place(flow, context, offsets)
+    is_shard = _size(part) * element.group_size == prod(element.array.dims)
+    return is_shard and _is_zero(flow, context, base) and _is_device_offset(flow, context, offsets)
 
 
-def _keeps_own_part(flow: Dataflow, element: Element) -> bool:
-    """Whether every use of the result takes only the device's own part of it, a scatter."""
+def _keeps_local_shard(flow: Dataflow, element: Element) -> bool:
+    """Whether every user slices the device's shard out of the result: a reduce-scatter."""
     inner = element.site.context
     if element.scheduled_op.context is not inner and flow.users(
         inner.computation, element.site.instruction
@@ -164,17 +165,17 @@ def _keeps_own_part(flow: Dataflow, element: Element) -> bool:
 
 def _is_sliced(flow: Dataflow, context: CallContext, used: Instruction, element: Element) -> bool:
     users = flow.users(context.computation, used)
-    return bool(users) and all(_takes_part(flow, context, u, used, element) for u in users)
+    return bool(users) and all(_takes_local_shard(flow, context, u, used, element) for u in users)
 
 
-def _takes_part(
+def _takes_local_shard(
     flow: Dataflow, context: CallContext, user: Instruction, used: Instruction, element: Element
 ) -> bool:
     if user.opcode == "dynamic-slice":
         inputs = context.computation.producers(user)
-        is_part = _size(user) * element.group_size == prod(element.array.dims)
-        is_of_it = inputs[:1] == (used,)
-        return is_part and is_of_it and _is_own_place(flow, context, inputs[1:])
+        is_shard = _size(user) * element.group_size == prod(element.array.dims)
+        is_sliced_from_it = inputs[:1] == (used,)
+        return is_shard and is_sliced_from_it and _is_device_offset(flow, context, inputs[1:])
     if flow.keeps_values(user):
         return _is_sliced(flow, context, user, element)
     if user.opcode != "fusion":
@@ -188,12 +189,13 @@ def _runs_scatter_only(site: CallSite) -> bool:
     return any("AllReduceScatter" in caller.attributes for caller in wrappers(site))
 
 
-def _is_own_place(flow: Dataflow, context: CallContext, offsets: Iterable[Instruction]) -> bool:
+def _is_device_offset(flow: Dataflow, context: CallContext, offsets: Iterable[Instruction]) -> bool:
+    """Whether the offsets depend on the ID of the device."""
     return any(flow.depends_on(context, offset, _PARTITION) for offset in offsets)
 
 
 def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
-    for _ in range(8):  # a broadcast of a constant, perhaps handed in through fusions
+    for _ in range(8):  # a broadcast constant, possibly passed into fusions
         if base.opcode == "constant":
             return base.operand_text in _ZERO
         inputs = flow.inputs(context, base)
@@ -207,6 +209,6 @@ def _is_zero(flow: Dataflow, context: CallContext, base: Instruction) -> bool:
 
 
 def _size(instruction: Instruction) -> int:
-    """Elements of an array; 0 for a tuple."""
+    """The number of elements of an array; 0 for a tuple."""
     arrays = instruction.arrays
     return prod(arrays[0].dims) if len(arrays) == 1 else 0

@@ -1,4 +1,4 @@
-"""The array that a collective carries, as the instruction has it and as the program sees it."""
+"""The arrays of a collective: in its instruction, and in the source program."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -8,13 +8,13 @@ from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallContext
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
-_MAX_MOVES = 50  # copies and reshapes followed behind a collective
+_MAX_MOVES = 50  # copies and reshapes to follow after a collective
 
 
 def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
-    """The arrays that the collective yields, one for each operand that it combines.
+    """The result arrays of a collective, one for each combined operand.
 
-    A start's tuple holds the operands in front (all-reduce-start excepted) and contexts behind.
+    The tuple of a start begins with the operands (except all-reduce-start) and ends with contexts.
     """
     arrays, n = instruction.arrays, len(instruction.operands)
     match instruction.opcode:
@@ -35,15 +35,15 @@ def result_arrays(instruction: Instruction) -> tuple[ArrayShape, ...]:
 
 
 def reduce_scatter_input(part: ArrayShape, dimensions: tuple[int, ...], n: int) -> ArrayShape:
-    """The input of a reduce-scatter that leaves each of `n` devices this part."""
+    """The operand of a reduce-scatter that leaves this shard on each of `n` devices."""
     dim = dimensions[0] if dimensions else 0
     return replace(part, dims=tuple(s * n if d == dim else s for d, s in enumerate(part.dims)))
 
 
 def merge_device_dim(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
-    """A gathered array whose devices were laid along a dim of their own, in front of the gathered one.
+    """The shape of an all-gather whose separate device dim is merged with the gathered dim.
 
-    `[256,1,1024]` gathered to `[256,2,1024]` is `[256,2048]`.
+    `[256,1,1024]` gathered to `[256,2,1024]` is `[256,2048]` in the program.
     """
     for dim, (one, n) in enumerate(zip(part.dims, whole.dims, strict=False)):
         if one == 1 and n > 1 and dim + 1 < len(whole.dims) == len(part.dims):
@@ -52,7 +52,7 @@ def merge_device_dim(part: ArrayShape, whole: ArrayShape) -> ArrayShape:
     return whole
 
 
-def shape_in_program(  # noqa: PLR0913  the array and where it stands
+def shape_in_program(  # noqa: PLR0913  the array and its position in the dataflow
     flow: Dataflow,
     context: CallContext,
     result: Instruction | None,
@@ -61,30 +61,30 @@ def shape_in_program(  # noqa: PLR0913  the array and where it stands
     op_name: str | None,
     is_split: bool,
 ) -> ArrayShape:
-    """`array` in the shape that the source operation gives it.
+    """The shape of `array` in the source operation.
 
-    The compiler may gather along a new outermost dim (`is_split`) or flatten, and put copies and
-    reshapes behind that keep the op_name of the collective; the last of them has the program's
-    shape. Behind a split the reshapes that undo it may carry no name at all.
+    The compiler may gather along a new outermost dim (`is_split`) or flatten the array. The copies
+    and reshapes that follow keep the op_name of the collective, and the last of them has the
+    program's shape. Reshapes that undo a split may have no op_name.
     """
     if result is None:
         return array
     path = _Path(flow=flow, computation=context.computation, op_name=op_name, is_split=is_split)
-    seen = path.end(result, array, n_left=_MAX_MOVES)
-    if len(seen.dims) == 1 or (is_split and seen == array):
-        seen = _before_flattening(flow, context.computation, result, seen)
-    if seen.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot behind it
-        return replace(seen, dims=seen.dims[:-1])
-    return seen
+    shape = path.end(result, array, n_left=_MAX_MOVES)
+    if len(shape.dims) == 1 or (is_split and shape == array):
+        shape = _unflattened(flow, context.computation, result, shape)
+    if shape.dims[-1:] == (1,) and array.dims[-1:] != (1,):  # a layout for the dot that follows
+        return replace(shape, dims=shape.dims[:-1])
+    return shape
 
 
-def _before_flattening(
+def _unflattened(
     flow: Dataflow, computation: Computation, result: Instruction, flat: ArrayShape
 ) -> ArrayShape:
-    """A flattened array in the shape that the reshape behind it gives back, without its dims of 1.
+    """The shape that a reshape restores from a flattened array, without unit dims.
 
-    The compiler merges its own reshape with one of the program's that adds or drops such dims. Where
-    devices have a dim of their own, that reshape takes it and the dim behind it together.
+    The compiler merges its reshape with one of the program that adds or drops unit dims. The
+    reshape also merges a separate device dim with the dim after it.
     """
     merged = [
         (*flat.dims[:dim], flat.dims[dim] * flat.dims[dim + 1], *flat.dims[dim + 2 :])
@@ -107,9 +107,9 @@ def _before_flattening(
 def shape_of_source(
     flow: Dataflow, context: CallContext, operand: Instruction, array: ArrayShape
 ) -> ArrayShape:
-    """`array` in the shape in which it was computed, before it was moved into context.
+    """The shape in which the operand was computed, before moves.
 
-    For a scatter that the compiler rewrote so far that it lost its name: its result is a part.
+    For a reduce-scatter that lost its name in rewrites: its result has only the shard's shape.
     """
     arrays = flow.skip_moves(context, operand).arrays
     is_same = len(arrays) == 1 and arrays[0].dtype == array.dtype
@@ -117,16 +117,16 @@ def shape_of_source(
 
 
 def equal_up_to_unit_dims(one: ArrayShape, other: ArrayShape) -> bool:
-    """Whether two shapes differ in dims of 1 at most."""
+    """Whether two shapes are equal without their unit dims."""
     return _long_dims(one) == _long_dims(other)
 
 
 def untiled_shape(
     flow: Dataflow, context: CallContext, operand: Instruction, tiles: ArrayShape
 ) -> ArrayShape:
-    """An array that travels as its tiles lie in memory in the shape in which it was computed.
+    """The computed shape of an array that is sent tile by tile, without unit dims.
 
-    Without its dims of 1: a sum of `[8,3072]` whose rows were cut out of `[8,1,3072]`.
+    For example `[8,3072]`, sliced from `[8,1,3072]` and sent as `[24,8,128]`.
     """
     whole = shape_of_source(flow, *flow.origin(context, operand), tiles)
     return tiles if whole is tiles else replace(whole, dims=_long_dims(whole))
@@ -134,58 +134,58 @@ def untiled_shape(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
-    """The way of a collective's result through instructions that only move it."""
+    """Follows a collective's result through instructions that only move it."""
 
     flow: Dataflow
     computation: Computation
     op_name: str | None
     is_split: bool
 
-    def end(self, instruction: Instruction, seen: ArrayShape, *, n_left: int) -> ArrayShape:
-        """The last shape that the array takes, from `seen` at this instruction on.
+    def end(self, instruction: Instruction, shape: ArrayShape, *, n_left: int) -> ArrayShape:
+        """The last shape of the array, which has `shape` at this instruction.
 
-        Where the way forks (one copy is kept, another is used), a branch that reshapes counts; where
-        branches disagree, the shape before the fork. Branches that differ in dims of 1 alone do not:
-        they are the same array, of which the shortest shape counts.
+        If the result has several users (one copy is kept, another used), a path that reshapes wins.
+        If paths disagree, the shape before they split wins. Paths that differ only in unit dims
+        agree on the shortest shape.
         """
         ends = {
             self.end(moved, after, n_left=n_left - 1)
             for moved in self.flow.moving_users(self.computation, instruction)
-            if n_left and (after := self._after(moved, seen)) is not None
+            if n_left and (after := self._after(moved, shape)) is not None
         }
-        shortest, *others = sorted(ends - {seen}, key=lambda end: len(end.dims)) or [seen]
-        if others and equal_up_to_unit_dims(seen, shortest):
-            return seen
-        is_one = all(
+        shortest, *others = sorted(ends - {shape}, key=lambda end: len(end.dims)) or [shape]
+        if others and equal_up_to_unit_dims(shape, shortest):
+            return shape
+        do_agree = all(
             equal_up_to_unit_dims(end, shortest) and len(end.dims) > len(shortest.dims)
             for end in others
         )
-        return shortest if is_one else seen
+        return shortest if do_agree else shape
 
-    def _after(self, moved: Instruction, seen: ArrayShape) -> ArrayShape | None:
-        """The shape behind a move; None where another operation begins or elements are lost."""
+    def _after(self, moved: Instruction, before: ArrayShape) -> ArrayShape | None:
+        """The shape after a move; None if another operation begins or elements are lost."""
         name, arrays = moved.op_name, moved.arrays
         if not arrays:
             return None
         shape = arrays[0]
         is_other = name is not None and not same_name(name, self.op_name)
-        if is_other or shape.dtype != seen.dtype or prod(shape.dims) != prod(seen.dims):
+        if is_other or shape.dtype != before.dtype or prod(shape.dims) != prod(before.dims):
             return None
-        is_merged = self.is_split and _long_dims(shape) != _long_dims(seen)
-        return shape if name is not None or is_merged else seen
+        is_merged = self.is_split and _long_dims(shape) != _long_dims(before)
+        return shape if name is not None or is_merged else before
 
 
 def _long_dims(array: ArrayShape) -> tuple[int, ...]:
-    """The dims without those of 1, which anything may add or drop."""
+    """The dims without unit dims, which any move may add or drop."""
     return tuple(size for size in array.dims if size != 1)
 
 
 def without_layer_dim(
     flow: Dataflow, context: CallContext, operand: Instruction, array: ArrayShape, *, scope: Scope
 ) -> ArrayShape:
-    """`array` without the leading 1 that taking one layer out of a stack leaves behind.
+    """The array without the leading unit dim that remains of the layer dim.
 
-    Layers are stacked where a loop runs over them, and in the stages of a pipeline.
+    Weights are stacked over layers in loops over layers and in pipeline stages.
     """
     is_stage = scope.stages is not None and scope.layers is not None
     is_one = array.dims[:1] == (1,) and (scope.n_layers > 1 or is_stage)
@@ -197,12 +197,14 @@ def without_layer_dim(
 def _is_layer_of_stack(
     flow: Dataflow, context: CallContext, operand: Instruction, n_layers: int, *, is_stage: bool
 ) -> bool:
-    """Whether an array is one of a stack; what a stage takes as it is can be a stack of one."""
+    """Whether an array is one layer of a stack; a pipeline stage may have a stack of one layer."""
     context, source = flow.origin(context, operand)
     if is_stage and source.opcode in {"parameter", "get-tuple-element"}:
         return True
     stack = context.computation.producer(source)
     if source.opcode not in {"dynamic-slice", "slice"} or stack is None:
         return False
-    taken, whole = ([n for array in i.arrays for n in array.dims[:1]] for i in (source, stack))
-    return taken == [1] and len(whole) == 1 and whole[0] >= max(n_layers, 2)
+    slice_dim, stack_dim = (
+        [n for array in i.arrays for n in array.dims[:1]] for i in (source, stack)
+    )
+    return slice_dim == [1] and len(stack_dim) == 1 and stack_dim[0] >= max(n_layers, 2)

@@ -1,6 +1,6 @@
-"""Operations that only some stages of a pipeline run, as what each of these stages does.
+"""Expands an operation of a pipeline program to the stages that execute it.
 
-One program holds all stages; a stage takes the branches that are its own. The scopes say which.
+One program contains all stages, and each stage takes its own branches. The scopes name the stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from meshscope.spec.plan.mesh import Groups, Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlacement:
-    """Where an operation runs: stage and layer, and those of its groups that are in the stage."""
+    """One stage and layer that execute an operation, with the groups in that stage."""
 
     stage: int | None
     layer: int | None
@@ -24,25 +24,25 @@ class StagePlacement:
 def stage_placements(
     scope: Scope, groups: Groups, layers: Sequence[int | None], mesh: Mesh
 ) -> Iterator[StagePlacement]:
-    """A place for every stage and layer that an operation stands for.
+    """One placement for every stage and layer; `layers` are those of the first stage.
 
-    `layers` are those of the first stage. Pairs of a hand-over belong to the stage of the sender.
+    The pairs of a send between stages belong to the sending stage.
     """
     if scope.stages is None or scope.stages[-1] >= mesh.size("pp"):
         for layer in layers:
             yield StagePlacement(stage=None, layer=layer, groups=groups)
         return
     for number, stage in enumerate(scope.stages):
-        of_stage = mesh.groups_of_stage(groups, stage)
-        for layer in layers:
-            here = None if layer is None else layer + number * scope.stage_layers
-            yield StagePlacement(stage=stage, layer=here, groups=of_stage)
+        stage_groups = mesh.groups_of_stage(groups, stage)
+        for first_layer in layers:
+            layer = None if first_layer is None else first_layer + number * scope.stage_layers
+            yield StagePlacement(stage=stage, layer=layer, groups=stage_groups)
 
 
 def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
-    """The scope, or that of the hand-over between stages where a permute along pp names no part.
+    """The scope; that of the send between stages for a permute along pp without a part.
 
-    What crosses slices has no name of its own, and the loop around it none that serves.
+    A send across slices loses its op_name, and the loop around it has no usable one.
     """
     if scope.part is not None or kind is not Kind.PERMUTE or axis != "pp":
         return scope
@@ -50,6 +50,6 @@ def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> S
 
 
 def without_stage_branch_caveat(caveats: Sequence[str]) -> tuple[str, ...]:
-    """The caveats without that about the outermost branch: it is the stage's own, and it takes it."""
-    own = next((caveat for caveat in caveats if caveat.startswith(BRANCH_CAVEAT)), None)
-    return tuple(caveat for caveat in caveats if caveat != own)
+    """The caveats without the one about the outermost branch, which the stage always takes."""
+    stage_branch = next((c for c in caveats if c.startswith(BRANCH_CAVEAT)), None)
+    return tuple(caveat for caveat in caveats if caveat != stage_branch)

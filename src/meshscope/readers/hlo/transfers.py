@@ -1,4 +1,4 @@
-"""What crosses slices: libtpu writes a collective over DCN as a send and a recv that the megascale runtime serves."""
+"""Collectives across slices: a send and a recv that libtpu's megascale runtime executes over DCN."""
 
 import re
 
@@ -21,13 +21,10 @@ from meshscope.readers.hlo.shapes import (
 from meshscope.spec.plan.mesh import Groups
 
 OPCODE = "send/recv"
-TILE = (
-    8,
-    128,
-)  # a sum of 16 bits may travel as its tiles lie in memory, `[24,8,128]` for `[8,3072]`
+TILE = (8, 128)  # an all-reduce may send its array tile by tile: `[24,8,128]` for `[8,3072]`
 ALGORITHM = "megascale over DCN"
 
-# Transfer types as libtpu 0.0.42 and 0.0.50 write them.
+# Transfer types in text of libtpu 0.0.42 and 0.0.50.
 _KIND_OF_TRANSFER: dict[str, Kind] = {
     "ALL_GATHER": Kind.ALL_GATHER,
     "ALL_REDUCE": Kind.ALL_REDUCE,
@@ -39,21 +36,21 @@ _TYPE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _TARGET = re.compile(r'_xla_megascale_target="?((?:\{\{.*?\}\})|(?:\{[^{}]*\}x\{[^{}]*\}))"?')
 _SLICES_BY_DEVICES = re.compile(r"\{(\d+(?:,\d+)*)\}x\{(\d+(?::\d+)?(?:,\d+(?::\d+)?)*)\}")
-# A device is written as its slice, counted from 1, times this, plus its place in the slice.
+# A device number is (slice index + 1) times this, plus the device index in the slice.
 _SLICE_UNIT = 100_000
 
 
 def is_transfer(instruction: Instruction) -> bool:
-    """Whether a send starts a collective between slices; its recv is found from it."""
+    """Whether the instruction is a send that starts a collective across slices."""
     return instruction.opcode == "send" and "_xla_megascale_transfer_type" in instruction.attributes
 
 
 def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
-    """The collective between slices that a send starts and the recv of the same rendezvous ends."""
+    """The collective that a send starts and the recv with the same rendezvous ends."""
     send, recv = site.instruction, _recv(site)
     if not send.arrays or (recv is not None and not recv.arrays):
         raise ParseError(
-            f"{devices.module.where(send)}: '{send.name}' or its recv carries no array. "
+            f"{devices.module.where(send)}: '{send.name}' or its recv has no array. "
             "Give the text as the compiler wrote it."
         )
     kind = _kind(devices, send)
@@ -88,7 +85,7 @@ def transfer_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
 
 
 def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) -> ArrayShape:
-    """The array in the program's shape, without a layer's own dim."""
+    """The array in the program's shape, without the dim of stacked layers."""
     send = element.site.instruction
     if kind is Kind.ALL_GATHER:
         payload = merge_device_dim(send.arrays[0], element.array)
@@ -110,7 +107,7 @@ def _payload(flow: Dataflow, element: Element, kind: Kind, op_name: str | None) 
 
 
 def _before_padding(flow: Dataflow, element: Element) -> ArrayShape | None:
-    """The array of a sum that libtpu padded to whole lanes; None where it did not."""
+    """The array of an all-reduce before libtpu padded it to whole lanes; None if it did not."""
     operand = operand_of(flow, element.site, element.index)
     if operand is None:
         return None
@@ -142,39 +139,39 @@ def _recv(site: CallSite) -> Instruction | None:
 
 
 def _received(flow: Dataflow, site: CallSite, recv: Instruction) -> Instruction | None:
-    """The array that comes out of the recv's done."""
+    """The element of the recv-done that holds the received array."""
     computation = site.context.computation
     for done in flow.users(computation, recv):
         if done.opcode == "recv-done":
-            taken = flow.users(computation, done)
-            return next((i for i in taken if i.opcode == "get-tuple-element"), None)
+            elements = flow.users(computation, done)
+            return next((i for i in elements if i.opcode == "get-tuple-element"), None)
     return None
 
 
 def _groups(devices: Devices, send: Instruction) -> tuple[Groups, bool]:
-    """Device ids of `_xla_megascale_target`, and whether they are (source, target) pairs."""
+    """The device IDs of `_xla_megascale_target`, and whether they are (source, target) pairs."""
     match = _TARGET.search(send.attributes)
     text = match[1] if match else ""
     if product := _SLICES_BY_DEVICES.fullmatch(text):
         slices = [int(number) - 1 for number in product[1].split(",")]
         ranges = [piece.partition(":") for piece in product[2].split(",")]
-        found = tuple(
+        groups = tuple(
             tuple(index * devices.n_per_slice + device for index in slices)
             for device in range(devices.n_per_slice)
             if any(int(low) <= device <= int(high or low) for low, _, high in ranges)
         )
     else:
-        found = tuple(
+        groups = tuple(
             tuple(_device(devices, number) for number in re.findall(r"\d+", group))
             for group in re.findall(r"\{([\d,>-]+)\}", text)
         )
-    everyone = range(devices.mesh.n_devices)
-    if not found or any(device not in everyone for group in found for device in group):
+    all_devices = range(devices.mesh.n_devices)
+    if not groups or any(device not in all_devices for group in groups for device in group):
         raise ParseError(
             f"{devices.module.where(send)}: target of '{send.name}' not understood: {text!r}. "
             'Expected "{1,2}x{0:3}" or groups like {{100000,200000}}; please report this line.'
         )
-    return found, "->" in text
+    return groups, "->" in text
 
 
 def _device(devices: Devices, number: str) -> int:
