@@ -1,4 +1,4 @@
-"""Tables of docs/moe.md, docs/fsdp.md and docs/torchxla.md, made from the CSV files beside them; the pages use it with cog."""
+"""Markdown tables of docs/moe.md, docs/fsdp.md and docs/torchxla.md, printed from their CSV files by cog."""
 
 import csv
 import sys
@@ -21,7 +21,7 @@ def read(name: str) -> list[Row]:
 
 
 def bytes_by_chips(column: str) -> None:
-    """One row a model and way, one column a number of chips."""
+    """Prints one row per model and variant, one column per number of chips."""
     rows = _by_model(row for row in read("moe/cases.csv") if row["study"] == "moe")
     sizes = sorted({int(row["n_devices"]) for row in rows})
     lines: dict[tuple[str, str], dict[int, str]] = {}
@@ -29,7 +29,7 @@ def bytes_by_chips(column: str) -> None:
         cell = "refused" if row["refused"] else format_bytes(int(row[column]))
         lines.setdefault((row["model"], row["way"]), {})[int(row["n_devices"])] = cell
     _print(
-        ["model", "way", *(f"{size} chips" for size in sizes)],
+        ["model", "variant", *(f"{size} chips" for size in sizes)],
         [
             [model, way, *(cells.get(size, "") for size in sizes)]
             for (model, way), cells in lines.items()
@@ -38,7 +38,7 @@ def bytes_by_chips(column: str) -> None:
 
 
 def what_moves(n_devices: int) -> None:
-    """The large collectives of each way on one slice, and how many smaller ones there are."""
+    """Prints the large collectives of each variant on one slice, and counts the smaller ones."""
     cases = [
         row
         for row in read("moe/cases.csv")
@@ -46,19 +46,21 @@ def what_moves(n_devices: int) -> None:
     ]
     lines: list[list[str]] = []
     for case in _by_model(cases):
-        found = [row for row in read("moe/collectives.csv") if _is_of(row, case)]
-        large = [row for row in found if int(row["payload_bytes"] or 0) >= LARGE_BYTES]
-        n_small = sum(int(row["count"]) for row in found) - sum(int(r["count"]) for r in large)
-        told = [case["model"], case["way"]]
+        collectives = [row for row in read("moe/collectives.csv") if _is_of(row, case)]
+        large = [row for row in collectives if int(row["payload_bytes"] or 0) >= LARGE_BYTES]
+        n_small = sum(int(row["count"]) for row in collectives) - sum(
+            int(r["count"]) for r in large
+        )
+        labels = [case["model"], case["way"]]
         for row in large:
-            lines.append([*told, row["part"], _operation(row), *_sizes(row)])
-            told = ["", ""]
-        lines.append([*told, "", f"{n_small} smaller than 1 MB", "", "", ""])
-    _print(["model", "way", "part", "what", "array", "payload", "wire"], lines)
+            lines.append([*labels, row["part"], _operation(row), *_sizes(row)])
+            labels = ["", ""]
+        lines.append([*labels, "", f"{n_small} smaller than 1 MB", "", "", ""])
+    _print(["model", "variant", "part", "operation", "array", "payload", "wire"], lines)
 
 
 def _by_model(rows: Iterable[Row]) -> list[Row]:
-    """The rows with those of one model together, ways in the order in which they first come."""
+    """The rows grouped by model, variants in the order of their first row."""
     rows = list(rows)
     models, ways = ([row[name] for row in rows] for name in ("model", "way"))
     return sorted(rows, key=lambda row: (models.index(row["model"]), ways.index(row["way"])))
@@ -77,7 +79,7 @@ def _sizes(row: Row) -> list[str]:
 
 
 def what_is_hidden(study: str, ways: Sequence[str] = ()) -> None:
-    """Cycles of each program, and of each large window; synchronous collectives hide nothing."""
+    """Prints the cycles of each program, and those covered by asynchronous collectives."""
     lines: list[list[str]] = []
     for case in sorted(read("moe/cases.csv"), key=lambda row: int(row["n_devices"])):
         if case["study"] != study or case["refused"] or (ways and case["way"] not in ways):
@@ -92,20 +94,20 @@ def what_is_hidden(study: str, ways: Sequence[str] = ()) -> None:
             + [_cycles(case[name]) for name in ("estimated_cycles", "covered_cycles")]
             + [case["unestimated"]]
         )
-    head = ["model", "chips", "way", "synchronous", "asynchronous"]
-    _print([*head, "cycles", "of these covered", "without an estimate"], lines)
+    head = ["model", "chips", "variant", "synchronous", "asynchronous"]
+    _print([*head, "cycles", "covered", "without an estimate"], lines)
 
 
 def windows_of(cases: Iterable[tuple[str, str, str]]) -> None:
-    """The exchanges of rows, by study, model and way: how much lies between start and done."""
+    """Prints the estimated work between start and done of each exchange of rows."""
     lines: list[list[str]] = []
     for study, model, way in cases:
         for row in read("moe/windows.csv"):
             key = (row["study"], row["model"], row["way"])
             if key == (study, model, way) and row["slice"] == "v5e:2x4" and _is_exchange(row):
                 lines.append([way, row["part"], row["opcode"], _window(row), row["n_unestimated"]])
-    head = ["way", "part", "operation", "estimated cycles between start and done"]
-    _print([*head, "instructions there without an estimate"], lines)
+    head = ["variant", "part", "operation", "estimated cycles between start and done"]
+    _print([*head, "instructions without an estimate"], lines)
 
 
 def _is_exchange(row: Row) -> bool:
@@ -117,9 +119,9 @@ def _window(row: Row) -> str:
 
 
 def rings() -> None:
-    """The ways of a reduce-scattered matmul."""
+    """Prints the variants of a reduce-scattered matmul."""
     _print(
-        ["way", "cycles", "of these covered", "transfers that hide work", "that hide none"],
+        ["variant", "cycles", "covered", "transfers that overlap", "that do not"],
         [
             [
                 row["way"],
@@ -134,7 +136,7 @@ def rings() -> None:
 
 
 def fsdp() -> None:
-    """Memory and gathered bytes of each case, beside the formulas."""
+    """Prints memory and gathered bytes of each case beside the formulas."""
     lines: list[list[str]] = []
     for case in read("fsdp/cases.csv"):
         rows = [row for row in read("fsdp/collectives.csv") if _is_of(row, case)]
@@ -153,20 +155,20 @@ def fsdp() -> None:
                 f"{float(int(case['temp_bytes']) / layer):.2f}",
             ]
         )
-    head = ["model", "slice", "layers", "weights a device", "a layer, gathered", "sent for it"]
-    _print([*head, "(N-1)/N of it", "temporary memory", "in gathered layers"], lines)
+    head = ["model", "slice", "layers", "weights per device", "gathered layer", "sent"]
+    _print([*head, "(N-1)/N of a layer", "temporary memory", "in gathered layers"], lines)
 
 
 def torchxla() -> None:
-    """What TorchXLA's programs send beside JAX's: a line a phase."""
+    """Prints what TorchXLA's and JAX's programs send, one line per phase."""
     lines: list[list[str]] = []
-    told: tuple[str, ...] = ()
+    previous: tuple[str, ...] = ()
     for row in read("torchxla/compared.csv"):
         is_auto = row["partitioner"] == "auto"
-        asked = (row["model"].rsplit("/", 1)[-1], row["plan"] + (", auto" if is_auto else ""))
+        pair = (row["model"].rsplit("/", 1)[-1], row["plan"] + (", auto" if is_auto else ""))
         lines.append(
             [
-                *(("", "") if asked == told else asked),
+                *(("", "") if pair == previous else pair),
                 row["phase"],
                 *(row[f"{side}_count"] for side in ("jax", "torchxla")),
                 ", ".join(words.replace("x", " ", 1) for words in row["of_jax"].split()),
@@ -174,8 +176,8 @@ def torchxla() -> None:
                 *(format_seconds(float(row[f"{side}_step_s"])) for side in ("jax", "torchxla")),
             ]
         )
-        told = asked
-    head = ["model", "plan", "phase", "collectives, JAX", "TorchXLA", "of them"]
+        previous = pair
+    head = ["model", "plan", "phase", "collectives, JAX", "TorchXLA", "TorchXLA against JAX"]
     _print([*head, "sent, JAX", "TorchXLA", "step, JAX", "TorchXLA"], lines)
 
 
