@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from meshscope.analysis.request_time import basis_of, request_time
+from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.analysis.totals import request_totals
 from meshscope.cli.making import predicted_run
 from meshscope.events.collective import Collective
@@ -202,7 +202,7 @@ def figure_10() -> Iterator[Point]:
 def _latencies(figure: int, model: str, plans: Sequence[str]) -> Iterator[Point]:
     for plan in plans:
         run = run_of(model, plan)
-        request = request_time(run.times, n_decode_steps=OUTPUT - 1)
+        request = modeled_request_time(run.times, n_decode_steps=OUTPUT - 1)
         for panel, seconds in (
             ("e2e", request.e2e),
             ("TTFT", request.ttft),

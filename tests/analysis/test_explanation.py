@@ -1,8 +1,8 @@
-"""Why one side costs more: every difference by phase, axis and part, and none that is not there."""
+"""Changes by phase, axis and part sum to the totals of both sides."""
 
 from fractions import Fraction
 
-from meshscope.analysis.explanation import explained
+from meshscope.analysis.explanation import phase_changes
 from meshscope.analysis.totals import step_totals
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
@@ -23,8 +23,8 @@ RIGHT = [
 ]
 
 
-def test_the_places_sum_to_the_totals_of_both_sides() -> None:
-    (change,) = explained(LEFT, RIGHT, left_costs={}, right_costs={})
+def test_places_sum_to_the_totals_of_both_sides() -> None:
+    (change,) = phase_changes(LEFT, RIGHT, left_costs={}, right_costs={})
     totals = [step_totals(rows)[Phase.PREFILL] for rows in (LEFT, RIGHT)]
     assert change.wire_bytes == (totals[0].wire_bytes, totals[1].wire_bytes)
     assert change.count == (totals[0].count, totals[1].count)
@@ -35,7 +35,7 @@ def test_the_places_sum_to_the_totals_of_both_sides() -> None:
 
 
 def test_the_largest_change_comes_first() -> None:
-    (change,) = explained(LEFT, RIGHT, left_costs={}, right_costs={})
+    (change,) = phase_changes(LEFT, RIGHT, left_costs={}, right_costs={})
     assert [(place.axis, place.part) for place in change.places] == [("dp", "attn"), ("tp", "mlp")]
     assert change.places[0].wire_change == Fraction(3, 4) * 144
     assert change.places[1].wire_change == 0
@@ -44,12 +44,12 @@ def test_the_largest_change_comes_first() -> None:
 
 
 def test_equal_sides_have_no_change() -> None:
-    (change,) = explained(LEFT, LEFT, left_costs={}, right_costs={})
+    (change,) = phase_changes(LEFT, LEFT, left_costs={}, right_costs={})
     assert not any(place.is_changed for place in change.places)
     assert change.step_change_s is None
 
 
 def test_a_side_without_rows_is_all_missing() -> None:
-    (change,) = explained(LEFT, [], left_costs={}, right_costs={})
+    (change,) = phase_changes(LEFT, [], left_costs={}, right_costs={})
     assert change.wire_bytes[1] == 0
     assert change.count == (4, 0)

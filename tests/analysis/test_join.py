@@ -103,8 +103,8 @@ def test_more_bytes_for_the_same_meaning_are_costlier_one_way_and_cheaper_the_ot
     asked = row(Kind.REDUCE_SCATTER)
     done = replace(asked, opcode="all-reduce", wire_bytes=asked.wire_bytes * 2)  # type: ignore[operator]
     there, back = compare([asked], [done]), compare([done], [asked])
-    assert told(there) == [Told(Verdict.COSTLIER, (0,), 1)]
-    assert told(back) == [Told(Verdict.CHEAPER, (0,), 1)]
+    assert told(there) == [Told(Verdict.MORE_BYTES, (0,), 1)]
+    assert told(back) == [Told(Verdict.FEWER_BYTES, (0,), 1)]
     assert (there.is_exact, there.is_same_meaning) == (False, True)
 
 

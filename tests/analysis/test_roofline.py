@@ -1,25 +1,69 @@
-"""Steps against the peaks of a chip, by hand."""
+"""Roofline points, bounds and fractions of peak, from figures that are easy to divide."""
 
 import pytest
 
-from meshscope.analysis.roofline import rooflines
-from meshscope.events.enums import Phase
+from meshscope.analysis.roofline import BindingResource, roofline_bounds, step_rooflines
+from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
+from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.hardware.chips import chip_of
 
 COST = StepCost(phase=Phase.DECODE, flops=1e12, accessed_bytes=2.4e10)
+V5E = chip_of("v5e")
+ATTN = PartCost(
+    part="attn", compute_s=0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.62e11
+)
+MLP = PartCost(
+    part="mlp", compute_s=1.0, collective_s=0.5, exposed_s=0.2, flops=1.576e14, hbm_bytes=8.1e10
+)
+STEP = StepTime(
+    source=Source.COMPILED,
+    phase=Phase.PREFILL,
+    step=TimeEstimate(value_s=2.0, low_s=1.0, high_s=3.0),
+    compute_s=1.5,
+    exposed_s=0.3,
+    idle_s=0.2,
+    bubble_s=0.0,
+    collective_s=0.6,
+    exposed_by_axis_s={"tp": 0.3},
+    by_basis_s={},
+    parts=(MLP, ATTN),
+)
 
 
-def test_a_step_at_half_the_bandwidth_of_an_h200() -> None:
-    (found,) = rooflines((COST,), {Phase.DECODE: 0.01}, chip_of("h200"))
-    assert found.hbm_frac == pytest.approx(0.5)
-    assert found.flops_frac == pytest.approx(1e14 / 9.89e14)
+def test_a_measured_step_reaches_half_the_bandwidth_of_an_h200() -> None:
+    (step,) = step_rooflines((COST,), {Phase.DECODE: 0.01}, chip_of("h200"))
+    assert step.hbm_frac == pytest.approx(0.5)
+    assert step.flops_frac == pytest.approx(1e14 / 9.89e14)
 
 
-def test_a_device_of_a_chip_with_two_has_half_its_peak() -> None:
-    (found,) = rooflines((COST,), {Phase.DECODE: 0.04}, chip_of("v4"))
-    assert found.hbm_frac == pytest.approx(1.0)
+def test_a_device_of_a_two_device_chip_has_half_its_peaks() -> None:
+    (step,) = step_rooflines((COST,), {Phase.DECODE: 0.04}, chip_of("v4"))
+    assert step.hbm_frac == pytest.approx(1.0)
 
 
-def test_a_cpu_has_no_roofline() -> None:
-    assert rooflines((COST,), {Phase.DECODE: 0.01}, chip_of("cpu")) == []
+def test_a_cpu_has_no_measured_roofline() -> None:
+    assert step_rooflines((COST,), {Phase.DECODE: 0.01}, chip_of("cpu")) == []
+
+
+def test_the_largest_bound_binds_and_the_factor_is_its_lead() -> None:
+    whole, mlp, attn = roofline_bounds(STEP, V5E)
+    assert (mlp.part, mlp.binding) == ("mlp", BindingResource.COMPUTE)
+    assert (mlp.compute_s, mlp.hbm_s, mlp.interconnect_s) == pytest.approx((0.8, 0.1, 0.5))
+    assert (mlp.factor, mlp.taken_s) == pytest.approx((1.6, 1.2))
+    assert (attn.binding, attn.hbm_s, attn.factor) == (
+        BindingResource.HBM,
+        pytest.approx(0.2),
+        pytest.approx(2),
+    )
+    assert (whole.compute_s, whole.hbm_s, whole.interconnect_s) == pytest.approx((0.9, 0.3, 0.6))
+    assert (whole.binding, whole.roof_frac) == (BindingResource.COMPUTE, pytest.approx(0.45))
+
+
+def test_two_devices_share_the_peaks_of_a_chip() -> None:
+    whole = roofline_bounds(STEP, chip_of("v4"))[0]
+    assert whole.compute_s == pytest.approx((1.97e13 + 1.576e14) / 1.375e14)
+
+
+def test_a_chip_without_published_peaks_has_no_bounds() -> None:
+    assert roofline_bounds(STEP, chip_of("cpu")) == []

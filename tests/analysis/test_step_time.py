@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshscope.analysis.step_time import exposed_by_axis, modelled_latency, part_costs, step_time
+from meshscope.analysis.step_time import exposed_by_axis, modeled_latency, part_costs, step_time
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 
@@ -43,7 +43,7 @@ def test_axes_and_parts_sum_to_the_step() -> None:
 def test_a_request_is_its_steps() -> None:
     found = {
         row["latency"]: row
-        for row in modelled_latency(TIMES, n_decode_steps=20).iter_rows(named=True)
+        for row in modeled_latency(TIMES, n_decode_steps=20).iter_rows(named=True)
     }
     assert [found[name]["mean_s"] for name in ("ttft", "tpot", "e2e")] == pytest.approx(
         [5, 0.5, 15]
@@ -53,11 +53,11 @@ def test_a_request_is_its_steps() -> None:
 
 def test_sources_stand_apart() -> None:
     both = (*TIMES, made(Phase.PREFILL, source=Source.PREDICTED, scale=2))
-    table = modelled_latency(both, n_decode_steps=20)
+    table = modeled_latency(both, n_decode_steps=20)
     assert table.filter(source="predicted")["latency"].to_list() == ["ttft"]
     assert table.filter(source="compiled")["latency"].to_list() == ["ttft", "tpot", "e2e"]
 
 
 def test_nothing_modelled_is_an_empty_table() -> None:
     assert step_time(()).is_empty()
-    assert modelled_latency((), n_decode_steps=3).is_empty()
+    assert modeled_latency((), n_decode_steps=3).is_empty()

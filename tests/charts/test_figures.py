@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.roofline import roofline_of
 from meshscope.analysis.routed import link_traffic
 from meshscope.analysis.timeline import TIMELINE_SCHEMA
 from meshscope.events.enums import Phase, Source
@@ -16,7 +17,6 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.events.timeline import TIMELINE
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.views.charts.cost import cost_bars, segments_of
-from meshscope.views.charts.roofline import roofline_chart
 from meshscope.views.charts.timeline import TimeSpan, axis_bursts, step_timelines
 from meshscope.views.charts.traffic import MAX_SIDE, matrices, tori
 
@@ -87,12 +87,12 @@ def test_every_chip_stands_on_the_torus_once_with_its_devices() -> None:
 
 def test_the_roof_is_that_of_one_device() -> None:
     subject = MetricInputs(events=_events(2), topology=parse_topology("v4:2x2x1"), times=(STEP,))
-    roof = roofline_chart(subject)
+    roof = roofline_of(subject)
     assert roof is not None
-    assert (roof.flops_per_s, roof.hbm_bytes_per_s) == (2.75e14 / 2, 1.2e12 / 2)
+    assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.75e14 / 2, 1.2e12 / 2)
     assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
     assert (
-        roofline_chart(
+        roofline_of(
             MetricInputs(events=_events(2), topology=parse_topology("cpu:2"), times=(STEP,))
         )
         is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.join import compare
 from meshscope.events.enums import Source
 from meshscope.events.schema import POLARS_SCHEMA
@@ -14,7 +15,6 @@ from meshscope.store.run import RunRecord
 from meshscope.views.document import (
     comparison_document,
     metrics_document,
-    own_comparison,
     run_document,
 )
 
@@ -130,7 +130,7 @@ def test_metrics_hold_every_source_and_the_verdict(
 
 
 def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: RunRecord) -> None:
-    comparison = own_comparison(compiled_run)
+    comparison = compare_sources(compiled_run)
     assert comparison is not None
     sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
     differences = comparison_document(comparison, **sides)["differences"]
@@ -155,7 +155,7 @@ def test_differences_are_added_up_for_a_step_and_for_the_request(compiled_run: R
 def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
     compiled_run: RunRecord,
 ) -> None:
-    comparison = own_comparison(compiled_run)
+    comparison = compare_sources(compiled_run)
     assert comparison is not None
     sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
     document = comparison_document(comparison, **sides)
@@ -185,5 +185,5 @@ def test_a_run_of_one_source_has_no_comparison(predicted_run: RunRecord) -> None
         predicted_run, manifest=replace(predicted_run.manifest, source=Source.COMPILED), memory={}
     )
     rows = tuple(replace(row, source=Source.COMPILED) for row in imported.rows)
-    assert own_comparison(predicted_run) is None
-    assert own_comparison(replace(imported, rows=rows)) is None
+    assert compare_sources(predicted_run) is None
+    assert compare_sources(replace(imported, rows=rows)) is None

@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from meshscope.analysis.join import compare
+from meshscope.analysis.sides import Side
 from meshscope.events.enums import Part, Source
 from meshscope.spec.experiment_record import NamedModel
 from meshscope.store.run import RunRecord
-from meshscope.views.side import Side
 from meshscope.views.text import comparison_text, run_text
 
 WIDTHS = (40, 80, 100, 200)

@@ -1,4 +1,4 @@
-"""What is told of modelled time: figures with their interval and basis, and what to doubt."""
+"""Modeled times: figures with their interval, basis and caveats."""
 
 from dataclasses import replace
 from io import StringIO
@@ -34,7 +34,7 @@ PREFILL = StepTime(
         ),
     ),
     is_extrapolated=True,
-    notes=("something to doubt",),
+    notes=("a caveat",),
 )
 DECODE = replace(
     PREFILL, phase=Phase.DECODE, step=TimeEstimate(value_s=0.002, low_s=None, high_s=None)
@@ -55,17 +55,17 @@ def _text(run: RunRecord) -> str:
     return console.export_text()
 
 
-def test_text_has_every_figure_with_interval_basis_and_doubt(timed_run: RunRecord):
+def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunRecord):
     text = " ".join(_text(timed_run).split())
     assert "step 200 ms 2 ms" in text
-    assert "between 100 ms - 400 ms not known" in text
+    assert "range 100 ms to 400 ms unknown" in text
     assert "exposed communication, tp 50 ms (25%)" in text
     assert "hidden behind compute 40 ms" in text
     assert "TTFT 200 ms, TPOT 2 ms, end to end 220 ms" in text
     assert "basis compiler_cycles+interconnect_model, extrapolated" in text
-    assert "10.0% of the compiled step (0.0% to 100.0%)" in text
+    assert "no cycles for 10.0% of the compiled step (0.0% to 100.0%)" in text
     assert "3 x frobnicate 20 ms (unknown operation)" in text
-    assert text.count("something to doubt") == 1
+    assert text.count("a caveat") == 1
 
 
 def test_document_has_the_same_figures(timed_run: RunRecord):
@@ -78,7 +78,7 @@ def test_document_has_the_same_figures(timed_run: RunRecord):
     assert time["steps"]["prefill"]["unestimated_frac"] == pytest.approx(0.1)
 
 
-def test_run_without_modelled_steps_says_nothing_and_nulls(compiled_run: RunRecord):
+def test_a_run_without_modeled_steps_prints_nothing_and_has_nulls(compiled_run: RunRecord):
     assert _text(compiled_run) == ""
     assert set(run_document(compiled_run)["time"].values()) == {None}
     assert "roofline" not in run_document(compiled_run)

@@ -1,26 +1,27 @@
-"""Why one side costs more than the other: differences in bytes and seconds by phase, axis and part.
+"""Why one side of a comparison costs more: differences in bytes and seconds by phase, axis and part.
 
-Pure arithmetic on the rows and step times of two sides; every difference is right minus left, in one
-step of the phase on one device (with a pipeline: one device of every stage).
+Every change is right minus left, in one step of the phase on one device (with a pipeline: one device of
+every stage).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from meshscope.analysis.request_time import basis_of
+from meshscope.analysis.request import basis_of, request_latency
+from meshscope.analysis.sides import ExperimentDifference, Side, experiment_differences
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficChange:
-    """Operations of one place in one step, with how many there are of each kind.
+class PlaceTraffic:
+    """The collectives of one part over one axis in one step, and how many there are of each kind.
 
-    `n_unsized` of them have no known size and are in no bytes.
+    `n_unsized` operations have no known size and contribute no bytes.
     """
 
     count: int = 0
@@ -31,30 +32,30 @@ class TrafficChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostLocation:
-    """What both sides send for one part of the model over one axis."""
+class PlaceChange:
+    """The traffic of one part of the model over one axis on both sides."""
 
     axis: str
     part: str
-    left: TrafficChange
-    right: TrafficChange
+    left: PlaceTraffic
+    right: PlaceTraffic
 
     @property
     def wire_change(self) -> Fraction:
-        """Wire bytes of the right side minus those of the left one."""
+        """Wire bytes of the right side minus those of the left side."""
         return self.right.wire_bytes - self.left.wire_bytes
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything differs: bytes, counts or kinds."""
+        """Whether bytes, counts or kinds differ."""
         return self.left != self.right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCostChange:
-    """Seconds of one step, by what takes them; null where only the whole is known.
+class StepBreakdown:
+    """Seconds of one step and their parts. Parts are null if only the whole step is known.
 
-    The step is taken to lie between `low_s` and `high_s`, where the model of time says so.
+    `low_s` and `high_s` bound the step if the time model provides an interval.
     """
 
     step_s: float
@@ -70,23 +71,28 @@ class StepCostChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChange:
-    """One phase on both sides; a side's `cost` is null where nothing was timed or modelled."""
+    """One phase on both sides. A side's cost is null if its step is neither timed nor modeled."""
 
     phase: Phase | None
     n_steps: tuple[int, int]
-    places: tuple[CostLocation, ...]
-    left_cost: StepCostChange | None
-    right_cost: StepCostChange | None
+    places: tuple[PlaceChange, ...]
+    left_cost: StepBreakdown | None
+    right_cost: StepBreakdown | None
+
+    @property
+    def costs(self) -> tuple[StepBreakdown | None, StepBreakdown | None]:
+        """The step of the left and of the right side."""
+        return self.left_cost, self.right_cost
 
     @property
     def wire_bytes(self) -> tuple[Fraction, Fraction]:
-        """What a step sends on either side."""
+        """Wire bytes of a step on the left and on the right side."""
         left = sum((place.left.wire_bytes for place in self.places), start=Fraction(0))
         return left, sum((place.right.wire_bytes for place in self.places), start=Fraction(0))
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many collectives a step has on either side."""
+        """Number of collectives of a step on the left and on the right side."""
         return (
             sum(place.left.count for place in self.places),
             sum(place.right.count for place in self.places),
@@ -94,16 +100,83 @@ class PhaseChange:
 
     @property
     def step_change_s(self) -> float | None:
-        """By how much a step of the right side takes longer; null where one is not known."""
+        """Step time of the right side minus that of the left side; null if one is unknown."""
         if self.left_cost is None or self.right_cost is None:
             return None
         return self.right_cost.step_s - self.left_cost.step_s
 
+    @property
+    def request_change_s(self) -> float | None:
+        """Time of all steps of the right side minus that of the left side; null if one is unknown."""
+        if self.left_cost is None or self.right_cost is None:
+            return None
+        left_s = self.left_cost.step_s * self.n_steps[0]
+        return self.right_cost.step_s * self.n_steps[1] - left_s
 
-def cost_of(time: StepTime) -> StepCostChange:
-    """The cost of a step whose time was modelled."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """How two experiments differ, and what that changes in each phase."""
+
+    left: Side
+    right: Side
+    differences: tuple[ExperimentDifference, ...]
+    changes: tuple[PhaseChange, ...]
+
+    @property
+    def shared_changes(self) -> tuple[PhaseChange, ...]:
+        """The phases that both sides have."""
+        sides = (self.left, self.right)
+        return tuple(c for c in self.changes if all(side.has_phase(c.phase) for side in sides))
+
+    def request_s(self, side: int) -> float | None:
+        """Seconds of all steps of side 0 (left) or 1 (right); null if a step is unknown."""
+        costs = [change.costs[side] for change in self.changes]
+        if not costs or None in costs:
+            return None
+        steps = zip(costs, self.changes, strict=True)
+        return sum(cost.step_s * change.n_steps[side] for cost, change in steps if cost is not None)
+
+    def request_range_s(self, side: int) -> tuple[float, float] | None:
+        """Bounds of `request_s`; null if a step has none."""
+        low, high = 0.0, 0.0
+        for change in self.changes:
+            cost = change.costs[side]
+            if cost is None or cost.low_s is None or cost.high_s is None:
+                return None
+            low += cost.low_s * change.n_steps[side]
+            high += cost.high_s * change.n_steps[side]
+        return low, high
+
+
+def explain(left: Side, right: Side) -> Explanation:
+    """The differences between two sides in experiment, bytes and seconds."""
+    changes = phase_changes(
+        left.run.rows_of(left.source),
+        right.run.rows_of(right.source),
+        left_costs=_step_breakdowns(left),
+        right_costs=_step_breakdowns(right),
+    )
+    differences = tuple(experiment_differences(left, right))
+    return Explanation(left=left, right=right, differences=differences, changes=changes)
+
+
+def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
+    """The step of each phase: measured for the measured source, modeled for the others."""
+    if side.source is not Source.MEASURED:
+        return {time.phase: _modeled_step(time) for time in side.run.times_of(side.source)}
+    latency = request_latency(side.run)
+    if latency is None:
+        return {}
+    steps = {Phase.PREFILL: _measured_step(latency.ttft.mean_s)}
+    if latency.itl is not None:
+        steps[Phase.DECODE] = _measured_step(latency.itl.mean_s)
+    return steps
+
+
+def _modeled_step(time: StepTime) -> StepBreakdown:
     parts = {part.part or UNKNOWN: (part.compute_s, part.exposed_s) for part in time.parts}
-    return StepCostChange(
+    return StepBreakdown(
         step_s=time.step.value_s,
         low_s=time.step.low_s,
         high_s=time.step.high_s,
@@ -116,27 +189,22 @@ def cost_of(time: StepTime) -> StepCostChange:
     )
 
 
-def measured_cost(step_s: float) -> StepCostChange:
-    """The cost of a step of which only the whole was measured."""
-    return StepCostChange(
-        step_s=step_s, low_s=None, high_s=None, compute_s=None, exposed_s=None, idle_s=None, exposed_by_axis_s={},
-        by_part_s={}, basis="measured",
+def _measured_step(step_s: float) -> StepBreakdown:
+    return StepBreakdown(
+        step_s=step_s, low_s=None, high_s=None, compute_s=None, exposed_s=None, idle_s=None,
+        exposed_by_axis_s={}, by_part_s={}, basis="measured",
     )  # fmt: skip
 
 
-def explained(
+def phase_changes(
     left: Sequence[Collective],
     right: Sequence[Collective],
     *,
-    left_costs: Mapping[Phase, StepCostChange],
-    right_costs: Mapping[Phase, StepCostChange],
+    left_costs: Mapping[Phase, StepBreakdown],
+    right_costs: Mapping[Phase, StepBreakdown],
 ) -> tuple[PhaseChange, ...]:
-    """What differs, phase by phase; within a phase the place with the largest change of bytes first."""
-    rows = (*left, *right)
-    timed = [phase for phase in Phase if phase in left_costs or phase in right_costs]
-    found: list[Phase | None] = [*timed, *(row.phase for row in rows)]
-    order = {phase: i for i, phase in enumerate(Phase)}
-    phases = sorted(dict.fromkeys(found), key=lambda p: len(order) if p is None else order[p])
+    """The changes of each phase; within a phase, the place whose bytes change most comes first."""
+    phases: set[Phase | None] = {*left_costs, *right_costs, *(row.phase for row in (*left, *right))}
     return tuple(
         PhaseChange(
             phase=phase,
@@ -145,7 +213,8 @@ def explained(
             left_cost=None if phase is None else left_costs.get(phase),
             right_cost=None if phase is None else right_costs.get(phase),
         )
-        for phase in phases
+        for phase in (*Phase, None)
+        if phase in phases
     )
 
 
@@ -155,32 +224,32 @@ def _n_steps(rows: Iterable[Collective], phase: Phase | None) -> int:
 
 def _places(
     left: Sequence[Collective], right: Sequence[Collective], phase: Phase | None
-) -> tuple[CostLocation, ...]:
+) -> tuple[PlaceChange, ...]:
     sides = [_by_place(row for row in rows if row.phase is phase) for rows in (left, right)]
     places = [
-        CostLocation(
-            axis=key[0],
-            part=key[1],
-            left=_traffic(sides[0].get(key, ())),
-            right=_traffic(sides[1].get(key, ())),
+        PlaceChange(
+            axis=axis,
+            part=part,
+            left=_traffic(sides[0].get((axis, part), ())),
+            right=_traffic(sides[1].get((axis, part), ())),
         )
-        for key in dict.fromkeys((*sides[0], *sides[1]))
+        for axis, part in dict.fromkeys((*sides[0], *sides[1]))
     ]
     return tuple(sorted(places, key=lambda place: -abs(place.wire_change)))
 
 
 def _by_place(rows: Iterable[Collective]) -> dict[tuple[str, str], list[Collective]]:
-    found: dict[tuple[str, str], list[Collective]] = {}
+    places: dict[tuple[str, str], list[Collective]] = {}
     for row in rows:
-        found.setdefault((row.axis or UNKNOWN, row.part or UNKNOWN), []).append(row)
-    return found
+        places.setdefault((row.axis or UNKNOWN, row.part or UNKNOWN), []).append(row)
+    return places
 
 
-def _traffic(rows: Sequence[Collective]) -> TrafficChange:
+def _traffic(rows: Sequence[Collective]) -> PlaceTraffic:
     kinds: dict[str, int] = {}
     for row in rows:
         kinds[row.kind.value] = kinds.get(row.kind.value, 0) + row.count
-    return TrafficChange(
+    return PlaceTraffic(
         count=sum(row.count for row in rows),
         payload_bytes=sum(row.count * (row.payload_bytes or 0) for row in rows),
         wire_bytes=sum(

@@ -17,17 +17,36 @@ from meshscope.units import format_shape
 
 
 class Verdict(StrEnum):
-    """What the comparison says about a collective; left is what was asked for."""
+    """How a collective of the left table compares with its match in the right one.
+
+    The values are those of JSON; `label` is the text for readers.
+    """
 
     EQUAL = "equal"
-    COSTLIER = "costlier"  # same meaning; the right opcode sends more bytes
-    CHEAPER = "cheaper"  # same meaning; the right opcode sends fewer bytes
-    CHANGED = "changed"  # another kind, shape, axis or place
+    MORE_BYTES = "costlier"  # same meaning; the right opcode sends more bytes
+    FEWER_BYTES = "cheaper"  # same meaning; the right opcode sends fewer bytes
+    CHANGED = "changed"  # another kind, shape, axis, layer or part
     MISSING = "missing"  # only left
     EXTRA = "extra"  # only right
 
+    @property
+    def label(self) -> str:
+        """The verdict in words: `equal`, `more bytes`, `fewer bytes`, ..."""
+        return _VERDICT_LABELS.get(self, self.value)
 
-SAME_MEANING = frozenset({Verdict.EQUAL, Verdict.COSTLIER, Verdict.CHEAPER})
+
+_VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer bytes"}
+
+
+SAME_MEANING = frozenset({Verdict.EQUAL, Verdict.MORE_BYTES, Verdict.FEWER_BYTES})
+
+
+class Agreement(StrEnum):
+    """How far two tables agree as a whole."""
+
+    EQUAL = "equal"
+    SAME_MEANING = "same meaning"  # the same collectives, some with other wire bytes
+    DIFFERENT = "different"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +77,13 @@ class Comparison:
     """All verdicts about two tables, in the order of phase and part."""
 
     matches: tuple[Match, ...]
+
+    @property
+    def agreement(self) -> Agreement:
+        """The verdict on the two tables as a whole."""
+        if self.is_exact:
+            return Agreement.EQUAL
+        return Agreement.SAME_MEANING if self.is_same_meaning else Agreement.DIFFERENT
 
     @property
     def is_exact(self) -> bool:
@@ -231,7 +257,7 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
         return Verdict.CHANGED
     if left.wire_bytes is None or right.wire_bytes is None or left.wire_bytes == right.wire_bytes:
         return Verdict.EQUAL
-    return Verdict.COSTLIER if right.wire_bytes > left.wire_bytes else Verdict.CHEAPER
+    return Verdict.MORE_BYTES if right.wire_bytes > left.wire_bytes else Verdict.FEWER_BYTES
 
 
 def _note(left: Collective, right: Collective) -> str | None:

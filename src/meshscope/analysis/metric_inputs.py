@@ -1,4 +1,4 @@
-"""What metrics are computed from: the event table and what stands beside it, of one run."""
+"""The inputs of all metrics: the event table of one run and everything else known about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from meshscope.spec.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDuration:
-    """The time of one step of a phase, by one source, and what it rests on."""
+    """Seconds of one step of a phase, by one source, with the basis of the time."""
 
     source: Source
     phase: Phase
@@ -27,10 +27,11 @@ class StepDuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInputs:
-    """A run as metrics see it; what is None or empty is not known.
+    """A run as metrics read it; null or empty means unknown.
 
-    `events` has the columns of the event table, `timeline` too: one row for each execution, compute and
-    copies among them. `n_microbatches` is by phase, for plans with a pipeline.
+    `events` and `timeline` have the columns of the event table. A row of `timeline` is one execution of
+    a collective, a compute op or a copy. `n_microbatches` maps the phases of a pipelined plan to their
+    number of microbatches.
     """
 
     events: pl.DataFrame
@@ -46,3 +47,8 @@ class MetricInputs:
     times: tuple[StepTime, ...] = ()
     measured: Measured | None = None
     latency: Latency | None = None
+
+    @property
+    def measured_step_s(self) -> dict[Phase, float]:
+        """Measured seconds of a step of each phase."""
+        return {s.phase: s.step_s for s in self.steps if s.source is Source.MEASURED}

@@ -1,19 +1,49 @@
-"""How near a step came to what a chip can do at best."""
+"""The roofline of one device: its peaks, the points below them, and the resource that binds.
 
-from collections.abc import Mapping
+The model is Williams et al., "Roofline: An Insightful Visual Performance Model" (2009), with the
+interconnect as a third bound.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from meshscope.events.enums import Phase
+from meshscope.analysis.metric_inputs import MetricInputs
+from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
+from meshscope.events.step_time import PartCost, StepTime
 from meshscope.spec.hardware.chips import Chip
+
+STEP = "step"
+OTHER = "other"
+WHOLE_STEP = "whole step"
+BETWEEN_PARTS = "between parts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """One step of a phase on one device: what it takes at the chip's peaks, and what it took.
+class DevicePeaks:
+    """Peak rates of one device: bf16 matrix FLOPs and HBM bandwidth."""
 
-    `hbm_frac` and `flops_frac` are the rates reached, of the peaks of memory and of bf16 matrix
-    units; the larger of the two says what bounds the step. Null where a figure is not known.
+    flops_per_s: float
+    hbm_bytes_per_s: float
+
+
+def device_peaks(chip: Chip) -> DevicePeaks | None:
+    """A device's share of the chip's published peaks; None if the peaks are not published."""
+    if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
+        return None
+    return DevicePeaks(
+        flops_per_s=chip.bf16_flops_per_s / chip.devices_per_chip,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s / chip.devices_per_chip,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRoofline:
+    """A measured step of one device against its peaks.
+
+    `hbm_frac` and `flops_frac` are the achieved rates over the peaks; the larger one is the bound. Null
+    means unknown.
     """
 
     phase: Phase
@@ -24,39 +54,161 @@ class Roofline:
     flops_frac: float | None
 
 
-def roofline_of(cost: StepCost, step_s: float, chip: Chip) -> Roofline:
-    """What a step took on one device, against what it would take at the peaks of the chip.
+def step_roofline(cost: StepCost, step_s: float, peaks: DevicePeaks) -> StepRoofline:
+    """Achieved HBM bandwidth and FLOP rate of a measured step on one device, as fractions of the peaks.
 
-    `hbm_frac` and `flops_frac` are the rates reached, as shares of the peaks of memory and of bf16 matrix
-    units; the larger says what bounds the step. FLOPs and bytes are those that the compiler counts.
+    `hbm_frac` = accessed bytes / step time / peak HBM bandwidth, `flops_frac` = FLOPs / step time / peak
+    bf16 FLOP rate. The larger fraction names the bound of the step. The compiler counts FLOPs and bytes.
 
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009); costs: XLA's cost
     analysis of the compiled program; peaks: `meshscope.spec.hardware.chips`.
     """
-    share = 1 / chip.devices_per_chip
-    return Roofline(
+    return StepRoofline(
         phase=cost.phase,
         step_s=step_s,
         accessed_bytes=cost.accessed_bytes,
         flops=cost.flops,
-        hbm_frac=_frac(cost.accessed_bytes, step_s, chip.hbm_bytes_per_s, share),
-        flops_frac=_frac(cost.flops, step_s, chip.bf16_flops_per_s, share),
+        hbm_frac=_fraction(cost.accessed_bytes, step_s * peaks.hbm_bytes_per_s),
+        flops_frac=_fraction(cost.flops, step_s * peaks.flops_per_s),
     )
 
 
-def _frac(
-    amount: float | None, step_s: float, peak_per_s: float | None, share: float
-) -> float | None:
-    if amount is None or peak_per_s is None:
-        return None
-    return amount / step_s / (peak_per_s * share)
+def _fraction(amount: float | None, maximum: float) -> float | None:
+    return None if amount is None else amount / maximum
 
 
-def rooflines(
-    costs: tuple[StepCost, ...], step_s: Mapping[Phase, float | None], chip: Chip
-) -> list[Roofline]:
-    """Those of the phases whose step was timed; none for a chip without published peaks."""
-    if chip.hbm_bytes_per_s is None:
+def step_rooflines(
+    costs: Iterable[StepCost], step_s: Mapping[Phase, float], chip: Chip
+) -> list[StepRoofline]:
+    """The roofline of every measured phase; empty if the chip's peaks are not published."""
+    peaks = device_peaks(chip)
+    if peaks is None:
         return []
     timed = [(cost, step_s.get(cost.phase)) for cost in costs]
-    return [roofline_of(cost, seconds, chip) for cost, seconds in timed if seconds]
+    return [step_roofline(cost, seconds, peaks) for cost, seconds in timed if seconds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflinePoint:
+    """Arithmetic intensity and FLOP rate of one part of the model on one device."""
+
+    source: Source
+    phase: Phase
+    part: str
+    flops_per_byte: float
+    flops_per_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The peaks of one device and the points of a run below them."""
+
+    peaks: DevicePeaks
+    points: tuple[RooflinePoint, ...]
+
+
+def roofline_of(inputs: MetricInputs) -> Roofline | None:
+    """The roofline of a run; None without published peaks or without a part with FLOPs and time.
+
+    A modeled part is placed by its FLOPs over its compute time, which excludes communication and
+    waiting. A measured step is one point, placed by its whole time.
+    """
+    peaks = None if inputs.topology is None else device_peaks(inputs.topology.chip)
+    points = (*_modeled_points(inputs), *_measured_points(inputs))
+    return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
+
+
+def _modeled_points(inputs: MetricInputs) -> Iterator[RooflinePoint]:
+    for time in inputs.times:
+        for part in time.parts:
+            if part.flops and part.hbm_bytes and part.compute_s > 0:
+                yield RooflinePoint(
+                    source=time.source,
+                    phase=time.phase,
+                    part=part.part or BETWEEN_PARTS,
+                    flops_per_byte=part.flops / part.hbm_bytes,
+                    flops_per_s=part.flops / part.compute_s,
+                    compute_s=part.compute_s,
+                )
+
+
+def _measured_points(inputs: MetricInputs) -> Iterator[RooflinePoint]:
+    if inputs.measured is None:
+        return
+    seconds = inputs.measured_step_s
+    for cost in inputs.measured.costs:
+        step_s = seconds.get(cost.phase)
+        if cost.flops and cost.accessed_bytes and step_s:
+            yield RooflinePoint(
+                source=Source.MEASURED,
+                phase=cost.phase,
+                part=WHOLE_STEP,
+                flops_per_byte=cost.flops / cost.accessed_bytes,
+                flops_per_s=cost.flops / step_s,
+                compute_s=step_s,
+            )
+
+
+class BindingResource(StrEnum):
+    """A resource that can bound a step."""
+
+    COMPUTE = "compute"
+    HBM = "hbm"
+    INTERCONNECT = "interconnect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineBound:
+    """Lower bounds of one part of a step by resource, in seconds, and the modeled time.
+
+    `binding` is the resource with the largest bound, `factor` the ratio of that bound to the next one
+    (null if that is 0), and `roof_frac` the ratio of the bound to the modeled time `taken_s`: 1 if the
+    part runs at its bound.
+    """
+
+    part: str
+    compute_s: float
+    hbm_s: float
+    interconnect_s: float
+    taken_s: float
+    binding: BindingResource
+    factor: float | None
+    roof_frac: float | None
+
+
+def roofline_bounds(time: StepTime, chip: Chip) -> list[RooflineBound]:
+    """Bounds of the whole step, then of its parts, the costliest first; empty without published peaks.
+
+    Compute and HBM are bounded by the device's peaks, communication by the interconnect model including
+    latency. No schedule beats the largest bound, and perfect overlap reaches it.
+    """
+    peaks = device_peaks(chip)
+    if peaks is None:
+        return []
+    whole = _bound(STEP, time.parts, peaks, time.step.value_s)
+    parts = [_bound(p.part or OTHER, [p], peaks, p.compute_s + p.exposed_s) for p in time.parts]
+    return [whole, *(part for part in parts if part.taken_s > 0)]
+
+
+def _bound(
+    name: str, parts: Iterable[PartCost], peaks: DevicePeaks, taken_s: float
+) -> RooflineBound:
+    parts = list(parts)
+    bounds_s = {
+        BindingResource.COMPUTE: sum(part.flops or 0.0 for part in parts) / peaks.flops_per_s,
+        BindingResource.HBM: sum(part.hbm_bytes or 0.0 for part in parts) / peaks.hbm_bytes_per_s,
+        BindingResource.INTERCONNECT: sum(part.collective_s for part in parts),
+    }
+    binding = max(bounds_s, key=lambda resource: bounds_s[resource])
+    *_, second_s, first_s = sorted(bounds_s.values())
+    return RooflineBound(
+        part=name,
+        compute_s=bounds_s[BindingResource.COMPUTE],
+        hbm_s=bounds_s[BindingResource.HBM],
+        interconnect_s=bounds_s[BindingResource.INTERCONNECT],
+        taken_s=taken_s,
+        binding=binding,
+        factor=first_s / second_s if second_s else None,
+        roof_frac=first_s / taken_s if taken_s else None,
+    )

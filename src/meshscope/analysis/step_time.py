@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from meshscope.analysis.request_time import basis_of, request_time
+from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 
@@ -99,7 +99,7 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
+def modeled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
     """TTFT, TPOT and end-to-end time of a request whose steps take the modelled time, with their intervals.
 
     `ttft` is the prefill step, `tpot` a decode step, `e2e` prefill and all decode steps: the device alone, no
@@ -113,7 +113,7 @@ def modelled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -
         (source.value, name, seconds.value_s, seconds.low_s, seconds.high_s, request.basis)
         for source in Source
         if (own := [time for time in every if time.source is source])
-        for request in [request_time(own, n_decode_steps=n_decode_steps)]
+        for request in [modeled_request_time(own, n_decode_steps=n_decode_steps)]
         for name, seconds in (("ttft", request.ttft), ("tpot", request.tpot), ("e2e", request.e2e))
         if seconds is not None
     ]

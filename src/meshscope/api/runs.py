@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import METRICS, metrics_of
+from meshscope.analysis.catalog import ALIASES, METRICS, metrics_of
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.api.database import (
@@ -37,6 +37,7 @@ class Metrics(Mapping[str, pl.DataFrame]):
 
     def __getitem__(self, name: str) -> pl.DataFrame:
         """The table of this metric; SpecError offers the nearest names, or says why no run has it."""
+        name = ALIASES.get(name, name)
         if name in self._tables:
             return self._tables[name]
         reasons = self.unknown.filter(pl.col("metric") == name)["reason"].unique().to_list()

@@ -5,16 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
+from meshscope.analysis.comparison import compare_sides
+from meshscope.analysis.explanation import explain
+from meshscope.analysis.sides import Side, source_side
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import RunError
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
-from meshscope.views.document import compared, comparison_document, own_verdicts_document
-from meshscope.views.explanation import explanation_of
+from meshscope.views.document import comparison_document, source_verdicts_document
 from meshscope.views.explanation_document import explanation_document
-from meshscope.views.side import Side
 from meshscope.views.text import comparison_text
 
 
@@ -34,10 +35,10 @@ def command(
     """
     found = read_run(run)
     left, right = _own_sides(found) if other is None else _two_sides(found, read_run(other))
-    comparison = compared((left.run, left.source), (right.run, right.source))
+    comparison = compare_sides(left, right)
     if as_json:
         document = comparison_document(comparison, left=_told(left), right=_told(right))
-        own = {"verdicts": own_verdicts_document(found)} if other is None else _why(left, right)
+        own = {"verdicts": source_verdicts_document(found)} if other is None else _why(left, right)
         print_json({**document, **own})
         return
     console = new_console()
@@ -45,7 +46,7 @@ def command(
 
 
 def _why(left: Side, right: Side) -> dict[str, Any]:
-    return {"explanation": explanation_document(explanation_of(left, right))}
+    return {"explanation": explanation_document(explain(left, right))}
 
 
 def _own_sides(run: RunRecord) -> tuple[Side, Side]:
@@ -55,8 +56,7 @@ def _own_sides(run: RunRecord) -> tuple[Side, Side]:
             f"run '{run.path}' holds only what was {source}; there is nothing to compare it with. "
             "Give a second run."
         )
-    predicted = Side(name=Source.PREDICTED.value, run=run, source=Source.PREDICTED)
-    return predicted, Side(name=source.value, run=run, source=source)
+    return source_side(run, Source.PREDICTED), source_side(run, source)
 
 
 def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:

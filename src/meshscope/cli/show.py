@@ -10,7 +10,7 @@ from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.profiles import ProfileOption
 from meshscope.store.read import read_run
-from meshscope.views.document import run_chip, run_document
+from meshscope.views.document import run_document
 from meshscope.views.metrics import metrics_document, metrics_text
 from meshscope.views.roofs import roofline_lines
 from meshscope.views.text import run_text
@@ -52,7 +52,7 @@ def command(
         return
     console = new_console()
     if roofline:
-        print_all(console, roofline_lines(found, run_chip(found)))
+        print_all(console, roofline_lines(found, found.manifest.experiment.chip))
         return
     text = metrics_text if metrics else run_text
     print_all(console, text(found, console))

@@ -17,8 +17,8 @@ from meshscope.views.words import UNKNOWN, array_words, group_words, opcode_word
 
 STYLES: dict[Verdict, str] = {
     Verdict.EQUAL: "green",
-    Verdict.COSTLIER: "yellow",
-    Verdict.CHEAPER: "yellow",
+    Verdict.MORE_BYTES: "yellow",
+    Verdict.FEWER_BYTES: "yellow",
     Verdict.CHANGED: "bold red",
     Verdict.MISSING: "bold red",
     Verdict.EXTRA: "bold red",

@@ -1,50 +1,65 @@
-"""How tokens reach their experts, and what that brings to one device, as lines and a table."""
+"""Expert dispatch: how tokens reach their experts, and how many bytes a device receives."""
 
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.spec.experiment_record import CompilerDispatch, DispatchRecord
-from meshscope.units import format_bytes
-from meshscope.views.tables import new_table
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment_record import (
+    CompilerDispatch,
+    DispatchRecord,
+    PhaseDispatch,
+    ProgramDispatch,
+)
+from meshscope.views.model import CellValue, Unit, ViewTable, figure_column, text_column
+from meshscope.views.tables import rich_table
 
-WORDS = {
-    "ragged": "ragged: as many rows as the routing says",
-    "capacity": "a fixed number of rows from each device to each",
-    "one_hot": "products with a one-hot mask of a fixed number of slots an expert",
-    "one_hot_pinned": "products with a one-hot mask, rows annotated on both sides of the exchange",
+LABELS = {
+    "ragged": "ragged: as many rows as the router assigns",
+    "capacity": "a fixed number of rows from each device to each device",
+    "one_hot": "multiplied by a one-hot mask with a fixed number of slots per expert",
+    "one_hot_pinned": "multiplied by a one-hot mask, with sharding annotations on both sides of the exchange",
     "gathered": "rows gathered by index and sorted by expert",
 }
 EXPERT_SLOTS = "a fixed number of rows from each device to each expert"
 
 
 def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
-    """The exchange of one layer: rows, room, loss, and the bytes that come to a device.
+    """The exchange of one layer: rows, buffers, dropped tokens and received bytes.
 
-    The row's payload and wire bytes in the tables above are those of balanced routing.
+    The collectives of the tables above assume balanced routing.
     """
     if isinstance(dispatch, CompilerDispatch):
-        yield Text(f"experts: {WORDS[dispatch.form]}; the compiler decides what travels")
+        yield Text(f"experts: {LABELS[dispatch.form]}; the compiler chooses the collectives")
         return
-    skew, facts = dispatch.routing_skew, list(dispatch.by_phase.items())
-    if not facts:
+    if not dispatch.by_phase:
         return
-    first = facts[0][1]
-    words = WORDS.get(first.form, first.form) if first.n_expert_slots is None else EXPERT_SLOTS
-    yield Text(f"experts on {'+'.join(first.axes)} ({first.n_ranks} devices), {words}")
-    table = new_table(
-        "dispatch\na layer",
-        "rows\nfrom a device",
-        "room for",
-        "dropped\nat worst",
+    first = next(iter(dispatch.by_phase.values()))
+    form = LABELS.get(first.form, first.form) if first.n_expert_slots is None else EXPERT_SLOTS
+    yield Text(f"experts on {'+'.join(first.axes)} ({first.n_ranks} devices), {form}")
+    yield rich_table(dispatch_view(dispatch))
+
+
+def dispatch_view(dispatch: ProgramDispatch) -> ViewTable:
+    """One row for each phase."""
+    counts = ("rows\nfrom a device", "buffer\nrows", "dropped,\nworst case")
+    received = (
         "received,\nbalanced",
-        f"received,\nskew {skew:g}",
-        "received\nat worst",
+        f"received,\nskew {dispatch.routing_skew:g}",
+        "received,\nworst case",
     )
-    for phase, fact in facts:
-        received = fact.received_bytes
-        counts = (fact.n_rows, fact.n_buffer_rows, fact.n_worst_dropped_rows)
-        sizes = (received.balanced, received.skewed, received.worst)
-        table.add_row(phase, *(f"{count:,}" for count in counts), *map(format_bytes, sizes))
-    yield table
+    return ViewTable(
+        columns=(
+            text_column("dispatch\nper layer"),
+            *map(figure_column, counts),
+            *(figure_column(label, Unit.BYTES) for label in received),
+        ),
+        rows=tuple(_row(phase, facts) for phase, facts in dispatch.by_phase.items()),
+    )
+
+
+def _row(phase: Phase, facts: PhaseDispatch) -> tuple[CellValue, ...]:
+    counts = (facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows)
+    received = facts.received_bytes
+    return (phase.value, *counts, received.balanced, received.skewed, received.worst)

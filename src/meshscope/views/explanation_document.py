@@ -1,21 +1,26 @@
-"""Why A beats B as a document for --json: the sentences, and the figures that they are made of."""
+"""The JSON document that explains why one side costs more: sentences and figures."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from meshscope.analysis.explanation import CostLocation, PhaseChange, StepCostChange, TrafficChange
-from meshscope.views.explanation import Explanation, request_s, sentences
+from meshscope.analysis.explanation import (
+    Explanation,
+    PhaseChange,
+    PlaceChange,
+    PlaceTraffic,
+    StepBreakdown,
+)
+from meshscope.views.explanation import sentences
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
-    """The sentences, what was asked otherwise, and by phase the bytes of each place and the seconds of a step."""
-    changes = explanation.changes
-    ours, theirs = (request_s(changes, side) for side in (0, 1))
+    """The sentences, the differing settings, and the bytes and seconds of each phase."""
+    left_s, right_s = (explanation.request_s(side) for side in (0, 1))
     return {
         "sentences": sentences(explanation),
-        "asked": [asdict(one) for one in explanation.asked],
-        "request_s": {"left": ours, "right": theirs},
+        "asked": [asdict(difference) for difference in explanation.differences],
+        "request_s": {"left": left_s, "right": right_s},
         "phases": {
             "unknown" if change.phase is None else change.phase.value: {
                 "is_in": {
@@ -25,12 +30,12 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
                 "places": [_place_document(place) for place in change.places],
                 "time": _time_document(change),
             }
-            for change in changes
+            for change in explanation.changes
         },
     }
 
 
-def _place_document(place: CostLocation) -> dict[str, Any]:
+def _place_document(place: PlaceChange) -> dict[str, Any]:
     return {
         "axis": place.axis,
         "part": place.part,
@@ -40,7 +45,7 @@ def _place_document(place: CostLocation) -> dict[str, Any]:
     }
 
 
-def _traffic_document(traffic: TrafficChange) -> dict[str, Any]:
+def _traffic_document(traffic: PlaceTraffic) -> dict[str, Any]:
     return {
         "count": traffic.count,
         "payload_bytes": traffic.payload_bytes,
@@ -51,7 +56,7 @@ def _traffic_document(traffic: TrafficChange) -> dict[str, Any]:
 
 
 def _time_document(change: PhaseChange) -> dict[str, Any] | None:
-    """Null where a side has no time of its step."""
+    """The seconds of a step on both sides; null if one is unknown."""
     if change.left_cost is None or change.right_cost is None:
         return None
     return {
@@ -61,7 +66,7 @@ def _time_document(change: PhaseChange) -> dict[str, Any] | None:
     }
 
 
-def _cost_document(cost: StepCostChange) -> dict[str, Any]:
+def _cost_document(cost: StepBreakdown) -> dict[str, Any]:
     parts: Mapping[str, tuple[float, float]] = cost.by_part_s
     return {
         "step_s": cost.step_s,

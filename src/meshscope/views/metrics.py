@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.catalog import METRICS, Result, metrics_of
+from meshscope.analysis.catalog import ALIASES, METRICS, Result, metrics_of
 from meshscope.analysis.intervals import SECONDS
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
@@ -46,7 +46,8 @@ MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it c
 def metrics_document(run: RunRecord) -> dict[str, Any]:
     """Every metric by its name: its unit and its rows, or the reason why it is not known."""
     found = metrics_of(metric_inputs(run))
-    return {metric.name: _document(metric.unit, found[metric.name]) for metric in METRICS}
+    documents = {m.name: _document(m.unit, found[m.name]) for m in METRICS}
+    return documents | {alias: documents[name] for alias, name in ALIASES.items()}
 
 
 def _document(unit: str, result: Result) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield from grids or _tables(own, console)
         yield Text("")
     for reason, titles in unknown.items():
-        yield Text.assemble("not known: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
+        yield Text.assemble("unknown: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
 
 
 def _of_strongest(table: pl.DataFrame, run: RunRecord) -> pl.DataFrame:

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from meshscope.analysis.comparison import compare_sides, compare_sources
+from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
+from meshscope.analysis.sides import Side, source_side
 from meshscope.analysis.totals import Total, request_totals, step_totals
 from meshscope.analysis.unattributed import unattributed
 from meshscope.events.collective import Collective
@@ -22,11 +25,9 @@ from meshscope.views.collectives import (
 )
 from meshscope.views.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.views.dispatch import dispatch_lines
-from meshscope.views.document import compared, own_comparison
-from meshscope.views.explanation import explanation_of, sentences
+from meshscope.views.explanation import sentences
 from meshscope.views.live import live_lines
 from meshscope.views.plain import plain, short
-from meshscope.views.side import Side
 from meshscope.views.summary import memory_table, totals_table, unattributed_lines
 from meshscope.views.tables import new_table
 from meshscope.views.times import time_lines
@@ -38,7 +39,7 @@ COUNT = "count"
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """Everything that `show` tells about a run, from the conditions to the verdict."""
     source = run.manifest.source
-    comparison = own_comparison(run)
+    comparison = compare_sources(run)
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)
@@ -74,7 +75,7 @@ def own_verdicts(run: RunRecord) -> Iterator[Text]:
     strongest = run.manifest.source
     for left in (Source.PREDICTED, Source.COMPILED):
         if left is not strongest and {left, strongest} <= set(run.sources):
-            found = compared((run, left), (run, strongest))
+            found = compare_sides(source_side(run, left), source_side(run, strongest))
             yield _verdict(found, left=left.value, right=strongest.value)
 
 
@@ -93,7 +94,7 @@ def phase_lines(
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
     matches = (match for match in comparison.matches if match.shown.phase is phase)
     lines = lines_of_matches(matches)
-    between = own_comparison(run, Source.COMPILED) if source is Source.MEASURED else None
+    between = compare_sources(run, Source.COMPILED) if source is Source.MEASURED else None
     if between is None:
         return (Source.PREDICTED.value, source.value), lines
     middle = lines_of_matches(match for match in between.matches if match.shown.phase is phase)
@@ -152,7 +153,7 @@ def _takes_as_long(left: RunRecord, right: RunRecord) -> bool:
 def _why(left: Side, right: Side) -> Iterator[Text]:
     """What makes the difference, in sentences."""
     yield Text("why", style="bold")
-    yield from (Text(f"- {text}") for text in sentences(explanation_of(left, right)))
+    yield from (Text(f"- {text}") for text in sentences(explain(left, right)))
 
 
 def _different_lines(
@@ -161,7 +162,7 @@ def _different_lines(
     """What is not equal among the matches of a phase; of a measured run, with what was compiled between."""
     lines = lines_of_matches(matches)
     is_own = left.run is right.run and right.source is Source.MEASURED
-    between = own_comparison(right.run, Source.COMPILED) if is_own else None
+    between = compare_sources(right.run, Source.COMPILED) if is_own else None
     if between is None:
         return (left.name, right.name), [line for line in lines if _is_different(line)]
     shown = {match.shown.phase for match in matches}

@@ -98,7 +98,7 @@ def _finding(verdict: Verdict, matches: list[Match]) -> str:
             return f"missing ({_bytes_words(left)})"
         case Verdict.EXTRA:
             return f"extra ({_bytes_words(right)})"
-        case Verdict.EQUAL | Verdict.COSTLIER | Verdict.CHEAPER | Verdict.CHANGED:
+        case Verdict.EQUAL | Verdict.MORE_BYTES | Verdict.FEWER_BYTES | Verdict.CHANGED:
             return f"{verdict} ({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
         case _:
             assert_never(verdict)

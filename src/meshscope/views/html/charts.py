@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from meshscope.analysis.roofline import Roofline
 from meshscope.spec.plan.memory import Memory
 from meshscope.views.charts.cost import CostBar
-from meshscope.views.charts.roofline import RooflineChart
 from meshscope.views.charts.sizes import SizeCount
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Matrix, Torus
@@ -200,11 +200,11 @@ def sizes_data(counts: Iterable[SizeCount]) -> dict[str, Any]:
     return {"items": sorted(items, key=lambda item: item["name"], reverse=True)}
 
 
-def roof_data(roof: RooflineChart) -> dict[str, Any]:
+def roof_data(roof: Roofline) -> dict[str, Any]:
     """The roof and its points."""
     return {
-        "peak": roof.flops_per_s,
-        "hbm": roof.hbm_bytes_per_s,
+        "peak": roof.peaks.flops_per_s,
+        "hbm": roof.peaks.hbm_bytes_per_s,
         "points": [
             [p.source, p.phase, name_of(p.part), p.flops_per_byte, p.flops_per_s, p.compute_s]
             for p in roof.points

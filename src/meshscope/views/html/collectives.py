@@ -5,14 +5,15 @@ from dataclasses import asdict, replace
 
 import polars as pl
 
+from meshscope.analysis.comparison import compare_sides, compare_sources
 from meshscope.analysis.grouping import grouped, layer_ranges
+from meshscope.analysis.sides import source_side
 from meshscope.analysis.totals import Total, request_totals, step_totals
 from meshscope.analysis.volume import volume
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.collectives import Footnotes, TableLine
-from meshscope.views.document import compared, own_comparison
 from meshscope.views.html.blocks import (
     Block,
     Cell,
@@ -37,7 +38,7 @@ Durations = Mapping[Hashable, tuple[float | None, float | None]]
 
 def collectives_block(run: PageRun) -> Block:
     """Every collective of the run, the counts of its sources side by side, with times and verdict."""
-    comparison = own_comparison(run.run)
+    comparison = compare_sources(run.run)
     durations = _durations(run)
     rows: list[list[Cell]] = []
     notes = Footnotes()
@@ -123,7 +124,7 @@ def source_blocks(run: PageRun) -> Iterator[Block]:
 
 
 def _verdict(run: PageRun, left: Source, right: Source) -> Iterator[Block]:
-    comparison = compared((run.run, left), (run.run, right))
+    comparison = compare_sides(source_side(run.run, left), source_side(run.run, right))
     head, *findings = verdict_words(comparison, left=left.value, right=right.value).split("; ")
     look = "equal" if comparison.is_exact else "different" if not comparison.is_same_meaning else ""
     yield Paragraph(text=f"{head}.", class_name=f"verdict {look}".strip())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshscope.analysis.request_time import ASSUMPTION
+from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import Phase, Source
 from meshscope.units import format_seconds
 from meshscope.views.charts.cost import CostBar

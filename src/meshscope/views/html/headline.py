@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Phase
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.charts.cost import COLLECTIVES, EXPOSED, MEMORY, STAGES, CostBar
-from meshscope.views.document import is_on_cpu
 from meshscope.views.html.blocks import shown
 from meshscope.views.html.side import PageRun
 from meshscope.views.live import SHARED_CORES
@@ -110,7 +110,7 @@ def _memory_sentence(run: PageRun) -> Iterator[str]:
 
 def _cpu_sentence(runs: Sequence[PageRun]) -> Iterator[str]:
     """What times on virtual devices are worth."""
-    if any(run.costs and is_on_cpu(run.run) for run in runs):
+    if any(run.costs and runs_on_cpu(run.run) for run in runs):
         yield f"{SHARED_CORES[0].upper()}{SHARED_CORES[1:]}."
 
 

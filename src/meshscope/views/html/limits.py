@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.roofline_bound import RooflineBounds, roofs_of
+from meshscope.analysis.roofline import RooflineBound, roofline_bounds, roofline_of
 from meshscope.events.enums import Source
 from meshscope.units import format_gib
-from meshscope.views.charts.roofline import roofline_chart
 from meshscope.views.charts.sizes import size_counts
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import (
@@ -22,7 +21,7 @@ from meshscope.views.html.blocks import (
 )
 from meshscope.views.html.drawing import Charts, definition
 from meshscope.views.html.side import PageRun
-from meshscope.views.roofs import WORDS
+from meshscope.views.roofs import LABELS
 
 NO_ROOF = (
     "a point needs FLOPs and bytes of a part with its time, and published peaks of the chip; "
@@ -68,11 +67,11 @@ def roofline_section(runs: Sequence[PageRun], new: Charts) -> Section:
     """Each part below the roofs of the chip, which roof binds, MFU and MBU."""
     panels: list[Panel] = []
     for run in runs:
-        roof = roofline_chart(run.subject)
+        roof = roofline_of(run.subject)
         blocks: list[Block] = [unknown(NO_ROOF)]
         if roof is not None:
             parts = "; ".join(
-                f"{p.part} in {p.phase} {p.flops_per_s / roof.flops_per_s:.0%} of the peak"
+                f"{p.part} in {p.phase} {p.flops_per_s / roof.peaks.flops_per_s:.0%} of the peak"
                 for p in roof.points[:12]
             )
             note = "A hollow mark is predicted. FLOPs and bytes as the shapes of the operations say, over compute time alone. What is copied to the chip ahead of a part, such as weights in decode, is not among its bytes: its point stands too far right. What stays on the chip is, and can put it above the slope."
@@ -105,7 +104,7 @@ def _roofs(run: PageRun) -> Block:
     rows = [
         [Cell(text=time.phase.value), Cell(text=time.source.value), *_roof_cells(one)]
         for time in run.subject.times
-        for one in (() if chip is None else roofs_of(time, chip))
+        for one in (() if chip is None else roofline_bounds(time, chip))
     ]
     if not rows:
         return unknown("which roof binds: no step of the run is modelled")
@@ -123,13 +122,13 @@ def _roofs(run: PageRun) -> Block:
     return table_of_rows(run.key("roofs"), "Which roof binds", (*names, "binds"), rows, note=note)
 
 
-def _roof_cells(one: RooflineBounds) -> list[Cell]:
+def _roof_cells(one: RooflineBound) -> list[Cell]:
     seconds = (one.compute_s, one.hbm_s, one.interconnect_s, one.taken_s)
     return [
         Cell(text=shown(one.part, 40)),
         *(cell("roof_s", value) for value in seconds),
         cell("roof_frac", one.roof_frac),
-        Cell(text=WORDS[one.binding]),
+        Cell(text=LABELS[one.binding]),
     ]
 
 

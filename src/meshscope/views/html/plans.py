@@ -5,10 +5,12 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.analysis.explanation import explain
 from meshscope.analysis.metric import Unavailable
+from meshscope.analysis.sides import Side
 from meshscope.events.enums import Phase
 from meshscope.units import format_gib, format_seconds
-from meshscope.views.explanation import explanation_of, sentences
+from meshscope.views.explanation import sentences
 from meshscope.views.html.blocks import (
     Block,
     Cell,
@@ -27,7 +29,6 @@ from meshscope.views.html.cost import modelled
 from meshscope.views.html.drawing import Charts, between
 from meshscope.views.html.headline import strongest_costs
 from meshscope.views.html.side import PageRun
-from meshscope.views.side import Side
 
 
 def plans_section(runs: Sequence[PageRun], new: Charts) -> Section:
@@ -84,7 +85,7 @@ def _why(first: PageRun, other: PageRun) -> Iterator[Block]:
     """What makes the difference between the first run and another, in sentences."""
     left, right = (Side(name=r.letter, run=r.run, source=r.source) for r in (first, other))
     yield Paragraph(text=f"{other.letter} against {first.letter}", class_name="heading")
-    for sentence in sentences(explanation_of(left, right)):
+    for sentence in sentences(explain(left, right)):
         yield Paragraph(text=shown(sentence, 800), class_name="say")
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
+from meshscope.analysis.roofline import Roofline, RooflinePoint, roofline_of
 from meshscope.events.enums import Phase, Source
-from meshscope.views.charts.roofline import RooflineChart, RooflinePoint, roofline_chart
 from meshscope.views.plots.style import (
     BLUE,
     COLORS,
@@ -26,7 +26,7 @@ _OFFSETS = tuple((x, y) for y in (-3, 6, -12, 15, -21) for x in (6, -6))
 
 def roofline_plots(run: PlotRun) -> Iterator[Plot]:
     """Achieved FLOP/s of each part of the model over its arithmetic intensity."""
-    chart = roofline_chart(run.inputs)
+    chart = roofline_of(run.inputs)
     if chart is None:
         yield Plot(name="roofline", reason=NO_ROOFLINE)
         return
@@ -44,11 +44,11 @@ def roofline_plots(run: PlotRun) -> Iterator[Plot]:
     yield Plot(name="roofline", figure=figure)
 
 
-def _draw_roof(axes: Axes, chart: RooflineChart) -> None:
-    ridge = chart.flops_per_s / chart.hbm_bytes_per_s
+def _draw_roof(axes: Axes, chart: Roofline) -> None:
+    ridge = chart.peaks.flops_per_s / chart.peaks.hbm_bytes_per_s
     intensities = [ridge, *(point.flops_per_byte for point in chart.points)]
     low, high = min(intensities) / 3, max(intensities) * 6
-    peaks = [low * chart.hbm_bytes_per_s, chart.flops_per_s, chart.flops_per_s]
+    peaks = [low * chart.peaks.hbm_bytes_per_s, chart.peaks.flops_per_s, chart.peaks.flops_per_s]
     axes.plot([low, ridge, high], peaks, color="black")
 
 

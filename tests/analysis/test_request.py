@@ -1,8 +1,8 @@
-"""A request from its steps."""
+"""The time of a request from its steps."""
 
 import pytest
 
-from meshscope.analysis.request_time import basis_of, request_time
+from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 
@@ -28,7 +28,7 @@ DECODE = _step(Phase.DECODE, 0.01, {"roofline": 0.007, "interconnect_model": 0.0
 
 
 def test_request_is_its_prefill_and_all_decode_steps():
-    request = request_time([PREFILL, DECODE], n_decode_steps=127)
+    request = modeled_request_time([PREFILL, DECODE], n_decode_steps=127)
     assert request.ttft == PREFILL.step
     assert request.tpot == DECODE.step
     assert request.e2e is not None
@@ -38,16 +38,16 @@ def test_request_is_its_prefill_and_all_decode_steps():
 
 
 def test_request_of_one_token_has_no_time_per_token():
-    request = request_time([PREFILL], n_decode_steps=0)
+    request = modeled_request_time([PREFILL], n_decode_steps=0)
     assert (request.tpot, request.e2e) == (None, PREFILL.step)
 
 
-def test_an_unknown_number_of_tokens_has_no_end():
-    request = request_time([PREFILL, DECODE], n_decode_steps=None)
+def test_an_unknown_number_of_tokens_has_no_end_to_end_time():
+    request = modeled_request_time([PREFILL, DECODE], n_decode_steps=None)
     assert (request.ttft, request.tpot, request.e2e) == (PREFILL.step, DECODE.step, None)
 
 
-def test_what_is_not_known_stays_unknown():
-    assert request_time([PREFILL], n_decode_steps=3).e2e is None
-    assert request_time([], n_decode_steps=3).ttft is None
+def test_a_missing_step_leaves_the_time_unknown():
+    assert modeled_request_time([PREFILL], n_decode_steps=3).e2e is None
+    assert modeled_request_time([], n_decode_steps=3).ttft is None
     assert basis_of([]) is None

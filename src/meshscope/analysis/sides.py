@@ -1,4 +1,4 @@
-"""One side of a comparison, and in what it differs from the other in what was asked."""
+"""The two sides of a comparison and how their experiments differ."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,28 +8,34 @@ from meshscope.store.run import RunRecord
 
 DTYPES = {"weight_dtype": "weights", "activation_dtype": "activations", "cache_dtype": "cache"}
 PROGRAM = ("frontend", "partitioner", "context", "kernels", "dispatch", "capacity_factor")
-COMPILERS = ("jax", "libtpu", "torch_xla")  # whose versions decide what is compiled
+COMPILERS = ("jax", "libtpu", "torch_xla")  # the versions that determine the compiled program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One side of a comparison: its name in the text, the run, and which of its sources."""
+    """One side of a comparison: a source of a run, and the name that the text gives it."""
 
     name: str
     run: RunRecord
     source: Source
 
     def has_phase(self, phase: Phase | None) -> bool:
-        """Whether the side says anything of the phase, that it sends nothing included."""
-        known = {row.phase for row in self.run.rows_of(self.source)}
-        return phase in known or phase in self.run.manifest.phases
+        """Whether the side covers the phase, with or without collectives."""
+        phases = {row.phase for row in self.run.rows_of(self.source)}
+        return phase in phases or phase in self.run.manifest.phases
+
+
+def source_side(run: RunRecord, source: Source) -> Side:
+    """A source of a run, named after the source."""
+    return Side(name=source.value, run=run, source=source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Something that was asked of one side in one way and of the other in another; null is not known.
+class ExperimentDifference:
+    """A setting in which two experiments differ; null is unknown.
 
-    `is_work`: it decides what has to be computed, so that both sides do not do the same.
+    `is_work`: the setting changes the work itself (model, request, dtypes), so that times of the two sides
+    are not comparable.
     """
 
     name: str
@@ -38,11 +44,11 @@ class Difference:
     is_work: bool = False
 
 
-def asked_differences(left: Side, right: Side) -> list[Difference]:
-    """What was not asked alike: model, request, slice, plan, program, and versions that both sides have."""
-    ours, theirs = (dict(_asked(side.run)) for side in (left, right))
+def experiment_differences(left: Side, right: Side) -> list[ExperimentDifference]:
+    """Differences in model, request, slice, plan and program, and in versions that both sides know."""
+    ours, theirs = (dict(_settings(side.run)) for side in (left, right))
     return [
-        Difference(
+        ExperimentDifference(
             name=name,
             left=ours.get(name, (None,))[0],
             right=theirs.get(name, (None,))[0],
@@ -54,8 +60,8 @@ def asked_differences(left: Side, right: Side) -> list[Difference]:
     ]
 
 
-def _asked(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """Names, with the value and whether it decides what has to be computed."""
+def _settings(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """(name, (value, whether it changes the work)) of every known setting."""
     experiment = run.manifest.experiment
     if experiment.model is not None:
         yield "model", (str(experiment.model_name), True)
@@ -78,6 +84,7 @@ def _asked(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
 def _known(
     record: object, name: str, label: str, *, is_work: bool = False
 ) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """The setting, if the record has a value for it."""
     value = getattr(record, name, None)
     if value is not None:
         yield label, (str(value), is_work)

@@ -1,0 +1,50 @@
+"""Comparisons of sources: the prediction with the compiled program of one run, or two runs."""
+
+from meshscope.analysis.join import Comparison, compare
+from meshscope.analysis.promotion import promotion_of
+from meshscope.analysis.sides import Side, source_side
+from meshscope.events.enums import Source
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.store.run import RunRecord
+
+
+def compare_sides(left: Side, right: Side) -> Comparison:
+    """The full outer join of the collectives of two sides.
+
+    The CPU backend promotes 16-bit collectives to float32. The left side is widened likewise, so that
+    the promotion is not a difference.
+    """
+    rows, other_rows = (side.run.rows_of(side.source) for side in (left, right))
+    if runs_on_cpu(left.run) and right.source is not Source.PREDICTED:
+        rows = promotion_of(rows, other_rows).rows
+    return compare(rows, other_rows)
+
+
+def compare_sources(run: RunRecord, source: Source | None = None) -> Comparison | None:
+    """The prediction compared with `source`, by default the run's strongest source.
+
+    None if the run lacks one of them.
+    """
+    source = source or run.manifest.source
+    if source is Source.PREDICTED or not {Source.PREDICTED, source} <= set(run.sources):
+        return None
+    return compare_sides(source_side(run, Source.PREDICTED), source_side(run, source))
+
+
+def compare_all_sources(run: RunRecord) -> dict[tuple[Source, Source], Comparison]:
+    """The comparison of every pair of the run's sources, (weaker, stronger)."""
+    pairs = [(a, b) for i, a in enumerate(run.sources) for b in run.sources[i + 1 :]]
+    return {(a, b): compare_sides(source_side(run, a), source_side(run, b)) for a, b in pairs}
+
+
+def n_promoted_collectives(run: RunRecord) -> int:
+    """Number of 16-bit collectives in one step that the CPU backend performs in float32."""
+    if not runs_on_cpu(run):
+        return 0
+    return promotion_of(run.rows_of(Source.PREDICTED), run.rows_of(Source.COMPILED)).count
+
+
+def runs_on_cpu(run: RunRecord) -> bool:
+    """Whether the run's devices are virtual CPU devices."""
+    chip = run.manifest.experiment.chip
+    return chip is not None and chip.kind is ChipKind.CPU

@@ -1,0 +1,95 @@
+"""TTFT, TPOT and end-to-end time of a request, measured or modeled."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshscope.analysis.latency import Latency, latency_of
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
+from meshscope.store.run import RunRecord
+
+ASSUMPTION = (
+    "device time only, without host, queueing and tokenization; all sequences start together "
+    "and all decode steps take the same time"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTime:
+    """Durations of a request; null if the time of its steps is unknown.
+
+    Modeled (see ASSUMPTION): `ttft` is the prefill step, which produces the first token; `tpot` and
+    `decode_step` are the decode step; `e2e` is the prefill step plus all decode steps. Measured: means over
+    the timed requests (`tpot`: per request; `decode_step`: per step). `basis` lists the sources of the
+    time, joined by `+`, the largest share first.
+    """
+
+    ttft: TimeEstimate | None
+    tpot: TimeEstimate | None
+    e2e: TimeEstimate | None
+    decode_step: TimeEstimate | None
+    basis: str | None
+    is_extrapolated: bool = False
+
+
+def request_times(run: RunRecord) -> dict[Source, RequestTime]:
+    """The request time of every source that has one, the weakest source first."""
+    latency = request_latency(run)
+    workload = run.manifest.experiment.workload
+    n_decode_steps = None if workload is None else workload.n_decode_steps
+    modeled = {
+        source: modeled_request_time(times, n_decode_steps=n_decode_steps)
+        for source in Source
+        if (times := run.times_of(source))
+    }
+    return modeled if latency is None else modeled | {Source.MEASURED: _measured(latency)}
+
+
+def request_latency(run: RunRecord) -> Latency | None:
+    """The latency of the run's timed requests; None if no request was timed."""
+    workload = run.manifest.experiment.workload
+    if run.measured is None or workload is None or not run.measured.requests:
+        return None
+    return latency_of(run.measured.requests, batch=workload.batch, prompt=workload.prompt)
+
+
+def modeled_request_time(times: Iterable[StepTime], *, n_decode_steps: int | None) -> RequestTime:
+    """The request whose phases take these step times.
+
+    `e2e` is null if `n_decode_steps` is unknown.
+    """
+    by_phase = {time.phase: time for time in times}
+    prefill, decode = (by_phase.get(phase) for phase in (Phase.PREFILL, Phase.DECODE))
+    e2e = None
+    if prefill is not None and n_decode_steps is not None and (decode or not n_decode_steps):
+        e2e = prefill.step + (decode.step * n_decode_steps if decode else NO_TIME)
+    return RequestTime(
+        ttft=None if prefill is None else prefill.step,
+        tpot=None if decode is None else decode.step,
+        e2e=e2e,
+        decode_step=None if decode is None else decode.step,
+        basis=basis_of(by_phase.values()),
+        is_extrapolated=any(time.is_extrapolated for time in by_phase.values()),
+    )
+
+
+def _measured(latency: Latency) -> RequestTime:
+    means = (
+        None if spread is None else TimeEstimate(value_s=spread.mean_s, low_s=None, high_s=None)
+        for spread in (latency.ttft, latency.tpot, latency.e2e, latency.itl)
+    )
+    ttft, tpot, e2e, decode_step = means
+    return RequestTime(
+        ttft=ttft, tpot=tpot, e2e=e2e, decode_step=decode_step, basis=TimeBasis.MEASURED.value
+    )
+
+
+def basis_of(times: Iterable[StepTime]) -> str | None:
+    """The sources of the steps' time, joined by `+`, the largest share first."""
+    shares: dict[str, float] = {}
+    for time in times:
+        for basis, seconds in time.by_basis_s.items():
+            share = seconds / time.step.value_s if time.step.value_s else 0.0
+            shares[str(basis)] = shares.get(str(basis), 0.0) + share
+    names = sorted(shares, key=lambda name: -shares[name])
+    return "+".join(TimeBasis(name).value for name in names) or None
