@@ -75,6 +75,7 @@ def test_document_has_the_same_figures(timed_run: RunRecord):
     assert time["intervals"]["ttft_s"] == [0.1, 0.4]
     assert time["intervals"]["e2e_s"] == [None, None]
     assert time["is_extrapolated"]
+    assert time["steps"]["prefill"]["step"] == {"s": 0.2, "low_s": 0.1, "high_s": 0.4}
     assert time["steps"]["prefill"]["unestimated_frac"] == pytest.approx(0.1)
 
 
