@@ -68,13 +68,13 @@ def test_a_run_that_is_missing_is_named(meshscope) -> None:
     )
 
 
-def test_why_one_differs_is_told_in_sentences_and_as_json(meshscope) -> None:
+def test_the_difference_is_explained_in_sentences_and_as_json(meshscope) -> None:
     """Sequence parallelism sends as many bytes for a layer of prefill, in twice the collectives."""
     keep(meshscope, "a", "--plan", "tp=8")
     keep(meshscope, "b", "--plan", "tp=8,sp")
     out = " ".join(meshscope("compare", "a", "b").out.split())
-    assert "decode: B sends as many bytes as A in a step" in out
-    assert "B has 3 all-gathers and 3 reduce-scatters where A has 3 all-reduces" in out
+    assert "decode: B and A send the same bytes per step" in out
+    assert "3 all-gathers and 3 reduce-scatters in B, 3 all-reduces in A" in out
     document = json.loads(meshscope("compare", "a", "b", "--json").out)
     places = {
         (p["axis"], p["part"]): p for p in document["explanation"]["phases"]["prefill"]["places"]
