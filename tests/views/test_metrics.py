@@ -29,7 +29,7 @@ def test_every_metric_is_shown_or_its_absence_explained(
     assert max(map(len, text.splitlines())) <= width
     for metric in METRICS:
         assert metric.title in " ".join(text.split())
-    assert "the run has no profile" in text
+    assert "only runs on live devices have a profile" in text
     assert "nan" not in text.lower().split()
 
 

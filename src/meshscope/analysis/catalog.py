@@ -28,7 +28,7 @@ NO_TIMES = Unavailable(reason="no collective has a duration: the run is neither 
 NO_TIMELINE = Unavailable(reason="the run has no timeline of single executions")
 NO_STEP = Unavailable(reason="no step has a duration: the run is neither timed nor modeled")
 NO_MODELED_STEP = Unavailable(reason="no step of the run is modeled")
-NO_PROFILE = Unavailable(reason="the run has no profile: only runs on live devices are measured")
+NO_PROFILE = Unavailable(reason="only runs on live devices have a profile")
 NO_DEVICES = Unavailable(reason="the number of devices is unknown")
 NO_CHIP = Unavailable(reason="the chip is unknown")
 NO_MODEL = Unavailable(reason="the model or the request is unknown")
