@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMPILED = "README.md"  # shows the output of `make demo`, and names the compiler's versions
+COMPILED = "docs/examples.md"  # shows the output of `make demo`, and names the versions
 
 
 def pages() -> list[str]:
