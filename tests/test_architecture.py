@@ -1,9 +1,14 @@
 """The layers hold, and commands that need no accelerator start without the libraries of one."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
 
 FRAMEWORKS = ("jax", "jaxlib", "torch", "torch_xla", "libtpu")
 SLOW_TO_IMPORT = (*FRAMEWORKS, "polars", "duckdb", "numpy")
@@ -33,3 +38,15 @@ def test_readers_and_metrics_load_no_framework(module: str) -> None:
 def test_the_check_sees_an_import() -> None:
     """The two tests above can fail: a module that is imported is seen."""
     assert "numpy" in imported_by("import numpy")
+
+
+def test_the_architecture_page_lists_the_layers_of_the_import_contract() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = page[page.index("<!-- layers -->") : page.index("<!-- end -->")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = contracts["tool"]["importlinter"]["contracts"][0]["layers"]
+
+    assert [re.findall(r"`(\w+)`", row) for row in rows] == [
+        [name.strip() for name in layer.split("|")] for layer in layers
+    ]
