@@ -8,10 +8,10 @@ order of kind and payload, for the fit; the others are the holdout.
 from dataclasses import dataclass
 from functools import cache
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.placement import placement_of
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import parse_plan
 
 XPROF_V5P = "openxla/xprof@5fe358978e59, golden hlo_stats of a MaxText step on 4 v5p chips"

@@ -1,4 +1,4 @@
-"""The event table holds every field of a collective and comes back from a file as it went in."""
+"""The event table holds every field of a collective and survives a Parquet round trip."""
 
 from dataclasses import fields
 from fractions import Fraction
@@ -42,7 +42,7 @@ UNKNOWN = Collective(
 )
 
 
-def test_payload_and_wire_bytes_follow_from_kind_shape_and_group() -> None:
+def test_payload_and_wire_bytes_derive_from_kind_shape_and_group() -> None:
     assert (ALL_REDUCE.source, ALL_REDUCE.group_size, ALL_REDUCE.n_groups) == (
         Source.PREDICTED,
         3,
@@ -56,12 +56,12 @@ def test_every_field_of_a_collective_is_a_column() -> None:
     assert {field.name for field in fields(Collective)} <= set(POLARS_SCHEMA)
 
 
-def test_every_column_is_named_once_and_has_a_meaning() -> None:
+def test_column_names_are_unique_and_have_a_meaning() -> None:
     assert len({column.name for column in COLUMNS}) == len(COLUMNS)
     assert all(column.meaning for column in COLUMNS)
 
 
-def test_a_row_keeps_its_values_and_the_unknown_is_null() -> None:
+def test_a_row_keeps_its_values_and_unknown_ones_are_null() -> None:
     known, unknown = table_of([ALL_REDUCE, UNKNOWN]).to_dicts()
 
     assert {name: value for name, value in known.items() if value is not None} == {
@@ -97,7 +97,7 @@ def test_a_row_keeps_its_values_and_the_unknown_is_null() -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [ALL_REDUCE, UNKNOWN]], ids=["empty", "two rows"])
-def test_a_table_comes_back_from_parquet_unchanged(tmp_path: Path, rows: list[Collective]) -> None:
+def test_a_table_survives_a_parquet_round_trip(tmp_path: Path, rows: list[Collective]) -> None:
     table = table_of(rows)
     table.write_parquet(tmp_path / "events.parquet")
 

@@ -12,11 +12,11 @@ from goldens import GOLDEN_DIR, GOLDENS, HEAD_DIM, JAX_VERSIONS, Golden
 
 from meshscope.analysis.unattributed import Unattributed, unattributed
 from meshscope.errors import ParseError
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.readers.hlo.collectives import collectives_of, module_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.spec.plan.mesh import Mesh
 
 MAXTEXT = GOLDEN_DIR / "maxtext_llama3_8b_train_step.hlo.txt.gz"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}

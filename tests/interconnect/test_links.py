@@ -9,6 +9,7 @@ import pytest
 from bisection import least_all_to_all_s, n_bisection_links
 from published_collectives import groups_along
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.interconnect import collective_time, link_loads
 from meshscope.interconnect.constants import spec_constants
@@ -21,7 +22,6 @@ from meshscope.interconnect.strategies import (
     hamiltonian_order,
 )
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import parse_plan
 
 Node = tuple[int, int, int]

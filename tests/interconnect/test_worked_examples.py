@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from published_collectives import groups_along
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants, spec_constants
 from meshscope.interconnect.strategies import BIDIRECTIONAL_RING, MULTI_COLOR
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.plan.mesh import Groups
 
 
 def book_s(

@@ -6,7 +6,8 @@ from math import prod
 
 import pytest
 
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.events.collective import Groups
+from meshscope.spec.plan.mesh import Mesh
 
 MESHES = [
     Mesh(axes=(("tp", 1),)),

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.events.step_time import TimeEstimate
 from meshscope.interconnect import LinkConstants, collective_time, constants_of, link_loads
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

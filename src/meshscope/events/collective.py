@@ -1,4 +1,4 @@
-"""One row of the event table as a typed value: a collective in one step of one phase."""
+"""A collective as a typed row of the event table."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,12 +11,12 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """A collective operation as one device sees it in one step of its phase.
+    """A collective operation on one device in one step of its phase.
 
-    Optional fields are unknown when None. `groups` holds the device ids that talk to each other;
-    for a point-to-point operation each (source, target) pair is a group. `dur_s` and `exposed_s` are
-    those of one execution, a mean over the `count` of the row; `start_s` is that of the first.
-    Column meanings and units are in `meshscope.events.schema`.
+    Fields that are None are unknown. `groups` holds the device ids of each group; for point-to-point
+    operations each (source, target) pair is a group. `dur_s` and `exposed_s` are means over the
+    `count` executions; `start_s` is the start of the first. Units and meanings of all fields are in
+    `meshscope.events.schema`.
     """
 
     source: Source
@@ -50,11 +50,11 @@ class Collective:
 
     @property
     def n_groups(self) -> int:
-        """How many groups run the operation at the same time."""
+        """Number of groups that run the operation concurrently."""
         return len(self.groups)
 
 
-def predicted_collective(  # noqa: PLR0913  the row's own fields
+def predicted_collective(  # noqa: PLR0913  the fields of the row
     *,
     phase: Phase,
     layer: int | None,
@@ -70,7 +70,7 @@ def predicted_collective(  # noqa: PLR0913  the row's own fields
     crosses_slices: bool | None = None,
     opcode: str | None = None,
 ) -> Collective:
-    """A predicted row: payload and wire bytes follow from kind, dtype, shape and group size."""
+    """A predicted row, with payload and wire bytes derived from kind, dtype, shape and group size."""
     group_size = len(groups[0])
     payload_bytes = array_bytes(dtype, shape)
     return Collective(

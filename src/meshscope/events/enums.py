@@ -1,4 +1,4 @@
-"""What a collective means, and how many bytes it puts on the wire."""
+"""Enumerations of the event table, and the wire bytes of each kind of collective."""
 
 from enum import StrEnum
 from fractions import Fraction
@@ -6,7 +6,7 @@ from typing import assert_never
 
 
 class Kind(StrEnum):
-    """What a collective means, whatever the compiler or library calls it."""
+    """What a collective does, independent of the compiler's or library's name for it."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a row was obtained."""
+    """How a row was obtained."""
 
     PREDICTED = "predicted"
     COMPILED = "compiled"
@@ -28,14 +28,14 @@ class Source(StrEnum):
 
 
 class Phase(StrEnum):
-    """Prefill reads the prompt in one step; decode makes one token a step."""
+    """Prefill processes the prompt in one step; decode generates one token per step."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class Part(StrEnum):
-    """The part of the model that a row belongs to; the scopes in the programs carry these names."""
+    """The part of the model a row belongs to. Programs use these values as scope names."""
 
     EMBED = "embed"
     ATTN = "attn"
@@ -51,13 +51,13 @@ class Part(StrEnum):
 
 
 def wire_factor(kind: Kind, group_size: int) -> Fraction:
-    """Bytes that one device sends per payload byte, by the nccl-tests factors.
+    """Bytes that one device sends per payload byte.
 
     Source: nccl-tests doc/PERFORMANCE.md, "Bus bandwidth": all-reduce 2(n-1)/n; all-gather,
-    reduce-scatter and all-to-all (n-1)/n; broadcast, gather and point to point 1. The payload
-    is the whole array (all-gather: output; reduce-scatter: input). A group of one device
-    sends nothing, and so does a receiver: the bytes of a transfer are its sender's.
-    Left out: headers, padding, and algorithms that send more than the optimum.
+    reduce-scatter and all-to-all (n-1)/n; broadcast, gather and point to point 1. The payload is
+    the whole array (all-gather: output; reduce-scatter: input). A group of one device sends
+    nothing, and neither does a receiver: a transfer counts at its sender. Headers, padding and
+    algorithms that send more than the optimum are left out.
     """
     if group_size <= 1:
         return Fraction(0)

@@ -1,4 +1,4 @@
-"""What live devices gave: requests that were timed, what devices did, and what the profile can bear."""
+"""Measurements on live devices beside the event table: requests, device loads, profile findings."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from meshscope.events.enums import Kind, Part, Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, in seconds: from its start to the first token, then from each token to the next."""
+    """Latencies of one request: `prefill_s` to the first token, then `decode_s` per further token."""
 
     prefill_s: float
     decode_s: tuple[float, ...]
@@ -15,11 +15,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLoad:
-    """What one device did in the profiled steps of a phase, in seconds.
+    """Busy and idle seconds of one device over the profiled steps of a phase.
 
-    `window_s` is from the first op of any device to the last, summed over the steps; `busy_s` is
-    the time in which an op kept the device, `collective_s` the part of it that collectives took,
-    `wait_s` the part of those in which others came later (null where it is not known).
+    `window_s` spans the first to the last op of any device, summed over the steps. `busy_s` is the
+    time with an op running, `collective_s` the part of it in collectives, and `wait_s` the part of
+    that spent waiting for later participants (None if unknown).
     """
 
     phase: Phase
@@ -33,10 +33,10 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTime:
-    """Executions of one sort of collective on all devices in the profiled steps of a phase.
+    """Mean times of one kind of collective over all devices in the profiled steps of a phase.
 
-    `wire_s` and `wait_s` are means over the executions: the time of the fastest participant, and
-    what the others spent beyond it.
+    `wire_s` is the time of the fastest participant, which does not wait; `wait_s` is the extra time
+    of the others. All are means over the `n_executions`.
     """
 
     phase: Phase
@@ -51,7 +51,7 @@ class CollectiveTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What one step of a phase asks of one device, by the compiler's account, and how long it took."""
+    """The compiler's cost analysis of one step on one device."""
 
     phase: Phase
     flops: float | None
@@ -60,9 +60,9 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All that was measured beside the rows of the table.
+    """All measurements besides the rows of the event table.
 
-    `n_profiled_steps` counts steps by phase; `findings` say what stands against trusting the profile.
+    `findings` list the reasons not to trust the profile.
     """
 
     requests: tuple[Request, ...]
@@ -71,4 +71,4 @@ class Measured:
     times: tuple[CollectiveTime, ...]
     findings: tuple[str, ...]
     costs: tuple[StepCost, ...] = ()
-    texts: tuple[str, ...] = ()  # what was generated, where a tokenizer was given
+    texts: tuple[str, ...] = ()  # generated text, if the run has a tokenizer

@@ -1,6 +1,6 @@
-"""The schema of the event table: every column with its type, unit and meaning, once.
+"""Schema of the event table: type, unit and meaning of every column.
 
-Compute, copies and idle spans are rows of the same table with the collective columns null.
+Compute, copies and idle spans are rows of the same table with null collective columns.
 """
 
 from collections.abc import Iterable
@@ -28,9 +28,7 @@ class Column:
 COLUMNS: tuple[Column, ...] = (
     Column(name="source", dtype=pl.String, unit="", meaning="predicted, compiled or measured"),
     Column(name="phase", dtype=pl.String, unit="", meaning="prefill or decode"),
-    Column(
-        name="layer", dtype=pl.Int32, unit="", meaning="index of the layer; null outside layers"
-    ),
+    Column(name="layer", dtype=pl.Int32, unit="", meaning="layer index; null outside layers"),
     Column(
         name="part",
         dtype=pl.String,
@@ -41,103 +39,104 @@ COLUMNS: tuple[Column, ...] = (
         name="kind",
         dtype=pl.String,
         unit="",
-        meaning="what the operation means: all_reduce, all_gather, ...",
+        meaning="kind of collective: all_reduce, all_gather, ...",
     ),
+    Column(name="opcode", dtype=pl.String, unit="", meaning="name used by the compiler or library"),
     Column(
-        name="opcode", dtype=pl.String, unit="", meaning="what the compiler or library calls it"
-    ),
-    Column(
-        name="axis", dtype=pl.String, unit="", meaning="axis of the plan; several are joined by +"
+        name="axis", dtype=pl.String, unit="", meaning="plan axis; several axes are joined by +"
     ),
     Column(name="axis_reason", dtype=pl.String, unit="", meaning="why axis, phase or part is null"),
-    Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices in one group"),
+    Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices per group"),
     Column(
         name="n_groups",
         dtype=pl.Int32,
         unit="groups",
-        meaning="groups that run it at the same time",
+        meaning="groups that run the operation concurrently",
     ),
     Column(
         name="groups",
         dtype=pl.List(pl.List(pl.Int32)),
         unit="device ids",
-        meaning="positions in the mesh, row-major; (source, target) pairs for point to point",
+        meaning="row-major mesh positions; (source, target) pairs for point to point",
     ),
-    Column(name="dtype", dtype=pl.String, unit="", meaning="number format of the payload"),
+    Column(name="dtype", dtype=pl.String, unit="", meaning="dtype of the payload"),
     Column(
         name="shape",
         dtype=pl.List(pl.Int64),
         unit="elements",
-        meaning="shape of the payload, as the program sees it",
+        meaning="payload shape as written in the program",
     ),
     Column(
         name="payload_bytes",
         dtype=pl.Int64,
         unit="bytes",
-        meaning="the logical array, by the nccl-tests size rule (all-gather: output; reduce-scatter: input)",
+        meaning="size of the logical array, as in nccl-tests (all-gather: output; reduce-scatter: input)",
     ),
     Column(
         name="wire_bytes",
         dtype=pl.Float64,
         unit="bytes",
-        meaning="what one device sends, as the opcode carries it out (nccl-tests factors)",
+        meaning="bytes one device sends, given the opcode (nccl-tests bus bandwidth factors)",
     ),
     Column(
         name="stage",
         dtype=pl.Int32,
         unit="",
-        meaning="pipeline stage; null without one, or all together",
+        meaning="pipeline stage; null without a pipeline or if all stages take part",
     ),
     Column(
         name="count",
         dtype=pl.Int32,
         unit="times",
-        meaning="times in one step of the phase on one device",
+        meaning="executions on one device per step of the phase",
     ),
     Column(
         name="n_steps", dtype=pl.Int32, unit="steps", meaning="steps of the phase in the request"
     ),
-    Column(name="is_async", dtype=pl.Boolean, unit="", meaning="issued as a start and done pair"),
+    Column(name="is_async", dtype=pl.Boolean, unit="", meaning="issued as a start/done pair"),
     Column(
         name="algorithm",
         dtype=pl.String,
         unit="",
-        meaning="emitter and strategy that the compiler chose",
+        meaning="emitter and strategy chosen by the compiler",
     ),
     Column(name="inserted_by", dtype=pl.String, unit="", meaning="program or partitioner"),
     Column(
-        name="crosses_slices", dtype=pl.Boolean, unit="", meaning="a group spans slices, over DCN"
+        name="crosses_slices",
+        dtype=pl.Boolean,
+        unit="",
+        meaning="whether a group spans slices and uses DCN",
     ),
     Column(
         name="start_s",
         dtype=pl.Float64,
         unit="s",
-        meaning="start, from the start of the step or trace",
+        meaning="start time relative to the start of the step or trace",
     ),
     Column(name="dur_s", dtype=pl.Float64, unit="s", meaning="duration"),
     Column(
         name="exposed_s",
         dtype=pl.Float64,
         unit="s",
-        meaning="part of the duration that no compute hides",
+        meaning="part of the duration not hidden by compute",
     ),
-    Column(name="time_basis", dtype=pl.String, unit="", meaning="where the times come from"),
-    Column(name="device", dtype=pl.Int32, unit="device id", meaning="device where it was seen"),
+    Column(name="time_basis", dtype=pl.String, unit="", meaning="source of the times"),
+    Column(name="device", dtype=pl.Int32, unit="device id", meaning="device that ran the event"),
     Column(name="hlo_name", dtype=pl.String, unit="", meaning="instruction name in the HLO text"),
     Column(
         name="hlo_shape",
         dtype=pl.String,
         unit="",
-        meaning="the instruction's own shape, where it differs",
+        meaning="shape of the instruction, if different from the payload shape",
     ),
-    Column(name="source_line", dtype=pl.String, unit="", meaning="file:line of the program"),
+    Column(name="source_line", dtype=pl.String, unit="", meaning="file:line in the program"),
 )
 
 POLARS_SCHEMA: dict[str, Any] = {c.name: c.dtype for c in COLUMNS}
 
 
 def table_of(rows: Iterable[Collective]) -> pl.DataFrame:
-    """The event table of these collectives, all columns present, in schema order."""
+    """The collectives as an event table with all columns in schema order."""
     records = [_record(row) for row in rows]
     return pl.DataFrame(records, schema=POLARS_SCHEMA, orient="row")
 
@@ -154,7 +153,7 @@ def _record(row: Collective) -> tuple[Any, ...]:
 
 
 def checked_table(frame: pl.DataFrame, origin: str) -> pl.DataFrame:
-    """`frame` if it has exactly this schema; RunError with the remedy otherwise."""
+    """Return `frame` if it has exactly this schema, else raise RunError."""
     if dict(frame.schema) != dict(pl.Schema(POLARS_SCHEMA)):
         missing = sorted(set(POLARS_SCHEMA) - set(frame.columns))
         unknown = sorted(set(frame.columns) - set(POLARS_SCHEMA))

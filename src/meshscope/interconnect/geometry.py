@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.fabric import Fabric, Loads, fabric_of, loads_of
 from meshscope.interconnect.strategies import strategies_of
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Groups
 
 NETWORK = "network"
 CACHED_GEOMETRIES = 4096  # a sweep has a few hundred different groups

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.events.collective import Groups
 from meshscope.interconnect.fabric import N_DIMS, Fabric
 from meshscope.interconnect.placement import IntArray
-from meshscope.spec.plan.mesh import Groups
 
 N_AXES = N_DIMS + 2  # slice (or node), z, y, x, core
 

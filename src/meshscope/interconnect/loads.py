@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
 from meshscope.interconnect.strategies import strategies_of
 from meshscope.interconnect.time_model import NO_TRANSFER, collective_time
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

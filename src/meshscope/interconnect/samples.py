@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.errors import ParseError, SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.units import array_bytes, dtype_name
 
 KINDS = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.PERMUTE)

@@ -15,11 +15,11 @@ from typing import assert_never
 
 import numpy as np
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.fabric import Fabric, Flow, hops_between
 from meshscope.interconnect.lattice import Lattice, lattice_of
 from meshscope.interconnect.placement import IntArray
-from meshscope.spec.plan.mesh import Groups
 
 BIDIRECTIONAL_RING = "bidirectional ring"
 UNIDIRECTIONAL_RING = "unidirectional ring"

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import LinkConstants, Spreads, constants_of
 from meshscope.interconnect.geometry import geometry_of
 from meshscope.interconnect.lines import collective_lines, fastest
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.mesh import Groups
 
 NO_TRANSFER = "no transfer"
 

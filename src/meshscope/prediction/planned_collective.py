@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from meshscope.events.collective import Collective, predicted_collective
+from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.workload import Workload
 
 

@@ -9,11 +9,11 @@ sequences. `docs/paper.md` lists where the paper contradicts itself.
 from collections.abc import Iterator
 
 from meshscope.errors import PlanError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, Model
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stage_layers
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.serialize import FormatError
 from meshscope.spec.experiment_record import (
@@ -37,7 +38,6 @@ from meshscope.spec.plan.dispatch import (
     routed_tokens,
 )
 from meshscope.spec.plan.kernel_choice import KernelChoices, Kernels, kernel_choices
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import Plan, check_batch, check_model
 from meshscope.spec.plan.stages import default_microbatches
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program

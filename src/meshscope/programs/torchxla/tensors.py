@@ -17,9 +17,9 @@ import torch_xla.debug.profiler as xp
 import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.xla_sharding import unwrap_sharded_tensor
 
+from meshscope.events.collective import Groups
 from meshscope.programs.torchxla.layouts import Layouts, Spec
 from meshscope.programs.torchxla.lowering import ORDER
-from meshscope.spec.plan.mesh import Groups
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  placeholders and annotations have no public name
 

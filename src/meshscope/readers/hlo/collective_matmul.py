@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.attribution import same_name
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -18,7 +19,6 @@ from meshscope.readers.hlo.executions import CallContext, CallSite
 from meshscope.readers.hlo.groups import connected_groups
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
-from meshscope.spec.plan.mesh import Groups
 from meshscope.units import format_shape
 
 ALGORITHM = "windowed einsum"

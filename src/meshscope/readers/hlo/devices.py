@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshscope.errors import ParseError
+from meshscope.events.collective import Groups
 from meshscope.readers.hlo.groups import parse_groups, parse_pairs
 from meshscope.readers.hlo.module import HloModule, Instruction
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.spec.plan.mesh import Mesh
 
 CrossesSlices = Callable[[Groups], bool | None]  # None on a single slice
 

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from math import prod
 
 from meshscope.errors import ParseError
-from meshscope.spec.plan.mesh import Groups
+from meshscope.events.collective import Groups
 
 MAX_DEVICES = 1_000_000  # in groups whose module is unknown
 

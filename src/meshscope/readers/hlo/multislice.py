@@ -8,6 +8,7 @@ one across. This module replaces these levels by the one collective that they im
 from collections.abc import Iterable
 from dataclasses import replace
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.dataflow import MOVEMENT, Dataflow
 from meshscope.readers.hlo.devices import Devices
@@ -17,7 +18,6 @@ from meshscope.readers.hlo.module import ArrayShape, Instruction
 from meshscope.readers.hlo.operations import Operation, source_ops_of
 from meshscope.readers.hlo.semantics import operand_of
 from meshscope.readers.hlo.shapes import shape_in_program
-from meshscope.spec.plan.mesh import Groups
 
 ALGORITHM = "hierarchical over ICI and DCN"
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import chain
 
 from meshscope.errors import ParseError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import Scope, scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -38,7 +39,6 @@ from meshscope.readers.hlo.shapes import (
     shape_of_source,
     without_layer_dim,
 )
-from meshscope.spec.plan.mesh import Groups
 
 _INDEX = re.compile(r"\bindex=(\d+)")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.async_fusion import async_chain_of, starts_async_chain
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.executions import CallContext, CallSite
 from meshscope.readers.hlo.module import ArrayShape, Instruction
-from meshscope.spec.plan.mesh import Groups
 
 KIND_OF_OPCODE: dict[str, Kind] = {
     "all-reduce": Kind.ALL_REDUCE,

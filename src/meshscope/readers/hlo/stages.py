@@ -6,10 +6,11 @@ One program contains all stages, and each stage takes its own branches. The scop
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.readers.hlo.attribution import Scope
 from meshscope.readers.hlo.executions import BRANCH_CAVEAT
-from meshscope.spec.plan.mesh import Groups, Mesh
+from meshscope.spec.plan.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import re
 
 from meshscope.errors import ParseError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -18,7 +19,6 @@ from meshscope.readers.hlo.shapes import (
     untiled_shape,
     without_layer_dim,
 )
-from meshscope.spec.plan.mesh import Groups
 
 OPCODE = "send/recv"
 TILE = (8, 128)  # an all-reduce may send its array tile by tile: `[24,8,128]` for `[8,3072]`

@@ -6,11 +6,11 @@ generated every cp-th one behind it: decode then finds as many of them on each d
 
 from enum import StrEnum
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import CompressedAttention, Indexer, Model
-from meshscope.spec.plan.mesh import Groups
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.workload import Workload
 

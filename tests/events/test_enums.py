@@ -1,4 +1,4 @@
-"""Wire factors against the formulas of nccl-tests and against a ring that is walked chunk by chunk."""
+"""Wire factors against the formulas of nccl-tests and against a simulated ring."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -33,23 +33,23 @@ class Factor(NamedTuple):
     ],
     ids=lambda case: case.kind,
 )
-def test_wire_factor_is_that_of_nccl_tests(case: Factor, n: int) -> None:
+def test_wire_factor_equals_nccl_tests(case: Factor, n: int) -> None:
     assert wire_factor(case.kind, n) == Fraction(eval(case.numerator, {"n": n}), n)
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_a_lone_device_sends_nothing(kind: Kind) -> None:
+def test_a_single_device_sends_nothing(kind: Kind) -> None:
     assert wire_factor(kind, 1) == 0
 
 
 @pytest.mark.parametrize("n", GROUP_SIZES[:4])
-def test_wire_factor_is_what_one_device_of_a_ring_sends(n: int) -> None:
+def test_wire_factor_equals_the_bytes_sent_in_a_ring(n: int) -> None:
     assert wire_factor(Kind.ALL_GATHER, n) == _sent_in_a_ring_all_gather(n)
     assert wire_factor(Kind.ALL_REDUCE, n) == 2 * _sent_in_a_ring_all_gather(n)
 
 
 def _sent_in_a_ring_all_gather(n: int) -> Fraction:
-    """Each device passes on, step by step, the chunk that it got last, until all have all n chunks."""
+    """Each device forwards the chunk it received last until all devices have all n chunks."""
     has = [{device} for device in range(n)]
     newest = list(range(n))
     n_sent = 0
@@ -61,7 +61,7 @@ def _sent_in_a_ring_all_gather(n: int) -> Fraction:
     return Fraction(n_sent, n)
 
 
-def test_a_reduce_scatter_and_an_all_gather_send_what_an_all_reduce_sends() -> None:
+def test_reduce_scatter_plus_all_gather_sends_as_much_as_all_reduce() -> None:
     for n in GROUP_SIZES:
         both = wire_factor(Kind.REDUCE_SCATTER, n) + wire_factor(Kind.ALL_GATHER, n)
         assert both == wire_factor(Kind.ALL_REDUCE, n)
