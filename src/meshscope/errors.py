@@ -1,23 +1,23 @@
-"""The faults that a user can cause: each carries one message that says what, by which rule, and the remedy."""
+"""Errors a user can cause. Each message states the value, the rule and the remedy."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class MeshscopeError(Exception):
-    """A fault of the input or of the machine, told in one message; the command line exits 1 on it."""
+    """An input or environment error with a single message; the command line exits with status 1."""
 
 
 class SpecError(MeshscopeError):
-    """A model, chip, topology or workload that is unknown or contradicts itself."""
+    """An unknown or inconsistent model, chip, topology or workload."""
 
 
 class PlanError(MeshscopeError):
-    """A parallel plan that does not divide the model, the batch or the slice."""
+    """A parallel plan that does not fit the model, the batch or the slice."""
 
 
 class ParseError(MeshscopeError):
-    """A file that does not hold what its reader expects; the message starts with file and line."""
+    """A malformed file; the message starts with file and line."""
 
 
 class CompileError(MeshscopeError):
@@ -25,19 +25,19 @@ class CompileError(MeshscopeError):
 
 
 class RunError(MeshscopeError):
-    """A run folder that is missing, half-written, of another schema, or in the way."""
+    """A run folder that is missing, incomplete, of another schema, or already exists."""
 
 
 class RunFailedError(MeshscopeError):
-    """Live devices could not run the program: the framework refused, crashed, or ran out of memory."""
+    """The program failed on live devices: the framework refused, crashed, or ran out of memory."""
 
 
 class MissingToolError(MeshscopeError):
-    """A library or a platform that the command needs is not here; the message says what to install."""
+    """A required library or platform is missing; the message says what to install."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the known names nearest to `name`, or all of them when none is near."""
+    """A sentence that suggests the closest known names, or lists all if none is close."""
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
     close = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)

@@ -1,13 +1,13 @@
-"""Sizes of number formats, and how seconds, bytes and counts are written for people.
+"""Sizes of dtypes, and formatting of seconds, bytes and shapes for display.
 
-Inside the program everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
+Internally everything is SI: seconds, bytes, 1 GB = 1e9 bytes.
 """
 
 from fractions import Fraction
 
 from meshscope.errors import SpecError, nearest
 
-# Bits of one element, by XLA's name of the format (xla/primitive_util).
+# Bits per element, by XLA's name of the dtype (xla/primitive_util).
 DTYPE_BITS: dict[str, int] = {
     "pred": 8,
     "s1": 1,
@@ -41,7 +41,7 @@ DTYPE_BITS: dict[str, int] = {
     "c128": 128,
 }
 
-# Names that people type, and XLA's.
+# Common names -> XLA's name.
 DTYPE_ALIASES: dict[str, str] = {
     "bfloat16": "bf16",
     "float16": "f16",
@@ -58,11 +58,11 @@ DTYPE_ALIASES: dict[str, str] = {
 }
 
 
-ROUNDS_TO_1000 = 999.5  # from here on, three digits need the next larger unit
+ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three digits
 
 
 def dtype_name(text: str) -> str:
-    """XLA's name of the number format that a user wrote, e.g. `bfloat16` -> `bf16`."""
+    """XLA's name of a dtype, e.g. `bfloat16` -> `bf16`; SpecError if unknown."""
     name = DTYPE_ALIASES.get(text.lower(), text.lower())
     if name not in DTYPE_BITS:
         raise SpecError(f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES])}")
@@ -70,7 +70,7 @@ def dtype_name(text: str) -> str:
 
 
 def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a dense array; 4-bit formats pack two elements into a byte."""
+    """Bytes of a dense array; 4-bit dtypes pack two elements per byte."""
     elements = 1
     for size in shape:
         elements *= size
@@ -78,7 +78,7 @@ def array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def format_bytes(n_bytes: float | Fraction | None) -> str:
-    """Bytes for people, decimal: `33.6 MB`; an unknown size is `?`."""
+    """Bytes in decimal units, e.g. `33.6 MB`; `?` if unknown."""
     if n_bytes is None:
         return "?"
     value = float(n_bytes)
@@ -90,7 +90,7 @@ def format_bytes(n_bytes: float | Fraction | None) -> str:
 
 
 def format_gib(n_bytes: float | None) -> str:
-    """Bytes as GiB, the unit in which memory of a chip is sold: `27.53 GiB`."""
+    """Bytes in GiB, the unit of chip memory, e.g. `27.53 GiB`; `?` if unknown."""
     return "?" if n_bytes is None else f"{n_bytes / 2**30:.2f} GiB"
 
 
@@ -98,7 +98,7 @@ NANOSECOND_S = 1e-9
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Seconds for people: `7.4 us`, `12.3 ms`, `1.52 s`, `< 1 ns`; an unknown duration is `?`."""
+    """A duration, e.g. `7.4 us`, `12.3 ms`, `1.52 s` or `< 1 ns`; `?` if unknown."""
     if seconds is None:
         return "?"
     if 0 < seconds < NANOSECOND_S:
@@ -110,10 +110,10 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """At least three digits, never an exponent for a large number."""
+    """At least three digits, without an exponent."""
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def format_shape(shape: tuple[int, ...] | list[int] | None) -> str:
-    """`[8,1024,5120]`; a scalar is `[]`, an unknown shape `?`."""
+    """A shape, e.g. `[8,1024,5120]`, `[]` for a scalar, `?` if unknown."""
     return "?" if shape is None else "[" + ",".join(map(str, shape)) + "]"

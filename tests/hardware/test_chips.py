@@ -1,4 +1,4 @@
-"""Chip figures against worked examples and against figures stated another way elsewhere."""
+"""Chip figures against worked examples and against independent sources."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_v5e_sends_over_two_links_in_the_published_time() -> None:
     assert 8 * 128 * 8192 * 2 / (2 * link_bytes_per_s) == pytest.approx(188e-6, rel=0.02)
 
 
-def test_v6e_peak_is_near_what_a_profile_of_one_says() -> None:
+def test_v6e_peaks_agree_with_those_in_a_profile() -> None:
     """Plane statistics of an XPlane from v6e: 918 TF/s, 1637.99 GB/s; the book rounds both."""
     v6e = CHIPS["v6e"]
     assert v6e.bf16_flops_per_s == pytest.approx(918e12, rel=0.01)
@@ -28,7 +28,7 @@ def test_v6e_peak_is_near_what_a_profile_of_one_says() -> None:
 
 
 def test_tpu7x_links_add_up_to_the_published_bandwidth_of_a_chip() -> None:
-    """The tpu7x page: ICI 1200 GB/s a chip, both directions; a 3D torus has six links a chip."""
+    """The tpu7x page: ICI 1200 GB/s per chip, both directions; a 3D torus has six links per chip."""
     link_bytes_per_s = CHIPS["tpu7x"].link_bytes_per_s
     assert link_bytes_per_s is not None
     assert 6 * 2 * link_bytes_per_s == 1200e9
@@ -41,15 +41,15 @@ def test_devices_of_a_chip_share_its_hbm(name: str, hbm_bytes: int | None) -> No
     assert CHIPS[name].device_hbm_bytes == hbm_bytes
 
 
-def test_every_chip_says_where_its_figures_are_from() -> None:
+def test_every_chip_has_a_source() -> None:
     assert all(chip.source for chip in CHIPS.values())
 
 
 @pytest.mark.parametrize("alias", CHIP_ALIASES)
-def test_aliases_find_their_chip_in_any_case(alias: str) -> None:
+def test_aliases_are_case_insensitive(alias: str) -> None:
     assert chip_of(alias.upper()) is CHIPS[CHIP_ALIASES[alias]]
 
 
-def test_unknown_chip_offers_the_nearest() -> None:
+def test_an_unknown_chip_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match=r"unknown chip 'v6'. Did you mean .*'v6e'"):
         chip_of("v6")

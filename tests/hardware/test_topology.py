@@ -1,4 +1,4 @@
-"""Slices from the names that people use."""
+"""Parsing of topology names."""
 
 from typing import NamedTuple
 
@@ -41,19 +41,19 @@ SLICES = [
 
 
 @pytest.mark.parametrize("case", SLICES, ids=lambda case: case.text)
-def test_a_name_gives_its_grid_and_counts(case: Slice) -> None:
+def test_names_are_parsed_into_grid_and_counts(case: Slice) -> None:
     topology = parse_topology(case.text)
-    found = (topology.name, topology.n_chips, topology.n_devices)
-    assert found == (case.name, case.n_chips, case.n_devices)
+    parsed = (topology.name, topology.n_chips, topology.n_devices)
+    assert parsed == (case.name, case.n_chips, case.n_devices)
 
 
 @pytest.mark.parametrize("case", SLICES, ids=lambda case: case.text)
-def test_the_canonical_name_means_the_same_slice(case: Slice) -> None:
+def test_the_canonical_name_parses_to_the_same_slice(case: Slice) -> None:
     topology = parse_topology(case.text)
     assert parse_topology(topology.name) == topology
 
 
-def test_slices_hold_equal_shares_of_the_devices() -> None:
+def test_devices_per_slice() -> None:
     assert parse_topology("4xtpu7x-8").devices_per_slice == 8
 
 
@@ -75,26 +75,26 @@ def test_a_host_has_two_by_two_chips_unless_the_slice_is_smaller(
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("v6e", r"Write a cloud name \(v6e-8\), a chip grid"),
-        ("v6e-8x", r"Write a cloud name"),
-        ("", r"Write a cloud name"),
+        ("v6e", r"Use a cloud name \(v6e-8\), a chip grid"),
+        ("v6e-8x", r"Use a cloud name"),
+        ("", r"Use a cloud name"),
         ("v7e-8", r"unknown chip 'v7e'. Did you mean"),
-        ("v6e:0x4", r"every size is at least 1"),
-        ("0xv6e:2x4", r"every size is at least 1"),
-        ("v6e:2x2x2", r"gives 3 dimensions; v6e has 2. Write it like 'v6e:2x4'"),
+        ("v6e:0x4", r"Use sizes of at least 1"),
+        ("0xv6e:2x4", r"Use sizes of at least 1"),
+        ("v6e:2x2x2", r"has 3 dimensions; a v6e grid has 2. Write it like 'v6e:2x4'"),
         ("v4:2x2", r"Write it like 'v4:2x2x1'"),
         ("h100:2x4", r"Write it like 'h100:8'"),
-        ("v6e:3x4", r"does not divide into hosts of 2x2 chips. Use even sizes \(or 1\)"),
-        ("v6e-6", r"6 chips have no default grid. Give the grid itself, like 'v6e:4x4'"),
-        ("v4-7", r"use an even number"),
-        ("64xv6e:64x64", r"has 262144 devices; at most 65536"),
+        ("v6e:3x4", r"hosts of 2x2 chips do not divide the grid 3x4. Use even sizes or 1"),
+        ("v6e-6", r"6 chips have no default grid. Write the grid, like 'v6e:4x4'"),
+        ("v4-7", r"Use an even number"),
+        ("64xv6e:64x64", r"has 262144 devices. Use at most 65536"),
     ],
 )
-def test_a_slice_that_cannot_be_is_refused_with_the_remedy(text: str, remedy: str) -> None:
+def test_an_invalid_topology_is_refused_with_the_remedy(text: str, remedy: str) -> None:
     with pytest.raises(SpecError, match=remedy):
         parse_topology(text)
 
 
-def test_the_names_offered_as_examples_are_understood() -> None:
+def test_example_names_are_valid() -> None:
     for name in topology_names():
         assert parse_topology(name).n_devices >= 4

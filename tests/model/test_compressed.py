@@ -125,10 +125,10 @@ def test_scaling_is_for_layers_with_entries_alone(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ({"num_key_value_heads": 2}, "num_key_value_heads=2 is not supported.*Correct"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=2 must be 1.*Correct"),
         ({"compress_ratios": [4, 4]}, "'compress_ratios' must be 0, 4 or 128 for each of 5 layers"),
         ({"compress_ratios": [4, 4, 4, 4, 1]}, "'compress_ratios' must be 0, 4 or 128"),
-        ({"mlp_layer_types": ["dense"] * 5}, "'mlp_layer_types' must name one of hash_moe, moe"),
+        ({"mlp_layer_types": ["dense"] * 5}, "'mlp_layer_types' must list one of hash_moe, moe"),
         ({"scoring_func": "exp"}, "scoring_func='exp' is not supported. Supported: softmax"),
         ({"o_groups": 3}, "num_attention_heads=16 is not a multiple of o_groups=3"),
         ({"qk_rope_head_dim": 127}, "qk_rope_head_dim=127 must be even and at most 128"),

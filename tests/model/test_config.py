@@ -1,4 +1,4 @@
-"""Configs of the Hugging Face kind: what is read, what is assumed, what is refused."""
+"""Reading Hugging Face configs: values, defaults and refusals."""
 
 import json
 import urllib.error
@@ -25,7 +25,8 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.model.stored import model_as_dict, model_from_dict
 
-SHARED_CONFIGS = Path(__file__).parents[2] / "../shared/data/configs"
+# Published configs; SOURCES.md in this folder says where each file is from.
+PUBLISHED_CONFIGS = Path(__file__).parent / "data" / "configs"
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -38,12 +39,12 @@ LLAMA: dict[str, Any] = {
 
 
 def _model(**changes: Any) -> Model:
-    """The model of the small config; a change to None takes the key away."""
+    """The model of the small config with `changes`; None removes a key."""
     config = {key: value for key, value in (LLAMA | changes).items() if value is not None}
     return model_from_config(config, name="small", source="small.json")
 
 
-def test_a_config_with_the_least_keys_takes_the_defaults_of_transformers() -> None:
+def test_a_minimal_config_uses_the_defaults_of_transformers() -> None:
     assert _model() == Model(
         name="small",
         family=Family.LLAMA,
@@ -69,9 +70,9 @@ def test_a_config_with_the_least_keys_takes_the_defaults_of_transformers() -> No
 
 
 @pytest.mark.parametrize("key", LLAMA)
-def test_a_needed_key_that_is_missing_is_named(key: str) -> None:
+def test_a_missing_required_key_is_named(key: str) -> None:
     with pytest.raises(
-        SpecError, match=rf"small.json: the config has no '{key}'.*whole config.json"
+        SpecError, match=rf"small.json: the config has no '{key}'.*complete config.json"
     ):
         _model(**{key: None})
 
@@ -96,7 +97,7 @@ def test_a_needed_key_that_is_missing_is_named(key: str) -> None:
         ("tie_word_embeddings", 1, "'tie_word_embeddings' must be true or false"),
         ("model_type", ["llama"], "'model_type' must be a string"),
         ("model_type", "mamba", "model family 'mamba' is not supported. Supported: llama"),
-        ("hidden_act", "gelu", "hidden_act='gelu' is not supported; the programs have 'silu'"),
+        ("hidden_act", "gelu", "hidden_act='gelu' is not supported. Supported: 'silu'"),
         ("use_sliding_window", True, "Set it to false"),
         (
             "rope_scaling",
@@ -109,7 +110,7 @@ def test_a_needed_key_that_is_missing_is_named(key: str) -> None:
     ],
     ids=str,
 )
-def test_a_value_that_cannot_be_is_refused_by_its_key(key: str, value: Any, complaint: str) -> None:
+def test_an_invalid_value_is_refused_with_its_key(key: str, value: Any, complaint: str) -> None:
     with pytest.raises(SpecError) as caught:
         _model(**{key: value})
     assert str(caught.value).startswith("small.json: ")
@@ -133,7 +134,7 @@ LLAMA3_ROPE = {
     ],
     ids=["rope_type", "type, the old name", "rope_parameters of transformers 5"],
 )
-def test_old_and_new_names_of_rope_scaling_mean_the_same(keys: dict[str, Any]) -> None:
+def test_old_and_new_names_of_rope_scaling_are_equivalent(keys: dict[str, Any]) -> None:
     assert _model(**keys).attention.rope == Rope(
         theta=500_000.0, rope_type=RopeType.LLAMA3, factor=8.0, original_max_position=8192
     )
@@ -158,14 +159,14 @@ def test_families_differ_in_bias_and_norm(
     family: str, *, has_qkv_bias: bool, has_o_bias: bool, has_qk_norm: bool
 ) -> None:
     attention = _model(model_type=family).attention
-    found = (attention.has_qkv_bias, attention.has_o_bias, attention.has_qk_norm)
-    assert found == (has_qkv_bias, has_o_bias, has_qk_norm)
+    flags = (attention.has_qkv_bias, attention.has_o_bias, attention.has_qk_norm)
+    assert flags == (has_qkv_bias, has_o_bias, has_qk_norm)
 
 
 @pytest.mark.parametrize(
     ("family", "head_dim"), [("llama", 64 // 4), ("qwen2", 64 // 4), ("qwen3", 128)]
 )
-def test_a_head_is_a_share_of_the_hidden_width_except_in_qwen3(family: str, head_dim: int) -> None:
+def test_head_dim_defaults_to_hidden_over_heads_except_in_qwen3(family: str, head_dim: int) -> None:
     assert _model(model_type=family).attention.head_dim == head_dim
 
 
@@ -198,12 +199,12 @@ def test_an_id_is_found_in_any_case_and_without_its_owner(name: str) -> None:
         (b"{", "is not valid JSON"),
         (b"\xff\xfe\xfa", "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
-        (b"[1]", "must hold a JSON object, got list"),
+        (b"[1]", "must contain a JSON object, got list"),
         (b" " * (MAX_CONFIG_BYTES + 1), f"larger than {MAX_CONFIG_BYTES} bytes"),
     ],
     ids=["truncated", "not text", "nested too deep", "a list", "too large"],
 )
-def test_a_file_that_is_no_config_is_refused(
+def test_a_file_without_a_valid_config_is_refused(
     tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     path = tmp_path / "config.json"
@@ -227,7 +228,7 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("name", ["./no/such/folder", "missing.json", "~/model"])
-def test_a_path_that_is_not_there_is_not_looked_up_as_an_id(name: str) -> None:
+def test_a_missing_path_is_not_looked_up_as_an_id(name: str) -> None:
     with pytest.raises(SpecError, match=r"no config file at .* or a model id"):
         read_model(name)
 
@@ -241,13 +242,13 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_offline")
-def test_without_a_network_an_unknown_id_is_refused_with_the_nearest_and_the_remedy() -> None:
+def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
     with pytest.raises(SpecError) as caught:
         read_model("Qwen/Qwen3-33B")
     assert str(caught.value) == (
         "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-8B' or "
-        "'Qwen/Qwen3-4B'? Or give a config.json or a folder that has one. "
-        "The hub did not give it: <urlopen error Network is unreachable>."
+        "'Qwen/Qwen3-4B'? Or give a config.json or a folder with one. "
+        "Download from the Hub failed: <urlopen error Network is unreachable>."
     )
 
 
@@ -256,12 +257,14 @@ def test_the_catalog_needs_no_network() -> None:
     assert [read_model(name).name for name in CATALOG] == list(CATALOG)
 
 
-def test_a_name_that_is_no_id_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: asked.append(args))
+def test_a_name_without_owner_is_not_requested_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[Any] = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **_: requests.append(args))
     with pytest.raises(SpecError, match="unknown model 'llama'"):
         read_model("llama")
-    assert asked == []
+    assert requests == []
 
 
 class _Reply:
@@ -294,40 +297,34 @@ PUBLISHED_AS = {
     "Llama-3.3-70B-Instruct": "Llama-3.3-70B",
     "Llama-2-13b-hf": "Llama-2-13B",
 }
-OTHERS = {"qwen3_5_moe", "llama4", "deepseek"}  # families that the programs lack
+UNSUPPORTED = {"qwen3_5_moe", "llama4", "deepseek"}
 
 
-@pytest.mark.skipif(
-    not SHARED_CONFIGS.is_dir(), reason="the published configs are not beside the project"
-)
-def test_the_catalog_says_what_the_published_configs_say() -> None:
+def test_the_catalog_equals_the_published_configs() -> None:
     seen: set[str] = set()
-    for path in SHARED_CONFIGS.glob("*.json"):
-        if json.loads(path.read_text())["model_type"] in OTHERS:
+    for path in PUBLISHED_CONFIGS.glob("*.json"):
+        if json.loads(path.read_text())["model_type"] in UNSUPPORTED:
             continue
         short_name = path.stem.split("--")[1]
         published, entry = (
             read_model(str(path)),
             read_model(PUBLISHED_AS.get(short_name, short_name)),
         )
-        unsaid = {"max_position": published.max_position} if entry.max_position is None else {}
-        assert replace(entry, name=published.name, source=published.source, **unsaid) == published
+        missing = {"max_position": published.max_position} if entry.max_position is None else {}
+        assert replace(entry, name=published.name, source=published.source, **missing) == published
         seen.add(entry.name)
     without_config = {"deepseek-ai/DeepSeek-V3.1-Base", "deepseek-ai/DeepSeek-V4-Flash-Base"}
     assert seen == set(CATALOG) - without_config
 
 
-@pytest.mark.skipif(
-    not SHARED_CONFIGS.is_dir(), reason="the published configs are not beside the project"
-)
-def test_families_that_the_programs_lack_are_refused_by_name() -> None:
-    others = [
+def test_unsupported_families_are_refused_by_name() -> None:
+    paths = [
         path
-        for path in SHARED_CONFIGS.glob("*.json")
-        if json.loads(path.read_text())["model_type"] in OTHERS
+        for path in PUBLISHED_CONFIGS.glob("*.json")
+        if json.loads(path.read_text())["model_type"] in UNSUPPORTED
     ]
-    assert len(others) == len(OTHERS)
-    for path in others:
+    assert len(paths) == len(UNSUPPORTED)
+    for path in paths:
         with pytest.raises(SpecError, match=r"is not supported. Supported: llama, qwen2, qwen3"):
             read_model(str(path))
 
@@ -349,7 +346,7 @@ DEEPSEEK: dict[str, Any] = LLAMA | {
 }
 
 
-def test_a_deepseek_config_with_the_least_keys_takes_the_defaults_of_transformers() -> None:
+def test_a_minimal_deepseek_config_uses_the_defaults_of_transformers() -> None:
     model = model_from_config(DEEPSEEK, name="small", source="small.json")
     assert [layer.name for layer in model.layers] == ["full/dense"] * 3 + ["full/moe"]
     assert model.moe == MixtureOfExperts(
@@ -370,18 +367,18 @@ def test_a_deepseek_config_with_the_least_keys_takes_the_defaults_of_transformer
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not that of deepseek_v3"),
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not supported for deepseek_v3"),
         ({"topk_method": "greedy"}, "topk_method='greedy' is not supported for deepseek_v3"),
-        ({"n_group": 3}, "16 experts are not divisible by n_group=3"),
-        ({"topk_group": 5}, "4 experts a token cannot be chosen of 20"),
-        ({"num_experts_per_tok": 9}, "9 experts a token cannot be chosen of 8"),
-        ({"mlp_layer_types": ["dense"] * 3}, "'mlp_layer_types' must name one of dense, sparse"),
-        ({"mlp_layer_types": ["dense"] * 3 + ["wide"]}, "must name one of dense, sparse"),
+        ({"n_group": 3}, "n_group=3 does not divide 16 experts"),
+        ({"topk_group": 5}, "4 experts per token exceed the 20 available in 5 of 4 groups"),
+        ({"num_experts_per_tok": 9}, "9 experts per token exceed the 8 available in 2 of 4 groups"),
+        ({"mlp_layer_types": ["dense"] * 3}, "'mlp_layer_types' must list one of dense, sparse"),
+        ({"mlp_layer_types": ["dense"] * 3 + ["wide"]}, "must list one of dense, sparse"),
         ({"first_k_dense_replace": -1}, "'first_k_dense_replace' must be positive, got -1"),
         ({"kv_lora_rank": None}, "the config has no 'kv_lora_rank'"),
     ],
 )
-def test_experts_that_cannot_be_are_refused_by_their_key(
+def test_invalid_experts_are_refused_with_their_key(
     changes: dict[str, Any], complaint: str
 ) -> None:
     config = {k: v for k, v in (DEEPSEEK | changes).items() if v is not None}
@@ -390,6 +387,6 @@ def test_experts_that_cannot_be_are_refused_by_their_key(
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_a_stored_model_is_the_one_that_was_written(name: str) -> None:
+def test_a_stored_model_is_read_back_unchanged(name: str) -> None:
     model = read_model(name)
     assert model_from_dict(json.loads(json.dumps(model_as_dict(model)))) == model

@@ -106,7 +106,7 @@ def test_every_weight_has_a_part_of_a_checkpoint_tensor_of_its_own(name: str) ->
     outer = outer_weights(model, Plan())
     for layer in set(model.layers):
         weights = [*layer_weights(model, Plan(), layer), *outer]
-        parts = {(w.checkpoint, w.cut) for w in weights}
+        parts = {(w.checkpoint, w.columns) for w in weights}
         assert len(parts) == len({w.name for w in weights}) == len(weights)
         assert all(("{layer}" in w.checkpoint) == (w not in outer) for w in weights)
 

@@ -1,1 +1,1 @@
-"""Everything a user names: the model, the plan, the topology, the workload and the program."""
+"""What a user specifies: model, parallel plan, topology, workload and program."""

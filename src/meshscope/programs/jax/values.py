@@ -41,8 +41,8 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
             padding = [(0, 0)] * len(shape)
             padding[at] = (0, weight.shape[at] - shape[at])
             value = np.pad(value, padding)
-    cut = weight.cut
-    return value if cut is None else value[..., cut.start : cut.stop : cut.step]
+    columns = weight.columns
+    return value if columns is None else value[..., columns.start : columns.stop : columns.step]
 
 
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:

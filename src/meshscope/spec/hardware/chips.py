@@ -1,6 +1,6 @@
-"""What one chip can do at best; every figure cites where it was read.
+"""Published peak figures of chips, each with its source.
 
-Achieved rates are measurements and live in runs, never here.
+Achieved rates are measurements; runs and profiles hold them.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ HOPPER_SOURCE = "NVLink 450 GB/s one direction: an author of NCCL in NVIDIA/nccl
 
 
 class ChipKind(StrEnum):
-    """What sort of device a chip is; decides what can be done for it."""
+    """The type of accelerator."""
 
     TPU = "tpu"
     GPU = "gpu"
@@ -26,21 +26,22 @@ class ChipKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """Published peaks of one chip; None where nobody has published a figure."""
+    """Published peaks of one chip; None if no figure is published."""
 
     name: str
     kind: ChipKind
-    devices_per_chip: int  # what JAX lists: v4 and tpu7x show two devices a chip
+    devices_per_chip: int  # as listed by JAX
     n_grid_dims: int  # 2: a 2D torus, 3: a 3D torus, 1: no torus
     chips_per_host: int
     hbm_bytes: int | None
     hbm_bytes_per_s: float | None
     bf16_flops_per_s: float | None
     link_bytes_per_s: float | None  # one link, ONE direction
-    wraps_from: int | None  # an axis wraps around when its size is a multiple of this; of a 3D
-    # torus only when all three are: optical switches join whole cubes (same page)
+    # An axis wraps around if its size is a multiple of this. A 3D torus wraps only if all three
+    # sizes are: optical switches connect whole cubes (same page).
+    wraps_from: int | None
     source: str
-    clock_hz: float | None = None  # of the cores whose cycles the compiler counts
+    clock_hz: float | None = None  # clock of the cycles in the compiler's estimates
     die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
 
     @property
@@ -65,7 +66,7 @@ CHIPS: dict[str, Chip] = {
             wraps_from=4,
             source=SCALING_BOOK,
             die_bytes_per_s=6e11,  # half of the HBM rate: both cores use one HBM, and a copy is read and written
-            clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 units of 128x128 give the peak
+            clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 MXUs of 128x128 give the peak
         ),
         Chip(
             name="v5e",
@@ -79,7 +80,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=4.5e10,
             wraps_from=16,
             source=SCALING_BOOK,
-            clock_hz=1.5e9,  # with 4 matrix units of 128x128, two flops a cell and cycle, this is the published peak
+            clock_hz=1.5e9,  # 4 MXUs of 128x128 at 2 flops per cell and cycle give the published peak
         ),
         Chip(
             name="v5p",
@@ -90,12 +91,12 @@ CHIPS: dict[str, Chip] = {
             hbm_bytes=95 * GIB,
             hbm_bytes_per_s=2.8e12,
             bf16_flops_per_s=4.59e14,
-            # 1200 GB/s a chip, both directions, over six links. The book has 9e10, which measured
-            # gathers exceed: 3/4 x 131,072,000 B over one link in 983.4 us are 1.0e11 B/s.
+            # 1200 GB/s per chip, both directions, over six links. The book's 9e10 is below measured
+            # all-gathers: 3/4 x 131,072,000 B over one link in 983.4 us are 1.0e11 B/s.
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}",
-            clock_hz=1.75e9,  # with 8 matrix units of 128x128 on two cores, this is the published peak
+            clock_hz=1.75e9,  # 8 MXUs of 128x128 on two cores give the published peak
         ),
         Chip(
             name="v6e",
@@ -109,7 +110,7 @@ CHIPS: dict[str, Chip] = {
             link_bytes_per_s=9e10,
             wraps_from=16,
             source=SCALING_BOOK,
-            clock_hz=1.75e9,  # with 4 x 256x256 cells, this is 918e12 flops/s, the peak that an XPlane of a v6e states
+            clock_hz=1.75e9,  # 4 x 256x256 cells give 918e12 flops/s, the peak stated in XPlanes of v6e
         ),
         Chip(
             name="tpu7x",
@@ -120,12 +121,12 @@ CHIPS: dict[str, Chip] = {
             hbm_bytes=192 * GIB,
             hbm_bytes_per_s=7.38e12,
             bf16_flops_per_s=2.307e15,
-            # 1200 GB/s a chip, both directions, over the six links of a 3D torus.
+            # 1200 GB/s per chip, both directions, over the six links of a 3D torus.
             link_bytes_per_s=1e11,
             wraps_from=4,
             source=TPU7X_PAGE,
             die_bytes_per_s=6e11,  # six times an ICI link, by the same page
-            clock_hz=2.2e9,  # with 4 x 256x256 cells on each of two cores, this is the published peak
+            clock_hz=2.2e9,  # 4 x 256x256 cells on each of two cores give the published peak
         ),
         Chip(
             name="h100",
@@ -197,7 +198,7 @@ CHIP_ALIASES: dict[str, str] = {
 
 
 def chip_of(name: str) -> Chip:
-    """The chip of this name or alias; SpecError offers the nearest names."""
+    """The chip with this name or alias; SpecError suggests the nearest names."""
     key = CHIP_ALIASES.get(name.lower(), name.lower())
     if key not in CHIPS:
         raise SpecError(f"unknown chip '{name}'. {nearest(name, [*CHIPS, *CHIP_ALIASES])}")

@@ -1,4 +1,4 @@
-"""A slice: which chips, in which grid, on how many slices; parsed from the names that people use."""
+"""Slices of accelerators: chip, grid and number of slices, parsed from common names."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,9 @@ from math import prod
 from meshscope.errors import SpecError
 from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
 
-MAX_DEVICES = (
-    65_536  # larger than any slice that is sold; a typing mistake must not eat the machine
-)
+MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
-# Cloud names count chips for v5e and v6e, cores (two a chip) for the others.
+# Cloud names count chips for v5e and v6e, and cores (two per chip) for the others.
 # Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x" (accelerator types).
 _NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
 
@@ -23,7 +21,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """`n_slices` slices of chips in a grid; for CPU and GPU the grid is a count."""
+    """`n_slices` slices, each a `grid` of chips; for CPU and GPU the grid is a device count."""
 
     chip: Chip
     grid: tuple[int, ...]
@@ -42,16 +40,16 @@ class Topology:
 
     @property
     def n_devices(self) -> int:
-        """Devices as JAX lists them, over all slices."""
+        """Devices over all slices, as listed by JAX."""
         return self.n_chips * self.chip.devices_per_chip
 
     @property
     def devices_per_slice(self) -> int:
-        """Devices of one slice."""
+        """Devices per slice."""
         return self.n_devices // self.n_slices
 
     def crosses_slices(self, groups: Sequence[Sequence[int]]) -> bool | None:
-        """Whether a group of device ids spans slices, over DCN; None on a single slice."""
+        """Whether any group of device ids spans slices and uses DCN; None for a single slice."""
         if self.n_slices == 1:
             return None
         per_slice = self.devices_per_slice
@@ -59,25 +57,25 @@ class Topology:
 
     @property
     def host_bounds(self) -> tuple[int, int, int]:
-        """Chips of one host along x, y, z: 2x2x1, less where the slice is smaller than a host."""
+        """Chips of one host along x, y, z: 2x2x1, or less if the slice is smaller than a host."""
         sizes = [*self.grid, 1]
         return (min(2, sizes[0]), min(2, sizes[1]), 1)
 
 
 def parse_topology(text: str) -> Topology:
-    """The Topology of `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`."""
+    """Parse `v6e-8` (cloud name), `v6e:2x4` (chip grid), `2xv6e:4x4`, `cpu:8` or `h100:4`."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise SpecError(
-            f"topology '{text}' is not understood. Write a cloud name (v6e-8), a chip grid (v6e:2x4), "
-            "several slices (2xv6e:4x4), or a count of devices (cpu:8, h100:4)."
+            f"topology '{text}' is not a valid name. Use a cloud name (v6e-8), a chip grid (v6e:2x4), "
+            "several slices (2xv6e:4x4), or a device count (cpu:8, h100:4)."
         )
     chip = chip_of(match["chip"])
     sizes = tuple(int(s) for s in match["size"].split("x"))
     is_cloud_name = chip.kind is ChipKind.TPU and "x" not in match["size"]
     n_slices = int(match["slices"] or 1)
     if not all(sizes) or not n_slices:
-        raise SpecError(f"topology '{text}' has a size of 0; every size is at least 1.")
+        raise SpecError(f"topology '{text}' has a size of 0. Use sizes of at least 1.")
     grid = _grid_of_cloud_name(text, chip, sizes[0]) if is_cloud_name else sizes
     topology = Topology(chip=chip, grid=grid, n_slices=n_slices)
     _check(text, topology)
@@ -88,37 +86,37 @@ def _check(text: str, topology: Topology) -> None:
     chip, grid = topology.chip, topology.grid
     if topology.n_devices > MAX_DEVICES:
         raise SpecError(
-            f"topology '{text}' has {topology.n_devices} devices; at most {MAX_DEVICES} are supported."
+            f"topology '{text}' has {topology.n_devices} devices. Use at most {MAX_DEVICES}."
         )
     if len(grid) != chip.n_grid_dims:
         example = {1: f"{chip.name}:8", 2: f"{chip.name}:2x4", 3: f"{chip.name}:2x2x1"}[
             chip.n_grid_dims
         ]
         raise SpecError(
-            f"topology '{text}' gives {len(grid)} dimensions; {chip.name} has {chip.n_grid_dims}. "
+            f"topology '{text}' has {len(grid)} dimensions; a {chip.name} grid has {chip.n_grid_dims}. "
             f"Write it like '{example}'."
         )
     for size, host in zip(grid, topology.host_bounds, strict=False):
         if chip.kind is ChipKind.TPU and size % host:
             raise SpecError(
-                f"topology '{text}': the grid {'x'.join(map(str, grid))} does not divide into hosts of 2x2 chips. "
-                "Use even sizes (or 1)."
+                f"topology '{text}': hosts of 2x2 chips do not divide the grid {'x'.join(map(str, grid))}. "
+                "Use even sizes or 1."
             )
 
 
 def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
-    """The default chip grid behind a cloud name: as near to a cube (or square) as powers of two allow."""
+    """The default chip grid of a cloud name: the powers of two closest to a square or cube."""
     n_chips = count
     if chip.name in _NAMES_COUNT_CORES:
         if count % 2:
             raise SpecError(
-                f"topology '{text}': {chip.name} names count cores, two a chip; use an even number."
+                f"topology '{text}': {chip.name} names count cores, two per chip. Use an even number."
             )
         n_chips = count // 2
     if n_chips & (n_chips - 1):
         raise SpecError(
             f"topology '{text}': {n_chips} chips have no default grid. "
-            f"Give the grid itself, like '{chip.name}:{'x'.join(['4'] * chip.n_grid_dims)}'."
+            f"Write the grid, like '{chip.name}:{'x'.join(['4'] * chip.n_grid_dims)}'."
         )
     n_doublings = n_chips.bit_length() - 1
     if chip.n_grid_dims == 2:  # 8 chips are 2x4, 16 are 4x4
@@ -130,7 +128,7 @@ def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
 
 
 def topology_names() -> list[str]:
-    """Examples of names for help texts, one a chip."""
+    """Example names for help texts, one per chip."""
     return [
         f"{name}-8" if chip.kind is ChipKind.TPU else f"{name}:8" for name, chip in CHIPS.items()
     ]

@@ -1,4 +1,4 @@
-"""Model configs that come with meshscope, as Hugging Face config keys, each with where it was read."""
+"""Built-in model configs with Hugging Face config keys, each with its source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """A published config under the id of its model, and other ids that mean the same sizes."""
+    """A published config; `aliases` are ids of models with the same sizes."""
 
     name: str
     config: Mapping[str, Any]

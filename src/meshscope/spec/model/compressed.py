@@ -1,6 +1,6 @@
-"""Reads what a DeepSeek-V4 config says of its attention, layers, experts and hyper-connections.
+"""Reads attention, layers, experts and hyper-connections of a DeepSeek-V4 config.
 
-Source: transformers' DeepseekV4Config, whose defaults and older keys these are.
+Defaults and older keys are those of transformers' DeepseekV4Config.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.model.reader import ConfigReader, read_rope
 
-ROTATED_SHARE = 64 / 512  # of a head, where the config says neither a share nor a width
+ROTATED_SHARE = 64 / 512  # rotated fraction of a head if the config has neither fraction nor width
 COMPRESSED_THETA = 160_000.0
 N_HASH_LAYERS = 3
 KINDS = {
@@ -40,11 +40,11 @@ MLP_KINDS = {"hash_moe": MlpKind.HASH_MOE, "moe": MlpKind.MOE}
 
 
 def compressed_attention(reader: ConfigReader) -> CompressedAttention:
-    """The attention of all layers; which of its parts a layer has is said by the layer's kind."""
+    """The attention parameters of all layers; a layer's kind selects the parts it uses."""
     if reader.integer("num_key_value_heads", 1) != 1:
         raise SpecError(
-            f"{reader.source}: num_key_value_heads={reader.integer('num_key_value_heads')} is not "
-            "supported: all heads of deepseek_v4 share one key. Correct the config."
+            f"{reader.source}: num_key_value_heads={reader.integer('num_key_value_heads')} must be 1: "
+            "all heads of deepseek_v4 share one key. Correct the config."
         )
     head_dim = reader.integer("head_dim")
     rope, compressed_rope = _ropes(reader)
@@ -69,11 +69,11 @@ def compressed_attention(reader: ConfigReader) -> CompressedAttention:
 
 
 def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:
-    """The kind of each layer; lists may be longer than the model, as published ones are."""
+    """The kind of each layer; lists in published configs may be longer than the model."""
     n_hash = reader.count("num_hash_layers", N_HASH_LAYERS)
-    by_default = ["hash_moe"] * min(n_hash, n_layers) + ["moe"] * max(0, n_layers - n_hash)
+    default = ["hash_moe"] * min(n_hash, n_layers) + ["moe"] * max(0, n_layers - n_hash)
     mlp = _first(reader, "mlp_layer_types", n_layers).names(
-        "mlp_layer_types", n_layers, MLP_KINDS, by_default
+        "mlp_layer_types", n_layers, MLP_KINDS, default
     )
     attention = _attention_kinds(reader, n_layers)
     return tuple(
@@ -83,7 +83,7 @@ def compressed_layers(reader: ConfigReader, n_layers: int) -> tuple[Layer, ...]:
 
 
 def compressed_moe(reader: ConfigReader) -> MixtureOfExperts:
-    """The experts; the shared one is as wide as a routed one, however many the config counts."""
+    """The experts; the shared expert is as wide as one routed expert, whatever the config counts."""
     scoring = reader.text("scoring_func", Scoring.SQRT_SOFTPLUS.value)
     if scoring not in set(Scoring):
         raise SpecError(
@@ -118,7 +118,10 @@ def hyper_connections(reader: ConfigReader) -> HyperConnections:
 
 
 def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """`layer_types`, else `compress_ratios`, else two layers heavily compressed and then both in turn."""
+    """From `layer_types`, else `compress_ratios`, else the default pattern.
+
+    By default layers 0 to 2 are heavily compressed; then sparse and heavy layers alternate.
+    """
     if reader.config.get("layer_types") is None and reader.config.get("compress_ratios"):
         ratios = reader.integers("compress_ratios")[:n_layers]
         if len(ratios) != n_layers or not KIND_OF_RATIO.keys() >= set(ratios):
@@ -128,15 +131,13 @@ def _attention_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]
             )
         return [KIND_OF_RATIO[ratio] for ratio in ratios]
     _, sparse, heavy = KINDS
-    by_default = [sparse if index > 2 and index % 2 else heavy for index in range(n_layers)]
-    names = _first(reader, "layer_types", n_layers).names(
-        "layer_types", n_layers, KINDS, by_default
-    )
+    default = [sparse if index > 2 and index % 2 else heavy for index in range(n_layers)]
+    names = _first(reader, "layer_types", n_layers).names("layer_types", n_layers, KINDS, default)
     return [KINDS[name] for name in names]
 
 
 def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
-    """The config with this list cut to the model's layers."""
+    """The config with this list truncated to the model's layers."""
     values = reader.config.get(key)
     if not isinstance(values, list):
         return reader
@@ -144,7 +145,7 @@ def _first(reader: ConfigReader, key: str, n_layers: int) -> ConfigReader:
 
 
 def _rate(reader: ConfigReader, kind: str, older_key: str, default: int) -> int:
-    """Positions of one entry: a key of its own, as older configs have it, or in `compress_rates`."""
+    """Positions per entry, from the separate key of older configs or from `compress_rates`."""
     rates = _mapping(reader, "compress_rates")
     return reader.integer(older_key, ConfigReader(rates, reader.source).integer(kind, default))
 
@@ -158,10 +159,10 @@ def _rope_dim(reader: ConfigReader, head_dim: int) -> int:
 
 
 def _ropes(reader: ConfigReader) -> tuple[Rope, Rope]:
-    """Rotation of layers that see the window alone, and of the others.
+    """Rotary embeddings of window-only layers and of compressed layers.
 
-    Nested under `main` and `compress`, or flat: then scaling holds for the others alone, and their
-    YaRN leaves cosine and sine as they are.
+    The config nests them under `main` and `compress`, or is flat. In a flat config, scaling applies
+    to compressed layers only, and their YaRN does not scale cosine and sine.
     """
     nested = _mapping(reader, "rope_parameters")
     if isinstance(nested.get("main"), Mapping) and isinstance(nested.get("compress"), Mapping):

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face `config.json` into a Model; knows the key names, old and new."""
+"""Reads a Hugging Face `config.json`, with old or new key names, into a Model."""
 
 import json
 import os
@@ -33,17 +33,17 @@ from meshscope.spec.model.model import (
 from meshscope.spec.model.reader import ConfigReader, read_rope
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-QWEN3_HEAD_DIM = 128  # the default of transformers' Qwen3Config, whatever the hidden size
+QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
 
 def read_model(name: str) -> Model:
-    """The Model that `name` stands for: a config.json, a snapshot folder, or an id.
+    """The model with this name: the path of a config.json or snapshot folder, or a model id.
 
-    Ids are looked up in the built-in catalog first; another id of the form `owner/name` is fetched
-    from the Hugging Face hub when the network allows.
+    Ids are looked up in the built-in catalog; other ids of the form `owner/name` are fetched from
+    the Hugging Face Hub.
     """
     path = Path(name)
     if path.is_dir():
@@ -52,7 +52,7 @@ def read_model(name: str) -> Model:
         return model_from_config(_read_json(path), name=_display_name(path), source=str(path))
     if name.endswith(".json") or name.startswith((".", "/", "~")):
         raise SpecError(
-            f"no config file at '{path}'. Give a config.json, a folder that has one, or a model id."
+            f"no config file at '{path}'. Give a config.json, a folder with one, or a model id."
         )
     entry = _catalog_entry(name)
     if entry is not None:
@@ -61,7 +61,7 @@ def read_model(name: str) -> Model:
 
 
 def _catalog_entry(name: str) -> CatalogEntry | None:
-    """The entry of this id, in any case, with or without its owner."""
+    """The catalog entry of this id, case-insensitive, with or without the owner."""
     by_id = {
         key.lower(): entry for entry in CATALOG.values() for key in (entry.name, *entry.aliases)
     }
@@ -70,7 +70,7 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
-    """The Model that a config mapping describes; SpecError names the missing or unknown key."""
+    """The model described by a config; SpecError names the missing or unsupported key."""
     reader = ConfigReader(config, source)
     family = _family(reader)
     layers = _layers(reader, family)
@@ -78,7 +78,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     _refuse_sliding_window(reader, family)
     if reader.text("hidden_act", "silu") != "silu":
         raise SpecError(
-            f"{source}: hidden_act={config['hidden_act']!r} is not supported; the programs have 'silu'."
+            f"{source}: hidden_act={config['hidden_act']!r} is not supported. Supported: 'silu'."
         )
     return Model(
         name=name,
@@ -146,7 +146,7 @@ def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
 
 
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """The experts of a config; each family has its own names and its own routing."""
+    """The experts of a config; keys and routing depend on the family."""
     match family:
         case Family.DEEPSEEK_V4:
             return compressed_moe(reader)
@@ -157,7 +157,7 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
 
 
 def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
-    """Routed experts alone, weighted by softmax."""
+    """Routed experts with softmax scores and no shared experts."""
     is_qwen3 = family is Family.QWEN3_MOE
     moe = MixtureOfExperts(
         n_experts=reader.integer("num_experts" if is_qwen3 else "num_local_experts"),
@@ -190,8 +190,8 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
     scoring = Scoring.SOFTMAX if is_v2 else Scoring.SIGMOID
     if reader.text("scoring_func", scoring.value) != scoring:
         raise SpecError(
-            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not that of {family} "
-            f"in transformers, '{scoring}'. Correct the config."
+            f"{reader.source}: scoring_func={reader.config['scoring_func']!r} is not supported for {family}, "
+            f"which uses '{scoring}' in transformers. Correct the config."
         )
     is_limited = method != "greedy"
     ffn, n_shared = reader.integer("moe_intermediate_size"), reader.integer("n_shared_experts")
@@ -223,7 +223,7 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
 
 
 def _gpt_oss_attention(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """`layer_types`; sliding windows on every other layer, the first included, by default."""
+    """From `layer_types`; by default every other layer, starting with the first, is sliding."""
     kinds = {"sliding_attention": AttentionKind.SLIDING, "full_attention": AttentionKind.FULL}
     default = [list(kinds)[index % 2] for index in range(n_layers)]
     return [kinds[name] for name in reader.names("layer_types", n_layers, kinds, default)]
@@ -257,17 +257,17 @@ def _family(reader: ConfigReader) -> Family:
 
 
 def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
-    """Only gpt-oss has layers with a window; the others' windows were never switched on."""
+    """Raise SpecError for sliding windows, which only the gpt-oss programs implement."""
     has_window = family is Family.MIXTRAL and reader.config.get("sliding_window") is not None
     if has_window:
         raise SpecError(
             f"{reader.source}: sliding_window={reader.config['sliding_window']!r} is not supported for "
-            "mixtral. Set it to null to study the model with full attention."
+            "mixtral. Set it to null to use full attention."
         )
     if reader.boolean("use_sliding_window", default=False):
         raise SpecError(
             f"{reader.source}: use_sliding_window=true is not supported. "
-            "Set it to false to study the model with full attention."
+            "Set it to false to use full attention."
         )
 
 
@@ -283,14 +283,14 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 def _parse_json(text: bytes, origin: str) -> Mapping[str, Any]:
     if len(text) > MAX_CONFIG_BYTES:
         raise SpecError(
-            f"'{origin}' is larger than {MAX_CONFIG_BYTES} bytes: not a model's config.json."
+            f"'{origin}' is larger than {MAX_CONFIG_BYTES} bytes and no model config. Give a config.json."
         )
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"'{origin}' is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise SpecError(f"'{origin}' must hold a JSON object, got {type(config).__name__}.")
+        raise SpecError(f"'{origin}' must contain a JSON object, got {type(config).__name__}.")
     return config
 
 
@@ -299,10 +299,10 @@ def _display_name(path: Path) -> str:
 
 
 def _fetch_model(name: str) -> Model:
-    """The config of `owner/name` from the Hugging Face hub; SpecError when it cannot be had."""
+    """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable."""
     unknown = (
         f"unknown model '{name}'. {nearest(name, CATALOG)} "
-        "Or give a config.json or a folder that has one."
+        "Or give a config.json or a folder with one."
     )
     if name.count("/") != 1:
         raise SpecError(unknown)
@@ -318,5 +318,5 @@ def _fetch_model(name: str) -> Model:
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:  # noqa: S310  HUB is https
             text = reply.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:  # no network, no such model, or a gated one
-        raise SpecError(f"{unknown} The hub did not give it: {error}.") from error
+        raise SpecError(f"{unknown} Download from the Hub failed: {error}.") from error
     return model_from_config(_parse_json(text, url), name=name, source=url)

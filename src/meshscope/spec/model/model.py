@@ -1,4 +1,4 @@
-"""The architecture of a model: global sizes only, nothing of a mesh or a plan."""
+"""Model architecture: global sizes, independent of mesh and plan."""
 
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -7,7 +7,7 @@ from meshscope.errors import SpecError
 
 
 class Family(StrEnum):
-    """Model families that the programs implement; the value is `model_type` of the config."""
+    """Model families that the programs implement; values are the config's `model_type`."""
 
     LLAMA = "llama"
     QWEN2 = "qwen2"
@@ -34,7 +34,7 @@ class RopeType(StrEnum):
 class Rope:
     """Rotary position embedding; names as in `transformers.modeling_rope_utils`.
 
-    `is_interleaved` pairs channel 2i with 2i+1, as DeepSeek does; else i pairs with i + half.
+    `is_interleaved` pairs channel 2i with 2i+1 (DeepSeek), otherwise i with i + half.
     """
 
     theta: float
@@ -54,9 +54,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """Multi-head attention whose query heads share key and value heads in equal groups.
+    """Grouped-query attention.
 
-    `window` is how many positions a layer of kind `sliding` attends to, its own included.
+    `window` is the number of positions, including its own, that a query attends to in layers of
+    kind `sliding`.
     """
 
     n_heads: int
@@ -72,7 +73,7 @@ class GroupedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """The lightning indexer of sparse attention: which `top_k` positions a query attends to."""
+    """The lightning indexer of sparse attention, which selects `top_k` positions per query."""
 
     n_heads: int
     head_dim: int
@@ -81,10 +82,10 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2): keys and values are made of one cached latent.
+    """Multi-head latent attention (DeepSeek-V2): keys and values are projections of a cached latent.
 
-    The cache holds `kv_rank + rope_dim` numbers a position, whatever the number of heads.
-    `q_rank` is None where queries are made of the hidden state directly.
+    The cache holds `kv_rank + rope_dim` elements per position, independent of the number of heads.
+    `q_rank` is None if queries are projected from the hidden state directly.
     """
 
     n_heads: int
@@ -105,13 +106,13 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention:
-    """Attention to a window and to compressed entries of everything before (DeepSeek-V4).
+    """Attention over a window plus compressed entries of earlier positions (DeepSeek-V4).
 
-    All heads share one key, which is the value, too. A layer of kind `compressed_sparse` makes an
-    entry of every `sparse_rate` positions (and of those before) and attends to the indexer's choice;
-    one of kind `heavily_compressed` attends to all entries, of `heavy_rate` positions each. Heads go
-    out in `n_groups` groups, each through `group_rank` numbers. `rope` is that of layers that see
-    the window alone, `compressed_rope` that of the others.
+    All heads share one key, which is also the value. A `compressed_sparse` layer compresses every
+    `sparse_rate` positions (overlapping the previous ones) into an entry and attends to the entries
+    selected by the indexer. A `heavily_compressed` layer attends to all entries, of `heavy_rate`
+    positions each. The output projection has `n_groups` groups of heads with rank `group_rank`.
+    `rope` applies to window-only layers, `compressed_rope` to the others.
     """
 
     n_heads: int
@@ -133,9 +134,9 @@ Attention = GroupedAttention | LatentAttention | CompressedAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnections:
-    """A residual stream of `n_streams` parallel ones, mixed around every block (arXiv 2512.24880).
+    """`n_streams` parallel residual streams, mixed around every block (arXiv 2512.24880).
 
-    The mixture of streams is made doubly stochastic by `n_iterations` of Sinkhorn and Knopp.
+    `n_iterations` of Sinkhorn-Knopp make the mixing matrix doubly stochastic.
     """
 
     n_streams: int
@@ -144,12 +145,12 @@ class HyperConnections:
 
     @property
     def n_coefficients(self) -> int:
-        """Numbers that a block's mixing needs for a token: in, out, and from stream to stream."""
+        """Mixing coefficients per token and block: input, output and stream-to-stream."""
         return (2 + self.n_streams) * self.n_streams
 
 
 class Scoring(StrEnum):
-    """What makes the router's logits scores."""
+    """The function that maps router logits to scores."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -157,26 +158,29 @@ class Scoring(StrEnum):
 
 
 class GroupScore(StrEnum):
-    """By what a group of experts is chosen, where routing is limited to a few groups."""
+    """The score of a group of experts in group-limited routing."""
 
     MAX = "max"
     TOP2_SUM = "top2_sum"
 
 
 class Activation(StrEnum):
-    """The gate of an expert."""
+    """The activation of an expert."""
 
     SWIGLU = "swiglu"
-    LIMITED_SWIGLU = "limited_swiglu"  # DeepSeek-V4: both projections limited; shared experts, too
-    CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: limits, 1.702, and one added to the other factor
+    LIMITED_SWIGLU = (
+        "limited_swiglu"  # DeepSeek-V4: clamps both projections, also in shared experts
+    )
+    CLAMPED_SWIGLU = "clamped_swiglu"  # gpt-oss: clamps, scales by 1.702, adds one to the up factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOfExperts:
-    """Routed experts, `n_active` of `n_experts` for each token, and shared ones that see every token.
+    """Routed experts, `n_active` of `n_experts` per token, and shared experts for every token.
 
-    `ffn` is the width of one expert, `shared_ffn` of all shared experts together. Routing scores
-    all experts, keeps the best `n_active_groups` of `n_groups`, and takes the best of those.
+    `ffn` is the width of one expert, `shared_ffn` that of all shared experts together. Routing
+    scores all experts, keeps the best `n_active_groups` of `n_groups`, and picks the best experts
+    of those.
     """
 
     n_experts: int
@@ -184,19 +188,19 @@ class MixtureOfExperts:
     ffn: int
     shared_ffn: int | None
     scoring: Scoring
-    is_normalized: bool  # whether the scores of the chosen experts are scaled to sum to one
+    is_normalized: bool  # scores of the chosen experts are scaled to sum to one
     scale: float = 1.0
     n_groups: int = 1
     n_active_groups: int = 1
     group_score: GroupScore = GroupScore.MAX
-    has_correction_bias: bool = False  # added to the scores for the choice alone
-    has_bias: bool = False  # of router and experts
+    has_correction_bias: bool = False  # added to the scores for expert selection only
+    has_bias: bool = False  # router and experts have biases
     activation: Activation = Activation.SWIGLU
     activation_limit: float | None = None
 
 
 class AttentionKind(StrEnum):
-    """How far a layer's attention sees."""
+    """The attention pattern of a layer."""
 
     FULL = "full"
     SLIDING = "sliding"
@@ -205,23 +209,23 @@ class AttentionKind(StrEnum):
 
 
 class MlpKind(StrEnum):
-    """What follows a layer's attention."""
+    """The feed-forward block of a layer."""
 
     DENSE = "dense"
     MOE = "moe"
-    HASH_MOE = "hash_moe"  # a token's experts are those that a table has for its id
+    HASH_MOE = "hash_moe"  # experts are looked up by token id in a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What kind of layer one is: layers of one kind have the same program and weights' shapes."""
+    """The kind of a layer; layers of one kind share program and weight shapes."""
 
     attention: AttentionKind = AttentionKind.FULL
     mlp: MlpKind = MlpKind.DENSE
 
     @property
     def name(self) -> str:
-        """E.g. `full/moe`; a key of trees of weights."""
+        """Key of the kind in weight trees, e.g. `full/moe`."""
         return f"{self.attention}/{self.mlp}"
 
 
@@ -229,8 +233,8 @@ class Layer:
 class Model:
     """A decoder-only transformer.
 
-    `hidden` is the width of the residual stream, `ffn` that of the gated MLP of dense layers (None
-    when no layer is dense), `layers` the kind of each layer in order.
+    `hidden` is the width of the residual stream, `ffn` the width of the gated MLP in dense layers
+    (None without dense layers), and `layers` the kind of each layer in order.
     """
 
     name: str
@@ -244,29 +248,29 @@ class Model:
     has_tied_embeddings: bool
     has_mlp_bias: bool
     max_position: int | None
-    source: str  # where the config was read
+    source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
     hyper: HyperConnections | None = None
 
     def __post_init__(self) -> None:
-        """Sizes are positive, heads group evenly, and every kind of layer is described."""
+        """Check that sizes are positive and consistent."""
         for part in (self, self.attention, self.moe, self.hyper):
             for field in fields(part) if part is not None else ():
                 value = getattr(part, field.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                    raise SpecError(f"{self.source}: {field.name} must be positive, got {value}.")
+                    raise SpecError(f"{self.source}: {field.name}={value} must be positive.")
         if not self.layers:
-            raise SpecError(f"{self.source}: a model needs at least one layer.")
+            raise SpecError(f"{self.source}: the model has no layers. It needs at least one.")
         self._check_attention()
         self._check_experts()
 
     @property
     def n_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers."""
         return len(self.layers)
 
     def first(self, n_layers: int) -> "Model":
-        """The model cut to its first layers."""
+        """The model truncated to its first `n_layers` layers."""
         return replace(self, layers=self.layers[:n_layers])
 
     def _check_attention(self) -> None:
@@ -305,12 +309,12 @@ class Model:
             return
         if moe.n_experts % moe.n_groups:
             raise SpecError(
-                f"{self.source}: {moe.n_experts} experts are not divisible by n_group={moe.n_groups}. "
+                f"{self.source}: n_group={moe.n_groups} does not divide {moe.n_experts} experts. "
                 "Correct the config."
             )
         n_choices = moe.n_experts // moe.n_groups * moe.n_active_groups
         if moe.n_active_groups > moe.n_groups or moe.n_active > n_choices:
             raise SpecError(
-                f"{self.source}: {moe.n_active} experts a token cannot be chosen of {n_choices} "
-                f"({moe.n_active_groups} of {moe.n_groups} groups). Correct the config."
+                f"{self.source}: {moe.n_active} experts per token exceed the {n_choices} available in "
+                f"{moe.n_active_groups} of {moe.n_groups} groups. Correct the config."
             )

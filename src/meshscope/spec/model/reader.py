@@ -1,4 +1,4 @@
-"""Typed access to a config mapping; every complaint names file and key."""
+"""Typed access to a Hugging Face config; errors name the file and the key."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from meshscope.spec.model.model import Rope, RopeType
 
 
 class ConfigReader:
-    """Typed access to a config mapping; every complaint names file and key."""
+    """Typed access to a config mapping; errors name the file and the key."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
         self.config = config
@@ -19,13 +19,13 @@ class ConfigReader:
         if value is None:
             if default is None:
                 raise SpecError(
-                    f"{self.source}: the config has no '{key}'. Take the model's whole config.json."
+                    f"{self.source}: the config has no '{key}'. Use the model's complete config.json."
                 )
             return default
         return value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer, positive unless `minimum` allows less."""
+        """An integer of at least `minimum`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
@@ -34,7 +34,7 @@ class ConfigReader:
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """A positive integer; None where the config has none."""
+        """A positive integer, or None if absent."""
         return None if self.config.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -45,7 +45,7 @@ class ConfigReader:
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A number; None where the config has none."""
+        """A number, or None if absent."""
         return None if self.config.get(key) is None else self.number(key)
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -60,14 +60,14 @@ class ConfigReader:
         return default if self.config.get(key) is None else self.integer(key, minimum=0)
 
     def integers(self, key: str) -> list[int]:
-        """A list of integers; empty where the config has none."""
+        """A list of integers, empty if absent."""
         values = self.config.get(key) or []
         if not isinstance(values, list) or not all(type(value) is int for value in values):
             raise SpecError(f"{self.source}: '{key}' must be a list of integers, got {values!r}.")
         return values
 
     def names(self, key: str, n_names: int, known: Iterable[str], default: list[str]) -> list[str]:
-        """One of the known names for each layer."""
+        """A list of `n_names` names from `known`, one per layer."""
         values = self.config.get(key)
         if values is None:
             return default
@@ -78,7 +78,7 @@ class ConfigReader:
             or any(value not in known for value in values)
         ):
             raise SpecError(
-                f"{self.source}: '{key}' must name one of {', '.join(known)} for each of {n_names} layers."
+                f"{self.source}: '{key}' must list one of {', '.join(known)} for each of {n_names} layers."
             )
         return values
 
@@ -91,7 +91,7 @@ class ConfigReader:
 
 
 def read_rope(reader: ConfigReader) -> Rope:
-    """`rope_theta` with `rope_scaling`, or `rope_parameters` as transformers 5 writes them."""
+    """Read `rope_theta` and `rope_scaling`, or the `rope_parameters` of transformers 5."""
     merged = dict(reader.config)
     for key in ("rope_scaling", "rope_parameters"):
         parameters = reader.config.get(key) or {}

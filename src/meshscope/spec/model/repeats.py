@@ -1,16 +1,16 @@
-"""How the layers of a model repeat: what can be one loop body, and which layers it stands for."""
+"""Repeating patterns of layers: loop bodies and the layers they cover."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshscope.spec.model.model import Layer
 
-MAX_PERIOD = 4  # layers of one loop body; models alternate between two kinds
+MAX_PERIOD = 4  # layers per loop body; models alternate between two kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """Layers from `first` on: a body of the kinds in `body`, `times` over."""
+    """Layers from `first` on: the kinds in `body`, repeated `times` times."""
 
     first: int
     body: tuple[Layer, ...]
@@ -18,40 +18,41 @@ class Repeat:
 
     @property
     def n_layers(self) -> int:
-        """Layers that this stands for."""
+        """Layers covered by the loop."""
         return len(self.body) * self.times
 
     def layers_at(self, position: int) -> range:
-        """The layers that this position of the body stands for."""
+        """Indices of the layers at this position of the body."""
         return range(self.first + position, self.first + self.n_layers, len(self.body))
 
 
 def repeats_of(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
-    """The layers as loops, each as long as its pattern holds; a lone layer is a loop of one.
+    """Partition the layers into loops, each as long as its pattern repeats.
 
-    Where two patterns hold equally long the shorter body wins.
+    A layer without repetition is a loop of one. If two patterns cover equally many layers, the
+    shorter body wins.
     """
-    found: list[Repeat] = []
+    repeats: list[Repeat] = []
     start = 0
     while start < len(layers):
         best = max(
             (_repeat(layers, start, period) for period in range(1, MAX_PERIOD + 1)),
             key=lambda repeat: (repeat.n_layers, -len(repeat.body)),
         )
-        found.append(Repeat(first=first + start, body=best.body, times=best.times))
+        repeats.append(Repeat(first=first + start, body=best.body, times=best.times))
         start += best.n_layers
-    return tuple(found)
+    return tuple(repeats)
 
 
 def unrolled(layers: Sequence[Layer], *, first: int = 0) -> tuple[Repeat, ...]:
-    """The layers one after the other."""
+    """Each layer as a loop of one."""
     return tuple(
         Repeat(first=first + index, body=(layer,), times=1) for index, layer in enumerate(layers)
     )
 
 
 def _repeat(layers: Sequence[Layer], start: int, period: int) -> Repeat:
-    """The body of this length at `start`; a single layer where it does not repeat."""
+    """The loop of `period` layers at `start`; a single layer if the pattern does not repeat."""
     body = tuple(layers[start : start + period])
     times = 1
     while tuple(layers[start + times * period : start + (times + 1) * period]) == body:

@@ -1,4 +1,4 @@
-"""How families name the tensors of their experts in a Hugging Face checkpoint."""
+"""Tensor names in Hugging Face checkpoints that differ between families."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from meshscope.spec.model.model import Family
 
 
 def moe_block(family: Family) -> str:
-    """Where the router's tensors are, under the layer."""
+    """Prefix of the router's tensors within a layer."""
     match family:
         case Family.MIXTRAL:
             return "block_sparse_moe.gate."
@@ -19,7 +19,7 @@ def moe_block(family: Family) -> str:
 
 
 def expert_tensors(family: Family) -> Mapping[str, str]:
-    """The tensors of one expert, `{expert}`, by their role in the gated MLP."""
+    """Tensors of the expert `{expert}`, by role in the gated MLP."""
     match family:
         case Family.MIXTRAL:
             return _gated("block_sparse_moe.experts.{expert}.", ("w1", "w3", "w2"))
@@ -30,26 +30,26 @@ def expert_tensors(family: Family) -> Mapping[str, str]:
 
 
 def shared_tensors(family: Family) -> Mapping[str, str]:
-    """The tensors of the shared experts, by their role in the gated MLP."""
+    """Tensors of the shared experts, by role in the gated MLP."""
     if family is Family.DEEPSEEK_V4:
         return _gated("ffn.shared_experts.", ("w1", "w3", "w2"))
     return _gated("mlp.shared_experts.", ("gate_proj", "up_proj", "down_proj"))
 
 
 def norm_tensors(family: Family) -> tuple[str, str]:
-    """The norms before attention and before the MLP of a layer."""
+    """Tensors of the norms before attention and before the MLP."""
     if family is Family.DEEPSEEK_V4:
         return "attn_norm.weight", "ffn_norm.weight"
     return "input_layernorm.weight", "post_attention_layernorm.weight"
 
 
 def head_tensor(family: Family) -> str:
-    """The output head."""
+    """Tensor of the output head."""
     return "head.weight" if family is Family.DEEPSEEK_V4 else "lm_head.weight"
 
 
 def correction_tensor(family: Family) -> str:
-    """The router's correction, under the router."""
+    """Tensor of the router's correction bias, within the router."""
     return "bias" if family is Family.DEEPSEEK_V4 else "e_score_correction_bias"
 
 

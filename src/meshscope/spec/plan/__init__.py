@@ -1,1 +1,1 @@
-"""What a user asks for: model, parallel plan, slice, workload and program."""
+"""The parallel plan and what follows from it: mesh, weights, caches, stages, dispatch, kernels."""

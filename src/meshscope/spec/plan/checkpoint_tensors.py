@@ -43,8 +43,8 @@ def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...
     is_flat = len(tensor) < 2 and (weight.is_transposed or Dim.VOCAB in weight.dims)
     own = [*tensor[:-2], tensor[-1], tensor[-2]] if weight.is_transposed and not is_flat else tensor
     shape = list(weight.shape)
-    if weight.cut is not None:
-        shape[-1] = weight.cut.whole
+    if weight.columns is not None:
+        shape[-1] = weight.columns.whole
     for at, dim in enumerate(weight.dims):
         n_heads = prod(own) // (prod(shape) // shape[at])
         if dim is Dim.KV_HEADS and n_heads and shape[at] % n_heads == 0:

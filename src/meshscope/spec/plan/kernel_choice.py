@@ -50,7 +50,7 @@ CUDNN_HEAD_DIM_STEP = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """The way that one part of the program takes: a kernel, or none for a reason."""
 
     kernel: Kernel | None = None
@@ -64,9 +64,9 @@ class Choice:
 class KernelChoices:
     """The way of each part that has a kernel somewhere; None where the model lacks the part."""
 
-    prefill_attention: Choice
-    decode_attention: Choice
-    experts: Choice | None
+    prefill_attention: KernelChoice
+    decode_attention: KernelChoice
+    experts: KernelChoice | None
 
     @property
     def has_expert_kernel(self) -> bool:
@@ -112,7 +112,7 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
         prefill = _choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload))
     return KernelChoices(
         prefill_attention=prefill,
-        decode_attention=Choice(reason=common or _decode_reason(model)),
+        decode_attention=KernelChoice(reason=common or _decode_reason(model)),
         experts=None
         if model.moe is None
         else _choice(Kernel.RAGGED_DOT, common or _experts_reason(form)),
@@ -124,8 +124,8 @@ def splash_block(prompt: int) -> int | None:
     return next((size for size in SPLASH_BLOCKS if prompt % size == 0), None)
 
 
-def _choice(kernel: Kernel, reason: str | None) -> Choice:
-    return Choice(kernel=kernel) if reason is None else Choice(reason=reason)
+def _choice(kernel: Kernel, reason: str | None) -> KernelChoice:
+    return KernelChoice(kernel=kernel) if reason is None else KernelChoice(reason=reason)
 
 
 def _common_reason(kernels: Kernels, chip: ChipKind, workload: Workload) -> str | None:

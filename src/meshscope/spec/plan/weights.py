@@ -102,7 +102,7 @@ class Weight:
     shape: tuple[int, ...]
     checkpoint: str
     is_transposed: bool = False
-    cut: ColumnSlice | None = None
+    columns: ColumnSlice | None = None
     dtype: str | None = None
     is_vector: bool = False
 
@@ -168,7 +168,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class WeightBuilder:
     """Declares the weights of one part of a layer, whose tensors' names start with `base`."""
 
     base: str = "model.layers.{layer}."
@@ -180,7 +180,7 @@ class Declared:
         shape: tuple[int, ...],
         tensor: str,
         *,
-        cut: ColumnSlice | None = None,
+        columns: ColumnSlice | None = None,
         is_transposed: bool = True,
     ) -> Weight:
         """A matrix, [out, in] in the checkpoint."""
@@ -190,7 +190,7 @@ class Declared:
             shape=shape,
             checkpoint=self.base + tensor,
             is_transposed=is_transposed,
-            cut=cut,
+            columns=columns,
         )
 
     def vector(
@@ -200,7 +200,7 @@ class Declared:
         shape: tuple[int, ...],
         tensor: str,
         *,
-        cut: ColumnSlice | None = None,
+        columns: ColumnSlice | None = None,
     ) -> Weight:
         """A norm's scale or a bias."""
         return Weight(
@@ -208,7 +208,7 @@ class Declared:
             dims=dims,
             shape=shape,
             checkpoint=self.base + tensor,
-            cut=cut,
+            columns=columns,
             is_vector=True,
         )
 
@@ -216,7 +216,7 @@ class Declared:
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer's attention with the norm before it."""
     tensor = norm_tensors(model.family)[0]
-    norm = Declared().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
+    norm = WeightBuilder().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
     match model.attention:
         case GroupedAttention():
             return (norm, *_grouped_weights(model.hidden, model.attention, plan))
@@ -230,64 +230,64 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
 
 
 def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
-    declare = Declared(base="model.layers.{layer}.self_attn.")
+    builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
     n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
     heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
-    yield declare.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
-    yield declare.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
-    yield declare.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
-    yield declare.matrix("wo", (*heads, Dim.HIDDEN), (n, h, d), "o_proj.weight")
+    yield builder.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
+    yield builder.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
+    yield builder.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
+    yield builder.matrix("wo", (*heads, Dim.HIDDEN), (n, h, d), "o_proj.weight")
     if attention.has_qkv_bias:
-        yield declare.vector("bq", heads, (n, h), "q_proj.bias")
-        yield declare.vector("bk", kv_heads, (k, h), "k_proj.bias")
-        yield declare.vector("bv", kv_heads, (k, h), "v_proj.bias")
+        yield builder.vector("bq", heads, (n, h), "q_proj.bias")
+        yield builder.vector("bk", kv_heads, (k, h), "k_proj.bias")
+        yield builder.vector("bv", kv_heads, (k, h), "v_proj.bias")
     if attention.has_o_bias:
-        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+        yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
     if attention.has_qk_norm:
-        yield declare.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
-        yield declare.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
+        yield builder.vector("q_norm", (Dim.HEAD_DIM,), (h,), "q_norm.weight")
+        yield builder.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
     if attention.has_sinks:
-        yield declare.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+        yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
 
 
 def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
     """Heads are split over tp; what makes the latents is on every device."""
-    declare = Declared(base="model.layers.{layer}.self_attn.")
+    builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
     n, rank = attention.n_heads, attention.kv_rank
     latent = rank + attention.rope_dim
     if attention.q_rank is None:
         shape = (d, n, attention.qk_dim)
-        yield declare.matrix("wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_proj.weight")
+        yield builder.matrix("wq", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_proj.weight")
     else:
         q = attention.q_rank
-        yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "q_a_proj.weight")
+        yield builder.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "q_a_proj.weight")
         if attention.has_bias:
-            yield declare.vector("bq_a", (Dim.NORM,), (q,), "q_a_proj.bias")
-        yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_a_layernorm.weight")
+            yield builder.vector("bq_a", (Dim.NORM,), (q,), "q_a_proj.bias")
+        yield builder.vector("q_a_norm", (Dim.NORM,), (q,), "q_a_layernorm.weight")
         shape = (q, n, attention.qk_dim)
-        yield declare.matrix(
+        yield builder.matrix(
             "wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), shape, "q_b_proj.weight"
         )
-    yield declare.matrix("wkv_a", (Dim.HIDDEN, Dim.NORM), (d, latent), "kv_a_proj_with_mqa.weight")
+    yield builder.matrix("wkv_a", (Dim.HIDDEN, Dim.NORM), (d, latent), "kv_a_proj_with_mqa.weight")
     if attention.has_bias:
-        yield declare.vector("bkv_a", (Dim.NORM,), (latent,), "kv_a_proj_with_mqa.bias")
-    yield declare.vector("kv_a_norm", (Dim.NORM,), (rank,), "kv_a_layernorm.weight")
+        yield builder.vector("bkv_a", (Dim.NORM,), (latent,), "kv_a_proj_with_mqa.bias")
+    yield builder.vector("kv_a_norm", (Dim.NORM,), (rank,), "kv_a_layernorm.weight")
     whole = attention.nope_dim + attention.value_dim
     for name, start, stop in (
         ("w_uk", 0, attention.nope_dim),
         ("w_uv", attention.nope_dim, whole),
     ):
-        yield declare.matrix(
+        yield builder.matrix(
             name,
             (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM),
             (rank, n, stop - start),
             "kv_b_proj.weight",
-            cut=ColumnSlice(whole=whole, start=start, stop=stop),
+            columns=ColumnSlice(whole=whole, start=start, stop=stop),
         )
     shape = (n, attention.value_dim, d)
-    yield declare.matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), shape, "o_proj.weight")
+    yield builder.matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), shape, "o_proj.weight")
     if attention.has_bias:
-        yield declare.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
+        yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
     yield from _indexer_weights(d, attention)
 
 
@@ -297,27 +297,27 @@ def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
     if indexer is None:
         return
     assert attention.q_rank is not None
-    declare = Declared(base="model.layers.{layer}.self_attn.indexer.")
+    builder = WeightBuilder(base="model.layers.{layer}.self_attn.indexer.")
     n, h = indexer.n_heads, indexer.head_dim
     shape = (attention.q_rank, n, h)
-    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
-    yield declare.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (d, h), "wk.weight")
-    yield declare.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
-    yield declare.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
-    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+    yield builder.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield builder.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (d, h), "wk.weight")
+    yield builder.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
+    yield builder.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
+    yield builder.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
 
 
 def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) -> Iterator[Weight]:
     """Heads, and the groups in which they go out, are split over tp; all else is on every device."""
-    declare = Declared(base="model.layers.{layer}.attn.")
+    builder = WeightBuilder(base="model.layers.{layer}.attn.")
     n, h, q = attention.n_heads, attention.head_dim, attention.q_rank
     groups, rank = attention.n_groups, attention.group_rank
-    yield declare.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
-    yield declare.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
-    yield declare.matrix("wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), (q, n, h), "wq_b.weight")
-    yield declare.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
-    yield declare.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
-    yield declare.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
+    yield builder.matrix("wq_a", (Dim.HIDDEN, Dim.NORM), (d, q), "wq_a.weight")
+    yield builder.vector("q_a_norm", (Dim.NORM,), (q,), "q_norm.weight")
+    yield builder.matrix("wq_b", (Dim.HIDDEN, Dim.HEADS, Dim.HEAD_DIM), (q, n, h), "wq_b.weight")
+    yield builder.matrix("wkv", (Dim.HIDDEN, Dim.NORM), (d, h), "wkv.weight")
+    yield builder.vector("kv_norm", (Dim.NORM,), (h,), "norm.weight")
+    yield builder.vector("sinks", (Dim.HEADS,), (n,), "attn_sink")
     match layer.attention:
         case AttentionKind.COMPRESSED_SPARSE:
             yield from _entry_weights("entry_", "compressor.", d, attention.sparse_rate, (h, 2 * h))
@@ -327,32 +327,32 @@ def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) ->
         case _:
             pass
     out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
-    yield declare.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
+    yield builder.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
     out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
-    yield declare.matrix("wo_b", out, (groups, rank, d), "wo_b.weight")
+    yield builder.matrix("wo_b", out, (groups, rank, d), "wo_b.weight")
 
 
 def _entry_weights(
     prefix: str, base: str, d: int, rate: int, widths: tuple[int, int]
 ) -> Iterator[Weight]:
     """What makes an entry of `rate` positions; `widths` are those of an entry and of a position."""
-    declare = Declared(base="model.layers.{layer}.attn." + base)
+    builder = WeightBuilder(base="model.layers.{layer}.attn." + base)
     of_entry, of_position = widths
     shape = (d, of_position)
-    yield declare.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
-    yield declare.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
-    yield declare.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, of_position), "ape")
-    yield declare.vector(f"{prefix}norm", (Dim.NORM,), (of_entry,), "norm.weight")
+    yield builder.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
+    yield builder.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
+    yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, of_position), "ape")
+    yield builder.vector(f"{prefix}norm", (Dim.NORM,), (of_entry,), "norm.weight")
 
 
 def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[Weight]:
-    declare = Declared(base="model.layers.{layer}.attn.indexer.")
+    builder = WeightBuilder(base="model.layers.{layer}.attn.indexer.")
     n, h = attention.indexer.n_heads, attention.indexer.head_dim
     base = "indexer.compressor."
     yield from _entry_weights("index_", base, d, attention.sparse_rate, (h, 2 * h))
     shape = (attention.q_rank, n, h)
-    yield declare.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
-    yield declare.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+    yield builder.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
+    yield builder.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
 
 
 def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
@@ -360,11 +360,11 @@ def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
     hyper = model.hyper
     if hyper is None:
         return
-    declare, n = Declared(base=f"model.layers.{{layer}}.hc_{block}_"), hyper.n_coefficients
+    builder, n = WeightBuilder(base=f"model.layers.{{layer}}.hc_{block}_"), hyper.n_coefficients
     shape = (hyper.n_streams * model.hidden, n)
-    yield declare.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn")
-    yield declare.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
-    yield declare.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
+    yield builder.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn")
+    yield builder.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
+    yield builder.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
 
 
 def _collapse_weights(model: Model) -> Iterator[Weight]:
@@ -372,16 +372,16 @@ def _collapse_weights(model: Model) -> Iterator[Weight]:
     hyper = model.hyper
     if hyper is None:
         return
-    declare, n = Declared(base="model.hc_head.hc_"), hyper.n_streams
-    yield declare.matrix("collapse", (Dim.NORM, Dim.NORM), (n * model.hidden, n), "fn")
-    yield declare.vector("collapse_bias", (Dim.NORM,), (n,), "base")
-    yield declare.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
+    builder, n = WeightBuilder(base="model.hc_head.hc_"), hyper.n_streams
+    yield builder.matrix("collapse", (Dim.NORM, Dim.NORM), (n * model.hidden, n), "fn")
+    yield builder.vector("collapse_bias", (Dim.NORM,), (n,), "base")
+    yield builder.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
 
 
 def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     """The weights of what follows a layer's attention, with the norm before it."""
     tensor = norm_tensors(model.family)[1]
-    norm = Declared().vector("mlp_norm", (Dim.NORM,), (model.hidden,), tensor)
+    norm = WeightBuilder().vector("mlp_norm", (Dim.NORM,), (model.hidden,), tensor)
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
@@ -411,15 +411,15 @@ def shared_weights(model: Model) -> tuple[Weight, ...]:
 def _gated(
     d: int, f: int, prefix: str, tensors: Mapping[str, str], *, has_bias: bool = False
 ) -> Iterator[Weight]:
-    declare = Declared()
+    builder = WeightBuilder()
     for name in ("gate", "up"):
-        yield declare.matrix(f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), tensors[name])
-    yield declare.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), tensors["down"])
+        yield builder.matrix(f"{prefix}w_{name}", (Dim.HIDDEN, Dim.FFN), (d, f), tensors[name])
+    yield builder.matrix(f"{prefix}w_down", (Dim.FFN, Dim.HIDDEN), (f, d), tensors["down"])
     if has_bias:
         biases = {role: tensor.replace(".weight", ".bias") for role, tensor in tensors.items()}
         for name in ("gate", "up"):
-            yield declare.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), biases[name])
-        yield declare.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
+            yield builder.vector(f"{prefix}b_{name}", (Dim.FFN,), (f,), biases[name])
+        yield builder.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
 
 
 def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ...]:
@@ -429,19 +429,19 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
     """
     moe = model.moe
     assert moe is not None
-    declare = Declared(base="model.layers.{layer}." + moe_block(model.family))
+    builder = WeightBuilder(base="model.layers.{layer}." + moe_block(model.family))
     shape = (model.hidden, moe.n_experts)
-    weights = [declare.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
+    weights = [builder.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
     if has_table:
         shape = (model.vocab, moe.n_active)
-        table = declare.vector("router_table", (Dim.NORM, Dim.NORM), shape, "tid2eid")
+        table = builder.vector("router_table", (Dim.NORM, Dim.NORM), shape, "tid2eid")
         weights.append(replace(table, dtype="s32"))
     elif moe.has_correction_bias:
         tensor = correction_tensor(model.family)
         shape = (moe.n_experts,)
-        weights.append(declare.vector("router_correction", (Dim.NORM,), shape, tensor))
+        weights.append(builder.vector("router_correction", (Dim.NORM,), shape, tensor))
     if moe.has_bias:
-        weights.append(declare.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
+        weights.append(builder.vector("router_bias", (Dim.NORM,), (moe.n_experts,), "bias"))
     return tuple(weights)
 
 
@@ -454,43 +454,47 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
 
 
 def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
-    declare, d, f = Declared(), model.hidden, moe.ffn
+    builder, d, f = WeightBuilder(), model.hidden, moe.ffn
     tensors = expert_tensors(model.family)
     into, out = (Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN), (Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
     for name in ("gate", "up"):
-        yield declare.matrix(
+        yield builder.matrix(
             f"experts_w_{name}", (Dim.EXPERT, *into), (moe.n_experts, d, f), tensors[name]
         )
-    yield declare.matrix(
+    yield builder.matrix(
         "experts_w_down", (Dim.EXPERT, *out), (moe.n_experts, f, d), tensors["down"]
     )
 
 
 def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
     """gpt-oss: gate and up lie side by side, [E, D, 2F], and are not transposed."""
-    declare = Declared(base="model.layers.{layer}.mlp.experts.")
+    builder = WeightBuilder(base="model.layers.{layer}.mlp.experts.")
     n, d, f = moe.n_experts, model.hidden, moe.ffn
     for start, name in enumerate(("gate", "up")):
-        cut = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
-        yield declare.matrix(
+        columns = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
+        yield builder.matrix(
             f"experts_w_{name}",
             (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN),
             (n, d, f),
             "gate_up_proj",
-            cut=cut,
+            columns=columns,
             is_transposed=False,
         )
-        yield declare.vector(
-            f"experts_b_{name}", (Dim.EXPERT, Dim.EXPERT_FFN), (n, f), "gate_up_proj_bias", cut=cut
+        yield builder.vector(
+            f"experts_b_{name}",
+            (Dim.EXPERT, Dim.EXPERT_FFN),
+            (n, f),
+            "gate_up_proj_bias",
+            columns=columns,
         )
-    yield declare.matrix(
+    yield builder.matrix(
         "experts_w_down",
         (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN),
         (n, f, d),
         "down_proj",
         is_transposed=False,
     )
-    yield declare.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
+    yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
