@@ -246,9 +246,11 @@ def test_what_cannot_be_measured_is_refused(slice_name: str, plan: str, words: s
         )
 
 
-@pytest.mark.parametrize(("n_points", "told"), [(1, r"1\+0 +\? +\?"), (2, r"2\+0 +\d+% +\d+%")])
+@pytest.mark.parametrize(
+    ("n_points", "errors"), [(1, r"1\+0 +unknown +unknown"), (2, r"2\+0 +[\d.]+% +[\d.]+%")]
+)
 def test_a_line_through_its_only_point_tells_no_error(
-    n_points: int, told: str, tmp_path: Path
+    n_points: int, errors: str, tmp_path: Path
 ) -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     timed = timed_by(known(topology), topology, plan)
@@ -258,4 +260,4 @@ def test_a_line_through_its_only_point_tells_no_error(
     console = Console(width=120)
     with console.capture() as shown:
         console.print(*profile_text(published_profile(read, topology, source="here")))
-    assert re.search(told, shown.get())
+    assert re.search(errors, shown.get())

@@ -53,7 +53,7 @@ def test_a_dump_becomes_a_run(meshscope, dump: str) -> None:
     assert (run.path / "hlo" / dump).read_text() == DUMP
     assert [(row.part, row.payload_bytes) for row in run.rows] == [("attn", 2048), ("mlp", 2048)]
     assert "unattributed: none" in out
-    assert "prefill, 1 step a request" in out
+    assert "prefill, 1 step per request" in out
 
 
 def test_the_document_of_an_import_has_no_model_and_no_memory(meshscope, dump: str) -> None:
@@ -77,10 +77,10 @@ def test_two_imports_compare(meshscope, dump: str) -> None:
     for name, text in (("a", dump), ("b", dump), ("c", "other.txt")):
         meshscope("import", text, *TP8, "--out", name)
     verdicts = [meshscope("compare", "a", name).out.splitlines()[-2:] for name in ("b", "c")]
-    assert verdicts[0] == ["", "A = B, exactly"]
+    assert verdicts[0] == ["", "collectives: A = B, exactly"]
     assert verdicts[1] == [
-        "A and B differ",
-        "  prefill: 1 collective changed (0 B on the wire)",
+        "collectives: A and B differ",
+        "  prefill: 1 changed (0 B on the wire)",
     ]
 
 

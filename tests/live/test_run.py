@@ -92,7 +92,9 @@ def test_text_puts_the_sources_side_by_side(live) -> None:
     assert "every collective of every device is in it" in shown
     assert "TTFT" in shown
     assert "virtual devices share the cores" in shown
-    assert shown.rstrip().endswith("predicted = measured, exactly\ncompiled = measured, exactly")
+    assert shown.rstrip().endswith(
+        "collectives: predicted = measured, exactly\ncollectives: compiled = measured, exactly"
+    )
     compared = json.loads(
         meshscope("compare", str(live[0]), "--json", folder=live[0].parent).stdout
     )
@@ -116,7 +118,7 @@ def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Pa
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "carries 16-bit collectives out in float32" in done.stdout
-    assert "predicted = measured, exactly" in done.stdout
+    assert "collectives: predicted = measured, exactly" in done.stdout
 
 
 def test_hand_overs_of_a_pipeline_are_counted_too(config_file: Path, tmp_path: Path) -> None:

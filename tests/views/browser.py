@@ -1,4 +1,4 @@
-"""A headless Chromium that is spoken to over a pipe, by the DevTools protocol; no library is needed.
+"""Drives a headless Chromium over a pipe with the DevTools protocol, without any library.
 
 Source: chromedevtools.github.io/devtools-protocol; messages end with a zero byte.
 """
@@ -28,12 +28,12 @@ PATIENCE_S = 60
 
 
 def chromium() -> str | None:
-    """The path of a Chromium; None where there is none."""
+    """The path of a Chromium; None if none is installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One page of a headless Chromium; `events` are all that it told, in order."""
+    """One page of a headless Chromium; `events` are the received events in order."""
 
     def __init__(self, profile: Path, *, width: int = 1240, height: int = 900) -> None:
         path = chromium()
@@ -74,7 +74,7 @@ class Browser:
         os.close(self._read)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The answer of one command."""
+        """Sends a command and returns its result."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -97,22 +97,22 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression on the page."""
-        found = self.call(
+        answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def visit(self, path: Path, until: str) -> None:
-        """Opens a file and waits until the expression holds."""
+        """Opens a file and waits until the expression is true."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + PATIENCE_S
         while not self.ask(until):
-            assert time.monotonic() < end, f"'{until}' never came to hold"
+            assert time.monotonic() < end, f"'{until}' did not become true"
             time.sleep(0.05)
 
     def press(self, key: str, modifiers: int = 0) -> None:
-        """A key, pressed and let go; `modifiers` is 8 for shift."""
+        """Presses and releases a key; `modifiers` is 8 for Shift."""
         text = {"text": key} if len(key) == 1 else {}
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36}
         codes |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
@@ -129,7 +129,7 @@ class Browser:
 
     @property
     def requested(self) -> list[str]:
-        """Every address that the page asked for."""
+        """The URLs that the page requested."""
         return [
             event["params"]["request"]["url"]
             for event in self.events
@@ -138,6 +138,6 @@ class Browser:
 
     @property
     def complaints(self) -> list[dict[str, Any]]:
-        """What stands on the console, exceptions included."""
-        told = {"Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"}
-        return [event["params"] for event in self.events if event["method"] in told]
+        """Console messages and exceptions."""
+        methods = {"Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"}
+        return [event["params"] for event in self.events if event["method"] in methods]

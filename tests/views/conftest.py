@@ -1,4 +1,4 @@
-"""A small run for reports: predicted, and compiled with one finding of each sort."""
+"""A small run: predicted, and compiled with one difference of each verdict."""
 
 import sys
 from dataclasses import replace
@@ -13,7 +13,7 @@ from meshscope.spec.experiment_record import record_from_dict
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import Manifest, RunRecord
 
-sys.path.insert(0, str(Path(__file__).parent))  # page_parser and browser, which several tests share
+sys.path.insert(0, str(Path(__file__).parent))  # for page_parser and browser
 
 MEMORY = Memory(
     weights_bytes=2**30,

@@ -1,4 +1,4 @@
-"""A page as an HTML parser sees it: elements, texts, tables and data, without a browser."""
+"""Parses a report without a browser: elements, texts, tables and chart data."""
 
 import json
 from html.parser import HTMLParser
@@ -8,7 +8,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """The elements of a page in order, and what it carries."""
+    """The elements of a page in order, its texts, tables, scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -49,16 +49,16 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the charts are drawn from."""
+        """The data of the charts."""
         scripts = [attrs for tag, attrs in self.elements if tag == "script"]
         place = next(i for i, a in enumerate(scripts) if a.get("type") == "application/json")
         return json.loads(self.raw["script"][place])
 
     @property
     def text(self) -> str:
-        """All that a reader sees, blanks folded."""
+        """The visible text with whitespace collapsed."""
         return " ".join(" ".join(self.texts).split())
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
-        """Of every element of this name."""
+        """The attributes of every element with this tag."""
         return [attrs for name, attrs in self.elements if name == tag]

@@ -1,4 +1,4 @@
-"""Metrics of a run on a screen and as JSON: every metric is there, or says why it is not."""
+"""Metrics of a run as text and as JSON: every metric has values or a reason."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from meshscope.units import format_bytes
 from meshscope.views.metrics import metrics_document, metrics_text
 
 
-def told(run: RunRecord, width: int) -> str:
+def metrics_output(run: RunRecord, width: int) -> str:
     console = Console(file=StringIO(), width=width, highlight=False, markup=False, emoji=False)
     for part in metrics_text(run, console):
         console.print(part)
@@ -22,10 +22,8 @@ def told(run: RunRecord, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_every_metric_is_shown_or_its_absence_explained(
-    compiled_run: RunRecord, width: int
-) -> None:
-    text = told(compiled_run, width)
+def test_every_metric_is_shown_or_explained(compiled_run: RunRecord, width: int) -> None:
+    text = metrics_output(compiled_run, width)
     assert max(map(len, text.splitlines())) <= width
     for metric in METRICS:
         assert metric.title in " ".join(text.split())
@@ -36,9 +34,9 @@ def test_every_metric_is_shown_or_its_absence_explained(
 def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
     document = json.loads(json.dumps(metrics_document(compiled_run), allow_nan=False))
     assert list(document) == [*(metric.name for metric in METRICS), *ALIASES]
-    for found in document.values():
-        assert ("rows" in found) != ("reason" in found)
-        assert found["unit"]
+    for metric in document.values():
+        assert ("rows" in metric) != ("reason" in metric)
+        assert metric["unit"]
     assert {row["source"] for row in document["volume"]["rows"]} == {"predicted", "compiled"}
     assert "neither timed" in document["bandwidth"]["reason"]
 
@@ -46,8 +44,8 @@ def test_the_document_has_rows_or_a_reason(compiled_run: RunRecord) -> None:
 def test_an_empty_run_has_reasons_only(predicted_run: RunRecord) -> None:
     empty = replace(predicted_run, rows=(), memory={})
     document = metrics_document(empty)
-    assert {name for name, found in document.items() if "rows" in found} == set()
-    assert "the run has no collectives" in told(empty, 80)
+    assert {name for name, metric in document.items() if "rows" in metric} == set()
+    assert "the run has no collectives" in metrics_output(empty, 80)
 
 
 def test_every_metric_has_a_definition_and_a_source() -> None:
@@ -59,7 +57,9 @@ def test_every_metric_has_a_definition_and_a_source() -> None:
 
 def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: RunRecord) -> None:
     grid = [
-        line.split() for line in told(compiled_run, 80).splitlines() if line[:2] in {"0 ", "3 "}
+        line.split()
+        for line in metrics_output(compiled_run, 80).splitlines()
+        if line[:2] in {"0 ", "3 "}
     ]
     sent = sum(
         float(r.wire_bytes) * r.count
@@ -68,4 +68,4 @@ def test_a_small_traffic_matrix_is_a_grid_and_a_wide_one_a_list(compiled_run: Ru
     )
     assert grid[0] == ["0", *format_bytes(sent).split()]
     assert grid[1] == ["3", *format_bytes(sent).split()]
-    assert "from \\ to" not in told(compiled_run, 30)
+    assert "from \\ to" not in metrics_output(compiled_run, 30)

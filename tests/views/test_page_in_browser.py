@@ -1,4 +1,4 @@
-"""The page in a headless Chromium: charts are drawn, keys reach everything, and no host is asked."""
+"""The report in headless Chromium: charts, keyboard access, themes, and no network requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,9 +52,9 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     )  # fmt: skip
     path = folder / "report.html"
     path.write_text(page_html([replace(compiled_run, times=(step,))]), encoding="utf-8")
-    with Browser(folder / "profile") as found:
-        found.visit(path, READY)
-        yield found
+    with Browser(folder / "profile") as session:
+        session.visit(path, READY)
+        yield session
 
 
 def test_every_chart_is_drawn_with_marks(browser: Browser) -> None:
@@ -77,7 +77,7 @@ def test_tab_reaches_everything_in_order(browser: Browser) -> None:
     assert reached == list(range(n_focusable))
 
 
-def test_arrows_tell_each_mark_and_keys_zoom(browser: Browser) -> None:
+def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
     browser.ask("document.querySelector('figure svg').focus()")
     browser.press("ArrowRight")
     assert browser.ask("document.getElementById('tip').textContent") == (
@@ -95,7 +95,7 @@ def test_arrows_tell_each_mark_and_keys_zoom(browser: Browser) -> None:
     assert browser.ask(box) == whole
 
 
-def test_a_timeline_shows_a_shorter_stretch_when_zoomed(browser: Browser) -> None:
+def test_zooming_a_timeline_narrows_its_range(browser: Browser) -> None:
     browser.ask(
         "[...document.querySelectorAll('figure')].find(f => /Bursts/.test(f.textContent))"
         ".querySelector('svg').focus()"
@@ -104,10 +104,10 @@ def test_a_timeline_shows_a_shorter_stretch_when_zoomed(browser: Browser) -> Non
     every = browser.ask(ticks)
     for _ in range(5):
         browser.press("+")
-    found = browser.ask(ticks)
-    assert every[0] < found[0] <= found[-1] < every[-1]
+    zoomed = browser.ask(ticks)
+    assert every[0] < zoomed[0] <= zoomed[-1] < every[-1]
     browser.press("ArrowRight", modifiers=8)
-    assert browser.ask(ticks)[-1] >= found[-1]
+    assert browser.ask(ticks)[-1] >= zoomed[-1]
     browser.press("0")
     assert browser.ask(ticks) == every
 
@@ -118,9 +118,9 @@ def test_a_column_sorts_both_ways(browser: Browser) -> None:
     values = f"[...{table}.tBodies[0].rows].map(r => Number(r.cells[{column}].dataset.v))"
     for rising in (True, False):
         browser.ask(f"{table}.tHead.rows[0].cells[{column}].querySelector('button').click()")
-        found = browser.ask(values)
-        assert found == sorted(found, reverse=not rising)
-        assert len(set(found)) > 1
+        column_values = browser.ask(values)
+        assert column_values == sorted(column_values, reverse=not rising)
+        assert len(set(column_values)) > 1
 
 
 def test_light_dark_and_auto_follow_each_other(browser: Browser) -> None:
@@ -133,7 +133,7 @@ def test_light_dark_and_auto_follow_each_other(browser: Browser) -> None:
 
 @contextmanager
 def as_wide_as(browser: Browser, width: int) -> Iterator[None]:
-    """The page in a window of this width, drawn anew."""
+    """The page redrawn in a window of this width."""
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.call("Emulation.setDeviceMetricsOverride", **size)
     try:
@@ -156,7 +156,7 @@ def test_tables_fit_a_usual_window(browser: Browser) -> None:
     assert wide == []
 
 
-def test_names_in_the_roofline_stand_apart_and_inside(browser: Browser) -> None:
+def test_roofline_labels_do_not_overlap(browser: Browser) -> None:
     figure = "[...document.querySelectorAll('figure')].find(f => f.innerText.includes('Roofline'))"
     boxes = browser.ask(
         f"[...{figure}.querySelectorAll('svg text.value')].map(t => t.getBBox())"
@@ -168,11 +168,11 @@ def test_names_in_the_roofline_stand_apart_and_inside(browser: Browser) -> None:
         assert 0 <= left <= right <= whole
         assert bottom <= 296  # the scale below
         for other in boxes[:i]:
-            meets = left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
-            assert not meets
+            overlaps = left < other[2] and other[0] < right and top < other[3] and other[1] < bottom
+            assert not overlaps
 
 
-def test_paper_is_white_and_has_no_buttons(browser: Browser) -> None:
+def test_printed_pages_are_white_without_buttons(browser: Browser) -> None:
     browser.ask("document.documentElement.setAttribute('data-theme', 'dark')")
     browser.call("Emulation.setEmulatedMedia", media="print")
     try:
@@ -187,7 +187,7 @@ def test_paper_is_white_and_has_no_buttons(browser: Browser) -> None:
         browser.ask("document.documentElement.removeAttribute('data-theme')")
 
 
-def test_nothing_stands_on_the_console_and_no_host_was_asked(browser: Browser) -> None:
+def test_the_console_is_empty_and_no_host_is_contacted(browser: Browser) -> None:
     assert browser.complaints == []
     assert len(browser.requested) == 1
     assert browser.requested[0].startswith("file://")

@@ -1,4 +1,4 @@
-"""No character of a file or a user steers the terminal."""
+"""No character from a file or a user controls the terminal."""
 
 import unicodedata
 
@@ -8,7 +8,7 @@ from meshscope.views.plain import plain, short
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("bf16[8,1024]", "bf16[8,1024]"),
         ("[bold]x[/]", "[bold]x[/]"),
@@ -21,11 +21,11 @@ from meshscope.views.plain import plain, short
         (3, "3"),
     ],
 )
-def test_plain(text: object, shown: str) -> None:
-    assert plain(text) == shown
+def test_plain(text: object, escaped: str) -> None:
+    assert plain(text) == escaped
 
 
-def test_no_control_or_format_character_is_left() -> None:
+def test_every_control_and_format_character_is_escaped() -> None:
     text = plain("".join(map(chr, range(0x3000))))
     assert {unicodedata.category(c) for c in text} & {
         "Cc",

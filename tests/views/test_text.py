@@ -1,4 +1,4 @@
-"""Text for people: whole at any width, with and without colour."""
+"""Terminal output: complete at any width, with and without color."""
 
 import io
 import re
@@ -19,20 +19,20 @@ WIDTHS = (40, 80, 100, 200)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def console(width: int, *, colour: bool = False) -> Console:
+def console(width: int, *, color: bool = False) -> Console:
     return Console(
         file=io.StringIO(),
         width=width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
+        force_terminal=color,
+        color_system="standard" if color else None,
         highlight=False,
         markup=False,
         emoji=False,
     )
 
 
-def shown(run: RunRecord, width: int, *, colour: bool = False) -> str:
-    out = console(width, colour=colour)
+def run_output(run: RunRecord, width: int, *, color: bool = False) -> str:
+    out = console(width, color=color)
     with out.capture() as capture:
         for part in run_text(run, out):
             out.print(part)
@@ -58,7 +58,7 @@ request   batch 2, prompt 8, output 10; weights bf16, activations bf16, cache s8
 program   jax, manual partitioner, layers unrolled (--loop auto)
 versions  meshscope 0
 
-prefill, 1 step a request
+prefill, 1 step per request
 collective      array         part     layers  axis  groups  count  payload     wire
 ────────────────────────────────────────────────────────────────────────────────────
 all_reduce      bf16[2,8,64]  embed            tp    1 x 4       1  2.05 kB  3.07 kB
@@ -66,16 +66,16 @@ all_reduce      bf16[2,8,64]  attn     0-2     tp    1 x 4       3  2.05 kB  3.0
 reduce_scatter  bf16[2,8,64]  mlp      0-2     tp    1 x 4       3  2.05 kB  1.54 kB
 all_gather      bf16[2,512]   lm_head          tp    1 x 4       1  2.05 kB  1.54 kB
 
-decode, 9 steps a request
+decode, 9 steps per request
 """
 
 
 def test_a_prediction_as_text(predicted_run: RunRecord) -> None:
-    assert shown(predicted_run, 100).startswith(PREDICTED)
+    assert run_output(predicted_run, 100).startswith(PREDICTED)
 
 
 COMPILED_PREFILL_AT_80 = """\
-prefill, 1 step a request
+prefill, 1 step per request
 collective      part     axis    predicted  payload  verdict
 array           layers   groups   compiled     wire  remarks
 ────────────────────────────────────────────────────────────────
@@ -87,45 +87,45 @@ all_reduce      attn     tp              2  2.05 kB  equal
 bf16[2,8,64]    0, 2     1 x 4           2  3.07 kB  [1]
 reduce_scatter  attn     tp              1  2.05 kB  changed
 bf16[2,8,64]    1        1 x 4           1  3.07 kB  [3] [2] [1]
-reduce_scatter  mlp      tp              3  2.05 kB  costlier
+reduce_scatter  mlp      tp              3  2.05 kB  more bytes
 bf16[2,8,64]    0-2      1 x 4           3  3.07 kB  [4] [1] [5]
 all_gather      lm_head  tp              1  2.05 kB  equal
 bf16[2,512]              1 x 4           1  1.54 kB  [1]
   [1] Emitter/StrategyRing, 2 colors
-  [2] by the partitioner at meshscope/programs/decoder.py:7
+  [2] inserted by the partitioner at meshscope/programs/decoder.py:7
   [3] all_reduce -> reduce_scatter
-  [4] 1.54 kB on the wire would do
-  [5] as all-reduce
+  [4] expected 1.54 kB on the wire
+  [5] compiled as all-reduce
 
-decode, 9 steps a request
+decode, 9 steps per request
 """
 
 
-def test_predicted_stands_beside_compiled(compiled_run: RunRecord) -> None:
-    text = shown(compiled_run, 80)
+def test_predicted_and_compiled_counts_are_side_by_side(compiled_run: RunRecord) -> None:
+    text = run_output(compiled_run, 80)
     assert COMPILED_PREFILL_AT_80 in text
-    assert "predicted and compiled differ\n  prefill: 3 collectives costlier" in text
+    assert "collectives: predicted and compiled differ\n  prefill: 3 with more bytes" in text
 
 
-def test_totals_and_memory_stand_in_the_text(compiled_run: RunRecord) -> None:
-    lines = [line.split() for line in shown(compiled_run, 100).splitlines()]
+def test_the_text_has_totals_and_memory(compiled_run: RunRecord) -> None:
+    lines = [line.split() for line in run_output(compiled_run, 100).splitlines()]
     bytes_of_decode = ["2.05", "kB", "1.54", "kB", "9", "18.4", "kB", "13.8", "kB"]
     assert ["decode", "predicted", "1", *bytes_of_decode] in lines
-    assert ["temporary", "not", "known", "0.50", "GiB"] in lines
+    assert ["temporaries", "unknown", "0.50", "GiB"] in lines
     assert ["total", "at", "least", "1.50", "GiB", "2.00", "GiB"] in lines
-    assert ["fits", "not", "known", "yes"] in lines
+    assert ["fits", "unknown", "yes"] in lines
     assert ["unattributed:", "none"] in lines
 
 
-def words(run: RunRecord) -> list[str]:
-    found: list[str] = []
+def shown_words(run: RunRecord) -> list[str]:
+    words: list[str] = []
     for row in run.rows_of(run.manifest.source):
-        found += [
+        words += [
             row.kind,
             row.algorithm or "",
             f"{row.dtype}[{','.join(map(str, row.shape or ()))}]",
         ]
-    return found
+    return words
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -133,49 +133,53 @@ def test_nothing_is_wider_than_the_console_and_nothing_is_cut(
     compiled_run: RunRecord, width: int
 ) -> None:
     """Folded text, put together again column by column, has every word; here: no ellipsis at all."""
-    for text in (shown(compiled_run, width), compared(compiled_run, width)):
+    for text in (run_output(compiled_run, width), compared(compiled_run, width)):
         assert max(cell_len(line) for line in text.splitlines()) <= width
         assert "…" not in text
     if width >= 80:
-        text = shown(compiled_run, width)
-        assert [word for word in words(compiled_run) if word not in text] == []
+        text = run_output(compiled_run, width)
+        assert [word for word in shown_words(compiled_run) if word not in text] == []
 
 
 def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
-    wide = shown(compiled_run, 240)
+    wide = run_output(compiled_run, 240)
     assert "[1]" not in wide
     assert (
-        "costlier  1.54 kB on the wire would do; Emitter/StrategyRing, 2 colors; as all-reduce"
-        in wide
+        "more bytes  expected 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
+        "compiled as all-reduce" in wide
     )
 
 
-def test_colour_changes_nothing_but_colour(compiled_run: RunRecord) -> None:
-    coloured = shown(compiled_run, 100, colour=True)
-    stripped = [line.rstrip() for line in ANSI.sub("", coloured).splitlines()]
-    assert ANSI.search(coloured)
-    assert stripped == shown(compiled_run, 100).splitlines()
+def test_color_changes_only_color(compiled_run: RunRecord) -> None:
+    colored = run_output(compiled_run, 100, color=True)
+    stripped = [line.rstrip() for line in ANSI.sub("", colored).splitlines()]
+    assert ANSI.search(colored)
+    assert stripped == run_output(compiled_run, 100).splitlines()
 
 
 def test_only_differences_are_compared_in_rows(compiled_run: RunRecord) -> None:
     text = compared(compiled_run, 80)
-    rows = re.findall(r" k?B  (equal|costlier|cheaper|changed|missing|extra)$", text, re.MULTILINE)
-    assert rows == ["extra", "changed", "costlier", "missing"]
-    assert "4 collectives equal in one step" in text
-    assert "by the partitioner at meshscope/programs/decoder.py:7" in text
+    rows = re.findall(
+        r" k?B  (equal|more bytes|fewer bytes|changed|missing|extra)$", text, re.MULTILINE
+    )
+    assert rows == ["extra", "changed", "more bytes", "missing"]
+    assert "4 collectives equal per step" in text
+    assert "inserted by the partitioner at meshscope/programs/decoder.py:7" in text
 
 
-def test_equal_looks_of_different_source_lines_are_one_line(predicted_run: RunRecord) -> None:
-    """The gathers of two weights of one shape stand on different lines of the program."""
+def test_rows_that_look_equal_are_merged(predicted_run: RunRecord) -> None:
+    """All-gathers of two weights of the same shape come from different source lines."""
     row = predicted_run.rows[0]
     rows = (replace(row, source_line="a.py:1"), replace(row, source_line="a.py:2", count=3))
-    lines = [line.split() for line in shown(replace(predicted_run, rows=rows), 100).splitlines()]
+    lines = [
+        line.split() for line in run_output(replace(predicted_run, rows=rows), 100).splitlines()
+    ]
     first = [line for line in lines if line[:1] == ["all_reduce"]]
     assert [line[7] for line in first] == ["4"]
 
 
-def test_hostile_strings_are_shown_as_they_are(predicted_run: RunRecord) -> None:
-    """Neither markup nor control characters of a file are obeyed."""
+def test_hostile_strings_are_escaped(predicted_run: RunRecord) -> None:
+    """Markup and control characters from a file have no effect."""
     evil = "[bold]x[/bold]\x1b[2J\x07:smile:"
     manifest = replace(
         predicted_run.manifest,
@@ -186,37 +190,37 @@ def test_hostile_strings_are_shown_as_they_are(predicted_run: RunRecord) -> None
         replace(row, axis=None, axis_reason=evil, algorithm=evil, source_line=evil)
         for row in predicted_run.rows
     )
-    text = shown(replace(predicted_run, manifest=manifest, rows=rows), 200)
+    text = run_output(replace(predicted_run, manifest=manifest, rows=rows), 200)
     assert not {"\x1b", "\x07"} & set(text)
     assert text.count("[bold]x[/bold]\\x1b[2J\\x07:smile:") >= 4
 
 
-def test_what_could_not_be_attributed_is_counted_with_its_reason(predicted_run: RunRecord) -> None:
+def test_unattributed_collectives_are_counted_with_their_reason(predicted_run: RunRecord) -> None:
     lost = replace(predicted_run.rows[0], phase=None, part=None, axis_reason="no scope", count=2)
-    text = shown(replace(predicted_run, rows=(lost,)), 100)
-    assert "unknown phase, 1 step a request" in text
+    text = run_output(replace(predicted_run, rows=(lost,)), 100)
+    assert "unknown phase, 1 step per request" in text
     assert "unattributed: 2 collectives, 4.1 kB payload\n  2 x no scope" in text
 
 
 def test_a_plan_without_collectives_says_so(predicted_run: RunRecord) -> None:
-    text = shown(replace(predicted_run, rows=()), 80)
+    text = run_output(replace(predicted_run, rows=()), 80)
     assert "prefill\nno collectives\n" in text
 
 
-def test_what_is_equal_in_all_three_is_not_listed_as_different(compiled_run: RunRecord) -> None:
-    """Also where compiled rows stand between predicted and measured ones."""
+def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord) -> None:
+    """Also for measured runs, whose tables show compiled counts between predicted and measured ones."""
     measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
     manifest = replace(compiled_run.manifest, source=Source.MEASURED)
     run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
 
     table = compared(run, 200, Source.MEASURED).split("decode, ")[0]
 
-    assert re.search(r"mlp +0-2 .* 3 +3 +3 .* costlier", table)
+    assert re.search(r"mlp +0-2 .* 3 +3 +3 .* more bytes", table)
     assert "lm_head" not in table
 
 
-def test_a_shape_that_the_compiler_does_not_tell_is_its_partners(compiled_run: RunRecord) -> None:
-    """A windowed einsum sends slices; how its whole array was written stands nowhere."""
+def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord) -> None:
+    """A windowed einsum sends slices; the HLO does not contain the shape of the full array."""
     rows = (
         replace(row, shape=None) if row.source is Source.COMPILED and row.part is Part.MLP else row
         for row in compiled_run.rows

@@ -25,7 +25,7 @@ from meshscope.sweep.planned import PlannedRun
 from meshscope.sweep.work import make_runs
 from meshscope.views.plain import plain
 from meshscope.views.sweep import Row, basis_lines, summary_frame, summary_row, summary_table
-from meshscope.views.tables import new_table
+from meshscope.views.tables import new_table, rich_table
 
 MAX_TOLD = 20  # faults or failures in one message; the others are counted
 
@@ -207,7 +207,7 @@ def _tell(
 
 def _results_table(planned: Sequence[PlannedRun], rows: dict[str, Row]) -> RenderableType:
     done = [one for one in planned if one.name in rows]
-    return summary_table([rows[one.name] for one in done], [one.told for one in done])
+    return rich_table(summary_table([rows[one.name] for one in done], [one.told for one in done]))
 
 
 def _count(folder: SweepFolder, states: dict[str, State]) -> str:

@@ -1,1 +1,1 @@
-"""Tables and metrics drawn for people."""
+"""Renders tables, metrics and charts as terminal text, HTML, notebooks and plots."""

@@ -1,4 +1,4 @@
-"""A profile as text: what was timed with nccl-tests' rates, and the lines through it with their errors."""
+"""A calibration profile as text: measured points with nccl-tests' bandwidths, fits and their errors."""
 
 from collections.abc import Iterator
 
@@ -6,89 +6,121 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.interconnect.profile import ChipProfile, FittedKind
-from meshscope.units import format_bytes, format_seconds
-from meshscope.views.tables import new_table
-from meshscope.views.words import UNKNOWN
+from meshscope.units import format_bytes
+from meshscope.views.model import (
+    CellValue,
+    Figure,
+    Unit,
+    ViewTable,
+    figure_column,
+    text_column,
+)
+from meshscope.views.tables import rich_table
+from meshscope.views.words import counted
 
 
 def profile_text(profile: ChipProfile) -> Iterator[RenderableType]:
-    """Conditions, points, fits, rates of one device."""
+    """The conditions, points, fits and rates of a profile."""
     yield Text(_conditions(profile))
     yield Text()
-    yield _points(profile)
+    yield rich_table(_points(profile))
     yield Text()
-    yield _fits(profile)
+    yield rich_table(_fits(profile))
     if profile.matrices or profile.memory:
         yield Text()
         yield Text(_rates(profile))
 
 
 def _conditions(profile: ChipProfile) -> str:
-    told = profile.conditions
+    conditions = profile.conditions
     plan = f", plan {profile.plan}" if profile.plan else ""
     lines = [f"{profile.topology}{plan}; {profile.constants.source}"]
-    if "n_cpus" in told:
-        lines.append(
-            f"{len(told['devices'])} devices, {told['n_cpus']} CPUs, {told['seconds']:.0f} s; "
-            + ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-        )
-    if told.get("n_left_out"):
-        lines.append(f"{told['n_left_out']} sizes were not begun: the budget of time was spent")
-    if told.get("n_skipped"):
-        lines.append(f"{told['n_skipped']} rows of the file are not among the points")
+    if "n_cpus" in conditions:
+        devices = counted(len(conditions["devices"]), "device")
+        versions = ", ".join(f"{name} {text}" for name, text in conditions["versions"].items())
+        cpus, seconds = counted(conditions["n_cpus"], "CPU"), f"{conditions['seconds']:.0f} s"
+        lines.append(f"{devices}, {cpus}, {seconds}; {versions}")
+    if conditions.get("n_left_out"):
+        lines.append(f"{counted(conditions['n_left_out'], 'size')} skipped: time budget exhausted")
+    if conditions.get("n_skipped"):
+        lines.append(f"{counted(conditions['n_skipped'], 'row')} of the file skipped")
     return "\n".join(lines)
 
 
-def _points(profile: ChipProfile) -> RenderableType:
-    table = new_table(
-        "collective", "axis", "devices", "payload", "time", "algbw", "busbw", n_words=2
+def _points(profile: ChipProfile) -> ViewTable:
+    points = sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"]))
+    return ViewTable(
+        columns=(
+            text_column("collective"),
+            text_column("axis"),
+            figure_column("devices"),
+            figure_column("payload", Unit.BYTES),
+            figure_column("time", Unit.SECONDS),
+            figure_column("algbw", Unit.BYTES_PER_S),
+            figure_column("busbw", Unit.BYTES_PER_S),
+        ),
+        rows=tuple(
+            (
+                point["kind"],
+                point["axis"],
+                point["group_size"],
+                point["payload_bytes"],
+                point["seconds"],
+                point["algbw_bytes_per_s"],
+                point["busbw_bytes_per_s"],
+            )
+            for point in points
+        ),
     )
-    for point in sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"])):
-        table.add_row(
-            point["kind"],
-            point["axis"],
-            str(point["group_size"]),
-            format_bytes(point["payload_bytes"]),
-            format_seconds(point["seconds"]),
-            f"{format_bytes(point['algbw_bytes_per_s'])}/s",
-            f"{format_bytes(point['busbw_bytes_per_s'])}/s",
-        )
-    return table
 
 
-def _fits(profile: ChipProfile) -> RenderableType:
+def _fits(profile: ChipProfile) -> ViewTable:
     is_memory = profile.constants.memory_bytes_per_s is not None
-    rate = "bytes moved" if is_memory else "of the peak"
-    table = new_table(
-        "fit", "devices", "floor", rate, "points", "median error", "largest", n_words=1
+    rate = (
+        figure_column("bytes moved", Unit.BYTES_PER_S)
+        if is_memory
+        else figure_column("of the peak", Unit.FRACTION)
     )
-    for fit in profile.fits:
-        reached = 1 / fit.inverse_bandwidth
-        table.add_row(
-            fit.kind or "all together",
-            str(fit.group_size) if fit.kind else "",
-            format_seconds(fit.latency_s),
-            f"{format_bytes(reached)}/s" if is_memory else f"{reached:.0%}",
-            f"{fit.n_fitted}+{fit.n_holdout}",
-            *_errors(fit),
-        )
-    return table
+    return ViewTable(
+        columns=(
+            text_column("fit"),
+            figure_column("devices"),
+            figure_column("latency", Unit.SECONDS),
+            rate,
+            figure_column("points"),
+            figure_column("median error", Unit.FRACTION),
+            figure_column("largest error", Unit.FRACTION),
+        ),
+        rows=tuple(_fit_cells(fit) for fit in profile.fits),
+    )
 
 
-def _errors(fit: FittedKind) -> tuple[str, str]:
-    """The median and the largest; a line through its only point has none that would tell anything."""
+def _fit_cells(fit: FittedKind) -> tuple[CellValue, ...]:
+    return (
+        fit.kind or "all kinds",
+        fit.group_size if fit.kind else "",
+        fit.latency_s,
+        1 / fit.inverse_bandwidth,
+        f"{fit.n_fitted}+{fit.n_holdout}",
+        *_errors(fit),
+    )
+
+
+def _errors(fit: FittedKind) -> tuple[CellValue, CellValue]:
+    """The median and the largest error; unknown for a fit through a single point."""
     if fit.n_fitted + fit.n_holdout == 1:
-        return UNKNOWN, UNKNOWN
-    return f"{fit.median_error_frac:.0%}", f"{fit.largest_error_frac:.0%}"
+        unknown = Figure(value=None, unit=Unit.FRACTION)
+        return unknown, unknown
+    return fit.median_error_frac, fit.largest_error_frac
 
 
 def _rates(profile: ChipProfile) -> str:
     lines = [
-        f"matrices {rate.n} x {rate.n}, {rate.dtype}: {rate.flops_per_s / 1e9:,.1f} GFLOP/s a device"
+        f"matmul {rate.n} x {rate.n}, {rate.dtype}: {rate.flops_per_s / 1e9:,.1f} GFLOP/s per device"
         for rate in profile.matrices
     ]
     lines += [
-        f"memory, {format_bytes(rate.array_bytes)}: {format_bytes(rate.bytes_per_s)}/s a device"
+        f"memory, {format_bytes(rate.array_bytes)}: {format_bytes(rate.bytes_per_s)}/s per device"
         for rate in profile.memory
     ]
-    return "\n".join([*lines, "all devices at once"])
+    return "\n".join([*lines, "all devices at the same time"])

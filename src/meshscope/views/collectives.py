@@ -1,4 +1,4 @@
-"""The collectives of one phase as a table: wide with everything in line, narrow with footnotes."""
+"""The collectives of a phase as a table, in the widest layout that fits the terminal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,32 +11,39 @@ from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
 from meshscope.events.collective import Collective
 from meshscope.units import format_bytes
-from meshscope.views.plain import short
-from meshscope.views.tables import add_column, new_table
-from meshscope.views.words import UNKNOWN, array_words, group_words, opcode_words, source_words
-
-STYLES: dict[Verdict, str] = {
-    Verdict.EQUAL: "green",
-    Verdict.MORE_BYTES: "yellow",
-    Verdict.FEWER_BYTES: "yellow",
-    Verdict.CHANGED: "bold red",
-    Verdict.MISSING: "bold red",
-    Verdict.EXTRA: "bold red",
-}
-
-MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
-
-# What `count`, `payload` and `wire` mean; printed below the tables.
-LEGEND = (
-    "groups: how many x devices in each, DCN where one spans slices. "
-    "count: times in one step on one device. payload: the whole array of one operation. "
-    "wire: what one device sends for it."
+from meshscope.views.model import (
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewColumn,
+    ViewTable,
+    figure_column,
+    text_column,
 )
+from meshscope.views.plain import short
+from meshscope.views.tables import add_column, cell_text, fits_console, new_table, rich_table
+from meshscope.views.words import (
+    array_text,
+    group_text,
+    short_source_line,
+    unusual_opcode,
+    verdict_label,
+)
+
+# The meaning of the columns, printed below the tables.
+LEGEND = (
+    "groups: number x devices of each; DCN marks groups that span slices. "
+    "count: executions per step on one device. payload: the full array of one operation. "
+    "wire: bytes that one device sends for it."
+)
+
+_STACKED = ("array", "layers", "groups", "wire")  # columns that narrow layouts put below another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLine:
-    """One line of the table; `counts` has one entry for each side that is shown."""
+    """One line of the table; `counts` has one entry for each compared side."""
 
     row: Collective
     layers: tuple[int, ...]
@@ -52,28 +59,28 @@ def lines_of_rows(rows: Iterable[Collective]) -> list[TableLine]:
             row=group.row,
             layers=group.layers,
             counts=(group.row.count,),
-            remarks=_own_remarks(group.row),
+            remarks=_row_remarks(group.row),
         )
         for group in grouped(rows)
     )
 
 
 def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
-    """Both sides of a comparison, each match one line with its verdict."""
+    """The matches of a comparison, each a line with the counts of both sides and its verdict."""
     return _merged(
         TableLine(
-            row=_shown(match),
+            row=_with_shape(match),
             layers=match.layers,
             counts=(match.count if match.left else None, match.count if match.right else None),
             verdict=match.verdict,
-            remarks=_remarks(match),
+            remarks=_match_remarks(match),
         )
         for match in matches
     )
 
 
-def _shown(match: Match) -> Collective:
-    """The row to show; where the right one does not tell its shape, with that of its partner."""
+def _with_shape(match: Match) -> Collective:
+    """The row to show; an unknown shape is taken from the left row."""
     row, left = match.shown, match.left
     if row.shape is None and left is not None:
         return replace(row, shape=left.shape)
@@ -81,43 +88,43 @@ def _shown(match: Match) -> Collective:
 
 
 def with_middle(lines: Iterable[TableLine], middle: Iterable[TableLine]) -> list[TableLine]:
-    """Lines with counts (left, right) as (left, middle, right); `middle` are those of (left, middle).
+    """Joins lines with counts (left, right) and (left, middle) into (left, middle, right).
 
-    What only the middle has stays, as a line of its own.
+    Lines that only the middle has are appended.
     """
-    counts = {_identity(line): line for line in middle}
+    remaining = {line_identity(line.row, line.layers): line for line in middle}
     joined: list[TableLine] = []
     for line in lines:
-        between = counts.pop(_identity(line), None)
+        partner = remaining.pop(line_identity(line.row, line.layers), None)
         left, right = line.counts
-        joined.append(replace(line, counts=(left, between.counts[1] if between else None, right)))
-    return [*joined, *(replace(line, counts=(*line.counts, None)) for line in counts.values())]
+        joined.append(replace(line, counts=(left, partner.counts[1] if partner else None, right)))
+    return [*joined, *(replace(line, counts=(*line.counts, None)) for line in remaining.values())]
 
 
-def _identity(line: TableLine) -> tuple[object, ...]:
-    row = line.row
-    place = (row.phase, row.stage, row.part, line.layers)
+def line_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...]:
+    """The fields that distinguish the lines of a table."""
+    place = (row.phase, row.stage, row.part, layers)
     return (*place, row.kind, row.axis, row.groups, row.dtype, row.shape)
 
 
 def _merged(lines: Iterable[TableLine]) -> list[TableLine]:
-    """Lines that look the same, such as the gathers of two equal weights, as one with both counts."""
+    """Lines that look the same become one with the sum of their counts."""
     members: dict[TableLine, list[TableLine]] = {}
     for line in lines:
-        members.setdefault(_look(line), []).append(line)
+        members.setdefault(_without_hidden_fields(line), []).append(line)
     return [replace(same[0], counts=_sum_counts(same)) for same in members.values()]
 
 
-def _look(line: TableLine) -> TableLine:
-    """The line without its counts and without what the table does not show of a row."""
-    shown = replace(
+def _without_hidden_fields(line: TableLine) -> TableLine:
+    """The line without its counts and without fields that the table does not show."""
+    row = replace(
         without_place(line.row), source_line=None, hlo_shape=None, inserted_by=None, opcode=None
     )
-    return replace(line, row=shown, counts=())
+    return replace(line, row=row, counts=())
 
 
 def _sum_counts(lines: Sequence[TableLine]) -> tuple[int | None, ...]:
-    """Counts of each side; None where no line has that side."""
+    """The count of each side; None if a line lacks that side."""
     sides = zip(*(line.counts for line in lines), strict=True)
     return tuple(
         None if None in counts else sum(count for count in counts if count is not None)
@@ -125,36 +132,74 @@ def _sum_counts(lines: Sequence[TableLine]) -> tuple[int | None, ...]:
     )
 
 
+def collectives_view(
+    lines: Sequence[TableLine], *, sides: Sequence[str], remarks: Sequence[str]
+) -> ViewTable:
+    """The table without empty columns. `sides` names the counts; `remarks` has a text per line."""
+    columns = (
+        text_column("collective"),
+        text_column("array"),
+        text_column("stage"),
+        text_column("part"),
+        text_column("layers"),
+        text_column("axis"),
+        text_column("groups"),
+        *(figure_column(side, key=f"count {side}") for side in sides),
+        figure_column("payload", Unit.BYTES),
+        figure_column("wire", Unit.BYTES),
+        text_column("verdict"),
+        text_column("remarks"),
+    )
+    rows = [_cells(line, remark) for line, remark in zip(lines, remarks, strict=True)]
+    kept = [i for i in range(len(columns)) if any(row[i] not in {"", None} for row in rows)]
+    return ViewTable(
+        columns=tuple(columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in rows),
+    )
+
+
+def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
+    row = line.row
+    wire_bytes = None if row.wire_bytes is None else float(row.wire_bytes)
+    return (
+        row.kind.value,
+        array_text(row),
+        "" if row.stage is None else str(row.stage),
+        row.part or UNKNOWN_LABEL,
+        layer_ranges(line.layers),
+        row.axis or UNKNOWN_LABEL,
+        group_text(row),
+        *line.counts,
+        Figure(value=row.payload_bytes, unit=Unit.BYTES),
+        Figure(value=wire_bytes, unit=Unit.BYTES),
+        "" if line.verdict is None else verdict_label(line.verdict),
+        remark,
+    )
+
+
 def collectives_table(
     lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
 ) -> RenderableType:
-    """The table of these lines in the first layout that the console is wide enough for.
-
-    Remarks stand in line, or else below as footnotes; if that is still too wide, two cells stand on
-    top of each other. `sides` names the counts.
-    """
-    wide = _flat(_cells(line, sides, "; ".join(line.remarks)) for line in lines)
-    if _fits(wide, console):
+    """The first layout that fits the console: remarks in line, as footnotes, or stacked columns."""
+    in_line = ["; ".join(line.remarks) for line in lines]
+    wide = rich_table(collectives_view(lines, sides=sides, remarks=in_line))
+    if fits_console(wide, console):
         return wide
     footnotes = Footnotes()
-    marked = [_cells(line, sides, footnotes.marks(line.remarks)) for line in lines]
-    flat = _flat(marked)
-    return Group(flat if _fits(flat, console) else _stacked(marked), *footnotes.lines())
-
-
-def _fits(table: Table, console: Console) -> bool:
-    unbounded = console.options.update(width=MAX_WIDTH)
-    return console.measure(table, options=unbounded).maximum <= console.width
+    marks = [footnotes.marks(line.remarks) for line in lines]
+    view = collectives_view(lines, sides=sides, remarks=marks)
+    flat = rich_table(view)
+    return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
 
 
 @dataclass(slots=True)
 class Footnotes:
-    """Texts that stand below a table, each once, with the marks that point to them."""
+    """The numbered texts below a table, each once."""
 
     texts: list[str] = field(default_factory=list[str])
 
     def marks(self, remarks: Iterable[str]) -> str:
-        """The marks of these texts, which are kept."""
+        """Adds the remarks and returns their marks: `[1] [3]`."""
         return " ".join(self._mark(remark) for remark in remarks)
 
     def _mark(self, remark: str) -> str:
@@ -163,7 +208,7 @@ class Footnotes:
         return f"[{self.texts.index(remark) + 1}]"
 
     def lines(self) -> list[Table]:
-        """The texts with their marks, for the terminal."""
+        """The footnotes for a terminal; empty without texts."""
         grid = Table.grid(padding=(0, 1))
         grid.add_column(justify="right")
         grid.add_column(overflow="fold")
@@ -172,112 +217,71 @@ class Footnotes:
         return [grid] if self.texts else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """A cell with the name of its column; the stacked layout puts `below` under the one before."""
-
-    column: str
-    text: str
-    below: bool = False
-    is_figure: bool = False
-    style: str = ""
-
-
-def _cells(line: TableLine, sides: Sequence[str], remark: str) -> list[_Cell]:
-    row = line.row
-    counts = zip(sides, line.counts, strict=True)
-    cells = [
-        _Cell(column="collective", text=row.kind),
-        _Cell(column="array", text=array_words(row), below=True),
-        _Cell(column="stage", text="" if row.stage is None else str(row.stage)),
-        _Cell(column="part", text=row.part or UNKNOWN),
-        _Cell(column="layers", text=layer_ranges(line.layers), below=True),
-        _Cell(column="axis", text=row.axis or UNKNOWN),
-        _Cell(column="groups", text=group_words(row), below=True),
-        *(
-            _Cell(column=side, text=_count(count), below=i > 0, is_figure=True)
-            for i, (side, count) in enumerate(counts)
-        ),
-        _Cell(column="payload", text=format_bytes(row.payload_bytes), is_figure=True),
-        _Cell(column="wire", text=format_bytes(row.wire_bytes), below=True, is_figure=True),
-    ]
-    if line.verdict is not None:
-        cells.append(_Cell(column="verdict", text=line.verdict, style=STYLES[line.verdict]))
-    return [*cells, _Cell(column="remarks", text=remark, below=line.verdict is not None)]
-
-
-def _count(count: int | None) -> str:
-    return "-" if count is None else f"{count:,}"
-
-
-def _flat(rows: Iterable[Sequence[_Cell]]) -> Table:
-    """Every cell in a column of its own; a column without any text is left out."""
-    found = list(rows)
-    kept = [i for i, column in enumerate(zip(*found, strict=True)) if any(c.text for c in column)]
-    return _drawn([[[row[i]] for i in kept] for row in found])
-
-
-def _stacked(rows: Sequence[Sequence[_Cell]]) -> Table:
-    """Two cells in each column, one below the other; stages and remarks only where there are some."""
-    stacks: list[list[list[_Cell]]] = []
-    told = {cell.column for row in rows for cell in row if cell.text}
-    for row in rows:
-        stacks.append([])
-        for cell in row:
-            if cell.column in {"stage", "remarks"} - told:
-                continue
-            if cell.below:
-                stacks[-1][-1].append(replace(cell, style="dim"))
-            else:
-                stacks[-1].append([cell])
-    return _drawn(stacks)
-
-
-def _drawn(rows: Sequence[Sequence[Sequence[_Cell]]]) -> Table:
+def _stacked(view: ViewTable) -> Table:
+    """The table with pairs of columns on top of each other."""
+    stacks = _stacks(view.columns)
     table = new_table()
-    for stack in rows[0]:
-        add_column(table, "\n".join(c.column for c in stack), is_figure=stack[0].is_figure)
-    for row in rows:
-        table.add_row(*(_stack_text(stack) for stack in row))
+    for stack in stacks:
+        labels = "\n".join(view.columns[i].label for i in stack)
+        add_column(table, labels, is_figure=view.columns[stack[0]].is_figure)
+    for row in view.rows:
+        table.add_row(*(_stack_text(view.columns, row, stack) for stack in stacks))
     return table
 
 
-def _stack_text(stack: Sequence[_Cell]) -> Text:
-    return Text("\n").join(Text(short(cell.text), cell.style) for cell in stack)
+def _stacks(columns: Sequence[ViewColumn]) -> list[list[int]]:
+    """Indices of the columns that share a place: the counts, and pairs such as part and layers."""
+    keys = [column.key for column in columns]
+    counts = [i for i, key in enumerate(keys) if key.startswith("count ")]
+    below = {keys.index(key) for key in _STACKED if key in keys} | set(counts[1:])
+    if "verdict" in keys and "remarks" in keys:
+        below.add(keys.index("remarks"))
+    starts = [i for i in range(len(columns)) if i not in below]
+    ends = [*starts[1:], len(columns)]
+    return [list(range(start, end)) for start, end in zip(starts, ends, strict=True)]
 
 
-def _own_remarks(row: Collective) -> tuple[str, ...]:
-    """The algorithm, and whatever the compiler did that the kind does not say."""
-    opcode = opcode_words(row)
+def _stack_text(
+    columns: Sequence[ViewColumn], row: Sequence[CellValue], stack: Sequence[int]
+) -> Text:
+    first, *below = (cell_text(columns[i], row[i]) for i in stack)
+    for text in below:
+        text.style = "dim"
+    return Text("\n").join([first, *below])
+
+
+def _row_remarks(row: Collective) -> tuple[str, ...]:
+    """The algorithm, and what the compiler did that the kind does not say."""
+    opcode = unusual_opcode(row)
     remarks = (
         row.algorithm,
-        f"as {opcode}" if opcode else None,
+        f"compiled as {opcode}" if opcode else None,
         "async" if row.is_async else None,
         row.axis_reason,
     )
     return tuple(short(remark) for remark in remarks if remark)
 
 
-def _remarks(match: Match) -> tuple[str, ...]:
-    notes = [match.note, _cost_remark(match)]
+def _match_remarks(match: Match) -> tuple[str, ...]:
+    notes = [match.note, _bytes_remark(match)]
     if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
         notes.append(_origin(match.shown))
-    return (*(short(note) for note in notes if note), *_own_remarks(match.shown))
+    return (*(short(note) for note in notes if note), *_row_remarks(match.shown))
 
 
 def _origin(row: Collective) -> str | None:
-    """Who put the operation there, and for which line of the program."""
+    """Who inserted the operation, and for which line of the program."""
     words = [
-        f"by the {row.inserted_by}" if row.inserted_by else "",
-        f"at {source_words(row.source_line)}" if row.source_line else "",
+        f"inserted by the {row.inserted_by}" if row.inserted_by else "",
+        f"at {short_source_line(row.source_line)}" if row.source_line else "",
     ]
     return " ".join(filter(None, words)) or None
 
 
-def _cost_remark(match: Match) -> str | None:
-    """What the left side sends, where the right one sends something else for the same meaning."""
+def _bytes_remark(match: Match) -> str | None:
+    """The wire bytes of the left side, if the right side differs in nothing else."""
     left, right = match.left, match.right
     if left is None or right is None or left.wire_bytes == right.wire_bytes:
         return None
     is_same = left.kind is right.kind and left.payload_bytes == right.payload_bytes
-    return f"{format_bytes(left.wire_bytes)} on the wire would do" if is_same else None
+    return f"expected {format_bytes(left.wire_bytes)} on the wire" if is_same else None

@@ -1,4 +1,4 @@
-"""The conditions of a run, printed above its figures: what was asked, of which slice, with what."""
+"""The conditions of a run: model, slice, plan, request, program and versions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,13 @@ from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.plain import short
+from meshscope.views.words import counted
 
-MAX_VALUE = 4000  # characters of a condition, such as the flags of a compiler
+MAX_VALUE = 4000  # characters of a condition, such as compiler flags
 
 
 def conditions(run: RunRecord) -> Table:
-    """One line a condition."""
+    """One line per condition."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -50,15 +51,16 @@ def _pairs(values: Mapping[str, Any], separator: str = "=") -> str:
 def _model(experiment: ExperimentRecord) -> str:
     if experiment.model is None:
         return ""
-    n_layers = "" if experiment.n_layers is None else f", {experiment.n_layers} layers"
+    n_layers = "" if experiment.n_layers is None else f", {counted(experiment.n_layers, 'layer')}"
     return f"{experiment.model_name}{n_layers}"
 
 
 def _slice(experiment: ExperimentRecord) -> str:
     if experiment.topology is None:
         return ""
-    sizes = f"{experiment.n_chips} chips, {experiment.n_devices} devices"
-    return f"{experiment.topology.name}, {sizes}"
+    counts = ((experiment.n_chips, "chip"), (experiment.n_devices, "device"))
+    known = [counted(n, noun) for n, noun in counts if n is not None]
+    return ", ".join([experiment.topology.name, *known])
 
 
 def _plan(experiment: ExperimentRecord) -> str:
@@ -87,12 +89,12 @@ def _program(experiment: ExperimentRecord) -> str:
         return f"{experiment.engine}'s conventions"
     if program is None:
         return ""
-    authors = f"{program.frontend}, {program.partitioner} partitioner"
+    frontend = f"{program.frontend}, {program.partitioner} partitioner"
     layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
-    across = ""
+    context = ""
     if "cp" in experiment.mesh:
-        across = f", {experiment.context or program.context} over cp"
-    return f"{authors}{layers} (--loop {program.loop}){across}{_microbatches(experiment)}"
+        context = f", {experiment.context or program.context} over cp"
+    return f"{frontend}{layers} (--loop {program.loop}){context}{_microbatches(experiment)}"
 
 
 def _kernels(experiment: ExperimentRecord) -> str:
@@ -105,8 +107,8 @@ def _kernels(experiment: ExperimentRecord) -> str:
 
 
 def _microbatches(experiment: ExperimentRecord) -> str:
-    """The number of micro-batches that prefill sends through the pipeline."""
+    """The number of microbatches in prefill, if the plan has a pipeline."""
     n = experiment.microbatches.get(Phase.PREFILL)
     if experiment.mesh.get("pp", 1) == 1 or n is None:
         return ""
-    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"
+    return f"; {n} microbatch{'es' if n > 1 else ''} in prefill"

@@ -28,7 +28,7 @@ from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.roofs import roofline_document
 from meshscope.views.times import time_document
-from meshscope.views.words import one_total, verdict_words
+from meshscope.views.words import one_total, verdict_sentence
 
 # Columns of the event table that a collective of all devices has no value for.
 NULL_COLUMNS = ("device",)
@@ -99,7 +99,7 @@ def comparison_document(
         "left": dict(left),
         "right": dict(right),
         "verdict": comparison.agreement.value,
-        "summary": verdict_words(comparison, left=left["name"], right=right["name"]),
+        "summary": verdict_sentence(comparison, left=left["name"], right=right["name"]),
         "rows": [_match(match) for match in comparison.matches],
         "differences": {
             _phase_key(phase): _phase_differences(comparison, phase) for phase in comparison.phases
@@ -118,7 +118,7 @@ def _source_verdict(run: RunRecord) -> dict[str, str] | None:
     if comparison is None:
         return None
     right = run.manifest.source.value
-    summary = verdict_words(comparison, left=Source.PREDICTED.value, right=right)
+    summary = verdict_sentence(comparison, left=Source.PREDICTED.value, right=right)
     return {"verdict": comparison.agreement.value, "summary": summary}
 
 

@@ -13,7 +13,7 @@ from meshscope.events.enums import Source
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
 from meshscope.views.model import joined
 from meshscope.views.plain import short
-from meshscope.views.words import count_words, phase_words, signed_bytes
+from meshscope.views.words import counted, phase_label, signed_bytes
 
 SAME_FRAC = 0.005  # relative difference below which two times count as the same
 MAX_PLACES = 3  # places named in one sentence
@@ -70,14 +70,14 @@ def _single_phase_sentence(change: PhaseChange, name: str, side: int) -> str:
     cost = change.costs[side]
     seconds = "" if cost is None else f", {format_seconds(cost.step_s)} (basis {cost.basis})"
     return (
-        f"{phase_words(change.phase)}: only {name} has this phase: "
-        f"{format_bytes(change.wire_bytes[side])} in {count_words(change.count[side])} "
+        f"{phase_label(change.phase)}: only {name} has this phase: "
+        f"{format_bytes(change.wire_bytes[side])} in {counted(change.count[side], 'collective')} "
         f"per step{seconds}."
     )
 
 
 def _phase_sentences(change: PhaseChange, left: str, right: str) -> Iterator[str]:
-    phase = phase_words(change.phase)
+    phase = phase_label(change.phase)
     yield f"{phase}: {_bytes_sentence(change, left, right)}"
     regrouped = [place for place in change.places if place.left.kinds != place.right.kinds]
     if regrouped:
@@ -92,9 +92,9 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     n_before, n_after = change.count
     if before == after:
         counts = (
-            f"each in {count_words(n_after)}"
+            f"each in {counted(n_after, 'collective')}"
             if n_before == n_after
-            else f"{right} in {count_words(n_after)} and {left} in {count_words(n_before)}"
+            else f"{right} in {counted(n_after, 'collective')} and {left} in {counted(n_before, 'collective')}"
         )
         return f"{right} and {left} send the same bytes per step, {format_bytes(after)}, {counts}."
     direction = "less" if after < before else "more"
@@ -103,7 +103,7 @@ def _bytes_sentence(change: PhaseChange, left: str, right: str) -> str:
     places = ", ".join(f"{_place(place)} {signed_bytes(place.wire_change)}" for place in changed)
     return (
         f"{right} sends {format_bytes(abs(after - before))} {direction} per step{share}, "
-        f"{format_bytes(after)} in {count_words(n_after)} instead of "
+        f"{format_bytes(after)} in {counted(n_after, 'collective')} instead of "
         f"{format_bytes(before)} in {n_before:,}: {places}."
     )
 
@@ -233,7 +233,7 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
         return f"A request takes the same time within {SAME_FRAC:.1%}: {seconds}."
     faster, slower = (right, left) if right_s < left_s else (left, right)
     phases = ", ".join(
-        f"{phase_words(change.phase)} {_signed(change.request_change_s or 0.0)}"
+        f"{phase_label(change.phase)} {_signed(change.request_change_s or 0.0)}"
         for change in explanation.changes
     )
     return (

@@ -1,7 +1,8 @@
-"""The metrics of a run as tables for people, and as the values that --json prints."""
+"""The metrics of a run as tables for a terminal, and as the document of --json."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -10,21 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.catalog import ALIASES, METRICS, Result, metrics_of
-from meshscope.analysis.intervals import SECONDS
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
-from meshscope.events.enums import Phase
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
-from meshscope.views.cells import column_words, figure_words
+from meshscope.views.model import (
+    UNKNOWN_LABEL,
+    UNKNOWN_PHASE_LABEL,
+    ViewColumn,
+    ViewTable,
+    format_cell,
+    metric_table,
+)
 from meshscope.views.plain import short
-from meshscope.views.tables import add_column, new_table
+from meshscope.views.tables import add_column, fits_console, new_table, rich_table
 
-UNKNOWN_PHASE = "unknown phase"
-MAX_ROWS = 24  # of one table on a screen; --json has them all
-MAX_WORDS = 60  # characters of a text in a cell
-_PLACED = ("up", "down", "window")  # with bursts and gaps: lengths in the unit of their rows
-_BESIDES = (
+MAX_ROWS = 24  # per table on a terminal; --json prints all rows
+MAX_TEXT = 60  # characters of a text cell
+# Columns that a narrow terminal omits, by how their names begin.
+_SECONDARY = (
     "request_",
     "min_",
     "max_",
@@ -39,14 +44,13 @@ _BESIDES = (
     "measured_dur",
     "dur_busbw",
     "algbw_",
-)  # columns that a narrow terminal goes without
-MAX_WIDTH = 10_000  # wider than any terminal: how wide a table would be if it could
+)
 
 
 def metrics_document(run: RunRecord) -> dict[str, Any]:
-    """Every metric by its name: its unit and its rows, or the reason why it is not known."""
-    found = metrics_of(metric_inputs(run))
-    documents = {m.name: _document(m.unit, found[m.name]) for m in METRICS}
+    """Every metric by name: its unit and rows, or the reason why it is unavailable."""
+    results = metrics_of(metric_inputs(run))
+    documents = {m.name: _document(m.unit, results[m.name]) for m in METRICS}
     return documents | {alias: documents[name] for alias, name in ALIASES.items()}
 
 
@@ -57,7 +61,7 @@ def _document(unit: str, result: Result) -> dict[str, Any]:
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A number that is none has no form in JSON: it is unknown."""
+    """The row with NaN and infinities as null: JSON has no form for them."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
@@ -65,145 +69,117 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
-    """A table for each metric of the run's strongest source, then what is not known and why."""
-    unknown: dict[str, list[str]] = {}
-    found = metrics_of(metric_inputs(run))
+    """A table for each metric of the run's strongest source, then the unavailable ones with reasons."""
+    unavailable: dict[str, list[str]] = {}
+    results = metrics_of(metric_inputs(run))
     for metric in METRICS:
-        result = found[metric.name]
+        result = results[metric.name]
         if isinstance(result, Unavailable):
-            unknown.setdefault(result.reason, []).append(metric.title)
+            unavailable.setdefault(result.reason, []).append(metric.title)
             continue
         yield Text.assemble((metric.title, "bold"), (f"  {metric.name}", "dim"))
-        own = _of_strongest(result, run)
-        grids = list(_grids(own, console)) if metric.name == "traffic_matrix" else []
-        yield from grids or _tables(own, console)
+        frame = _of_strongest(result, run)
+        grids = list(_grids(frame, console)) if metric.name == "traffic_matrix" else []
+        yield from grids or _tables(metric.name, frame, console)
         yield Text("")
-    for reason, titles in unknown.items():
-        yield Text.assemble("unknown: ", ", ".join(titles), (f"\n  {short(reason)}", "dim"))
+    for reason, titles in unavailable.items():
+        head = f"{UNKNOWN_LABEL}: {', '.join(titles)}"
+        yield Text.assemble(head, (f"\n  {short(reason)}", "dim"))
 
 
-def _of_strongest(table: pl.DataFrame, run: RunRecord) -> pl.DataFrame:
-    if "source" not in table.columns:
-        return table
-    own = table.filter(pl.col("source") == run.manifest.source.value)
-    return own if len(own) else table
+def _of_strongest(frame: pl.DataFrame, run: RunRecord) -> pl.DataFrame:
+    if "source" not in frame.columns:
+        return frame
+    strongest = frame.filter(pl.col("source") == run.manifest.source.value)
+    return strongest if len(strongest) else frame
 
 
-def _tables(table: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
-    """The table without columns that say nothing, those that are the same in all rows in words."""
-    if table.is_empty():
+def _tables(name: str, frame: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
+    """The metric's table, with constant columns on a line above it."""
+    if frame.is_empty():
         yield Text("  none", style="dim")
         return
-    ordered = _by_phase(table)
-    empty = [c for c in ordered.columns if _says_nothing(ordered[c])]
-    kept = _with_unit(ordered.drop(empty))
-    same = [c for c in kept.columns if _is_word(kept[c]) and kept[c].n_unique() == 1]
-    if same and len(kept) > 1:
-        yield Text("  " + ", ".join(f"{c} {_cell(c, kept[c][0])}" for c in same), style="dim")
-        kept = kept.drop(same)
-    yield _fitting(kept.head(MAX_ROWS), console)
-    if len(kept) > MAX_ROWS:
-        yield Text(f"  {len(kept) - MAX_ROWS:,} more rows with --json", style="dim")
+    view = metric_table(name, frame)
+    if view.shared:
+        shared = ", ".join(f"{label} {short(text, MAX_TEXT)}" for label, text in view.shared)
+        yield Text(f"  {shared}", style="dim")
+    n_hidden = len(view.rows) - MAX_ROWS
+    yield _fitting(replace(view, rows=view.rows[:MAX_ROWS]), console)
+    if n_hidden > 0:
+        yield Text(f"  {n_hidden:,} more rows with --json", style="dim")
 
 
 def _grids(matrix: pl.DataFrame, console: Console) -> Iterator[RenderableType]:
-    """The traffic matrix of each phase as a grid, senders down and receivers across; none if too wide."""
+    """The traffic matrix of each phase as a grid of senders and receivers; nothing if too wide."""
     devices = sorted({*matrix["from_device"], *matrix["to_device"]})
-    drawn: list[RenderableType] = []
+    grids: list[RenderableType] = []
     for phase in matrix["phase"].unique(maintain_order=True).sort(descending=True):
-        own = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
-        sums = own.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
-        cells = {(a, b): format_bytes(n) for a, b, n in sums.rows()}
-        table = new_table("from \\ to", *map(str, devices))
-        for source in devices:
-            table.add_row(str(source), *(cells.get((source, target), "") for target in devices))
-        unbounded = console.options.update(width=MAX_WIDTH)
-        if console.measure(table, options=unbounded).maximum > console.width:
+        of_phase = matrix.filter(pl.col("phase").eq_missing(pl.lit(phase)))
+        grid = _grid(of_phase, devices)
+        if not fits_console(grid, console):
             return
-        axes = sorted({str(axis) for axis in own["axis"]})
-        drawn += [
-            Text(f"  {phase or UNKNOWN_PHASE}, {short(' and '.join(axes))}", style="dim"),
-            table,
+        axes = " and ".join(sorted({str(axis) for axis in of_phase["axis"]}))
+        heading = f"  {phase or UNKNOWN_PHASE_LABEL}, {short(axes)}"
+        grids += [Text(heading, style="dim"), grid]
+    yield from grids
+
+
+def _grid(matrix: pl.DataFrame, devices: Sequence[int]) -> Table:
+    sums = matrix.group_by("from_device", "to_device").agg(pl.col("wire_bytes").sum())
+    cells = {(sender, receiver): format_bytes(n) for sender, receiver, n in sums.rows()}
+    table = new_table("from \\ to", *map(str, devices))
+    for sender in devices:
+        table.add_row(str(sender), *(cells.get((sender, receiver), "") for receiver in devices))
+    return table
+
+
+def _fitting(view: ViewTable, console: Console) -> Table:
+    """The first layout that fits the console: flat, stacked header, fewer columns, one figure a line."""
+    layouts: tuple[Callable[[ViewTable], ViewTable], ...] = (
+        lambda table: table,
+        _with_stacked_header,
+        lambda table: _with_stacked_header(_without_secondary(table)),
+    )
+    for layout in layouts:
+        table = rich_table(layout(view), max_text=MAX_TEXT)
+        if fits_console(table, console):
+            return table
+    return _list(view)
+
+
+def _with_stacked_header(view: ViewTable) -> ViewTable:
+    """One word of each column's label per line."""
+    return replace(
+        view,
+        columns=tuple(replace(c, label=c.label.replace(" ", "\n")) for c in view.columns),
+    )
+
+
+def _without_secondary(view: ViewTable) -> ViewTable:
+    kept = [i for i, c in enumerate(view.columns) if not c.key.startswith(_SECONDARY)]
+    return replace(
+        view,
+        columns=tuple(view.columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in view.rows),
+    )
+
+
+def _list(view: ViewTable) -> Table:
+    """The text cells of a row on one line, then each figure on its own line."""
+    table = new_table()
+    add_column(table, "")
+    add_column(table, "", is_figure=True)
+    for row in view.rows:
+        cells = [
+            (c, value) for c, value in zip(view.columns, row, strict=True) if value is not None
         ]
-    yield from drawn
+        text = ", ".join(_cell(c, value) for c, value in cells if not c.is_figure)
+        table.add_row(Text(text, "bold"))
+        for column, value in cells:
+            if column.is_figure:
+                table.add_row(f"  {column.label}", _cell(column, value))
+    return table
 
 
-def _with_unit(table: pl.DataFrame) -> pl.DataFrame:
-    """Figures of a table whose `unit` is seconds throughout, named as seconds."""
-    if "unit" not in table.columns or not (table["unit"] == SECONDS).all():
-        return table
-    places = [c for c in table.columns if c in _PLACED or c.endswith(("_burst", "_gap"))]
-    return table.drop("unit").rename({c: f"{c}_s" for c in places})
-
-
-def _says_nothing(column: pl.Series) -> bool:
-    """Null everywhere; or none of what is counted apart, because it is not known, is there."""
-    return column.null_count() == len(column) or (column.name == "n_unsized" and not column.sum())
-
-
-def _is_word(column: pl.Series) -> bool:
-    return isinstance(column.dtype, pl.String | pl.Boolean)
-
-
-def _by_phase(table: pl.DataFrame) -> pl.DataFrame:
-    """Prefill before decode; the order stays otherwise."""
-    if "phase" not in table.columns:
-        return table
-    ranks = {phase.value: i for i, phase in enumerate(Phase)}
-    rank = pl.col("phase").replace_strict(ranks, default=len(ranks), return_dtype=pl.Int64)
-    return table.sort(rank, maintain_order=True)
-
-
-def _fitting(table: pl.DataFrame, console: Console) -> Table:
-    """Names in one line; or over each other; or without what a wider terminal has; or figure by figure."""
-    for layout in (_flat, _tall, _brief):
-        drawn = layout(table)
-        unbounded = console.options.update(width=MAX_WIDTH)
-        if console.measure(drawn, options=unbounded).maximum <= console.width:
-            return drawn
-    return _long(table)
-
-
-def _flat(table: pl.DataFrame) -> Table:
-    return _drawn(table, [column_words(c) for c in table.columns])
-
-
-def _tall(table: pl.DataFrame) -> Table:
-    return _drawn(table, [column_words(c).replace(" ", "\n") for c in table.columns])
-
-
-def _brief(table: pl.DataFrame) -> Table:
-    return _tall(table.drop([c for c in table.columns if c.startswith(_BESIDES)]))
-
-
-def _drawn(table: pl.DataFrame, names: Sequence[str]) -> Table:
-    drawn = new_table()
-    for name, column in zip(names, table.columns, strict=True):
-        add_column(drawn, name, is_figure=table[column].dtype.is_numeric())
-    for row in table.iter_rows(named=True):
-        drawn.add_row(*(_cell(name, value) for name, value in row.items()))
-    return drawn
-
-
-def _long(table: pl.DataFrame) -> Table:
-    """Words of a row together, then each figure on a line of its own."""
-    words = [c for c in table.columns if not table[c].dtype.is_numeric()]
-    drawn = new_table("", "", n_words=1)
-    for row in table.iter_rows(named=True):
-        drawn.add_row(
-            Text(", ".join(_cell(c, row[c]) for c in words if row[c] is not None), "bold")
-        )
-        for name in table.columns:
-            if name not in words and row[name] is not None:
-                drawn.add_row(f"  {column_words(name)}", _cell(name, row[name]))
-    return drawn
-
-
-def _cell(column: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return figure_words(column, value)
-    return short(value, MAX_WORDS)
+def _cell(column: ViewColumn, value: Any) -> str:
+    return short(format_cell(value, column.unit), MAX_TEXT)

@@ -6,7 +6,7 @@ without a value could exist but is not known (`unknown`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import polars as pl
@@ -19,6 +19,7 @@ UNKNOWN_LABEL = "unknown"
 UNKNOWN_PHASE_LABEL = "unknown phase"
 UNKNOWN_AXIS_LABEL = "unknown axis"
 EMPTY_LABEL = "-"
+MEMORY_METRIC = "hbm"
 
 
 class Unit(StrEnum):
@@ -154,6 +155,17 @@ def label_of(column: str) -> str:
     """A column's name in words, without the unit: `mean_dur_s` -> `mean dur`."""
     suffix = next((end for end in _SUFFIXES if end[0] == "_" and column.endswith(end)), "")
     return (column.removesuffix(suffix) or column).replace("_", " ")
+
+
+def metric_table(name: str, frame: pl.DataFrame, *, title: str = "") -> ViewTable:
+    """`table_of_frame` of the metric `name`; the memory of a device is in GiB."""
+    table = table_of_frame(frame, title=title)
+    if name != MEMORY_METRIC:
+        return table
+    columns = (
+        replace(c, unit=Unit.MEMORY_BYTES) if c.unit is Unit.BYTES else c for c in table.columns
+    )
+    return replace(table, columns=tuple(columns))
 
 
 def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:

@@ -1,8 +1,7 @@
 """Totals and memory of a run as tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.totals import Total, request_totals, step_totals
@@ -11,81 +10,105 @@ from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
+from meshscope.views.model import (
+    CellValue,
+    Figure,
+    Unit,
+    ViewColumn,
+    ViewTable,
+    figure_column,
+    text_column,
+)
 from meshscope.views.plain import short
-from meshscope.views.tables import new_table
-from meshscope.views.words import count_words, phase_words
+from meshscope.views.words import counted, phase_label
 
-FIGURES = ("count", "payload", "wire")
-
-
-def totals_table(run: RunRecord) -> Table:
-    """What one device sends and meets, in one step of each phase and in the whole request."""
-    names = [f"{figure}\na {span}" for span in ("step", "request") for figure in FIGURES]
-    table = new_table("phase", "source", *names, n_words=2)
-    by_source = {source: run.rows_of(source) for source in run.sources}
-    step = {source: step_totals(rows) for source, rows in by_source.items()}
-    request = {source: request_totals(rows) for source, rows in by_source.items()}
-    found = dict.fromkeys(row.phase for row in run.rows)
-    for phase in [*run.manifest.phases, *(p for p in found if p not in run.manifest.phases)]:
-        for source in run.sources:
-            table.add_row(
-                phase_words(phase),
-                source.value,
-                *_total_cells(step[source], phase),
-                *_total_cells(request[source], phase),
-            )
-    return table
+_ZERO = (0, 0, 0)
 
 
-def _total_cells(totals: Mapping[Phase | None, Total], phase: Phase | None) -> list[str]:
+def totals_table(run: RunRecord) -> ViewTable:
+    """Counts and bytes of one device, per step of each phase and per request."""
+    return ViewTable(
+        title="Totals of one device",
+        columns=(text_column("phase"), text_column("source"), *_total_columns()),
+        rows=tuple(_total_rows(run)),
+    )
+
+
+def _total_columns() -> Iterator[ViewColumn]:
+    for span in ("step", "request"):
+        yield figure_column(f"count\nper {span}")
+        yield figure_column(f"payload\nper {span}", Unit.BYTES)
+        yield figure_column(f"wire\nper {span}", Unit.BYTES)
+
+
+def _total_rows(run: RunRecord) -> Iterator[tuple[CellValue, ...]]:
+    totals = {
+        source: (step_totals(rows), request_totals(rows))
+        for source in run.sources
+        for rows in [run.rows_of(source)]
+    }
+    for phase in dict.fromkeys((*run.manifest.phases, *(row.phase for row in run.rows))):
+        for source, by_span in totals.items():
+            cells = [cell for by_phase in by_span for cell in _total_cells(by_phase, phase)]
+            yield (phase_label(phase), source.value, *cells)
+
+
+def _total_cells(
+    totals: Mapping[Phase | None, Total], phase: Phase | None
+) -> tuple[CellValue, ...]:
     total = totals.get(phase)
     if total is None:
-        return ["0", "0 B", "0 B"]
-    mark = f" (+{total.n_unsized} of unknown size)" if total.n_unsized else ""
-    payload, wire = format_bytes(total.payload_bytes), format_bytes(total.wire_bytes)
-    return [f"{total.count:,}{mark}", payload, wire]
+        return _ZERO
+    unsized = f"{total.count:,} (+{total.n_unsized} of unknown size)"
+    count = unsized if total.n_unsized else total.count
+    return count, total.payload_bytes, float(total.wire_bytes)
 
 
-def memory_table(memory: Mapping[Source, Memory]) -> Table:
-    """Memory of one device by source, against its HBM."""
-    table = new_table("memory of one device", *(source.value for source in memory))
-    figures = list(memory.values())
-    for name, field in (
-        ("weights", "weights_bytes"),
-        ("KV cache", "kv_cache_bytes"),
-        ("temporary", "temp_bytes"),
-    ):
-        table.add_row(name, *(_gib(getattr(figure, field)) for figure in figures))
-    table.add_row("total", *(_total_gib(figure) for figure in figures))
-    table.add_row("HBM", *(_gib(figure.hbm_bytes) for figure in figures))
-    table.add_row("fits", *(_fits(figure) for figure in figures))
-    return table
+def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
+    """The memory of one device by source, and its HBM capacity."""
+    estimates = list(memory.values())
+    return ViewTable(
+        title="memory of one device",
+        columns=(
+            text_column(""),
+            *(figure_column(source.value, Unit.MEMORY_BYTES) for source in memory),
+        ),
+        rows=(
+            ("weights", *(gib_cell(m.weights_bytes) for m in estimates)),
+            ("KV cache", *(gib_cell(m.kv_cache_bytes) for m in estimates)),
+            ("temporaries", *(gib_cell(m.temp_bytes) for m in estimates)),
+            ("total", *(_total_memory(m) for m in estimates)),
+            ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
+            ("fits", *(fits_cell(m.fits) for m in estimates)),
+        ),
+    )
 
 
-def _gib(n_bytes: int | None) -> str:
-    return "not known" if n_bytes is None else format_gib(n_bytes)
+def gib_cell(n_bytes: int | None) -> Figure:
+    """Bytes of memory, in GiB; null is unknown."""
+    return Figure(value=n_bytes, unit=Unit.MEMORY_BYTES)
 
 
-def _total_gib(memory: Memory) -> str:
+def _total_memory(memory: Memory) -> CellValue:
     if memory.total_bytes is not None:
-        return format_gib(memory.total_bytes)
+        return gib_cell(memory.total_bytes)
     return f"at least {format_gib(memory.weights_bytes + memory.kv_cache_bytes)}"
 
 
-def _fits(memory: Memory) -> Text:
-    if memory.fits is None:
-        return Text("not known")
-    if memory.fits:
-        return Text("yes", style="green")
-    return Text("NO", style="bold red")
+def fits_cell(fits: bool | None) -> CellValue:  # noqa: FBT001  three values
+    """`yes`, `NO`, or unknown."""
+    if fits is None:
+        return Figure(value=None, unit=Unit.TEXT)
+    return "yes" if fits else "NO"
 
 
-def unattributed_lines(found: Unattributed) -> list[Text]:
-    """How much could not be attributed, and why."""
-    if not found.count:
+def unattributed_lines(lost: Unattributed) -> list[Text]:
+    """How many collectives could not be attributed, and why."""
+    if not lost.count:
         return [Text("unattributed: none")]
-    head = f"unattributed: {count_words(found.count)}, {format_bytes(found.payload_bytes)} payload"
-    return [Text(head, style="bold red"), *map(Text, _reasons(found.reasons))]
+    count = counted(lost.count, "collective")
+    head = f"unattributed: {count}, {format_bytes(lost.payload_bytes)} payload"
+    return [Text(head, style="bold red"), *map(Text, _reasons(lost.reasons))]
 
 
 def _reasons(reasons: Iterable[tuple[str, int]]) -> list[str]:

@@ -1,27 +1,26 @@
-"""The runs of a sweep side by side: one row a run, for `summary.parquet`, for --json and as a table."""
+"""The runs of a sweep side by side, one row per run: for summary.parquet, --json and as a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
-from rich.table import Table
 from rich.text import Text
 
 from meshscope.events.enums import Phase
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes, format_seconds
 from meshscope.views.document import run_document
+from meshscope.views.model import Figure, Unit, ViewTable, figure_column, text_column
 from meshscope.views.plain import plain
-from meshscope.views.tables import new_table
+from meshscope.views.summary import fits_cell
 
 Row = dict[str, Any]
 
 _FIGURES = ("count", "payload_bytes", "wire_bytes")
 
-# Columns of summary.parquet. Figures are those of one device, of the strongest source of the run; null
-# is unknown. PHASE_* are of one step of the phase, request_* of all steps of a request.
+# Columns of summary.parquet. Figures are per device and from the strongest source of the run; null is
+# unknown. PHASE_* columns hold one step of the phase, request_* all steps of a request.
 SUMMARY_SCHEMA: dict[str, Any] = {
-    "run": pl.String,  # the folder's name
+    "run": pl.String,  # name of the folder
     "source": pl.String,
     "model": pl.String,
     "n_layers": pl.Int64,
@@ -44,7 +43,7 @@ SUMMARY_SCHEMA: dict[str, Any] = {
         for figure in _FIGURES
     },
     "unattributed_count": pl.Int64,
-    "verdict": pl.String,  # of the prediction against the strongest source; null where it is alone
+    "verdict": pl.String,  # prediction against the strongest source; null without a prediction
     **dict.fromkeys(
         ("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"), pl.Int64
     ),
@@ -55,7 +54,7 @@ SUMMARY_SCHEMA: dict[str, Any] = {
 
 
 def summary_row(name: str, run: RunRecord) -> Row:
-    """The figures of a run that `show --json` prints, in one row of SUMMARY_SCHEMA."""
+    """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
     document = run_document(run)
     experiment = document["experiment"]
     totals: Mapping[str, Any] = document["totals"]
@@ -86,49 +85,53 @@ def summary_row(name: str, run: RunRecord) -> Row:
 
 
 def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
-    """The rows as summary.parquet holds them."""
+    """The rows as the table of summary.parquet."""
     return pl.DataFrame(rows, schema=SUMMARY_SCHEMA, orient="row")
 
 
-def summary_table(rows: Sequence[Row], told: Sequence[Mapping[str, Any]]) -> Table:
-    """One line a run; `told` are the options that were given, of which those that differ are shown."""
-    others = _differing(told)
+def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> ViewTable:
+    """One line per run. `options` are the options of each run, of which the differing ones are shown."""
+    differing = _differing(options)
     has_time = any(row["ttft_s"] is not None for row in rows)
-    times = ["TTFT", "TPOT"] if has_time else []
-    words = ["model", "slice", "plan", *others, "source"]
-    names = ["collectives\na request", "wire\na request", "fits", *times]
-    table = new_table(*words, *names, n_words=len(words))
-    for row, options in zip(rows, told, strict=True):
-        table.add_row(
-            row["model"].rsplit("/", 1)[-1],
-            row["topology"],
-            row["plan"],
-            *(plain(str(options.get(name, ""))) for name in others),
-            row["source"],
-            f"{row['request_count']:,}",
-            format_bytes(row["request_wire_bytes"]),
-            _fits(row["fits"]),
-            *(format_seconds(row[f"{name.lower()}_s"]) for name in times),
-        )
-    return table
+    return ViewTable(
+        columns=(
+            *map(text_column, ("model", "slice", "plan", *differing, "source")),
+            figure_column("collectives\nper request"),
+            figure_column("wire\nper request", Unit.BYTES),
+            figure_column("fits"),
+            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT") if has_time),
+        ),
+        rows=tuple(
+            (
+                row["model"].rsplit("/", 1)[-1],
+                row["topology"],
+                row["plan"],
+                *(str(of_run.get(name, "")) for name in differing),
+                row["source"],
+                row["request_count"],
+                row["request_wire_bytes"],
+                fits_cell(row["fits"]),
+                *(_seconds(row[name]) for name in ("ttft_s", "tpot_s") if has_time),
+            )
+            for row, of_run in zip(rows, options, strict=True)
+        ),
+    )
+
+
+def _seconds(seconds: float | None) -> Figure:
+    return Figure(value=seconds, unit=Unit.SECONDS)
 
 
 def basis_lines(rows: Sequence[Row]) -> list[Text]:
-    """What the times of each source rest on."""
-    found = dict.fromkeys(
+    """The basis of the times of each source."""
+    bases = dict.fromkeys(
         (row["source"], row["time_basis"]) for row in rows if row["time_basis"] is not None
     )
-    return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in found]
+    return [Text(f"times of {source} runs: {plain(basis)}") for source, basis in bases]
 
 
-def _differing(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Options besides model, slice and plan that are not the same for all."""
+def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options besides model, slice and plan that differ between runs."""
     shown = ("model", "topology", "plan")
-    names = dict.fromkeys(name for options in told for name in options if name not in shown)
-    return [name for name in names if len({options.get(name) for options in told}) > 1]
-
-
-def _fits(fits: bool | None) -> Text:  # noqa: FBT001  three values
-    if fits is None:
-        return Text("?")
-    return Text("yes", style="green") if fits else Text("NO", style="bold red")
+    names = dict.fromkeys(name for of_run in options for name in of_run if name not in shown)
+    return [name for name in names if len({of_run.get(name) for of_run in options}) > 1]

@@ -1,4 +1,4 @@
-"""Runs and comparisons as text for people; the command line prints what these functions return."""
+"""Runs and comparisons as terminal output."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -16,7 +16,6 @@ from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
 from meshscope.views.collectives import (
     LEGEND,
-    STYLES,
     TableLine,
     collectives_table,
     lines_of_matches,
@@ -27,17 +26,25 @@ from meshscope.views.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.views.dispatch import dispatch_lines
 from meshscope.views.explanation import sentences
 from meshscope.views.live import live_lines
+from meshscope.views.model import EMPTY_LABEL, Unit, ViewTable, figure_column, text_column
 from meshscope.views.plain import plain, short
 from meshscope.views.summary import memory_table, totals_table, unattributed_lines
-from meshscope.views.tables import new_table
+from meshscope.views.tables import new_table, rich_table
 from meshscope.views.times import time_lines
-from meshscope.views.words import count_words, one_total, phase_words, signed_bytes, verdict_words
+from meshscope.views.words import (
+    counted,
+    one_total,
+    phase_label,
+    signed_bytes,
+    verdict_label,
+    verdict_sentence,
+)
 
 COUNT = "count"
 
 
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
-    """Everything that `show` tells about a run, from the conditions to the verdict."""
+    """The output of `show`, from the conditions of the run to the verdict."""
     source = run.manifest.source
     comparison = compare_sources(run)
     yield conditions(run)
@@ -45,7 +52,7 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from live_lines(run)
     for phase in phases_of(run):
         sides, lines = phase_lines(run, phase, comparison)
-        yield _heading(phase_words(phase), phase, run.rows)
+        yield _heading(phase_label(phase), phase, run.rows)
         yield (
             collectives_table(lines, sides=sides, console=console)
             if lines
@@ -54,7 +61,7 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield Text("")
     yield Text(LEGEND, style="dim")
     yield Text("")
-    yield totals_table(run)
+    yield rich_table(totals_table(run))
     yield Text("")
     yield from time_lines(run)
     if run.times:
@@ -64,52 +71,55 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
         yield from dispatch_lines(dispatch)
         yield Text("")
     if run.memory:
-        yield memory_table(run.memory)
+        yield rich_table(memory_table(run.memory))
         yield Text("")
     yield from unattributed_lines(unattributed(run.rows_of(source)))
-    yield from own_verdicts(run)
+    yield from source_verdicts(run)
 
 
-def own_verdicts(run: RunRecord) -> Iterator[Text]:
-    """Predicted against the strongest source; where that was measured, compiled against it, too."""
+def source_verdicts(run: RunRecord) -> Iterator[Text]:
+    """Predicted against the strongest source; for a measured run also compiled against measured."""
     strongest = run.manifest.source
     for left in (Source.PREDICTED, Source.COMPILED):
         if left is not strongest and {left, strongest} <= set(run.sources):
-            found = compare_sides(source_side(run, left), source_side(run, strongest))
-            yield _verdict(found, left=left.value, right=strongest.value)
+            comparison = compare_sides(source_side(run, left), source_side(run, strongest))
+            yield _verdict(comparison, left=left.value, right=strongest.value)
 
 
 def phases_of(run: RunRecord) -> list[Phase | None]:
-    """The phases of the request, and then what has no phase."""
-    found: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
-    return sorted(dict.fromkeys(found), key=lambda phase: phase is None)
+    """The phases of the run; None comes last."""
+    phases: list[Phase | None] = [*run.manifest.phases, *(row.phase for row in run.rows)]
+    return sorted(dict.fromkeys(phases), key=lambda phase: phase is None)
 
 
 def phase_lines(
     run: RunRecord, phase: Phase | None, comparison: Comparison | None
 ) -> tuple[Sequence[str], list[TableLine]]:
-    """The names of the counts, and the lines of one phase; `comparison` is the run's own, if it has one."""
+    """The labels of the counts and the lines of one phase.
+
+    `comparison` is predicted against the strongest source, if the run has both.
+    """
     source = run.manifest.source
     if comparison is None:
         return (COUNT,), lines_of_rows(r for r in run.rows_of(source) if r.phase is phase)
     matches = (match for match in comparison.matches if match.shown.phase is phase)
     lines = lines_of_matches(matches)
-    between = compare_sources(run, Source.COMPILED) if source is Source.MEASURED else None
-    if between is None:
+    compiled = compare_sources(run, Source.COMPILED) if source is Source.MEASURED else None
+    if compiled is None:
         return (Source.PREDICTED.value, source.value), lines
-    middle = lines_of_matches(match for match in between.matches if match.shown.phase is phase)
+    middle = lines_of_matches(match for match in compiled.matches if match.shown.phase is phase)
     return tuple(source.value for source in Source), with_middle(lines, middle)
 
 
 def _heading(words: str, phase: Phase | None, rows: Iterable[Collective]) -> Text:
     n_steps = next((row.n_steps for row in rows if row.phase is phase), None)
-    steps = "" if n_steps is None else f", {n_steps} step{'' if n_steps == 1 else 's'} a request"
+    steps = "" if n_steps is None else f", {counted(n_steps, 'step')} per request"
     return Text.assemble((words, "bold"), steps)
 
 
 def _verdict(comparison: Comparison, *, left: str, right: str) -> Text:
-    """The verdict, first its head, then each phase's findings on a line of its own."""
-    head, *findings = verdict_words(comparison, left=plain(left), right=plain(right)).split("; ")
+    """The verdict, then the findings of each phase on its own line."""
+    head, *findings = verdict_sentence(comparison, left=plain(left), right=plain(right)).split("; ")
     style = "bold green" if comparison.is_exact else "bold yellow"
     if not comparison.is_same_meaning:
         style = "bold red"
@@ -119,39 +129,39 @@ def _verdict(comparison: Comparison, *, left: str, right: str) -> Text:
 def comparison_text(
     comparison: Comparison, left: Side, right: Side, console: Console
 ) -> Iterator[RenderableType]:
-    """What the right side does that the left one did not ask for: rows, then their bytes."""
+    """The conditions of both sides, the collectives that differ with their bytes, and the verdict."""
     yield from _two_conditions(left, right)
     for phase in comparison.phases:
         matches = [match for match in comparison.matches if match.shown.phase is phase]
         different = [match for match in matches if match.verdict is not Verdict.EQUAL]
         n_equal = sum(match.count for match in matches if match.verdict is Verdict.EQUAL)
-        yield _heading(phase_words(phase), phase, right.run.rows or left.run.rows)
-        yield Text(f"  {count_words(n_equal)} equal in one step")
+        yield _heading(phase_label(phase), phase, right.run.rows or left.run.rows)
+        yield Text(f"  {counted(n_equal, 'collective')} equal per step")
         if different:
             sides, lines = _different_lines(left, right, matches)
             yield collectives_table(lines, sides=sides, console=console)
             yield Text("")
             yield Text(f"{right.name} minus {left.name}")
-            yield _bytes_table(different)
+            yield rich_table(_bytes_table(different))
         yield Text("")
     yield Text(LEGEND, style="dim")
     yield Text("")
     if left.run is right.run:
-        yield from own_verdicts(right.run)
+        yield from source_verdicts(right.run)
         return
-    if not comparison.is_exact or not _takes_as_long(left.run, right.run):
+    if not comparison.is_exact or not _has_same_times(left.run, right.run):
         yield from _why(left, right)
         yield Text("")
     yield _verdict(comparison, left=left.name, right=right.name)
 
 
-def _takes_as_long(left: RunRecord, right: RunRecord) -> bool:
-    """Whether nothing that was timed or modelled differs."""
+def _has_same_times(left: RunRecord, right: RunRecord) -> bool:
+    """Whether all modeled and measured times are equal."""
     return (left.times, left.measured) == (right.times, right.measured)
 
 
 def _why(left: Side, right: Side) -> Iterator[Text]:
-    """What makes the difference, in sentences."""
+    """The reasons for the differences."""
     yield Text("why", style="bold")
     yield from (Text(f"- {text}") for text in sentences(explain(left, right)))
 
@@ -159,14 +169,14 @@ def _why(left: Side, right: Side) -> Iterator[Text]:
 def _different_lines(
     left: Side, right: Side, matches: Sequence[Match]
 ) -> tuple[Sequence[str], list[TableLine]]:
-    """What is not equal among the matches of a phase; of a measured run, with what was compiled between."""
+    """The matches of a phase that differ; a measured run also shows the compiled counts."""
     lines = lines_of_matches(matches)
-    is_own = left.run is right.run and right.source is Source.MEASURED
-    between = compare_sources(right.run, Source.COMPILED) if is_own else None
-    if between is None:
+    is_measured = left.run is right.run and right.source is Source.MEASURED
+    compiled = compare_sources(right.run, Source.COMPILED) if is_measured else None
+    if compiled is None:
         return (left.name, right.name), [line for line in lines if _is_different(line)]
-    shown = {match.shown.phase for match in matches}
-    middle = [match for match in between.matches if match.shown.phase in shown]
+    phases = {match.shown.phase for match in matches}
+    middle = [match for match in compiled.matches if match.shown.phase in phases]
     joined = with_middle(lines, lines_of_matches(middle))
     return [source.value for source in Source], [line for line in joined if _is_different(line)]
 
@@ -176,17 +186,16 @@ def _is_different(line: TableLine) -> bool:
 
 
 def _two_conditions(left: Side, right: Side) -> Iterator[RenderableType]:
-    """The conditions that the sides share, then those in which they differ."""
+    """The conditions of both sides; equal ones are marked."""
     if left.run is right.run:
         yield conditions(left.run)
         yield Text("")
         return
-    ours, theirs = _side_conditions(left), _side_conditions(right)
-    names = [*ours, *(name for name in theirs if name not in ours)]
+    left_values, right_values = _side_conditions(left), _side_conditions(right)
     table = new_table("", left.name, right.name, n_words=3)
-    for name in names:
-        same = ours.get(name) == theirs.get(name)
-        cells = ours.get(name, "-"), "(same)" if same else theirs.get(name, "-")
+    for name in dict.fromkeys((*left_values, *right_values)):
+        values = left_values.get(name, EMPTY_LABEL), right_values.get(name, EMPTY_LABEL)
+        cells = (values[0], "(same)") if values[0] == values[1] else values
         table.add_row(Text(name, style="dim"), *(Text(short(cell, MAX_VALUE)) for cell in cells))
     yield table
     yield Text("")
@@ -196,25 +205,28 @@ def _side_conditions(side: Side) -> dict[str, str]:
     return {**dict(condition_lines(side.run)), "source": side.source.value}
 
 
-def _bytes_table(matches: Sequence[Match]) -> RenderableType:
-    """Payload and wire bytes of what differs, by verdict, in one step and in the request."""
-    table = new_table(
-        "verdict", "count", "payload a step", "wire a step", "payload a request", "wire a request"
-    )
+def _bytes_table(matches: Sequence[Match]) -> ViewTable:
+    """The change in payload and wire bytes by verdict, per step and per request."""
+    spans = [
+        f"{figure} per {span}" for span in ("step", "request") for figure in ("payload", "wire")
+    ]
+    rows: list[tuple[str | int, ...]] = []
     for verdict in Verdict:
-        found = [match for match in matches if match.verdict is verdict]
-        if found:
-            step, request = _change(found, step_totals), _change(found, request_totals)
-            count = sum(match.count for match in found)
-            table.add_row(Text(verdict, STYLES[verdict]), f"{count:,}", *step, *request)
-    return table
+        of_verdict = [match for match in matches if match.verdict is verdict]
+        if of_verdict:
+            count = sum(match.count for match in of_verdict)
+            changes = (*_change(of_verdict, step_totals), *_change(of_verdict, request_totals))
+            rows.append((verdict_label(verdict), count, *changes))
+    columns = (text_column("verdict"), figure_column("count"))
+    bytes_columns = (figure_column(span, Unit.BYTES) for span in spans)
+    return ViewTable(columns=(*columns, *bytes_columns), rows=tuple(rows))
 
 
 def _change(
     matches: Sequence[Match],
     totals: Callable[[Iterable[Collective]], dict[Phase | None, Total]],
 ) -> tuple[str, str]:
-    """Right minus left; what is missing counts negative."""
+    """Payload and wire bytes of the right side minus the left side."""
     left, right = one_total(totals(left_rows(matches))), one_total(totals(right_rows(matches)))
     return (
         signed_bytes(right.payload_bytes - left.payload_bytes),

@@ -1,4 +1,4 @@
-"""Short phrases for collectives and comparisons, shared by text and JSON."""
+"""Short phrases for collectives and comparisons, shared by text, HTML and JSON."""
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -9,25 +9,39 @@ from meshscope.analysis.totals import Total, step_totals
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.units import format_bytes, format_shape
+from meshscope.views.model import UNKNOWN_PHASE_LABEL
 
-UNKNOWN = "?"
+UNKNOWN_TYPE = "?"  # an unknown dtype or dimension inside an array type such as `bf16[?]`
 
-
-def phase_words(phase: Phase | None) -> str:
-    """The phase, or that it is not known."""
-    return "unknown phase" if phase is None else phase.value
+_VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer bytes"}
 
 
-def array_words(row: Collective) -> str:
+def verdict_label(verdict: Verdict) -> str:
+    """The verdict as a reader sees it."""
+    return _VERDICT_LABELS.get(verdict, verdict.value)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 collective`, `129 collectives`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def phase_label(phase: Phase | None) -> str:
+    """`prefill`, `decode` or `unknown phase`."""
+    return UNKNOWN_PHASE_LABEL if phase is None else phase.value
+
+
+def array_text(row: Collective) -> str:
     """`bf16[8,1024,5120]`."""
-    return f"{row.dtype or UNKNOWN}{format_shape(row.shape) if row.shape is not None else '[?]'}"
+    shape = "[?]" if row.shape is None else format_shape(row.shape)
+    return f"{row.dtype or UNKNOWN_TYPE}{shape}"
 
 
-def group_words(row: Collective) -> str:
-    """`2 x 4` is two groups of four devices; groups that span slices are marked `DCN`."""
+def group_text(row: Collective) -> str:
+    """`2 x 4` for two groups of four devices; `DCN` marks groups that span slices."""
     match row.kind:
         case Kind.PERMUTE | Kind.SEND | Kind.RECV:
-            words = f"{row.n_groups} pairs"
+            text = counted(row.n_groups, "pair")
         case (
             Kind.ALL_REDUCE
             | Kind.ALL_GATHER
@@ -36,75 +50,78 @@ def group_words(row: Collective) -> str:
             | Kind.GATHER
             | Kind.BROADCAST
         ):
-            words = f"{row.n_groups} x {row.group_size}"
+            text = f"{row.n_groups} x {row.group_size}"
         case _:
             assert_never(row.kind)
-    return f"{words} DCN" if row.crosses_slices else words
+    return f"{text} DCN" if row.crosses_slices else text
 
 
-def opcode_words(row: Collective) -> str | None:
-    """The opcode where it is not the one that the kind has by itself; None otherwise."""
+def unusual_opcode(row: Collective) -> str | None:
+    """The opcode if it differs from the usual one of the kind."""
     if row.opcode is None or row.opcode.replace("-", "_") == row.kind.value:
         return None
     return None if row.opcode == "collective-permute" and row.kind is Kind.PERMUTE else row.opcode
 
 
-def source_words(source_line: str) -> str:
-    """Where in a program: files of this package from the package on, others as they are."""
+def short_source_line(source_line: str) -> str:
+    """The source line; files of this package start at the package name."""
     _, package, rest = source_line.rpartition("/meshscope/")
     return f"{package.removeprefix('/')}{rest}"
 
 
-def count_words(count: int) -> str:
-    """`1 collective`, `129 collectives`."""
-    return f"{count:,} collective{'' if count == 1 else 's'}"
-
-
 def one_total(totals: Mapping[Phase | None, Total]) -> Total:
-    """The total of rows that are all of one phase; zero without rows."""
+    """The only total of rows in a single phase; zero without rows."""
     zero = Total(count=0, payload_bytes=0, wire_bytes=Fraction(0), n_unsized=0)
     return next(iter(totals.values()), zero)
 
 
-def verdict_words(comparison: Comparison, *, left: str, right: str) -> str:
-    """The verdict on two tables in one sentence, with the bytes of every difference in one step."""
+def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
+    """The verdict on the collectives of two tables, with the bytes of every difference in one step.
+
+    Clauses are separated by `; `: first the verdict, then one clause for each phase that differs.
+    """
     if comparison.is_exact:
-        return f"{left} = {right}, exactly"
+        return f"collectives: {left} = {right}, exactly"
     findings = [
-        f"{phase_words(phase)}: {', '.join(_phase_findings(comparison, phase))}"
+        f"{phase_label(phase)}: {', '.join(_phase_findings(comparison, phase))}"
         for phase in comparison.phases
         if any(m.verdict is not Verdict.EQUAL for m in comparison.matches if m.shown.phase is phase)
     ]
     head = (
-        f"{left} = {right} in meaning, not in cost"
+        f"{left} = {right} in meaning, but not in bytes"
         if comparison.is_same_meaning
-        else (f"{left} and {right} differ")
+        else f"{left} and {right} differ"
     )
-    return f"{head}; {'; '.join(findings)}"
+    return f"collectives: {head}; {'; '.join(findings)}"
 
 
 def _phase_findings(comparison: Comparison, phase: Phase | None) -> Iterable[str]:
     for verdict in Verdict:
         matches = comparison.with_verdict(verdict, phase)
         if matches and verdict is not Verdict.EQUAL:
-            yield f"{count_words(sum(m.count for m in matches))} {_finding(verdict, matches)}"
+            yield _finding(verdict, matches)
 
 
 def _finding(verdict: Verdict, matches: list[Match]) -> str:
+    """`3 with more bytes (+9.22 kB on the wire)`."""
     left = one_total(step_totals(left_rows(matches)))
     right = one_total(step_totals(right_rows(matches)))
+    count = f"{sum(match.count for match in matches):,}"
+    change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
     match verdict:
         case Verdict.MISSING:
-            return f"missing ({_bytes_words(left)})"
+            return f"{count} missing ({_bytes_text(left)})"
         case Verdict.EXTRA:
-            return f"extra ({_bytes_words(right)})"
-        case Verdict.EQUAL | Verdict.MORE_BYTES | Verdict.FEWER_BYTES | Verdict.CHANGED:
-            return f"{verdict} ({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
+            return f"{count} extra ({_bytes_text(right)})"
+        case Verdict.CHANGED | Verdict.EQUAL:
+            return f"{count} {verdict} {change}"
+        case Verdict.MORE_BYTES | Verdict.FEWER_BYTES:
+            return f"{count} with {verdict_label(verdict)} {change}"
         case _:
             assert_never(verdict)
 
 
-def _bytes_words(total: Total) -> str:
+def _bytes_text(total: Total) -> str:
     return (
         f"{format_bytes(total.payload_bytes)} payload, {format_bytes(total.wire_bytes)} on the wire"
     )

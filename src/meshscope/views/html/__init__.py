@@ -1,1 +1,1 @@
-"""The report for the browser: one HTML file of one run or of several side by side, which asks no host for anything."""
+"""The HTML report: one self-contained file for one run, or for several runs side by side."""

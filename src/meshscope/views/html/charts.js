@@ -8,7 +8,7 @@
   const FIXED = new Map([
     ["compute", "c-compute"], ["waiting for memory", "c-memory"], ["copy", "c-idle"],
     ["waiting for stages", "c-stages"], ["idle", "c-idle"], ["collectives, hidden or not", "ax0"],
-    ["weights", "c-compute"], ["KV cache", "ax1"], ["temporary", "c-stages"], ["other", "c-idle"],
+    ["weights", "c-compute"], ["KV cache", "ax1"], ["temporaries", "c-stages"], ["other", "c-idle"],
     ["attn", "p0"], ["mlp", "p1"], ["moe.experts", "p2"], ["moe.shared", "p3"], ["moe.router", "p4"],
     ["moe.dispatch", "p5"], ["moe.combine", "p6"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
     ["between parts", "c-between"], ["stage", "c-stages"], ["no breakdown", "c-idle"],

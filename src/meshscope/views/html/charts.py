@@ -1,4 +1,4 @@
-"""The figures as the data of charts: compact JSON that the script of the page draws."""
+"""The data of the charts as compact JSON for the script of the page."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,19 +9,18 @@ from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.sizes import SizeCount
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Matrix, Torus
-from meshscope.views.html.blocks import shown
+from meshscope.views.plain import short
 
 MAX_NAME = 80  # characters of a name in a chart
-MAX_CHIPS = 1024  # that are drawn
+MAX_CHIPS = 1024  # of a torus chart
 
 
-def name_of(text: object) -> str:
-    """A name in a chart."""
-    return shown(text, MAX_NAME)
+def _name(text: object) -> str:
+    return short(text, MAX_NAME)
 
 
 def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
-    """Bars of steps; a step whose split is not known is one segment."""
+    """Bars of steps; a step without a breakdown is one segment."""
     return {
         "unit": "s",
         "bars": [
@@ -30,7 +29,7 @@ def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
                 "total": bar.step_s,
                 "low": bar.low_s,
                 "high": bar.high_s,
-                "segments": [[name_of(what), seconds] for what, seconds in bar.segments]
+                "segments": [[_name(label), seconds] for label, seconds in bar.segments]
                 or [["no breakdown", bar.step_s]],
             }
             for name, bar in bars
@@ -39,7 +38,7 @@ def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
 
 
 def memory_data(memories: Sequence[tuple[str, Memory]]) -> dict[str, Any]:
-    """Bars of the memory of one device, and the HBM as a limit where all have the same."""
+    """Bars of the memory of one device; the limit is the HBM capacity if all bars share it."""
     limits = {memory.hbm_bytes for _, memory in memories}
     return {
         "unit": "GiB",
@@ -49,23 +48,23 @@ def memory_data(memories: Sequence[tuple[str, Memory]]) -> dict[str, Any]:
 
 
 def _memory_bar(name: str, memory: Memory) -> dict[str, Any]:
-    every: list[tuple[str, int]] = [
+    segments: list[tuple[str, int]] = [
         ("weights", memory.weights_bytes),
         ("KV cache", memory.kv_cache_bytes),
-        ("temporary", memory.temp_bytes or 0),
+        ("temporaries", memory.temp_bytes or 0),
     ]
-    known = sum(n_bytes for _, n_bytes in every)
+    known = sum(n_bytes for _, n_bytes in segments)
     if memory.total_bytes is not None and memory.total_bytes > known:
-        every.append(("other", memory.total_bytes - known))
+        segments.append(("other", memory.total_bytes - known))
     return {
         "name": name,
         "total": max(known, memory.total_bytes or 0),
-        "segments": [segment for segment in every if segment[1]],
+        "segments": [segment for segment in segments if segment[1]],
     }
 
 
 def matrix_data(matrices: Iterable[Matrix]) -> dict[str, Any]:
-    """Matrices to choose from; equal values are written once."""
+    """Traffic matrices to choose from; equal values are written once."""
     return {"items": [_matrix(matrix) for matrix in matrices]}
 
 
@@ -77,7 +76,7 @@ def _matrix(matrix: Matrix) -> dict[str, Any]:
         for number in (source, target, values.setdefault(n_bytes, len(values)))
     ]
     return {
-        "name": f"{matrix.phase}, {name_of(matrix.axis)}",
+        "name": f"{matrix.phase}, {_name(matrix.axis)}",
         "n": -(-matrix.n_devices // matrix.fold),
         "devices": matrix.n_devices,
         "fold": matrix.fold,
@@ -87,7 +86,7 @@ def _matrix(matrix: Matrix) -> dict[str, Any]:
 
 
 def torus_data(tori: Iterable[Torus]) -> dict[str, Any]:
-    """Tori to choose from, one a phase."""
+    """Tori to choose from, one per phase."""
     return {
         "items": [
             {
@@ -116,7 +115,7 @@ def torus_data(tori: Iterable[Torus]) -> dict[str, Any]:
 def timeline_data(
     timeline: StepTimeline, bounds: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Spans on lanes, those of the core first; `bounds` is the stretch that is shown at first."""
+    """Spans on lanes, the core first; `bounds` is the range shown first."""
     lanes = sorted({span.lane for span in timeline.spans}, key=_lane_rank)
     labels: dict[tuple[str, str], int] = {}
     spans = [
@@ -124,31 +123,25 @@ def timeline_data(
             lanes.index(span.lane),
             _brief(span.start_s),
             _brief(span.dur_s),
-            labels.setdefault((_label(span), _color(span)), len(labels)),
+            labels.setdefault((_name(span.label), _color(span)), len(labels)),
             *([n, _brief(period)] for n, period in span.repeats),
         ]
         for span in timeline.spans
     ]
-    return _lanes(
-        "s", timeline.end_s, bounds, lanes=map(name_of, lanes), spans=spans, labels=labels
-    )
+    return _lanes("s", timeline.end_s, bounds, lanes=map(_name, lanes), spans=spans, labels=labels)
 
 
 def _lane_rank(lane: str) -> tuple[int, str]:
     return {"core": 0, "copy": 2}.get(lane, 1), lane
 
 
-def _label(span: TimeSpan) -> str:
-    return name_of(span.label)
-
-
 def _color(span: TimeSpan) -> str:
-    """What decides its colour: the part on the core, the axis of a collective."""
-    return name_of(span.label.partition(",")[0] if span.lane == "core" else span.lane)
+    """The name that decides the color: the part on the core lane, the axis of a collective."""
+    return _name(span.label.partition(",")[0] if span.lane == "core" else span.lane)
 
 
 def bursts_data(bursts: Bursts) -> dict[str, Any]:
-    """The bursts of each axis as spans on a lane of its own."""
+    """The bursts of each axis as spans on its own lane."""
     lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
     labels: dict[tuple[str, str], int] = {}
     spans = [
@@ -156,15 +149,15 @@ def bursts_data(bursts: Bursts) -> dict[str, Any]:
             lanes.index(axis),
             _brief(begin),
             _brief(end - begin),
-            labels.setdefault((f"{name_of(axis)}: {n_bytes:,.0f} B", name_of(axis)), len(labels)),
+            labels.setdefault((f"{_name(axis)}: {n_bytes:,.0f} B", _name(axis)), len(labels)),
         ]
         for axis, begin, end, n_bytes in bursts.bursts
     ]
     unit = "s" if bursts.unit == "s" else ""
-    return _lanes(unit, bursts.end, None, lanes=map(name_of, lanes), spans=spans, labels=labels)
+    return _lanes(unit, bursts.end, None, lanes=map(_name, lanes), spans=spans, labels=labels)
 
 
-def _lanes(  # noqa: PLR0913  what a chart of lanes holds
+def _lanes(  # noqa: PLR0913  the fields of a lane chart
     unit: str,
     end: float,
     bounds: tuple[float, float] | None,
@@ -186,27 +179,27 @@ def _lanes(  # noqa: PLR0913  what a chart of lanes holds
 
 
 def _brief(value: float) -> float:
-    """Seven digits: finer than any chart shows."""
+    """The value with seven digits, which is finer than any chart shows."""
     return float(f"{value:.7g}")
 
 
 def sizes_data(counts: Iterable[SizeCount]) -> dict[str, Any]:
-    """Sizes of each phase to choose from."""
+    """Payload sizes of each phase to choose from."""
     by_phase: dict[str, list[list[Any]]] = {}
-    for one in counts:
-        point = [name_of(one.axis), one.kind, one.payload_bytes, one.count]
-        by_phase.setdefault(one.phase, []).append(point)
+    for size in counts:
+        point = [_name(size.axis), size.kind, size.payload_bytes, size.count]
+        by_phase.setdefault(size.phase, []).append(point)
     items = [{"name": phase, "points": points} for phase, points in by_phase.items()]
     return {"items": sorted(items, key=lambda item: item["name"], reverse=True)}
 
 
-def roof_data(roof: Roofline) -> dict[str, Any]:
-    """The roof and its points."""
+def roofline_data(roofline: Roofline) -> dict[str, Any]:
+    """The peaks and the points."""
     return {
-        "peak": roof.peaks.flops_per_s,
-        "hbm": roof.peaks.hbm_bytes_per_s,
+        "peak": roofline.peaks.flops_per_s,
+        "hbm": roofline.peaks.hbm_bytes_per_s,
         "points": [
-            [p.source, p.phase, name_of(p.part), p.flops_per_byte, p.flops_per_s, p.compute_s]
-            for p in roof.points
+            [p.source, p.phase, _name(p.part), p.flops_per_byte, p.flops_per_s, p.compute_s]
+            for p in roofline.points
         ],
     }

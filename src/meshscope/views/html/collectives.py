@@ -1,188 +1,126 @@
-"""The collectives of a run as tables: with their sources side by side, and what the compiler made of them."""
+"""The sections on collectives: all of them, the comparison of sources, and the compiler's decisions."""
 
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import polars as pl
 
 from meshscope.analysis.comparison import compare_sides, compare_sources
-from meshscope.analysis.grouping import grouped, layer_ranges
+from meshscope.analysis.grouping import grouped
 from meshscope.analysis.sides import source_side
-from meshscope.analysis.totals import Total, request_totals, step_totals
 from meshscope.analysis.volume import volume
-from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
-from meshscope.units import format_bytes, format_seconds
-from meshscope.views.collectives import Footnotes, TableLine
-from meshscope.views.html.blocks import (
-    Block,
-    Cell,
-    Paragraph,
-    cell,
-    figure,
-    shown,
-    table_of_frame,
-    table_of_rows,
-    unknown,
+from meshscope.units import format_bytes
+from meshscope.views.collectives import Footnotes, TableLine, collectives_view, line_identity
+from meshscope.views.html.blocks import Block, Paragraph, page_table, unknown
+from meshscope.views.html.page_run import PageRun
+from meshscope.views.model import (
+    CellValue,
+    Unit,
+    ViewTable,
+    figure_column,
+    metric_table,
+    text_column,
 )
-from meshscope.views.html.side import PageRun
+from meshscope.views.plain import short
+from meshscope.views.summary import totals_table
 from meshscope.views.text import phase_lines, phases_of
-from meshscope.views.words import UNKNOWN, array_words, group_words, phase_words, verdict_words
+from meshscope.views.words import counted, phase_label, verdict_sentence
 
-_BEFORE = ("phase", "stage", "part", "layers", "collective", "array", "axis", "groups")
-_BEHIND = ("verdict", "payload", "wire", "each takes", "exposed", "remarks")
+MAX_REMARK = 400  # characters
+MAX_FINDINGS = 8
 
-
-Durations = Mapping[Hashable, tuple[float | None, float | None]]
+Durations = Mapping[tuple[object, ...], tuple[float | None, float | None]]
 
 
 def collectives_block(run: PageRun) -> Block:
-    """Every collective of the run, the counts of its sources side by side, with times and verdict."""
+    """Every collective of the run with the counts of its sources, its time and its verdict."""
     comparison = compare_sources(run.run)
-    durations = _durations(run)
-    rows: list[list[Cell]] = []
-    notes = Footnotes()
-    sides: tuple[str, ...] = ()
+    lines: list[TableLine] = []
+    sides: Sequence[str] = ()
     for phase in phases_of(run.run):
-        names, lines = phase_lines(run.run, phase, comparison)
-        sides = tuple(names)
-        rows += [[Cell(text=phase_words(phase)), *_cells(line, durations, notes)] for line in lines]
-    if not rows:
-        return unknown("the run has no collectives: nothing travels between devices")
-    names = [*_BEFORE, *(f"{side}" for side in sides), *_BEHIND]
-    table = table_of_rows(run.key("rows"), "Collectives", *_without_empty(names, rows))
-    return replace(table, footnotes=tuple(notes.texts))
-
-
-def _without_empty(names: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[Cell]]]:
-    """Columns in which any row has something."""
-    kept = [i for i in range(len(names)) if any(row[i].text not in {"", "-"} for row in rows)]
-    return [names[i] for i in kept], [[row[i] for i in kept] for row in rows]
+        sides, of_phase = phase_lines(run.run, phase, comparison)
+        lines += of_phase
+    if not lines:
+        return unknown("the run has no collectives")
+    footnotes = Footnotes()
+    marks = [footnotes.marks(short(text, MAX_REMARK) for text in line.remarks) for line in lines]
+    view = collectives_view(lines, sides=sides, remarks=marks)
+    view = replace(_with_times(view, lines, _durations(run)), title="Collectives")
+    return page_table(run.html_id("rows"), view, footnotes=footnotes.texts)
 
 
 def _durations(run: PageRun) -> Durations:
-    """Mean duration and exposed time of one execution, by what tells the lines of the table apart."""
+    """Mean duration and exposed time of one execution, by line of the table."""
     return {
-        _identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
+        line_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
         for group in grouped(run.run.rows_of(run.source))
     }
 
 
-def _identity(row: Collective, layers: tuple[int, ...]) -> Hashable:
-    place = (row.phase, row.stage, row.part, layers)
-    return (*place, row.kind, row.axis, row.groups, row.dtype, row.shape)
-
-
-def _cells(line: TableLine, durations: Durations, notes: Footnotes) -> list[Cell]:
-    row = line.row
-    dur_s, exposed_s = durations.get(_identity(row, line.layers), (None, None))
-    verdict = "" if line.verdict is None else line.verdict.value
-    return [
-        Cell(text="" if row.stage is None else str(row.stage)),
-        Cell(text=row.part or UNKNOWN),
-        Cell(text=layer_ranges(line.layers)),
-        Cell(text=row.kind.value),
-        Cell(text=shown(array_words(row), 80)),
-        Cell(text=shown(row.axis or UNKNOWN, 40)),
-        Cell(text=group_words(row)),
-        *(Cell(text="-") if n is None else cell("count", n) for n in line.counts),
-        Cell(text=verdict, class_name=f"is-{verdict}" if verdict else ""),
-        _bytes(row.payload_bytes),
-        _bytes(None if row.wire_bytes is None else float(row.wire_bytes)),
-        _seconds(dur_s),
-        _seconds(exposed_s),
-        Cell(text=notes.marks(shown(remark, 400) for remark in line.remarks)),
+def _with_times(view: ViewTable, lines: Sequence[TableLine], durations: Durations) -> ViewTable:
+    """The table with the phase as its first column, and time columns if any time is known."""
+    times = [durations.get(line_identity(line.row, line.layers), (None, None)) for line in lines]
+    labels = ("duration", "exposed")
+    kept = [i for i in range(len(labels)) if any(pair[i] is not None for pair in times)]
+    rows: list[tuple[CellValue, ...]] = [
+        (phase_label(line.row.phase), *row, *(pair[i] for i in kept))
+        for line, row, pair in zip(lines, view.rows, times, strict=True)
     ]
-
-
-def _bytes(n_bytes: float | None) -> Cell:
-    return figure(format_bytes(n_bytes), n_bytes)
-
-
-def _seconds(seconds: float | None) -> Cell:
-    return Cell(text="-") if seconds is None else figure(format_seconds(seconds), seconds)
+    time_columns = (figure_column(labels[i], Unit.SECONDS) for i in kept)
+    return ViewTable(columns=(text_column("phase"), *view.columns, *time_columns), rows=tuple(rows))
 
 
 def source_blocks(run: PageRun) -> Iterator[Block]:
     """The verdict on each pair of sources, and the totals of each source."""
     sources = run.run.sources
-    if not sources:
-        yield unknown("the run has no collectives to compare")
-        return
     if len(sources) == 1:
-        yield unknown(
-            f"the run holds only what was {sources[0]}; there is nothing to compare it with"
-        )
+        yield unknown(f"agreement of sources: the run has only {sources[0]} collectives")
     for i, left in enumerate(sources):
         for right in sources[i + 1 :]:
             yield from _verdict(run, left, right)
-    yield _totals(run)
-    if run.subject.measured is not None:
-        for finding in run.subject.measured.findings[:8]:
-            yield Paragraph(text=f"Profile: {shown(finding, 400)}", class_name="note warn")
-        yield run.table("waiting", "Waiting against wire, measured")
+    yield page_table(run.html_id("totals"), totals_table(run.run))
+    if run.inputs.measured is not None:
+        for finding in run.inputs.measured.findings[:MAX_FINDINGS]:
+            text = f"Profile: {short(finding, MAX_REMARK)}"
+            yield Paragraph(text=text, class_name="note warn")
+        yield run.table("waiting", "Waiting and transfer time, measured")
 
 
 def _verdict(run: PageRun, left: Source, right: Source) -> Iterator[Block]:
     comparison = compare_sides(source_side(run.run, left), source_side(run.run, right))
-    head, *findings = verdict_words(comparison, left=left.value, right=right.value).split("; ")
-    look = "equal" if comparison.is_exact else "different" if not comparison.is_same_meaning else ""
-    yield Paragraph(text=f"{head}.", class_name=f"verdict {look}".strip())
+    sentence = verdict_sentence(comparison, left=left.value, right=right.value)
+    head, *findings = sentence.split("; ")
+    if comparison.is_exact:
+        class_name = "verdict is-equal"
+    else:
+        class_name = "verdict" if comparison.is_same_meaning else "verdict is-different"
+    yield Paragraph(text=f"{head[0].upper()}{head[1:]}.", class_name=class_name)
     for finding in findings:
-        yield Paragraph(text=shown(finding, 400))
-
-
-def _totals(run: PageRun) -> Block:
-    rows: list[list[Cell]] = []
-    for source in run.run.sources:
-        step, request = (f(run.run.rows_of(source)) for f in (step_totals, request_totals))
-        for phase, total in step.items():
-            whole = request[phase]
-            rows.append(
-                [
-                    Cell(text=phase_words(phase)),
-                    Cell(text=source.value),
-                    *_total_cells(total),
-                    *_total_cells(whole),
-                ]
-            )
-    names = (
-        "phase",
-        "source",
-        *(
-            f"{what} a {span}"
-            for span in ("step", "request")
-            for what in ("count", "payload", "wire")
-        ),
-    )
-    return table_of_rows(run.key("totals"), "Totals of one device", names, rows)
-
-
-def _total_cells(total: Total) -> list[Cell]:
-    values = asdict(total)
-    wire = float(values["wire_bytes"])
-    return [cell("count", total.count), _bytes(total.payload_bytes), _bytes(wire)]
+        yield Paragraph(text=short(finding, MAX_REMARK))
 
 
 def inserted_blocks(run: PageRun) -> Iterator[Block]:
-    """Collectives by who inserted them, opcode and algorithm, of the source that the compiler gave."""
-    own = run.subject.events.filter(pl.col("source") != Source.PREDICTED.value)
-    compiled = own.filter(pl.col("source") == Source.COMPILED.value)
-    events = compiled if len(compiled) else own
-    found = volume(events, ("inserted_by", "kind", "opcode", "algorithm", "is_async"))
-    if found.is_empty():
-        yield unknown(
-            "the run holds only what was predicted; compile it, and the compiler's choices stand here"
-        )
+    """Collectives by inserter, opcode and algorithm, from the compiled or measured program."""
+    events = run.inputs.events.filter(pl.col("source") != Source.PREDICTED.value)
+    compiled = events.filter(pl.col("source") == Source.COMPILED.value)
+    events = compiled if len(compiled) else events
+    by_inserter = volume(events, ("inserted_by", "kind", "opcode", "algorithm", "is_async"))
+    if by_inserter.is_empty():
+        yield unknown("the compiler's decisions: the run is only predicted. Compile it to see them")
         return
-    partitioner = found.filter(pl.col("inserted_by") == "partitioner")
+    yield Paragraph(text=_inserted_sentence(by_inserter))
+    request_columns = (c for c in by_inserter.columns if c.startswith("request_"))
+    per_step = by_inserter.drop("source", "n_unsized", *request_columns)
+    view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
+    yield page_table(run.html_id("inserted"), view)
+
+
+def _inserted_sentence(by_inserter: pl.DataFrame) -> str:
+    partitioner = by_inserter.filter(pl.col("inserted_by") == "partitioner")
     n = int(partitioner["count"].sum())
-    text = "The partitioner inserted nothing: every collective is written in the program."
-    if n:
-        sent = float(partitioner["wire_bytes"].sum())
-        text = f"The partitioner inserted {n:,} collectives of a step over all phases, {format_bytes(sent)} on the wire."
-    yield Paragraph(text=text)
-    kept = found.drop(
-        "source", "n_unsized", *(c for c in found.columns if c.startswith("request_"))
-    )
-    yield table_of_frame(run.key("made"), "By inserter, opcode and algorithm", kept)
+    if not n:
+        return "The partitioner inserted no collectives: all of them are written in the program."
+    sent = format_bytes(float(partitioner["wire_bytes"].sum()))
+    count = counted(n, "collective")
+    return f"The partitioner inserted {count} per step over all phases, {sent} on the wire."

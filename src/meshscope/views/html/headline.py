@@ -1,4 +1,4 @@
-"""What the figures say, in plain sentences: the first is the headline of the page."""
+"""The headline of the page and the sentences below it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,134 +7,130 @@ from meshscope.analysis.totals import step_totals
 from meshscope.events.enums import Phase
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.charts.cost import COLLECTIVES, EXPOSED, MEMORY, STAGES, CostBar
-from meshscope.views.html.blocks import shown
-from meshscope.views.html.side import PageRun
+from meshscope.views.html.page_run import PageRun
 from meshscope.views.live import SHARED_CORES
-from meshscope.views.words import count_words, phase_words
+from meshscope.views.model import joined
+from meshscope.views.plain import short
+from meshscope.views.words import counted, phase_label
 
-SMALL_FRAC = 0.02  # of a step, which is called next to nothing
-LARGE_FRAC = 0.4  # of a step, from which on a part of the model is named
-SAME_FRAC = 0.005  # by which two times may differ and be called the same
+SMALL_FRAC = 0.02  # of a step; smaller shares are called almost none
+LARGE_FRAC = 0.4  # of a step; larger parts of the model are named
+SAME_FRAC = 0.005  # two times that differ less are called the same
 
 
 def headline(runs: Sequence[PageRun]) -> list[str]:
     """One or more sentences, the most important first."""
     if len(runs) == 1:
         return [*_run_sentences(runs[0]), *_memory_sentence(runs[0]), *_cpu_sentence(runs)]
-    return [*_fastest(runs), *(f"{r.letter} is {r.short}." for r in runs), *_cpu_sentence(runs)]
-
-
-def strongest_costs(run: PageRun) -> dict[Phase, CostBar]:
-    """For each phase the step of the strongest source that has one."""
-    return {bar.phase: bar for bar in run.costs}  # weaker sources come first
+    names = (f"{run.letter} is {run.label}." for run in runs)
+    return [*_fastest(runs), *names, *_cpu_sentence(runs)]
 
 
 def _run_sentences(run: PageRun) -> Iterator[str]:
-    costs = strongest_costs(run)
+    costs = run.strongest_costs
     for bar in costs.values():
-        yield f"{_step_sentence(bar)}{_dearest(run, bar)}"
+        yield f"{_step_sentence(bar)}{_costliest_part(run, bar)}"
     if not costs:
         yield from _bytes_sentences(run)
 
 
 def _step_sentence(bar: CostBar) -> str:
-    """What share of a step nothing hides, and where the rest goes."""
-    step = format_seconds(bar.step_s)
+    """The time of a step, its exposed communication, and its waiting."""
     segments = dict(bar.segments)
+    step = f"A {bar.phase} step takes {format_seconds(bar.step_s)}"
     if COLLECTIVES in segments:
-        spent = segments[COLLECTIVES]
-        return f"Of {step} {_a_step(bar)}, {format_seconds(spent)} ({_share(spent, bar)}) is spent in collectives."
-    exposed = {name: s for name, s in segments.items() if name.startswith(EXPOSED)}
-    total = sum(exposed.values())
-    waits = segments.get(MEMORY, 0.0), segments.get(STAGES, 0.0)
-    tails = [
-        f"{_share(seconds, bar)} of the step is {words}"
-        for seconds, words in zip(waits, (MEMORY, "waiting for other stages"), strict=True)
+        return f"{step}; {_amount(segments[COLLECTIVES], bar)} of it is spent in collectives."
+    waits = [
+        f"{_share(seconds, bar)} waits for {reason}"
+        for seconds, reason in (
+            (segments.get(MEMORY, 0.0), "memory"),
+            (segments.get(STAGES, 0.0), "other pipeline stages"),
+        )
         if seconds > SMALL_FRAC * bar.step_s
     ]
-    tail = f"; {' and '.join(tails)}" if tails else ""
-    if total <= SMALL_FRAC * bar.step_s:
-        head = "Next to nothing" if total else "Nothing"
-        return f"{head} of the {step} of {_a_step(bar)} is communication that compute does not hide{tail}."
-    axes = " and ".join(
-        shown(name.removeprefix(EXPOSED), 40) for name in sorted(exposed, key=lambda n: -exposed[n])
-    )
-    return (
-        f"Of {step} {_a_step(bar)}, {format_seconds(total)} ({_share(total, bar)}) is communication "
-        f"over {axes} that nothing hides{tail}."
-    )
+    return f"{step}; {joined([_exposed(segments, bar), *waits])}."
 
 
-def _dearest(run: PageRun, bar: CostBar) -> str:
-    """The part of the model that takes most of a modelled step, where one stands out."""
-    times = (t for t in run.subject.times if (t.source, t.phase) == (bar.source, bar.phase))
+def _exposed(segments: dict[str, float], bar: CostBar) -> str:
+    """`3 ms (30%) of it is exposed communication over tp`."""
+    by_axis = {n.removeprefix(EXPOSED): s for n, s in segments.items() if n.startswith(EXPOSED)}
+    total_s = sum(by_axis.values())
+    if total_s <= SMALL_FRAC * bar.step_s:
+        return f"{'almost none' if total_s else 'none'} of it is exposed communication"
+    axes = joined([short(axis, 40) for axis in sorted(by_axis, key=lambda a: -by_axis[a])])
+    return f"{_amount(total_s, bar)} of it is exposed communication over {axes}"
+
+
+def _costliest_part(run: PageRun, bar: CostBar) -> str:
+    """The most expensive part of the model in a modeled step, if it dominates the step."""
+    times = (t for t in run.inputs.times if (t.source, t.phase) == (bar.source, bar.phase))
     parts = [(part.compute_s + part.exposed_s, part.part) for time in times for part in time.parts]
-    seconds, part = max(parts, key=lambda found: found[0], default=(0.0, None))
+    seconds, part = max(parts, key=lambda pair: pair[0], default=(0.0, None))
     if part is None or seconds < LARGE_FRAC * bar.step_s:
         return ""
-    return f" The dearest part is {shown(part, 40)}: {format_seconds(seconds)} ({_share(seconds, bar)})."
+    return f" The most expensive part is {short(part, 40)}: {_amount(seconds, bar)}."
 
 
-def _a_step(bar: CostBar) -> str:
-    return f"a {bar.phase} step"
+def _amount(seconds: float, bar: CostBar) -> str:
+    return f"{format_seconds(seconds)} ({_share(seconds, bar)})"
 
 
 def _share(seconds: float, bar: CostBar) -> str:
-    return f"{seconds / bar.step_s:.0%}" if bar.step_s else "no share"
+    return f"{seconds / bar.step_s:.0%}" if bar.step_s else "0%"
 
 
 def _bytes_sentences(run: PageRun) -> Iterator[str]:
-    """Where no time is known: what a device sends."""
+    """The bytes that a device sends, for runs without times."""
     totals = step_totals(run.run.rows_of(run.source))
     if not totals:
-        yield "Nothing travels between devices: the run has no collectives."
+        yield "No communication: the run has no collectives."
     for phase, total in totals.items():
-        yield (
-            f"In a step of {phase_words(phase)} each device sends {format_bytes(total.wire_bytes)} "
-            f"in {count_words(total.count)}."
-        )
+        sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
+        yield f"Each device sends {sent} in {count} per {phase_label(phase)} step."
     if totals:
-        yield "How long that takes is not known: nothing was timed and no time was modelled."
+        yield "The step time is unknown: nothing was measured or modeled."
 
 
 def _memory_sentence(run: PageRun) -> Iterator[str]:
     memory = run.run.memory.get(run.source)
     if memory is None or memory.total_bytes is None or not memory.hbm_bytes:
         return
-    share = f"{memory.total_bytes / memory.hbm_bytes:.0%} of the HBM"
+    share = f"{memory.total_bytes / memory.hbm_bytes:.0%} of its HBM"
     if memory.fits:
-        yield f"It fits: a device needs {share}."
+        yield f"It fits: each device needs {share}."
     elif memory.fits is False:
-        yield f"It does not fit: a device would need {share}."
+        yield f"It does not fit: each device would need {share}."
 
 
 def _cpu_sentence(runs: Sequence[PageRun]) -> Iterator[str]:
-    """What times on virtual devices are worth."""
+    """What times on virtual devices mean."""
     if any(run.costs and runs_on_cpu(run.run) for run in runs):
         yield f"{SHARED_CORES[0].upper()}{SHARED_CORES[1:]}."
 
 
 def _fastest(runs: Sequence[PageRun]) -> Iterator[str]:
-    """Which run has the shortest step, phase by phase."""
+    """The run with the shortest step of each phase."""
     for phase in Phase:
-        found = [(r, c[phase].step_s) for r in runs if phase in (c := strongest_costs(r))]
-        if len(found) < 2:
-            continue
-        (best, best_s), (worst, worst_s) = (f(found, key=lambda f: f[1]) for f in (min, max))
-        if worst_s - best_s <= SAME_FRAC * worst_s:
-            yield f"A {phase} step takes the same time in all runs, {format_seconds(best_s)}."
-        else:
-            yield (
-                f"{_called(best, phase)} has the fastest {phase} step, {format_seconds(best_s)}; "
-                f"{_called(worst, phase)} takes {worst_s / best_s:.2f} times as long, {format_seconds(worst_s)}."
-            )
-    sources = {bar.source for r in runs for bar in strongest_costs(r).values()}
+        steps = [(r, c[phase].step_s) for r in runs if phase in (c := r.strongest_costs)]
+        if len(steps) > 1:
+            yield _fastest_sentence(steps, phase)
+    sources = {bar.source for run in runs for bar in run.strongest_costs.values()}
     if len(sources) > 1:
-        yield f"Times are {' and '.join(sorted(sources))}: they do not err alike."
-    if not any(r.costs for r in runs):
-        yield "No time is known of these runs: here is what they send."
+        yield f"Times come from different sources ({', '.join(sorted(sources))}), whose errors differ."
+    if not any(run.costs for run in runs):
+        yield "No run has a step time; the report compares their traffic."
 
 
-def _called(run: PageRun, phase: Phase) -> str:
-    """A run by its plan and letter, and where its time comes from."""
-    return f"{shown(run.run.manifest.experiment.plan or 'the plan', 40)} ({run.letter}, {strongest_costs(run)[phase].source})"
+def _fastest_sentence(steps: Sequence[tuple[PageRun, float]], phase: Phase) -> str:
+    (best, best_s), (worst, worst_s) = (f(steps, key=lambda step: step[1]) for f in (min, max))
+    if worst_s - best_s <= SAME_FRAC * worst_s:
+        return f"All runs take the same time for a {phase} step ({format_seconds(best_s)})."
+    return (
+        f"{_name(best, phase)} has the fastest {phase} step ({format_seconds(best_s)}); "
+        f"{_name(worst, phase)} takes {worst_s / best_s:.2f}x as long ({format_seconds(worst_s)})."
+    )
+
+
+def _name(run: PageRun, phase: Phase) -> str:
+    """The plan of a run, its letter, and the source of its time."""
+    return f"{run.plan} ({run.letter}, {run.strongest_costs[phase].source})"

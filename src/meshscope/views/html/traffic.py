@@ -1,4 +1,4 @@
-"""Who sends how much to whom: the matrix between devices, and the load of every link."""
+"""The section on traffic: the matrix between devices, and the load of every link."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,96 +6,90 @@ from meshscope.analysis.metric import Unavailable
 from meshscope.events.enums import Source
 from meshscope.views.charts.traffic import Torus, matrices, tori
 from meshscope.views.html import charts
-from meshscope.views.html.blocks import (
-    Block,
-    Cell,
-    Panel,
-    Section,
-    cell,
-    table_of_rows,
-    unknown,
-)
-from meshscope.views.html.drawing import Charts
-from meshscope.views.html.side import PageRun
+from meshscope.views.html.blocks import Block, Panel, Section, page_table, unknown
+from meshscope.views.html.drawing import ChartFactory
+from meshscope.views.html.page_run import PageRun
+from meshscope.views.model import CellValue, Unit, ViewTable, figure_column, text_column
 
-N_BUSIEST = 5  # links of each phase that are listed
+N_BUSIEST = 5  # links per phase in the table
 
 
-def traffic_section(runs: Sequence[PageRun], new: Charts) -> Section:
-    """The matrix between devices beside the links of the torus, of every run."""
+def traffic_section(runs: Sequence[PageRun], factory: ChartFactory) -> Section:
+    """The traffic matrix beside the links of the torus, for every run."""
     panels: list[Panel] = []
     for run in runs:
+        imbalance = run.table("traffic_imbalance", "Traffic imbalance")
         panels += [
-            Panel(
-                title=run.title,
-                blocks=(_matrix(run, new), run.table("traffic_imbalance", "Imbalance of traffic")),
-            ),
-            Panel(title=" " if run.title else "", blocks=tuple(_torus(run, new))),
+            Panel(title=run.title, blocks=(_matrix(run, factory), imbalance)),
+            Panel(title=" " if run.title else "", blocks=tuple(_torus(run, factory))),
         ]
     return Section(
         id="traffic",
-        title="Who sends how much to whom",
-        lead="Left the logical traffic from device to device, right the same bytes over the links between chips, as the interconnect model routes them.",
+        title="Traffic between devices",
+        lead="Left: bytes from device to device. Right: the same bytes on the links between chips, as routed by the interconnect model.",
         panels=tuple(panels),
         is_paired=True,
     )
 
 
-def _matrix(run: PageRun, new: Charts) -> Block:
-    found = matrices(run.subject, run.source)
-    if not found:
-        return unknown(
-            "the traffic matrix: the run has no collectives with known bytes and devices"
-        )
-    total = sum(n_bytes for *_, n_bytes in found[0].cells)
-    folded = f" A row stands for {found[0].fold} devices." if found[0].fold > 1 else ""
-    return new.new(
+def _matrix(run: PageRun, factory: ChartFactory) -> Block:
+    all_matrices = matrices(run.inputs, run.source)
+    if not all_matrices:
+        return unknown("traffic matrix: the run has no collectives with known bytes and devices")
+    first = all_matrices[0]
+    total = sum(n_bytes for *_, n_bytes in first.cells)
+    fold = f" Each row is {first.fold} devices." if first.fold > 1 else ""
+    return factory.chart(
         "matrix",
         "Traffic matrix",
-        charts.matrix_data(found),
-        about=f"{found[0].n_devices} devices; {len(found[0].cells)} pairs talk, {total:,.0f} bytes together in a {found[0].phase} step.",
-        note=f"All-reduce, all-gather and reduce-scatter go round a ring in the order of the group, all-to-all directly.{folded}",
+        charts.matrix_data(all_matrices),
+        description=f"{first.n_devices} devices; {len(first.cells)} pairs exchange {total:,.0f} bytes in one {first.phase} step.",
+        note=f"All-reduce, all-gather and reduce-scatter follow a ring in the order of the group; all-to-all is direct.{fold}",
     )
 
 
-def _torus(run: PageRun, new: Charts) -> Iterator[Block]:
-    found, topology = run.of_strongest("link_traffic"), run.subject.topology
-    if isinstance(found, Unavailable) or topology is None:
-        yield unknown(
-            f"link loads: {found.reason if isinstance(found, Unavailable) else 'no slice'}"
-        )
+def _torus(run: PageRun, factory: ChartFactory) -> Iterator[Block]:
+    links, topology = run.of_strongest("link_traffic"), run.inputs.topology
+    if isinstance(links, Unavailable) or topology is None:
+        reason = links.reason if isinstance(links, Unavailable) else "the run has no slice"
+        yield unknown(f"link loads: {reason}")
         return
-    source = Source(found["source"][0])
-    drawn = tori(found, topology, source)
+    by_phase = tori(links, topology, Source(links["source"][0]))
+    first = by_phase[0]
     if topology.n_chips > charts.MAX_CHIPS:
         yield unknown(
-            f"{topology.n_chips:,} chips are not drawn, only up to {charts.MAX_CHIPS:,}; the table has the busiest links"
+            f"link chart: {topology.n_chips:,} chips exceed the limit of {charts.MAX_CHIPS:,}; the table lists the busiest links"
         )
     else:
-        yield new.new(
+        yield factory.chart(
             "torus",
-            "Load of every link",
-            charts.torus_data(drawn),
-            about=f"{topology.name}; {len(drawn[0].links)} links carry something in a {drawn[0].phase} step.",
-            note="A square is a chip with its device ids; each link is drawn twice, once in each direction.",
+            "Link loads",
+            charts.torus_data(by_phase),
+            description=f"{topology.name}; {len(first.links)} links carry traffic in one {first.phase} step.",
+            note="Squares are chips with their device ids; each link is drawn once per direction.",
         )
-    names = ("phase", "from chip", "to chip", "load", "time at peak")
-    rows = [row for torus in drawn for row in _busiest(torus)]
-    yield table_of_rows(run.key("links"), "The busiest links", names, rows)
+    yield page_table(run.html_id("links"), _busiest_links(by_phase))
 
 
-def _busiest(torus: Torus) -> Iterator[list[Cell]]:
-    """Those that carry most in a step of the phase, all axes together."""
+def _busiest_links(by_phase: Sequence[Torus]) -> ViewTable:
+    return ViewTable(
+        title="Busiest links",
+        columns=(
+            *map(text_column, ("phase", "from chip", "to chip")),
+            figure_column("load", Unit.BYTES),
+            figure_column("time at peak", Unit.SECONDS),
+        ),
+        rows=tuple(row for torus in by_phase for row in _busiest_rows(torus)),
+    )
+
+
+def _busiest_rows(torus: Torus) -> Iterator[tuple[CellValue, ...]]:
+    """The links with the most bytes in one step, summed over all axes."""
     for link in sorted(torus.links, key=lambda link: -link.load_bytes)[:N_BUSIEST]:
-        yield [
-            Cell(text=torus.phase),
-            Cell(text=_chip_words(torus, link.slice_index, link.source)),
-            Cell(text=_chip_words(torus, link.slice_index, link.target)),
-            cell("load_bytes", link.load_bytes),
-            cell("link_s", link.link_s),
-        ]
+        chips = (_chip(torus, link.slice_index, chip) for chip in (link.source, link.target))
+        yield (torus.phase, *chips, link.load_bytes, link.link_s)
 
 
-def _chip_words(torus: Torus, slice_index: int, chip: tuple[int, int, int]) -> str:
-    place = ",".join(map(str, chip))
-    return f"{place} of slice {slice_index}" if torus.n_slices > 1 else place
+def _chip(torus: Torus, slice_index: int, chip: tuple[int, int, int]) -> str:
+    coordinates = ",".join(map(str, chip))
+    return f"{coordinates} of slice {slice_index}" if torus.n_slices > 1 else coordinates
