@@ -79,4 +79,15 @@ def test_a_place_that_cannot_be_written_is_told_before_measuring(
     done = meshscope("--topology", "cpu:2", "--out", str(tmp_path / place), "--force")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "is no folder to write to" in line or "cannot be written" in line
+    assert "is not a writable folder" in line or "cannot be written" in line
+
+
+def test_one_device_has_products_and_no_collectives(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    done = meshscope("--topology", "cpu:1", "--repeats", "1", "--out", str(path))
+    assert done.returncode == 0, done.stderr
+    profile = load_profile(path)
+    assert (profile.points, profile.fits) == ((), ())
+    assert {product.rows for product in profile.products} == {1, 16, 256}
+    assert profile.launch_s is not None
+    assert "one kernel after another" in done.stdout

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.efficiency import Efficiency, efficiency_of
+from meshscope.cost.efficiency import PEAKS, Efficiency, efficiency_of
 from meshscope.cost.features import (
     ACTS,
     B_ALL,
@@ -84,6 +84,7 @@ def plan_form(
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
     chip, plan, moe = experiment.topology.chip, experiment.plan, experiment.model.moe
     constants = None if profile is None else profile.constants
+    rates = rates_of(chip, profile)
     lines = collective_costs(experiment, phase, constants)
     if lines and constants is None:
         constants = constants_of(chip)
@@ -92,8 +93,8 @@ def plan_form(
         topology=experiment.topology,
         terms=plan_terms(experiment, phase),
         lines=lines,
-        rates=rates_of(chip, profile),
-        efficiency=efficiency or efficiency_of(chip),
+        rates=rates,
+        efficiency=efficiency or (efficiency_of(chip) if rates.measured is None else PEAKS),
         constants=constants,
         data_size=plan.data_size,
         cp=plan.cp,

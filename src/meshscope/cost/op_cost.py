@@ -176,7 +176,7 @@ class OpCosts:
                 is_known=True,
             )
         if all(not array.dims for array in instruction.arrays) and opcode != "custom-call":
-            return None  # a scalar
+            return self._scalar_kernel(instruction)
         if opcode == "custom-call":
             return self._kernel(computation, instruction)
         sorts = self._sorted_bytes(instruction)
@@ -193,6 +193,13 @@ class OpCosts:
             is_estimated=False,
             is_known=is_known,
         )
+
+    def _scalar_kernel(self, instruction: Instruction) -> Work | None:
+        """A fusion to a scalar, as of a norm: its launch where that was measured, else nothing."""
+        if self._rates.measured is None or instruction.opcode != "fusion":
+            return None
+        price = self._rates.roofline()
+        return Work(price=price, flops=0.0, hbm_bytes=0.0, is_estimated=False, is_known=True)
 
     def _kernel(self, computation: Computation, instruction: Instruction) -> Work:
         """A kernel by what its author states, by its operands where we know it, else by its bytes."""

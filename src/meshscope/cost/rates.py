@@ -6,6 +6,7 @@ us on a TPU.
 
 from dataclasses import dataclass
 
+from meshscope.cost.measured_rates import MeasuredRates, measured_rates
 from meshscope.errors import SpecError
 from meshscope.events.step_time import TimeBasis, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
@@ -39,6 +40,9 @@ USUAL_REACH = Reach(matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_inter
 # (stas00/ml-engineering@b9e2972, compute/accelerator). Medians of both; the intervals are wider than what
 # was measured, by shapes that are not the best.
 GPU_REACH = Reach(matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0))
+
+# Of rates that were measured by shape on the device itself; the interval is a guess until steps judge it.
+MEASURED_REACH = Reach(matmul=1.0, matmul_interval=(0.85, 1.15), hbm=1.0, hbm_interval=(0.85, 1.15))
 
 # Of the peak, in attention kernels: ragged paged attention reaches 73 % in prefill on tpu7x, 63 % where
 # masked blocks count as work (arXiv 2604.15464); older kernels about half.
@@ -74,6 +78,7 @@ class Rates:
     hbm_bytes_per_s: float
     clock_hz: float | None
     reach: Reach = USUAL_REACH
+    measured: MeasuredRates | None = None
 
     def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> OpCost:
         """The compiler's cycles as time."""
@@ -95,10 +100,15 @@ class Rates:
         usual = self.reach
         frac = usual.matmul if flops_frac is None else flops_frac
         interval = usual.matmul_interval if flops_interval is None else flops_interval
+        launch_s, factor = 0.0, 1.0
+        if self.measured is not None:
+            launch_s = self.measured.launch_s
+            is_kernel = flops_frac is not None
+            factor = 1.0 if is_kernel else self.measured.factor(flops, hbm_bytes)
 
         def at(flops_share: float, hbm_share: float) -> float:
             of_bytes = (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s / hbm_share
-            return max(flops / self.flops_per_s / flops_share, of_bytes)
+            return max(flops / self.flops_per_s / flops_share, of_bytes) * factor + launch_s
 
         return OpCost(
             seconds=TimeEstimate(
@@ -133,11 +143,23 @@ class Rates:
 
 
 def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
-    """The rates of one device: published, else what a profile measured; SpecError without either."""
+    """The rates of one device; SpecError for a chip without published peaks and without a profile.
+
+    A profile with products by shape counts before the published peaks.
+    """
     measured = None if profile is None else (profile.flops_per_s, profile.memory_bytes_per_s)
-    if chip.bf16_flops_per_s is None and measured is not None and None not in measured:
+    is_tpu = chip.kind is ChipKind.TPU  # whose compiler states cycles
+    by_shape = None if profile is None or is_tpu else measured_rates(profile)
+    is_unpublished = chip.bf16_flops_per_s is None or by_shape is not None
+    if is_unpublished and measured is not None and None not in measured:
         flops_per_s, bytes_per_s = (rate or 0.0 for rate in measured)
-        return Rates(flops_per_s=flops_per_s, hbm_bytes_per_s=bytes_per_s, clock_hz=None)
+        return Rates(
+            flops_per_s=flops_per_s,
+            hbm_bytes_per_s=bytes_per_s,
+            clock_hz=None,
+            reach=USUAL_REACH if by_shape is None else MEASURED_REACH,
+            measured=by_shape,
+        )
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         raise SpecError(
             f"'{chip.name}' has no published peaks, so that no time can be told for it. "

@@ -55,6 +55,20 @@ class MemoryRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTime:
+    """Seconds of one product of [rows, depth] with [depth, columns] on one device, in a row of others."""
+
+    rows: int
+    depth: int
+    columns: int
+    dtype: str
+    weight_dtype: str
+    flops: float
+    n_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChipProfile:
     """The result of a calibration; `constants` feed `collective_time`.
 
@@ -70,11 +84,14 @@ class ChipProfile:
     matrices: tuple[MatrixRate, ...]
     memory: tuple[MemoryRate, ...]
     conditions: Mapping[str, Any]
+    products: tuple[ProductTime, ...] = ()
+    launch_s: float | None = None  # from one small kernel to the next inside a program
 
     @property
     def flops_per_s(self) -> float | None:
-        """The best measured matrix rate of one device."""
-        return max((rate.flops_per_s for rate in self.matrices), default=None)
+        """The best measured matrix rate of one device: of random matrices, where they were timed."""
+        rates = [product.flops / product.seconds for product in self.products]
+        return max(rates or (rate.flops_per_s for rate in self.matrices), default=None)
 
     @property
     def memory_bytes_per_s(self) -> float | None:
@@ -148,6 +165,8 @@ def _profile(document: Mapping[str, Any]) -> ChipProfile:
         matrices=tuple(MatrixRate(**rate) for rate in document["matrices"]),
         memory=tuple(MemoryRate(**rate) for rate in document["memory"]),
         conditions=document["conditions"],
+        products=tuple(ProductTime(**product) for product in document.get("products", ())),
+        launch_s=document.get("launch_s"),
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.interconnect.profile import ChipProfile, FittedKind
-from meshscope.units import format_bytes
+from meshscope.units import format_bytes, format_seconds
 from meshscope.views.model import (
     CellValue,
     Figure,
@@ -22,10 +22,11 @@ from meshscope.views.words import counted
 def profile_text(profile: ChipProfile) -> Iterator[RenderableType]:
     """The conditions, points, fits and rates of a profile."""
     yield Text(_conditions(profile))
-    yield Text()
-    yield rich_table(_points(profile))
-    yield Text()
-    yield rich_table(_fits(profile))
+    if profile.points:
+        yield Text()
+        yield rich_table(_points(profile))
+        yield Text()
+        yield rich_table(_fits(profile))
     if profile.matrices or profile.memory:
         yield Text()
         yield Text(_rates(profile))
@@ -123,4 +124,13 @@ def _rates(profile: ChipProfile) -> str:
         f"memory, {format_bytes(rate.array_bytes)}: {format_bytes(rate.bytes_per_s)}/s per device"
         for rate in profile.memory
     ]
-    return "\n".join([*lines, "all devices at the same time"])
+    lines.append("all devices at the same time")
+    lines += [
+        f"product {product.rows} x {product.depth} x {product.columns}, weights {product.weight_dtype}: "
+        f"{format_seconds(product.seconds)}, {product.flops / product.seconds / 1e9:,.1f} GFLOP/s, "
+        f"{format_bytes(product.n_bytes / product.seconds)}/s"
+        for product in profile.products
+    ]
+    if profile.launch_s is not None:
+        lines.append(f"one kernel after another: {format_seconds(profile.launch_s)}")
+    return "\n".join(lines)

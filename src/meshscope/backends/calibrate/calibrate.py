@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from meshscope import __version__
-from meshscope.backends.calibrate.fit import fit_constants
+from meshscope.backends.calibrate.fit import fit_constants, unfitted
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
 from meshscope.backends.live.run import check_can_run
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
-from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate
+from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
@@ -39,7 +39,11 @@ def measured_profile(
     write_points(points, request.topology.chip.name, points_file)
     source = f"measured on {request.topology.name}, plan '{request.plan}'"
     try:
-        fitted = fit_constants(points, request.topology, source=source)
+        fitted = (
+            fit_constants(points, request.topology, source=source)
+            if points or request.topology.n_devices > 1
+            else unfitted(request.topology, source=source)
+        )
     except MeshscopeError as error:
         raise SpecError(f"{error} What was measured is in {points_file}.") from None
     conditions = {
@@ -63,6 +67,8 @@ def measured_profile(
         matrices=tuple(MatrixRate(**rate) for rate in report["matrices"]),
         memory=tuple(MemoryRate(**rate) for rate in report["memory"]),
         conditions=conditions,
+        products=tuple(ProductTime(**product) for product in report["products"]),
+        launch_s=report["launch_s"],
     )
 
 

@@ -66,6 +66,14 @@ def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
     )
 
 
+def unfitted(topology: Topology, *, source: str) -> Fitted:
+    """The constants of one device, which has no collectives: those of its chip, fitted elsewhere."""
+    is_cpu = topology.chip.kind is ChipKind.CPU
+    constants = _base(topology) if is_cpu else constants_of(topology.chip)
+    words = source if is_cpu else f"{source}; collectives: {constants.source}"
+    return Fitted(constants=replace(constants, source=words), fits=())
+
+
 def _fitted_together(
     points: Points, topology: Topology, base: LinkConstants, source: str
 ) -> Fitted:

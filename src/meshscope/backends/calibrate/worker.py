@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsew
 LARGE_MATRIX_SIZES = (2048, 4096, 8192)
 MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
 CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
-
+GPU_MEMORY_BYTES = (*MEMORY_BYTES, 1 << 31)  # long beside the host's part in each turn of a loop
+_MEMORY_BYTES = {
+    ChipKind.CPU: CPU_MEMORY_BYTES,
+    ChipKind.GPU: GPU_MEMORY_BYTES,
+    ChipKind.TPU: MEMORY_BYTES,
+}
 
 Work = tuple[Kind, str, int]  # kind, axis, payload that is asked for
 
@@ -104,6 +109,7 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
         "n_left_out": len(pace.work) - len(points),
         "matrices": matrices,
         "memory": memory,
+        **_kernels(request, devices[0]),
         "seconds": pace.passed_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
@@ -114,8 +120,8 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
 def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
     """Small sizes of all kinds and axes first, so that a short budget still tells of every kind."""
     for size in request.sizes:
-        for axis in request.plan.mesh.names:
-            for kind in KINDS:
+        for axis, n in zip(request.plan.mesh.names, request.plan.mesh.sizes, strict=True):
+            for kind in KINDS if n > 1 else ():
                 yield kind, axis, size
 
 
@@ -149,11 +155,28 @@ def _of_one_device(
         seconds = timed_matrices(mesh, n, dtype, repeats=request.repeats)
         matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
     memory: list[dict[str, Any]] = []
-    for array_bytes in CPU_MEMORY_BYTES if is_cpu else MEMORY_BYTES:
+    for array_bytes in _MEMORY_BYTES[request.topology.chip.kind]:
         report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
         seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
         memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
     return matrices, memory
+
+
+def _kernels(request: CalibrationRequest, device: Any) -> dict[str, Any]:
+    """Products by shape and the launch of a kernel on one device; small shapes come first."""
+    from meshscope.backends.calibrate.products import timed_launch, timed_product  # noqa: PLC0415
+
+    if request.topology.chip.kind is ChipKind.TPU:
+        return {"products": [], "launch_s": None}
+    report_progress("the launch of a kernel")
+    launch_s = timed_launch(device, repeats=request.repeats)
+    products: list[dict[str, Any]] = []
+    for shape in request.product_shapes:
+        report_progress(f"products of {shape.rows} x {shape.depth} x {shape.columns}")
+        seconds = timed_product(device, shape, repeats=request.repeats)
+        figures = {"flops": shape.flops, "n_bytes": shape.n_bytes, "seconds": seconds}
+        products.append({**asdict(shape), **figures})
+    return {"products": products, "launch_s": launch_s}
 
 
 def main(arguments: list[str]) -> int:
