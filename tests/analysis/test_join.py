@@ -80,7 +80,7 @@ def test_pairs_of_a_permute_keep_their_direction() -> None:
     there = row(Kind.PERMUTE, groups=((0, 1), (1, 0), (2, 3)))
     back = row(Kind.PERMUTE, groups=((0, 1), (1, 0), (3, 2)))
     assert told(compare([there], [back])) == [
-        Told(Verdict.CHANGED, (0,), 1, "other devices in the groups")
+        Told(Verdict.CHANGED, (0,), 1, "different devices in the groups")
     ]
     assert compare([there], [replace(there, groups=((2, 3), (0, 1), (1, 0)))]).is_exact
 
@@ -126,7 +126,7 @@ CHANGES = (
     Change("shape", row(shape=(2, 8, 32)), "bf16[2,8,16] -> bf16[2,8,32]"),
     Change("axis", row(axis="dp", groups=DP2, group_size=2), "tp -> dp"),
     Change("no axis", row(axis=None, groups=DP2), "tp -> ?"),
-    Change("groups", row(groups=((0, 1, 2, 4), (3, 5, 6, 7))), "other devices in the groups"),
+    Change("groups", row(groups=((0, 1, 2, 4), (3, 5, 6, 7))), "different devices in the groups"),
     Change(
         "dtype",
         row(dtype="f32", payload_bytes=2 * 8 * 16 * 4),

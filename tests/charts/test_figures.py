@@ -113,7 +113,7 @@ def test_a_layer_is_the_second_turn_of_the_longest_loop(tmp_path: Path) -> None:
     )
     frame.write_parquet(tmp_path / TIMELINE)
     (found,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert found.layer == ("the second of 10 turns of the loop over layers", 4.0, 7.0)
+    assert found.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
     assert found.end_s == 1.0 + 9 * 3.0 + 3.0
     assert [span.n for span in found.spans] == [1, 10, 10]
     assert {span.lane for span in found.spans} == {"core", "tp"}

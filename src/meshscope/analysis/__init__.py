@@ -1,1 +1,1 @@
-"""Pure functions over event tables."""
+"""Metrics, comparisons and explanations: pure functions over event tables."""

@@ -9,10 +9,10 @@ import polars as pl
 from meshscope.analysis import bandwidth as bandwidths
 from meshscope.analysis import devices, intervals, matrix, overlap, roofline, routed, volume
 from meshscope.analysis import step_time as step_times
+from meshscope.analysis.executions import executions
 from meshscope.analysis.latency import Latency, latency_of
 from meshscope.analysis.metric import Metric, Unavailable
 from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
-from meshscope.analysis.timeline import last_step
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
@@ -46,17 +46,9 @@ def _from_events(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Compute:
 
 
 def _from_executions(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Compute:
-    """Uses the last step of the timeline for phases that have one, and the event table otherwise."""
-
     def compute(inputs: MetricInputs) -> Result:
-        if inputs.timeline is None:
-            return _from_events(function)(inputs)
-        timed = last_step(overlap.timed(inputs.timeline)).drop("step")
-        executions = volume.collectives(timed)
-        others = inputs.events.join(
-            executions.select(volume.WHERE).unique(), on=volume.WHERE, how="anti", nulls_equal=True
-        )
-        return function(pl.concat([others, executions]))
+        rows = executions(inputs)
+        return NO_COLLECTIVES if rows.is_empty() else function(rows)
 
     return compute
 

@@ -1,4 +1,4 @@
-"""What devices did while steps were profiled: load, imbalance, idle, and waiting against wire."""
+"""Load, idle time and waiting of devices in the profiled steps."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,12 +20,12 @@ _TIMES = {
 
 
 def device_idle(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
-    """Seconds that each device was busy, in collectives, waiting in them, and idle, in profiled steps.
+    """Seconds of each device in the profiled steps: busy, in collectives, waiting in collectives, and idle.
 
-    busy + idle = window. `idle_frac` is idle over window, `collective_frac` collectives over busy time.
+    `window_s` = `busy_s` + `idle_s`. `idle_frac` = idle / window, `collective_frac` = collective / busy.
 
-    Source: busy time by union of intervals, as XProf's device idle time; a container such as a loop is
-    not counted beside what it contains.
+    Source: busy time is a union of intervals, as in XProf's device idle time. Containers such as loops
+    are excluded, because their bodies are counted.
     """
     table = pl.DataFrame([asdict(load) for load in loads], schema=_LOADS)
     window, busy = pl.col("window_s"), pl.col("busy_s")
@@ -36,13 +36,13 @@ def device_idle(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
 
 
 def load_imbalance(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
-    """Busy time of the busiest device over the mean of all devices, by phase; 1 is balanced.
+    """Load imbalance of a phase: busy time of the busiest device over the mean of all devices.
 
-    Time spent waiting in collectives is taken off first where it is known (`without_wait`): a device
-    that waits for a slower one is not loaded.
+    1 is balanced. `imbalance_without_wait` subtracts the time that devices wait in collectives, because a
+    device that waits for a slower one is not loaded. It is null if waiting is unknown.
 
-    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012): the load
-    imbalance metric, there with 1 subtracted.
+    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012), whose
+    load imbalance metric subtracts 1.
     """
     table = pl.DataFrame([asdict(load) for load in loads], schema=_LOADS)
     working = pl.col("busy_s") - pl.col("wait_s")
@@ -56,14 +56,14 @@ def load_imbalance(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
 
 
 def waiting(times: Sequence[CollectiveTime]) -> pl.DataFrame:
-    """Mean seconds of collectives on the wire, and waiting for the last participant, by sort.
+    """Mean seconds of collectives in transfer, and waiting for the last participant.
 
-    `wire_s` is the duration of the fastest participant, `wait_s` what the others spent beyond it, null
-    where a single device was recorded. `wait_frac` is waiting over duration.
+    `wire_s` is the duration of the fastest participant, `wait_s` the mean time that the others spend
+    beyond it, `wait_frac` = wait / duration. `wait_s` is null if only one device is recorded.
 
-    Source: TraceLens, "NcclAnalyser" (latency by the minimum over ranks); nsys-jax takes the fastest
-    device for the same reason. It errs where even the last participant waits.
+    Source: TraceLens, "NcclAnalyser" (minimum over ranks); nsys-jax also takes the fastest device. The
+    split underestimates waiting if even the last participant waits.
     """
     table = pl.DataFrame([asdict(time) for time in times], schema=_TIMES)
-    share = pl.when(pl.col("dur_s") > 0).then(pl.col("wait_s") / pl.col("dur_s"))
-    return table.with_columns(share.alias("wait_frac"))
+    fraction = pl.when(pl.col("dur_s") > 0).then(pl.col("wait_s") / pl.col("dur_s"))
+    return table.with_columns(fraction.alias("wait_frac"))

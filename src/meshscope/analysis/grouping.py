@@ -1,4 +1,4 @@
-"""Collectives that differ only in their layer become one group, for display and for --json."""
+"""Groups collectives that differ only in their layer, for text and JSON."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +10,9 @@ from meshscope.events.collective import Collective
 class Group:
     """Collectives of one or more layers that are equal in everything else.
 
-    In `row`, `count` is the times in one step of the phase over all `layers` together, and `layer`
-    and `hlo_name` are null where the members differ in them. `layers` is empty outside layers.
-    `dur_s` and `exposed_s` are means over all executions, null where one of them is not known;
-    `start_s` is that of the first.
+    In `row`, `count` is the number of executions in one step of the phase over all `layers`, and `layer`
+    and `hlo_name` are null if the members differ in them. `layers` is empty outside layers. `dur_s` and
+    `exposed_s` are means over all executions, null if one is unknown; `start_s` is the earliest start.
     """
 
     row: Collective
@@ -21,7 +20,7 @@ class Group:
 
 
 def grouped(rows: Iterable[Collective]) -> list[Group]:
-    """The groups of these rows, in the order of their first members."""
+    """The groups of the rows, in the order of their first members."""
     members: dict[tuple[Collective, bool], list[Collective]] = {}
     for row in rows:
         members.setdefault((without_place(row), row.layer is None), []).append(row)
@@ -29,7 +28,7 @@ def grouped(rows: Iterable[Collective]) -> list[Group]:
 
 
 def without_place(row: Collective) -> Collective:
-    """The row without layer, instruction name, count and times: what the members of a group share."""
+    """The row without layer, instruction name, count and times, which differ within a group."""
     untimed = replace(row, start_s=None, dur_s=None, exposed_s=None, time_basis=None)
     return replace(untimed, layer=None, hlo_name=None, count=1)
 
@@ -57,7 +56,7 @@ def _first(members: Sequence[Collective]) -> float | None:
 
 
 def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> float | None:
-    """The mean over executions; None where a member's is not known."""
+    """The mean over all executions; None if a member has no value."""
     known = [s for s in seconds if s is not None]
     n = sum(member.count for member in members)
     if len(known) < len(members) or not n:
@@ -66,7 +65,7 @@ def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> flo
 
 
 def layer_ranges(layers: Sequence[int]) -> str:
-    """Sorted layer indices as ranges, e.g. `0-31, 40`; nothing outside layers."""
+    """Sorted layer indices as ranges, e.g. `0-31, 40`; empty without layers."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

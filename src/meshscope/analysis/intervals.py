@@ -1,8 +1,7 @@
 """Traffic intervals: bursts of an axis, the gaps between them, windows between axes, and periods.
 
-Rows with times are placed in seconds. Where a phase has rows without times, all its rows are placed by
-their order in the schedule, and every figure says so: `unit` is `s`, or `operations` (how many
-collectives of the step lie there). No figure mixes both.
+A phase whose collectives all have times is measured in seconds. Otherwise the collectives are placed
+by their order in the schedule, and the column `unit` says `operations` instead of `s`.
 """
 
 import numpy as np
@@ -27,10 +26,10 @@ _SPREAD = ("min", "mean", "max")
 
 
 def placed(events: pl.DataFrame) -> pl.DataFrame:
-    """Every execution of a collective with `begin` and `end`, in the `unit` that its phase allows.
+    """Every execution of a collective with `begin` and `end`, in seconds or in operations.
 
-    Rows that run several times in a step stand there as often, in operations: a row has one start. In operations, the i-th collective of the
-    step lies in [i, i+1). Rows of a loop over layers are taken layer by layer, as they run.
+    In operations, the i-th collective of the step occupies [i, i+1), and a collective that runs several
+    times has one row for each execution. The body of a loop over layers is repeated layer by layer.
     """
     rows = collectives(events).with_row_index("position")
     is_timed = (
@@ -54,10 +53,10 @@ def placed(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_schedule_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of one or more tables in the order in which a device runs them, `position` being the table's.
+    """The rows in the order in which a device runs them; `position` is their order in the table.
 
-    A compiled program without a loop stands in the order of its schedule. In a loop over layers, and in
-    a prediction, the rows before the first layer come first, then each layer's, then the others.
+    A compiled program without loops is already in schedule order. In a loop over layers and in a
+    prediction, the rows before the first layer come first, then those of each layer, then the rest.
     """
     place = [*WHERE, "stage"]
     in_layers = pl.col("layer").is_not_null()
@@ -72,25 +71,25 @@ def in_schedule_order(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def bursts(placed_rows: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
-    """Times in which an axis has traffic without a pause longer than `max_gap` (in the rows' unit).
+    """Intervals with traffic on an axis and no pause longer than `max_gap` (in the unit of the rows).
 
-    Source: the up phases of Rajasekaran et al., "CASSINI" (NSDI 2024), "Up-Down" phases of network
-    demand, for each axis of the plan by itself.
+    Source: the up phases of network demand in Rajasekaran et al., "CASSINI" (NSDI 2024), applied to each
+    axis of the plan.
     """
-    found: list[tuple[object, ...]] = []
+    records: list[tuple[object, ...]] = []
     keys = [*PLACED, "axis"]
-    for own in placed_rows.partition_by(keys, maintain_order=True):
-        named = own.row(0, named=True)
-        bounds = own.select("begin", "end").to_numpy()
+    for rows in placed_rows.partition_by(keys, maintain_order=True):
+        named = rows.row(0, named=True)
+        bounds = rows.select("begin", "end").to_numpy()
         merged = union(_ps(bounds), max_gap=round(max_gap * PS_PER_S))
         at = np.searchsorted(merged[:, 0], _ps(bounds)[:, 0], side="right") - 1
-        bytes_of = np.bincount(at, own["wire_bytes"].fill_null(0.0).to_numpy(), len(merged))
+        bytes_of = np.bincount(at, rows["wire_bytes"].fill_null(0.0).to_numpy(), len(merged))
         count_of = np.bincount(at, minlength=len(merged))
         for burst, n, n_bytes in zip(merged / PS_PER_S, count_of, bytes_of, strict=True):
             place = (named[key] for key in keys)
-            found.append((*place, int(n), float(n_bytes), float(burst[0]), float(burst[1])))
+            records.append((*place, int(n), float(n_bytes), float(burst[0]), float(burst[1])))
     schema = {**{key: placed_rows.schema[key] for key in keys}, **_BURST}
-    return pl.DataFrame(found, schema=schema, orient="row").sort(
+    return pl.DataFrame(records, schema=schema, orient="row").sort(
         *PLACED, "begin", maintain_order=True, nulls_last=True
     )
 
@@ -100,25 +99,25 @@ def _ps(bounds: NDArray[np.float64]) -> Spans:
 
 
 def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataFrame:
-    """Traffic of each axis by itself: bursts, the gaps between them, and its share of the step.
+    """Bursts of traffic on each axis, the gaps between them, and the fraction of the step with traffic.
 
-    A burst is a time of traffic without a pause longer than `max_gap`, a gap the pause between two
-    bursts. `up` is all bursts together, `down` the rest of the time from the first to the last
-    collective of any axis in the step, `up_frac` the share of the former. Figures are in `unit`: seconds,
-    or operations of the schedule where rows have no times. Gaps are null with a single burst. Of several
-    recorded steps the last is taken.
+    A burst is an interval with traffic and no pause longer than `max_gap`; a gap is the pause between two
+    bursts. `window` is the time from the first to the last collective of any axis in the step, `up` the
+    total length of the bursts, `down` = window - up, `up_frac` = up / window. Lengths are in `unit`:
+    seconds, or operations of the schedule if the collectives have no times. Gaps are null with a single
+    burst. The last recorded step counts.
 
-    Source: traffic interval within one parallelism, as Cornell's course project on CCL-Bench names it;
-    up and down phases as Rajasekaran et al., "CASSINI" (NSDI 2024).
+    Source: the traffic interval within one parallelism of Cornell's course project on CCL-Bench; up and
+    down phases of Rajasekaran et al., "CASSINI" (NSDI 2024).
     """
     rows = placed(events)
-    found = bursts(rows, max_gap=max_gap)
+    merged = bursts(rows, max_gap=max_gap)
     window = rows.group_by(PLACED).agg(
         (pl.col("end").max() - pl.col("begin").min()).alias("window")
     )
     gap = pl.col("begin").shift(-1) - pl.col("end")
     up = pl.col("end") - pl.col("begin")
-    table = found.group_by(*PLACED, "axis", maintain_order=True).agg(
+    table = merged.group_by(*PLACED, "axis", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("n_bursts"),
         pl.col("n_collectives").sum(),
         *_spread(up, "burst"),
@@ -128,9 +127,9 @@ def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataF
         up.sum().alias("up"),
     )
     joined = table.join(window, on=PLACED, how="left", nulls_equal=True, maintain_order="left")
-    share = pl.when(pl.col("window") > 0).then(pl.col("up") / pl.col("window"))
+    fraction = pl.when(pl.col("window") > 0).then(pl.col("up") / pl.col("window"))
     down = (pl.col("window") - pl.col("up")).alias("down")
-    return joined.with_columns(down, share.alias("up_frac"))
+    return joined.with_columns(down, fraction.alias("up_frac"))
 
 
 def _spread(value: pl.Expr, name: str) -> list[pl.Expr]:
@@ -138,18 +137,17 @@ def _spread(value: pl.Expr, name: str) -> list[pl.Expr]:
 
 
 def axis_windows(events: pl.DataFrame) -> pl.DataFrame:
-    """Windows between axes: from the end of one axis's burst to the next burst of another axis.
+    """Windows between axes: time from the end of a burst of one axis to the next burst of another axis.
 
-    `n` counts the changes from `from_axis` to `to_axis` in one step; a window is 0 where the bursts
-    adjoin or overlap. Where rows have no times, changes are counted, and their lengths are null: between
-    two collectives that follow each other lies no third.
+    `n` counts the changes from `from_axis` to `to_axis` in one step. A window is 0 if the bursts adjoin or
+    overlap, and null if the collectives have no times.
 
-    Source: windows between the traffic of different parallelisms, in which a network can be
-    reconfigured, as Ding et al., "Photonic Rails in ML Datacenters" (arXiv 2507.08119); interval across
-    parallelisms as Cornell's course project on CCL-Bench names it.
+    Source: windows between the traffic of different parallelisms, in which a network can be reconfigured:
+    Ding et al., "Photonic Rails in ML Datacenters" (arXiv 2507.08119); the interval across parallelisms of
+    Cornell's course project on CCL-Bench.
     """
-    found = bursts(placed(events))
-    following = found.with_columns(
+    merged = bursts(placed(events))
+    following = merged.with_columns(
         pl.col("axis", "begin").shift(-1).over(PLACED).name.prefix("next_"),
         (pl.int_range(pl.len()).over(PLACED) == pl.len().over(PLACED) - 1).alias("is_last"),
     ).filter(~pl.col("is_last"), pl.col("next_axis").ne_missing(pl.col("axis")))
@@ -167,32 +165,33 @@ def axis_windows(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def period(events: pl.DataFrame) -> pl.DataFrame:
-    """After how many collectives the traffic of a step repeats, how often, and what one period sends.
+    """Period of the traffic within a step: its length in collectives, its repetitions, and its bytes.
 
-    The period is the smallest number of collectives p for which the longest stretch of the step repeats
-    itself (kind, axis and payload p collectives later are the same, at least twice in all). `period_s` is
-    the median time between the beginnings of collectives that are p apart, null without times. Null where
-    nothing repeats. Over decode, the whole step repeats `n_steps` times: the step is the longer period.
+    `period_collectives` is the smallest p with which the longest part of the step repeats: kind, axis and
+    payload recur p collectives later, at least twice in total. `covered_frac` is the fraction of the step's
+    collectives in this part. `period_s` is the median time between the starts of collectives that are p
+    apart, null without times. The columns of the period are null if nothing repeats. The decode step
+    itself repeats `n_steps` times.
 
-    Source: periods of traffic as Rajasekaran et al., "CASSINI" (NSDI 2024), which takes an iteration of
-    training for the period; layers within a step, and decode steps, are our reading for inference.
+    Source: periods of traffic of Rajasekaran et al., "CASSINI" (NSDI 2024), where the period is a training
+    iteration. Layers within a step are the counterpart for inference.
     """
-    found: list[dict[str, object]] = []
-    for own in placed(events).partition_by(PLACED, maintain_order=True):
-        named = own.row(0, named=True)
-        first, p, n_repeats = _smallest_period(_letters(own))
+    records: list[dict[str, object]] = []
+    for rows in placed(events).partition_by(PLACED, maintain_order=True):
+        named = rows.row(0, named=True)
+        first, p, n_repeats = _smallest_period(_letters(rows))
         is_timed = named["unit"] == SECONDS
-        begins = own["begin"].to_numpy()[first : first + p * n_repeats] if p else np.empty(0)
-        bytes_of = own["wire_bytes"][first : first + p] if p else None
-        found.append(
+        begins = rows["begin"].to_numpy()[first : first + p * n_repeats] if p else np.empty(0)
+        period_bytes = rows["wire_bytes"][first : first + p] if p else None
+        records.append(
             {
                 **{key: named[key] for key in PLACE},
-                "n_collectives": len(own),
+                "n_collectives": len(rows),
                 "n_steps": named["n_steps"],
                 "period_collectives": p or None,
                 "n_repeats": n_repeats if p else None,
-                "covered_frac": p * n_repeats / len(own) if p else None,
-                "period_wire_bytes": None if bytes_of is None else bytes_of.sum(),
+                "covered_frac": p * n_repeats / len(rows) if p else None,
+                "period_wire_bytes": None if period_bytes is None else period_bytes.sum(),
                 "period_s": float(np.median(begins[p:] - begins[:-p])) if p and is_timed else None,
             }
         )
@@ -206,17 +205,17 @@ def period(events: pl.DataFrame) -> pl.DataFrame:
         "period_wire_bytes": pl.Float64,
         "period_s": pl.Float64,
     }
-    return pl.DataFrame(found, schema=schema)
+    return pl.DataFrame(records, schema=schema)
 
 
 def _letters(rows: pl.DataFrame) -> NDArray[np.int64]:
-    """A number for each sort of collective, in order [n]."""
-    told = rows.select(pl.struct("kind", "axis", "payload_bytes").rank("dense").alias("letter"))
-    return told["letter"].to_numpy().astype(np.int64)
+    """A number for each distinct (kind, axis, payload), in the order of the rows [n]."""
+    ranks = rows.select(pl.struct("kind", "axis", "payload_bytes").rank("dense").alias("letter"))
+    return ranks["letter"].to_numpy().astype(np.int64)
 
 
 def _smallest_period(letters: NDArray[np.int64]) -> tuple[int, int, int]:
-    """Where the longest repetition begins, its period and how often it repeats; period 0 for none."""
+    """Start, period and number of repetitions of the longest repeating part; period 0 for none."""
     best = (0, 0, 0)
     for p in range(1, len(letters) // 2 + 1):
         first, run = _longest_run(letters[:-p] == letters[p:])
@@ -227,7 +226,7 @@ def _smallest_period(letters: NDArray[np.int64]) -> tuple[int, int, int]:
 
 
 def _longest_run(same: NDArray[np.bool_]) -> tuple[int, int]:
-    """Where the longest run of True begins, and its length."""
+    """Start and length of the longest run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
     if not len(edges):
         return 0, 0

@@ -1,7 +1,7 @@
-"""Two event tables side by side: which collectives agree, and what the right one does otherwise.
+"""Matches the collectives of two event tables and gives each match a verdict.
 
-Rows are matched by meaning, never by opcode. A match consumes counts, so that nothing is compared
-twice and nothing is dropped: what finds no partner is `missing` (only left) or `extra` (only right).
+Rows match by meaning, never by opcode. A match consumes the counts of both rows, so that nothing is
+compared twice or dropped: a row without a match is `missing` (left only) or `extra` (right only).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -38,6 +38,7 @@ class Verdict(StrEnum):
 _VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer bytes"}
 
 
+UNKNOWN = "?"
 SAME_MEANING = frozenset({Verdict.EQUAL, Verdict.MORE_BYTES, Verdict.FEWER_BYTES})
 
 
@@ -51,10 +52,10 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """One verdict about equal collectives of one or more layers.
+    """A verdict on equal collectives of one or more layers.
 
-    `left` and `right` stand for all of them: each has `count` 1 and no layer. `count` is the times
-    in one step of the phase over all `layers` together, the same on both sides.
+    `left` and `right` represent all of them, with `count` 1 and no layer. `count` is the number of
+    executions in one step of the phase over all `layers`, the same on both sides.
     """
 
     verdict: Verdict
@@ -66,7 +67,7 @@ class Match:
 
     @property
     def shown(self) -> Collective:
-        """The right row, or the left one where there is no right."""
+        """The right row, or the left row of a missing collective."""
         row = self.right or self.left
         assert row is not None
         return row
@@ -74,7 +75,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All verdicts about two tables, in the order of phase and part."""
+    """All matches of two tables, in the order of phase and part."""
 
     matches: tuple[Match, ...]
 
@@ -87,12 +88,12 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every collective has an equal partner, at the same cost."""
+        """Whether every collective has an equal match with the same wire bytes."""
         return all(match.verdict is Verdict.EQUAL for match in self.matches)
 
     @property
     def is_same_meaning(self) -> bool:
-        """Whether every collective has a partner of the same meaning, at whatever cost."""
+        """Whether every collective has a match of the same meaning, whatever its wire bytes."""
         return all(match.verdict in SAME_MEANING for match in self.matches)
 
     def with_verdict(self, verdict: Verdict, phase: Phase | None) -> list[Match]:
@@ -101,7 +102,7 @@ class Comparison:
 
     @property
     def phases(self) -> list[Phase | None]:
-        """Phases that occur, in order of time; None last."""
+        """The phases of the matches, in order of time; None last."""
         return list(dict.fromkeys(match.shown.phase for match in self.matches))
 
 
@@ -116,7 +117,7 @@ def right_rows(matches: Iterable[Match]) -> list[Collective]:
 
 
 def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparison:
-    """The full outer join of two tables: exact partners first, then ever looser ones."""
+    """The full outer join of two tables; exact matches take precedence over looser ones."""
     open_left = [_Open(row=row, n_open=row.count, position=i) for i, row in enumerate(left)]
     open_right = [
         _Open(row=row, n_open=row.count, position=len(open_left) + i) for i, row in enumerate(right)
@@ -131,7 +132,7 @@ def compare(left: Iterable[Collective], right: Iterable[Collective]) -> Comparis
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A row with the count that has not found a partner yet."""
+    """A row with its unmatched count."""
 
     row: Collective
     n_open: int
@@ -140,7 +141,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """`count` operations of a left and a right row that belong together."""
+    """`count` matched operations of a left and a right row."""
 
     left: _Open | None
     right: _Open | None
@@ -151,24 +152,24 @@ def _place(row: Collective) -> tuple[Hashable, ...]:
     return (row.phase, row.stage, row.layer, row.part)
 
 
-def _what(row: Collective) -> tuple[Hashable, ...]:
-    """What an operation means, whatever shape its payload is written in."""
+def _meaning(row: Collective) -> tuple[Hashable, ...]:
+    """Kind, axis, groups, dtype and payload, regardless of the shape of the payload."""
     groups = _canonical(row.groups, is_ordered=_is_point_to_point(row.kind))
     return (row.kind, row.axis, groups, row.dtype, row.payload_bytes)
 
 
-# From exact to loose; rows pair where a key is equal. A pass sees only what the ones before left over.
+# Keys from exact to loose. Each pass matches the rows that earlier passes left over.
 _PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
-    lambda row: (*_place(row), *_what(row), row.shape),
-    lambda row: (*_place(row), *_what(row)),  # the same array in another shape
-    lambda row: (row.phase, row.layer, *_what(row)),  # in another part of the layer
+    lambda row: (*_place(row), *_meaning(row), row.shape),
+    lambda row: (*_place(row), *_meaning(row)),  # the same array in another shape
+    lambda row: (row.phase, row.layer, *_meaning(row)),  # in another part of the layer
     lambda row: (*_place(row), row.kind, row.axis, row.payload_bytes),
     lambda row: (*_place(row), row.axis, row.payload_bytes, _is_reduction(row.kind)),
     lambda row: (*_place(row), row.axis, row.payload_bytes),
     lambda row: (*_place(row), row.kind, row.axis, row.dtype),
     lambda row: (*_place(row), row.kind, row.axis, row.shape),
     lambda row: (*_place(row), row.kind, row.payload_bytes),
-    lambda row: (row.phase, *_what(row)),  # in another layer, or in none that is known
+    lambda row: (row.phase, *_meaning(row)),  # in another or an unknown layer
 )
 
 
@@ -177,7 +178,7 @@ def _pair(
     open_right: Sequence[_Open],
     key: Callable[[Collective], tuple[Hashable, ...]],
 ) -> list[_Piece]:
-    """Partners under this key, first come first served; their counts are used up."""
+    """Matches rows with equal keys in table order and consumes their counts."""
     waiting: dict[tuple[Hashable, ...], list[_Open]] = {}
     for entry in reversed(open_right):
         if entry.n_open:
@@ -197,7 +198,7 @@ def _pair(
 
 
 def _gathered(pieces: Sequence[_Piece]) -> tuple[Match, ...]:
-    """Pieces that differ only in their layer become one Match."""
+    """Merges pieces that differ only in their layer into one Match."""
     members: dict[Match, list[_Piece]] = {}
     for piece in pieces:
         members.setdefault(_shared(piece), []).append(piece)
@@ -232,7 +233,7 @@ def _match(shared: Match, pieces: Sequence[_Piece]) -> Match:
 
 
 def _layer(piece: _Piece) -> int | None:
-    """The layer that asked for it; where the left does not know, the one where it was found."""
+    """The layer of the left row, or of the right row if the left layer is unknown."""
     layers = [entry.row.layer for entry in (piece.left, piece.right) if entry is not None]
     return next((layer for layer in layers if layer is not None), None)
 
@@ -253,7 +254,7 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
         return Verdict.MISSING
     if left is None:
         return Verdict.EXTRA
-    if _place(left) != _place(right) or _what(left) != _what(right):
+    if _place(left) != _place(right) or _meaning(left) != _meaning(right):
         return Verdict.CHANGED
     if left.wire_bytes is None or right.wire_bytes is None or left.wire_bytes == right.wire_bytes:
         return Verdict.EQUAL
@@ -261,7 +262,7 @@ def _verdict(left: Collective | None, right: Collective | None) -> Verdict:
 
 
 def _note(left: Collective, right: Collective) -> str | None:
-    """What differs between two partners, in words; None when nothing does."""
+    """The differences between two matched rows in words; None without differences."""
     notes = [note for note in (*_differences(left, right), _moved(left, right)) if note]
     if not notes and right.shape is not None and left.shape != right.shape:
         return f"written as {format_shape(right.shape)}"
@@ -272,14 +273,14 @@ def _differences(left: Collective, right: Collective) -> list[str]:
     pairs = [(left.kind, right.kind), (left.axis, right.axis)]
     if (left.dtype, left.payload_bytes) != (right.dtype, right.payload_bytes):
         pairs.append((_array(left), _array(right)))
-    notes = [f"{a or '?'} -> {b or '?'}" for a, b in pairs if a != b]
-    if not notes and _what(left) != _what(right):
-        notes.append("other devices in the groups")
+    notes = [f"{a or UNKNOWN} -> {b or UNKNOWN}" for a, b in pairs if a != b]
+    if not notes and _meaning(left) != _meaning(right):
+        notes.append("different devices in the groups")
     return notes
 
 
 def _array(row: Collective) -> str:
-    return f"{row.dtype or '?'}{format_shape(row.shape)}"
+    return f"{row.dtype or UNKNOWN}{format_shape(row.shape)}"
 
 
 def _moved(left: Collective, right: Collective) -> str | None:
@@ -291,7 +292,7 @@ def _moved(left: Collective, right: Collective) -> str | None:
 
 
 def _is_reduction(kind: Kind) -> bool:
-    """All-reduce and reduce-scatter stand in for each other before anything else does."""
+    """Whether the kind reduces; all-reduce and reduce-scatter are closer than other kinds."""
     return kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
 
 
@@ -314,5 +315,5 @@ def _is_point_to_point(kind: Kind) -> bool:
 
 @cache
 def _canonical(groups: Groups, *, is_ordered: bool) -> Groups:
-    """The groups in one order, so that the same devices compare equal; a pair keeps its direction."""
+    """The groups in canonical order, so that equal groups compare equal; pairs keep their direction."""
     return tuple(sorted(group if is_ordered else tuple(sorted(group)) for group in groups))

@@ -1,4 +1,4 @@
-"""Latency and throughput of requests that were timed; every figure is defined where it is made."""
+"""Latency and throughput of timed requests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Durations of requests; null where a request makes a single token.
+    """Durations and rates of the timed requests; `latency_of` defines the durations.
 
-    `ttft` is from the request's start to its first token: prefill. `itl` is from one token to the
-    next, one figure for each decode step. `tpot` is, for each request, what follows the first
-    token over the tokens that follow it. `e2e` is from the start to the last token. Rates are
-    over the mean request and count the tokens of all sequences of the batch: `output_tokens_per_s`
-    output tokens over e2e, `prefill_tokens_per_s` prompt tokens over ttft, `decode_tokens_per_s`
-    the tokens after the first over e2e without ttft.
+    `itl`, `tpot` and `decode_tokens_per_s` are null if a request generates a single token. Rates are those
+    of the mean request and count the tokens of all sequences in the batch: `output_tokens_per_s` = output
+    tokens / e2e, `prefill_tokens_per_s` = prompt tokens / ttft, `decode_tokens_per_s` = tokens after the
+    first / (e2e - ttft).
     """
 
     ttft: Spread
@@ -41,15 +39,15 @@ class Latency:
 
 
 def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Latency:
-    """TTFT, ITL, TPOT and e2e of requests of `batch` sequences with `prompt` tokens each.
+    """TTFT, ITL, TPOT and end-to-end time of the timed requests, on the devices.
 
-    `ttft` is from the start of a request to its first token: prefill. `itl` is from one token to the next,
-    one figure for each decode step. `tpot` is, for each request, the time after the first token over the
-    tokens after it. `e2e` is from the start to the last token. Nothing waits in a queue: these are times
-    on the devices. Percentiles lie between neighbours in proportion (numpy's `linear`).
+    `ttft` is the time from the start of a request to its first token (prefill). `itl` is the time from one
+    token to the next, one value for each decode step. `tpot` = time after the first token / number of
+    tokens after it, one value for each request. `e2e` is the time from the start to the last token.
+    Queueing is excluded. Percentiles interpolate linearly (numpy's `linear`).
 
-    Source: vLLM's benchmark (`vllm bench serve`), whose TPOT is (latency - TTFT) / (output length - 1)
-    and whose ITL is the list of gaps between tokens; there as seen by a client.
+    Source: vLLM's benchmark (`vllm bench serve`), where TPOT = (latency - TTFT) / (output length - 1) and
+    ITL is the list of gaps between tokens, both measured by a client.
     """
     ttft = spread_of(r.prefill_s for r in requests)
     e2e = spread_of(e2e_s(r) for r in requests)
@@ -69,7 +67,7 @@ def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Laten
 
 
 def e2e_s(request: Request) -> float:
-    """From the request's start to its last token, in seconds."""
+    """Seconds from the start of the request to its last token."""
     return request.prefill_s + fsum(request.decode_s)
 
 
@@ -86,9 +84,9 @@ def spread_of(durations_s: Iterable[float]) -> Spread:
     )
 
 
-def percentile(ordered: Sequence[float], share_frac: float) -> float:
-    """The value below which this share lies, between neighbours in proportion (numpy's `linear`)."""
-    at = share_frac * (len(ordered) - 1)
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """The value below which this fraction of the values is, interpolated linearly (numpy's `linear`)."""
+    at = fraction * (len(ordered) - 1)
     below = int(at)
     above = ordered[min(below + 1, len(ordered) - 1)]
     return ordered[below] + (at - below) * (above - ordered[below])

@@ -1,7 +1,6 @@
-"""Who sends how much to whom: the traffic matrix of one step, device to device.
+"""The logical traffic matrix of one step: bytes from device to device, regardless of the links in between.
 
-Logical: which members of a group exchange an algorithm's bytes, whatever links they cross. A row says
-what its wire bytes are; the algorithm only says who gets them.
+A collective's wire bytes come from its row; the algorithm only determines the receivers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,27 +16,26 @@ SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64
 
 
 def traffic_matrix(events: pl.DataFrame, by: Sequence[str] = ("axis",)) -> pl.DataFrame:
-    """Bytes that each device sends to each other in one step, by source, phase and the columns `by`.
+    """Bytes that each device sends to each other device in one step, by source, phase and axis.
 
-    All-reduce, all-gather and reduce-scatter go round a ring in the order of the group: each member
-    sends all its wire bytes to the next. All-to-all goes directly: each member sends an equal share to
-    every other. Permute and send go from source to target; a receive sends nothing. Broadcast and gather
-    go along a chain, every member but the last to the next. Pairs without traffic are not in the table.
-    What each device sends sums to its wire bytes (`volume`), chains apart.
+    All-reduce, all-gather and reduce-scatter follow a ring in the order of the group: each member sends all
+    its wire bytes to the next member. All-to-all is direct: each member sends an equal share to every other
+    member. Permute and send transfer from source to target; a receive sends nothing. Broadcast and gather
+    follow a chain: every member except the last sends to the next. Pairs without traffic are omitted. The
+    bytes of each sender sum to its wire bytes (`volume`), except for chains.
 
-    Source: ring and direct algorithms as Chan et al., "Collective communication: theory, practice, and
-    experience" (2007); the matrix as the traffic heatmaps of Wang et al., "TopoOpt" (NSDI 2023).
-    Left out: what libtpu does otherwise (two directions, several rings), which changes neighbours and
-    not sums.
+    Source: ring and direct algorithms: Chan et al., "Collective communication: theory, practice, and
+    experience" (2007); the matrix: the traffic heatmaps of Wang et al., "TopoOpt" (NSDI 2023). libtpu also
+    uses bidirectional and multiple rings, which changes the neighbors but not the sums.
     """
     keys = [*WHERE, *by]
     weight = (pl.col("wire_bytes") * pl.col("count")).alias("wire_bytes")
     sized = collectives(events).filter(pl.col("wire_bytes").is_not_null())
     listed = pl.col("groups").cast(pl.List(pl.List(pl.String)))
-    told = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("told")
+    group_key = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("group_key")
     shared = (
-        sized.with_columns(weight, told)
-        .group_by(*keys, "kind", "told", maintain_order=True)
+        sized.with_columns(weight, group_key)
+        .group_by(*keys, "kind", "group_key", maintain_order=True)
         .agg(pl.col("wire_bytes").sum(), pl.col("groups").first())
     )
     pieces = [_sent(row, keys) for row in shared.iter_rows(named=True)]
@@ -56,18 +54,18 @@ def _sent(row: dict[str, object], keys: Sequence[str]) -> pl.DataFrame:
     groups, wire_bytes = row["groups"], row["wire_bytes"]
     assert isinstance(groups, list)
     assert isinstance(wire_bytes, float)
-    found = [
+    edges = [
         (source, target, wire_bytes * share)
         for group in groups
         for source, target, share in _edges(Kind(str(row["kind"])), group)
     ]
-    sent = pl.DataFrame(found, schema=SENT, orient="row")
-    own = [pl.lit(row[key], dtype=pl.String if row[key] is None else None) for key in keys]
-    return sent.select(*(value.alias(key) for key, value in zip(keys, own, strict=True)), *SENT)
+    sent = pl.DataFrame(edges, schema=SENT, orient="row")
+    values = [pl.lit(row[key], dtype=pl.String if row[key] is None else None) for key in keys]
+    return sent.select(*(value.alias(key) for key, value in zip(keys, values, strict=True)), *SENT)
 
 
 def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]:
-    """(source, target, share of the source's wire bytes) of one operation in one group."""
+    """(source, target, fraction of the source's wire bytes) of one operation in one group."""
     n = len(group)
     if kind in PAIRS:
         if kind is not Kind.RECV and n == 2 and group[0] != group[1]:
@@ -82,26 +80,28 @@ def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]
 
 
 def sent_by_device(matrix: pl.DataFrame, n_devices: int) -> pl.DataFrame:
-    """Bytes that each device sends in one step, by source and phase; a silent device has 0.
+    """Bytes that each device sends in one step, by source and phase; 0 for a device that sends nothing.
 
     Source: row sums of `traffic_matrix`.
     """
     devices = pl.DataFrame({"device": range(n_devices)}, schema={"device": pl.Int32})
-    places = matrix.select(*WHERE).unique(maintain_order=True)
+    phases = matrix.select(*WHERE).unique(maintain_order=True)
     sums = matrix.group_by(*WHERE, pl.col("from_device").alias("device")).agg(
         pl.col("wire_bytes").sum().alias("sent_bytes")
     )
-    joined = places.join(devices, how="cross").join(
+    joined = phases.join(devices, how="cross").join(
         sums, on=[*WHERE, "device"], how="left", nulls_equal=True, maintain_order="left"
     )
     return joined.with_columns(pl.col("sent_bytes").fill_null(0.0))
 
 
 def traffic_imbalance(events: pl.DataFrame, n_devices: int) -> pl.DataFrame:
-    """Bytes that the busiest device sends over the mean of all devices; 1 is balanced.
+    """Traffic imbalance of a step: bytes that the busiest device sends over the mean of all devices.
 
-    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012):
-    the load imbalance metric, there with 1 subtracted. It weighs bytes; time is weighed by `load_imbalance`.
+    1 is balanced. `load_imbalance` is the same ratio for busy time.
+
+    Source: Pearce et al., "Quantifying the Effectiveness of Load Balance Algorithms" (ICS 2012), whose
+    load imbalance metric subtracts 1.
     """
     sent = sent_by_device(traffic_matrix(events, by=()), n_devices)
     return (

@@ -1,7 +1,7 @@
-"""Communication against compute in time: overlap, exposed, idle, and their ratio, by union of spans.
+"""Overlap of communication with compute, exposed and idle time, as unions of intervals.
 
-Functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each execution,
-where rows without kind are compute (their `opcode` says otherwise where they are copies or idle).
+The functions take a timeline: rows of the event table with `start_s` and `dur_s`, one for each
+execution. A row without `kind` is compute unless its `opcode` is in NO_COMPUTE.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import polars as pl
 from meshscope.analysis.spans import Spans, common, length, seconds, spans_of, union
 from meshscope.analysis.volume import WHERE
 
-# Rows without kind that are no compute: spans that name others, transfers, and nothing at all.
+# Opcodes of rows without kind that are not compute: containers, transfers and idle time.
 NO_COMPUTE = frozenset(
     {"idle", "while", "call", "conditional", "copy", "copy-start", "copy-done", "async-start"}
     | {"async-update", "async-done", "send", "send-done", "recv", "recv-done", "infeed", "outfeed"}
@@ -23,7 +23,7 @@ _TIMES = ("step_s", "collective_s", "compute_s", "hidden_s", "exposed_s", "idle_
 
 
 def timed(events: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have a start and a duration."""
+    """The rows with a start and a duration."""
     return events.filter(pl.col("start_s").is_not_null(), pl.col("dur_s").is_not_null())
 
 
@@ -34,20 +34,19 @@ def is_compute() -> pl.Expr:
 
 
 def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
-    """Seconds of each device's step in collectives, compute, both, collectives alone, and neither.
+    """Seconds of each device's step in collectives, in compute, in both, and in neither.
 
-    `hidden_s` is the time in which collectives and compute run together, `exposed_s` that in which only
-    collectives do, synchronous ones included, `idle_s` that in which neither does, between the first
-    start and the last end of any device's row in the phase. `overlap_frac` is hidden over collective
-    time, `collective_compute_ratio` collective over compute time; null where the divisor is 0.
-    Everything is a union over the rows of one device: two collectives at once count once.
-    exposed + hidden = collective; hidden + exposed + compute alone + idle = step. Of several recorded steps
-    (`step` of the timeline) the figures are means.
+    `hidden_s` is the time with both collectives and compute, `exposed_s` the time with collectives only
+    (asynchronous or not), `idle_s` the time with neither, between the first start and the last end on
+    any device in the phase. All durations are unions of intervals on one device, so concurrent
+    collectives count once: collective = exposed + hidden, and step = hidden + exposed + compute only +
+    idle. `overlap_frac` = hidden / collective, `collective_compute_ratio` = collective / compute,
+    `idle_frac` = idle / step; a ratio is null if its divisor is 0. Figures are means over the recorded steps.
 
-    Source: exposed communication by union of intervals as TraceLens and nsys-jax define it; summing
-    durations instead overstates it (marin-community/marin issue 8053: 3.17 s became 1.02 s).
+    Source: TraceLens and nsys-jax define exposed communication by union of intervals. A sum of durations
+    overstates it (marin-community/marin issue 8053: 3.17 s became 1.02 s).
     """
-    rows = [_overlap_row(own, step) for own, step in _by_device(timeline)]
+    rows = [_overlap_row(device_rows, step) for device_rows, step in _by_device(timeline)]
     names = (*PLACE, "time_basis")
     types = {name: timeline.schema[name] for name in names} | dict.fromkeys(_TIMES, pl.Float64)
     steps = pl.DataFrame(rows, schema=types, orient="row")
@@ -64,20 +63,20 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_device(timeline: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, tuple[int, int]]]:
-    """Rows of each device in a step, with the step's bounds over all devices, in picoseconds."""
+    """The rows of each device in a step, and the bounds of the step over all devices in picoseconds."""
     steps = [*WHERE, *(["step"] if "step" in timeline.columns else [])]
     for of_phase in timed(timeline).partition_by(steps, maintain_order=True):
-        every = spans_of(of_phase)
-        if not len(every):
+        spans = spans_of(of_phase)
+        if not len(spans):
             continue
-        bounds = int(every[0, 0]), int(every[-1, 1])
-        for own in of_phase.partition_by("device", maintain_order=True):
-            yield own, bounds
+        bounds = int(spans[0, 0]), int(spans[-1, 1])
+        for device_rows in of_phase.partition_by("device", maintain_order=True):
+            yield device_rows, bounds
 
 
-def _overlap_row(own: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...]:
-    collective = spans_of(own.filter(pl.col("kind").is_not_null()))
-    compute = spans_of(own.filter(is_compute()))
+def _overlap_row(rows: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...]:
+    collective = spans_of(rows.filter(pl.col("kind").is_not_null()))
+    compute = spans_of(rows.filter(is_compute()))
     hidden_ps = length(common(collective, compute))
     busy_ps = length(union(np.concatenate([collective, compute])))
     step_ps = step[1] - step[0]
@@ -89,8 +88,8 @@ def _overlap_row(own: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...]
         length(collective) - hidden_ps,
         step_ps - busy_ps,
     )
-    named = own.row(0, named=True)
-    bases = "+".join(sorted(own["time_basis"].drop_nulls().unique()))
+    named = rows.row(0, named=True)
+    bases = "+".join(sorted(rows["time_basis"].drop_nulls().unique()))
     return (*(named[key] for key in PLACE), bases or None, *map(seconds, lengths))
 
 
@@ -99,22 +98,23 @@ def _ratio(above: str, below: str) -> pl.Expr:
 
 
 def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
-    """Exposed seconds of each device's step by axis (or another column), which sum to the whole.
+    """Exposed seconds of each device's step by axis (or another column); they sum to `exposed_s`.
 
-    Time in which collectives of several axes are exposed together is shared among them equally.
+    If collectives of several axes are exposed at the same time, each axis gets an equal share of it.
 
-    Source: `overlap`; that shares are equal is our choice, so that the parts sum to the whole.
+    Source: `overlap`; the equal shares are a convention, so that the parts sum to the whole.
     """
-    found: list[tuple[object, ...]] = []
-    for own, _ in _by_device(timeline):
-        compute = spans_of(own.filter(is_compute()))
-        rows = own.filter(pl.col("kind").is_not_null())
-        named = own.row(0, named=True)
-        parts = {key[0]: spans_of(part) for key, part in rows.group_by(column, maintain_order=True)}
+    shares: list[tuple[object, ...]] = []
+    for rows, _ in _by_device(timeline):
+        compute = spans_of(rows.filter(is_compute()))
+        collectives = rows.filter(pl.col("kind").is_not_null())
+        named = rows.row(0, named=True)
+        groups = collectives.group_by(column, maintain_order=True)
+        parts = {key[0]: spans_of(part) for key, part in groups}
         for value, exposed_ps in _shared_ps(list(parts.values()), compute, list(parts)):
-            found.append((*(named[key] for key in PLACE), value, seconds(exposed_ps)))
+            shares.append((*(named[key] for key in PLACE), value, seconds(exposed_ps)))
     types = {name: timeline.schema[name] for name in (*PLACE, column)}
-    table = pl.DataFrame(found, schema={**types, "exposed_s": pl.Float64}, orient="row")
+    table = pl.DataFrame(shares, schema={**types, "exposed_s": pl.Float64}, orient="row")
     n_steps = pl.col("step").n_unique() if "step" in timeline.columns else pl.lit(1)
     counts = timed(timeline).group_by(PLACE).agg(n_steps.alias("n_steps_seen"))
     sums = table.group_by([*PLACE, column], maintain_order=True).agg(pl.col("exposed_s").sum())
@@ -126,7 +126,7 @@ def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:
 def _shared_ps(
     parts: list[Spans], compute: Spans, values: list[object]
 ) -> Iterator[tuple[object, float]]:
-    """Each part's length outside compute; where k parts run at once, each has 1/k of it."""
+    """Picoseconds of each part outside compute; k concurrent parts get 1/k each."""
     edges = np.unique(np.concatenate([compute.ravel(), *(part.ravel() for part in parts)]))
     if len(edges) < 2:
         return
@@ -139,8 +139,8 @@ def _shared_ps(
 
 
 def _covers(spans: Spans, starts: np.ndarray) -> np.ndarray:
-    """Whether the spans hold each elementary interval, by its start."""
+    """Whether the spans cover each elementary interval, given by its start."""
     if not len(spans):
         return np.zeros(len(starts), np.bool_)
-    place = np.searchsorted(spans[:, 0], starts, side="right") - 1
-    return (place >= 0) & (spans[np.maximum(place, 0), 1] > starts)
+    index = np.searchsorted(spans[:, 0], starts, side="right") - 1
+    return (index >= 0) & (spans[np.maximum(index, 0), 1] > starts)

@@ -1,4 +1,4 @@
-"""16-bit collectives that a backend carries out in float32: seen by comparing what was asked with what was found."""
+"""Detects 16-bit collectives that a backend performs in float32."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -12,27 +12,27 @@ WIDE = "f32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """The rows asked for, as they were carried out; `count` of them, in one step each, are wider."""
+    """The predicted rows as the backend performs them; `count` operations of one step are promoted."""
 
     rows: tuple[Collective, ...]
     count: int
 
 
-def promotion_of(asked: Iterable[Collective], found: Iterable[Collective]) -> Promotion:
-    """The rows of `asked` in float32 where `found` has the same collective in float32 alone."""
+def promotion_of(predicted: Iterable[Collective], compiled: Iterable[Collective]) -> Promotion:
+    """The predicted rows, in float32 if `compiled` has the same collective in float32 only."""
     dtypes: dict[tuple[Hashable, ...], set[str | None]] = {}
-    for row in found:
-        dtypes.setdefault(_what(row), set()).add(row.dtype)
+    for row in compiled:
+        dtypes.setdefault(_identity(row), set()).add(row.dtype)
     rows: list[Collective] = []
     count = 0
-    for row in asked:
-        is_wide = row.dtype in NARROW and dtypes.get(_what(row)) == {WIDE}
+    for row in predicted:
+        is_wide = row.dtype in NARROW and dtypes.get(_identity(row)) == {WIDE}
         rows.append(_widened(row) if is_wide else row)
         count += row.count * is_wide
     return Promotion(rows=tuple(rows), count=count)
 
 
-def _what(row: Collective) -> tuple[Hashable, ...]:
+def _identity(row: Collective) -> tuple[Hashable, ...]:
     return (row.phase, row.part, row.kind, row.axis, row.shape)
 
 

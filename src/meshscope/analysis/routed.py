@@ -1,4 +1,4 @@
-"""Traffic routed over the physical links of a torus: bytes that each link carries in one step."""
+"""Traffic over the physical links of a torus: bytes on each link in one step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +24,12 @@ _SCHEMA = {
 def link_traffic(
     events: pl.DataFrame, topology: Topology, by: Sequence[str] = ("axis",)
 ) -> pl.DataFrame:
-    """Bytes over each ICI link, in one direction, in one step, by source, phase and the columns `by`.
+    """Bytes over each ICI link and direction in one step, by source, phase and axis.
 
-    Chips are written x,y,z. A collective is routed as the interconnect model's fastest strategy for its
-    kind, groups and payload takes it; links that carry nothing are not in the table, and bytes between
-    slices (DCN) are on no link. `link_s` is the time that the bytes take at the peak of one link: the
-    busiest link's is the least that the traffic of the step can take.
+    Chips are identified by x,y,z. A collective is routed by the fastest strategy of the interconnect model
+    for its kind, groups and payload. Idle links are omitted, and bytes between slices (DCN) cross no ICI
+    link. `link_s` = bytes / peak bandwidth of one link; the value of the busiest link is a lower bound of
+    the communication time of the step.
 
     Source: routes and strategies of `meshscope.interconnect` (scaling book, "sharding": rings on a
     torus); link peaks: `meshscope.spec.hardware.chips`. libtpu may choose other routes.
@@ -37,18 +37,18 @@ def link_traffic(
     keys = (*WHERE, *by)
     sized = collectives(events).filter(pl.col("payload_bytes").is_not_null())
     listed = pl.col("groups").cast(pl.List(pl.List(pl.String)))
-    told = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("told")
+    group_key = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("group_key")
     shared = (
-        sized.with_columns(told)
-        .group_by(*keys, "kind", "payload_bytes", "told", maintain_order=True)
+        sized.with_columns(group_key)
+        .group_by(*keys, "kind", "payload_bytes", "group_key", maintain_order=True)
         .agg(pl.col("count").cast(pl.Int64).sum(), pl.col("groups").first())
     )
-    found = [
+    loads = [
         record for row in shared.iter_rows(named=True) for record in _links(row, keys, topology)
     ]
     schema = {**{key: events.schema[key] for key in keys}, **_SCHEMA}
     peak = topology.chip.link_bytes_per_s
-    table = pl.DataFrame(found, schema=schema, orient="row")
+    table = pl.DataFrame(loads, schema=schema, orient="row")
     sums = table.group_by(*keys, *LINK, maintain_order=True).agg(pl.col("load_bytes").sum())
     seconds = pl.lit(None, pl.Float64) if peak is None else pl.col("load_bytes") / peak
     return sums.sort(*keys, *LINK, nulls_last=True).with_columns(seconds.alias("link_s"))

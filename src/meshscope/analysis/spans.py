@@ -1,6 +1,6 @@
-"""Sets of time as sorted, disjoint spans in whole picoseconds: union, common part, difference, length.
+"""Sets of time intervals as sorted, disjoint spans in integer picoseconds: union, intersection, length.
 
-Integers, so that parts sum to the whole exactly. An array of spans is [n, 2]: start and end.
+Integers make parts sum exactly to the whole. A span array has shape [n, 2]: start and end.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ Spans = NDArray[np.int64]
 
 
 def spans_of(frame: pl.DataFrame) -> Spans:
-    """The union of the rows' spans from `start_s` to `start_s + dur_s`."""
+    """The union of the intervals [start_s, start_s + dur_s) of the rows."""
     start = frame["start_s"].to_numpy()
     bounds = np.stack([start, start + frame["dur_s"].to_numpy()], axis=1)
     return union(np.rint(bounds * PS_PER_S).astype(np.int64))
 
 
 def union(spans: Spans, *, max_gap: int = 0) -> Spans:
-    """The spans merged where they overlap, adjoin, or lie at most `max_gap` apart; empty ones go."""
+    """Merges spans that overlap, adjoin or have a gap of at most `max_gap`; drops empty spans."""
     lasting = spans[spans[:, 1] > spans[:, 0]]
     if not len(lasting):
         return np.empty((0, 2), np.int64)
@@ -31,7 +31,7 @@ def union(spans: Spans, *, max_gap: int = 0) -> Spans:
 
 
 def common(left: Spans, right: Spans) -> Spans:
-    """What lies in both of two sets of disjoint, sorted spans."""
+    """The intersection of two sets of spans."""
     if not len(left) or not len(right):
         return np.empty((0, 2), np.int64)
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")
@@ -44,10 +44,10 @@ def common(left: Spans, right: Spans) -> Spans:
 
 
 def length(spans: Spans) -> int:
-    """Their length together, in picoseconds."""
+    """Total length in picoseconds."""
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
 def seconds(length_ps: float) -> float:
-    """Picoseconds as seconds."""
+    """Converts picoseconds to seconds."""
     return float(length_ps) / PS_PER_S

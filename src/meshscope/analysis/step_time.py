@@ -1,4 +1,4 @@
-"""What the time of a step is made of, where it was modelled: rows of StepTime as tables."""
+"""Modeled step times, their parts and the request latency as tables."""
 
 from collections.abc import Iterable
 
@@ -22,15 +22,15 @@ _SECONDS = (
 
 
 def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
-    """Seconds of one step on one device: compute, exposed communication, idle, and a bubble within idle.
+    """Modeled seconds of one step on one device: compute, exposed communication, idle time and bubble.
 
-    step = compute + exposed + idle. `collective_s` adds up all collectives, hidden or not; `low_s` and
-    `high_s` are between what the step is taken to lie. `exposed_frac` is exposed over step,
-    `overlap_frac` the share of `collective_s` that is not exposed, `collective_compute_ratio`
-    collectives over compute, `unestimated_frac` the share that no estimate of the compiler covers.
+    step = compute + exposed + idle; the pipeline bubble is part of idle. `low_s` and `high_s` bound the
+    estimated step time. `collective_s` is the sum of all collectives, hidden or not. `exposed_frac` =
+    exposed / step, `overlap_frac` = 1 - exposed / collective, `collective_compute_ratio` = collective /
+    compute. `unestimated_frac` is the fraction of the step without a compiler estimate.
 
-    Source: the walk of the compiled schedule (`meshscope.cost`) or its closed form; exposed
-    communication by union of intervals, synchronous collectives included, as `overlap`.
+    Source: simulation of the compiled schedule (`meshscope.cost`) or its closed form. Exposed
+    communication is a union of intervals, including synchronous collectives, as in `overlap`.
     """
     rows = [
         (
@@ -68,11 +68,11 @@ def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
 
 
 def exposed_by_axis(times: Iterable[StepTime]) -> pl.DataFrame:
-    """Exposed seconds of one step by the axis of the collective that is waited for.
+    """Modeled exposed seconds of one step by the axis of the collective that the core waits for.
 
     The axes sum to the exposed time of the step.
 
-    Source: the walk of the compiled schedule or its closed form, as `step_time`.
+    Source: simulation of the compiled schedule or its closed form, as `step_time`.
     """
     rows = [
         (time.source.value, time.phase.value, axis, seconds)
@@ -84,9 +84,12 @@ def exposed_by_axis(times: Iterable[StepTime]) -> pl.DataFrame:
 
 
 def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
-    """What each part of the model costs in one step: compute, collectives, exposed, FLOPs, bytes.
+    """Modeled cost of each part of the model in one step.
 
-    Source: the walk of the compiled schedule, as `step_time`; FLOPs and HBM bytes as the shapes of the operations say.
+    Seconds of compute, of all collectives and of exposed communication; FLOPs, HBM bytes and wire bytes.
+
+    Source: simulation of the compiled schedule, as `step_time`; FLOPs and HBM bytes follow from the shapes
+    of the operations.
     """
     rows = [
         (time.source.value, time.phase.value, part.part, part.compute_s, part.collective_s,
@@ -100,20 +103,20 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
 
 
 def modeled_latency(times: Iterable[StepTime], *, n_decode_steps: int | None) -> pl.DataFrame:
-    """TTFT, TPOT and end-to-end time of a request whose steps take the modelled time, with their intervals.
+    """Modeled TTFT, TPOT and end-to-end time of a request, with their bounds.
 
-    `ttft` is the prefill step, `tpot` a decode step, `e2e` prefill and all decode steps: the device alone, no
-    host, no queue, no tokenizer; all sequences start together and every decode step takes the same time.
-    What was timed on live devices is `latency`.
+    `ttft` = prefill step, `tpot` = decode step, `e2e` = prefill step + all decode steps. Device time only,
+    without host, queueing and tokenization; all sequences start together, and all decode steps take the
+    same time. `latency` is the measured counterpart.
 
-    Source: the steps of `step_time`; TTFT and TPOT as `latency` defines them.
+    Source: the steps of `step_time`; TTFT and TPOT as defined by `latency`.
     """
-    every = list(times)
+    steps = list(times)
     rows = [
         (source.value, name, seconds.value_s, seconds.low_s, seconds.high_s, request.basis)
         for source in Source
-        if (own := [time for time in every if time.source is source])
-        for request in [modeled_request_time(own, n_decode_steps=n_decode_steps)]
+        if (source_times := [time for time in steps if time.source is source])
+        for request in [modeled_request_time(source_times, n_decode_steps=n_decode_steps)]
         for name, seconds in (("ttft", request.ttft), ("tpot", request.tpot), ("e2e", request.e2e))
         if seconds is not None
     ]

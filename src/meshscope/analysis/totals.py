@@ -1,4 +1,4 @@
-"""Sums over the rows of an event table, by phase: in one step, and in the whole request."""
+"""Totals of the collectives of each phase, in one step and in the whole request."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from meshscope.events.enums import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Operations of one device and their bytes; with a pipeline, one device of every stage.
+    """Operations and bytes of one device; with a pipeline, the sum over one device of every stage.
 
-    What all stages do together, in rows without stage, counts once.
-    `n_unsized` of the operations have no known payload or wire bytes and are not in the sums.
+    Collectives without stage, which all stages perform together, count once. `n_unsized` operations
+    have unknown payload or wire bytes and are excluded from the byte sums.
     """
 
     count: int
@@ -23,12 +23,12 @@ class Total:
 
 
 def step_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
-    """The total of one step of each phase; rows whose phase is unknown stand under None."""
+    """The total of one step of each phase; the key None holds collectives of unknown phase."""
     return _totals(rows, lambda row: row.count)
 
 
 def request_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
-    """The total of all steps of each phase; rows whose phase is unknown stand under None."""
+    """The total of all steps of each phase; the key None holds collectives of unknown phase."""
     return _totals(rows, lambda row: row.count * row.n_steps)
 
 

@@ -1,4 +1,4 @@
-"""Collectives that are not told in full: counted with their reasons, never dropped."""
+"""Counts collectives whose phase, part or axis is unknown, with the reasons."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ NO_REASON = "no reason given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unattributed:
-    """How many operations in one step of each phase could not be placed, and why.
+    """Operations of one step of each phase that could not be attributed, and why.
 
-    `payload_bytes` leaves out operations whose payload is unknown; `reasons` counts operations.
+    `payload_bytes` excludes operations of unknown payload. `reasons` holds (reason, operations).
     """
 
     count: int
@@ -22,12 +22,12 @@ class Unattributed:
 
 
 def is_attributed(row: Collective) -> bool:
-    """Whether phase, part and axis of the row are known, and its reader left no doubt."""
+    """Whether phase, part and axis are known and the reader noted no caveat."""
     return None not in (row.phase, row.part, row.axis) and row.axis_reason is None
 
 
 def unattributed(rows: Iterable[Collective]) -> Unattributed:
-    """What of these rows could not be attributed; the most frequent reason first."""
+    """The rows that could not be attributed; the most frequent reason first."""
     lost = [row for row in rows if not is_attributed(row)]
     reasons: Counter[str] = Counter()
     for row in lost:

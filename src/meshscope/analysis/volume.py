@@ -1,14 +1,14 @@
-"""How many bytes, how often and in which sizes: sums over the rows of an event table.
+"""Volume, counts and sizes of collectives.
 
-Every function takes the event table (`meshscope.events.schema`) and returns a table. Figures are those
-of one device in one step of the phase, and with `request_` those of all steps of one request.
+Every function maps the event table (`meshscope.events.schema`) to a table. Figures are those of one
+device in one step of the phase; columns with the prefix `request_` cover all steps of one request.
 """
 
 from collections.abc import Sequence
 
 import polars as pl
 
-WHERE = ("source", "phase")  # what every metric is told apart by
+WHERE = ("source", "phase")  # the keys of every metric
 BY = ("axis", "kind", "part")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -17,17 +17,17 @@ _COUNT = pl.col("count").cast(pl.Int64)
 
 
 def collectives(events: pl.DataFrame) -> pl.DataFrame:
-    """The rows that are collectives; compute, copies and idle spans have no kind."""
+    """The rows that are collectives; compute, copies and idle time have no kind."""
     return events.filter(pl.col("kind").is_not_null())
 
 
 def volume(events: pl.DataFrame, by: Sequence[str] = BY) -> pl.DataFrame:
-    """Operations, payload bytes and wire bytes by source, phase and the columns `by`.
+    """Number of collectives, payload bytes and wire bytes by source, phase, axis, kind and part.
 
-    `payload_bytes` is the logical array (all-gather: output; reduce-scatter: input), `wire_bytes` what
-    one device sends for it. `n_unsized` operations have no known size and are in `count` alone; where no
-    operation has a size, the bytes are null. Parts sum to the whole, whatever `by` is. With a pipeline the
-    figures are those of one device of every stage together.
+    `payload_bytes` is the size of the logical array (all-gather: output; reduce-scatter: input),
+    `wire_bytes` the bytes that one device sends for it. `n_unsized` operations have no known size and
+    contribute to `count` only; the bytes are null if no operation has a size. With a pipeline, the figures
+    are sums over one device of every stage.
 
     Source: size rule and factors of nccl-tests doc/PERFORMANCE.md, "Bandwidth" and "Bus bandwidth".
     """
@@ -48,16 +48,16 @@ def volume(events: pl.DataFrame, by: Sequence[str] = BY) -> pl.DataFrame:
 
 
 def _sum(column: str, times: pl.Expr) -> pl.Expr:
-    """The sum of the sized rows; null without one."""
+    """The sum over the sized rows; null without sized rows."""
     total = (pl.col(column) * times).filter(_IS_SIZED).sum()
     return pl.when(_IS_SIZED.any()).then(total)
 
 
 def size_distribution(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> pl.DataFrame:
-    """How often each payload size occurs in one step, the smallest first; null is an unknown size.
+    """Number of collectives of each payload size in one step, the smallest first; null is unknown.
 
-    Source: message sizes by collective as "Characterizing Communication Patterns in Distributed Large
-    Language Model Inference" (arXiv 2507.14392), Tables III to VI, lists them.
+    Source: "Characterizing Communication Patterns in Distributed Large Language Model Inference" (arXiv
+    2507.14392), Tables III to VI, lists message sizes by collective likewise.
     """
     keys = (*WHERE, *by)
     return (
@@ -69,10 +69,10 @@ def size_distribution(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")
 
 
 def size_summary(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> pl.DataFrame:
-    """Smallest, median, 90th and 99th percentile and largest payload, every operation of a step counted.
+    """Minimum, median, 90th and 99th percentile and maximum payload over all operations of a step.
 
-    A percentile is a size that occurs (the smallest that at least this share of the operations does not
-    exceed). Operations of unknown size are left out; a group of them alone is not in the table.
+    A percentile is the smallest occurring size that at least this fraction of the operations does not
+    exceed. Operations of unknown size are excluded.
 
     Source: Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), definition 1: the inverse
     of the empirical distribution.
@@ -82,20 +82,20 @@ def size_summary(events: pl.DataFrame, by: Sequence[str] = ("axis", "kind")) -> 
         *WHERE, *by, pl.col("payload_bytes").repeat_by(_COUNT).alias("payload_bytes")
     ).explode("payload_bytes")
     size = pl.col("payload_bytes")
-    shares = [_nearest_rank(share).alias(f"{name}_bytes") for name, share in QUANTILES.items()]
+    quantiles = [_nearest_rank(q).alias(f"{name}_bytes") for name, q in QUANTILES.items()]
     return (
         repeated.drop_nulls("payload_bytes")
         .group_by(*WHERE, *by, maintain_order=True)
         .agg(
             size.len().cast(pl.Int64).alias("count"),
             size.min().alias("min_bytes"),
-            *shares,
+            *quantiles,
             size.max().alias("max_bytes"),
         )
     )
 
 
-def _nearest_rank(share: float) -> pl.Expr:
+def _nearest_rank(fraction: float) -> pl.Expr:
     size = pl.col("payload_bytes")
-    rank = (pl.lit(share) * size.len()).ceil().cast(pl.Int64) - 1
+    rank = (pl.lit(fraction) * size.len()).ceil().cast(pl.Int64) - 1
     return size.sort().get(rank.clip(0))

@@ -17,9 +17,9 @@ from meshscope.views.words import counted, phase_label, signed_bytes
 
 SAME_FRAC = 0.005  # relative difference below which two times count as the same
 MAX_PLACES = 3  # places named in one sentence
-MOST_FRAC = 0.5  # of a difference, above which a part accounts for most of it
+MOST_FRAC = 0.5  # fraction of a difference above which a part accounts for most of it
 MANY_TIMES = 5.0  # ratio from which a factor replaces a percentage
-SMALL_FRAC = 0.015  # of a whole, within which a percentage gets a decimal
+SMALL_FRAC = 0.015  # distance from 0% and 100% below which a percentage gets a decimal
 
 
 def sentences(explanation: Explanation) -> list[str]:

@@ -25,7 +25,7 @@ from meshscope.views.plain import plain
 from meshscope.views.tables import rich_table
 
 MAX_UNESTIMATED = 4  # named opcodes without a compiler estimate
-MIN_SHARE = 0.0005  # of a step, below which a row is omitted
+MIN_SHARE = 0.0005  # fraction of a step below which a row is omitted
 
 
 def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:

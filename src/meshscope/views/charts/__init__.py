@@ -1,1 +1,1 @@
-"""What a chart shows, as plain values: made from metrics, drawn by the report and by plots alike."""
+"""Chart data as plain values, computed from metrics and drawn by HTML reports and plots."""

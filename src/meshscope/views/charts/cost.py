@@ -1,4 +1,4 @@
-"""Bars of one step: what its time is made of."""
+"""Bars of the step time and its parts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad
 from meshscope.events.step_time import StepTime
+from meshscope.views.model import UNKNOWN_LABEL
 
 COMPUTE, MEMORY, STAGES, IDLE = "compute", "waiting for memory", "waiting for stages", "idle"
 COLLECTIVES = "collectives, hidden or not"
@@ -15,9 +16,9 @@ EXPOSED = "exposed over "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBar:
-    """One step of a phase: `segments` are (what, seconds), which sum to `step_s`.
+    """One step of a phase: `segments` are (label, seconds), which sum to `step_s`.
 
-    `low_s` and `high_s` are between what the step is taken to lie, null where that is not known.
+    `low_s` and `high_s` bound the step; null if the bounds are unknown.
     """
 
     source: Source
@@ -29,41 +30,41 @@ class CostBar:
     segments: tuple[tuple[str, float], ...]
 
 
-def cost_bars(subject: MetricInputs) -> tuple[CostBar, ...]:
-    """A bar for each phase and source whose step has a time; prefill first, weaker sources first."""
-    bars = [*_modelled(subject), *_measured(subject)]
+def cost_bars(inputs: MetricInputs) -> tuple[CostBar, ...]:
+    """A bar for each phase and source with a step time, prefill first and weaker sources first."""
+    bars = [*_modeled_bars(inputs), *_measured_bars(inputs)]
     phases, sources = list(Phase), list(Source)
     return tuple(sorted(bars, key=lambda b: (phases.index(b.phase), sources.index(b.source))))
 
 
 def segments_of(time: StepTime) -> tuple[tuple[str, float], ...]:
-    """Compute, exposed communication by axis, waiting for copies and for other stages; sums to the step."""
+    """Compute, exposed communication by axis, waits for copies and for other stages."""
     exposed = [(f"{EXPOSED}{axis}", seconds) for axis, seconds in time.exposed_by_axis_s.items()]
-    copies = max(0.0, time.idle_s - time.bubble_s)
-    every = [(COMPUTE, time.compute_s), *exposed, (MEMORY, copies), (STAGES, time.bubble_s)]
-    return tuple((name, seconds) for name, seconds in every if seconds > 0)
+    copies_s = max(0.0, time.idle_s - time.bubble_s)
+    segments = [(COMPUTE, time.compute_s), *exposed, (MEMORY, copies_s), (STAGES, time.bubble_s)]
+    return tuple((label, seconds) for label, seconds in segments if seconds > 0)
 
 
-def _modelled(subject: MetricInputs) -> Iterator[CostBar]:
-    bases = {(step.source, step.phase): step.basis for step in subject.steps}
-    for time in subject.times:
+def _modeled_bars(inputs: MetricInputs) -> Iterator[CostBar]:
+    bases = {(step.source, step.phase): step.basis for step in inputs.steps}
+    for time in inputs.times:
         yield CostBar(
             source=time.source,
             phase=time.phase,
             step_s=time.step.value_s,
             low_s=time.step.low_s,
             high_s=time.step.high_s,
-            basis=bases.get((time.source, time.phase), "not known"),
+            basis=bases.get((time.source, time.phase), UNKNOWN_LABEL),
             segments=segments_of(time),
         )
 
 
-def _measured(subject: MetricInputs) -> Iterator[CostBar]:
-    if subject.measured is None:
+def _measured_bars(inputs: MetricInputs) -> Iterator[CostBar]:
+    if inputs.measured is None:
         return
-    for step in subject.steps:
+    for step in inputs.steps:
         if step.source is Source.MEASURED:
-            loads = [load for load in subject.measured.loads if load.phase is step.phase]
+            loads = [load for load in inputs.measured.loads if load.phase is step.phase]
             yield CostBar(
                 source=step.source,
                 phase=step.phase,
@@ -71,19 +72,18 @@ def _measured(subject: MetricInputs) -> Iterator[CostBar]:
                 low_s=None,
                 high_s=None,
                 basis=step.basis,
-                segments=_shares(loads, step.step_s),
+                segments=_measured_segments(loads, step.step_s),
             )
 
 
-def _shares(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[str, float], ...]:
-    """The timed step divided as the profiled steps were, by the mean of the devices."""
+def _measured_segments(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[str, float], ...]:
+    """The timed step, divided in proportion to the mean profiled step of all devices."""
     window_s = sum(load.window_s for load in loads)
     if not window_s:
         return ()
-    compute_s = sum(load.busy_s - load.collective_s for load in loads)
-    every = (
-        (COMPUTE, compute_s),
+    segments = (
+        (COMPUTE, sum(load.busy_s - load.collective_s for load in loads)),
         (COLLECTIVES, sum(load.collective_s for load in loads)),
         (IDLE, window_s - sum(load.busy_s for load in loads)),
     )
-    return tuple((name, step_s * seconds / window_s) for name, seconds in every if seconds > 0)
+    return tuple((label, step_s * seconds / window_s) for label, seconds in segments if seconds > 0)

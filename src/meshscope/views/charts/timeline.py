@@ -1,4 +1,4 @@
-"""The timeline of one step on one device, and which stretch of it is one layer."""
+"""The timeline of one step on one device, the span of one layer in it, and bursts of traffic."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,21 +7,24 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.analysis.executions import executions
 from meshscope.analysis.intervals import bursts, placed
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.overlap import is_compute, timed
+from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.timeline import COPY, last_step, read_table
 from meshscope.events.enums import Source
 from meshscope.events.timeline import TIMELINE
+from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 
-MAX_SPANS = 6_000  # of one phase that are drawn one by one; beyond, the shortest are left out
+MAX_SPANS = 6_000  # drawn spans of one phase; the shortest beyond are omitted
 MAX_BURSTS = 1_000
 COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """Something that ran on a lane; `repeats` are (times, period in seconds), the outermost loop first."""
+    """An execution on a lane; `repeats` are (iterations, period in seconds), the outermost loop first."""
 
     lane: str
     label: str
@@ -31,7 +34,7 @@ class TimeSpan:
 
     @property
     def n(self) -> int:
-        """How often it ran in the step."""
+        """Number of executions in the step."""
         times = 1
         for n, _ in self.repeats:
             times *= n
@@ -39,15 +42,15 @@ class TimeSpan:
 
     @property
     def end_s(self) -> float:
-        """When its last repetition ended."""
+        """End of the last repetition."""
         return self.start_s + sum((n - 1) * period for n, period in self.repeats) + self.dur_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeline:
-    """The spans of one step of a phase; `layer` is the stretch of one layer, null where none stands out.
+    """The spans of one step of a phase; `layer` is (label, start, end) of one layer, null if unknown.
 
-    `n_left_out` spans are too short to be drawn among so many.
+    The `n_left_out` shortest spans exceed MAX_SPANS.
     """
 
     source: str
@@ -58,16 +61,16 @@ class StepTimeline:
     n_left_out: int
 
 
-def step_timelines(folder: Path | None, subject: MetricInputs) -> tuple[StepTimeline, ...]:
-    """A step of each phase, modelled and measured, as far as the run folder keeps them.
+def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
+    """One step of each phase, modeled and measured, if the run folder stores a timeline.
 
-    Of a measured run, the last profiled step on the first device.
+    A measured step is the last profiled one on the first device.
     """
-    found = [*_folded(folder), *_measured(subject)]
+    tables = [*_folded(folder), *_measured(inputs)]
     return tuple(
-        _timeline(part, str(source), str(phase), subject)
-        for rows in found
-        for (source, phase), part in rows.group_by("source", "phase", maintain_order=True)
+        _timeline(part, str(source), str(phase), inputs)
+        for table in tables
+        for (source, phase), part in table.group_by("source", "phase", maintain_order=True)
     )
 
 
@@ -77,18 +80,19 @@ def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
         yield read_table(path).filter(pl.col("start_s").is_not_null())
 
 
-def _measured(subject: MetricInputs) -> Iterator[pl.DataFrame]:
-    """Single executions in the form of folded ones, from the start of the step."""
-    if subject.timeline is None:
+def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
+    """Measured executions in the schema of a folded timeline, relative to the start of the step."""
+    if inputs.timeline is None:
         return
     is_measured = pl.col("source") == Source.MEASURED.value
-    steps = last_step(timed(subject.timeline.filter(is_measured)))
-    own = steps.filter(pl.col("device").eq_missing(pl.col("device").min().over("phase")))
-    if own.is_empty():
+    steps = last_step(timed(inputs.timeline.filter(is_measured)))
+    first_device = steps.filter(pl.col("device").eq_missing(pl.col("device").min().over("phase")))
+    if first_device.is_empty():
         return
     is_collective = pl.col("kind").is_not_null()
     lane = pl.when(is_collective).then(pl.lit(COLLECTIVE)).when(is_compute()).then(pl.lit("core"))
-    yield own.filter(is_collective | is_compute() | (pl.col("opcode") == COPY)).with_columns(
+    is_shown = is_collective | is_compute() | (pl.col("opcode") == COPY)
+    yield first_device.filter(is_shown).with_columns(
         lane.otherwise(pl.lit(COPY)).alias("lane"),
         pl.col("start_s") - pl.col("start_s").min().over("phase"),
         pl.lit([], pl.List(pl.Int64)).alias("repeats"),
@@ -96,27 +100,27 @@ def _measured(subject: MetricInputs) -> Iterator[pl.DataFrame]:
     )
 
 
-def _timeline(rows: pl.DataFrame, source: str, phase: str, subject: MetricInputs) -> StepTimeline:
-    every = [_span(row) for row in rows.iter_rows(named=True)]
-    kept = sorted(every, key=lambda span: -span.dur_s)[:MAX_SPANS]
+def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs) -> StepTimeline:
+    all_spans = [_span(row) for row in rows.iter_rows(named=True)]
+    kept = sorted(all_spans, key=lambda span: -span.dur_s)[:MAX_SPANS]
     spans = sorted(kept, key=lambda span: span.start_s)
     return StepTimeline(
         source=source,
         phase=phase,
-        end_s=max((span.end_s for span in every), default=0.0),
+        end_s=max((span.end_s for span in all_spans), default=0.0),
         spans=tuple(spans),
-        layer=_layer_in_loop(spans) or _layer_between_collectives(subject, source, phase),
-        n_left_out=sum(span.n for span in every) - sum(span.n for span in kept),
+        layer=_layer_in_loop(spans) or _layer_between_collectives(inputs, source, phase),
+        n_left_out=sum(span.n for span in all_spans) - sum(span.n for span in kept),
     )
 
 
 def _span(row: dict[str, Any]) -> TimeSpan:
     is_collective = row["lane"] == COLLECTIVE
-    what = row["kind"] if is_collective else row["part"] or "between parts"
-    lane = f"{row['axis'] or 'no axis'}" if is_collective else str(row["lane"])
-    names = (what, row["part"] if is_collective else None, row["hlo_name"])
+    name = row["kind"] if is_collective else row["part"] or BETWEEN_PARTS
+    lane = row["axis"] or UNKNOWN_AXIS_LABEL if is_collective else row["lane"]
+    names = (name, row["part"] if is_collective else None, row["hlo_name"])
     return TimeSpan(
-        lane=lane,
+        lane=str(lane),
         label=", ".join(str(name) for name in names if name),
         start_s=row["start_s"],
         dur_s=row["dur_s"],
@@ -125,7 +129,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
 
 
 def _layer_in_loop(spans: list[TimeSpan]) -> tuple[str, float, float] | None:
-    """The second turn of the loop that takes the longest, which is the one over layers."""
+    """The second iteration of the longest loop, which is the loop over layers."""
     looped = [span for span in spans if span.repeats and span.repeats[0][0] > 1]
     if not looped:
         return None
@@ -133,14 +137,14 @@ def _layer_in_loop(spans: list[TimeSpan]) -> tuple[str, float, float] | None:
     times, period_s = longest.repeats[0]
     same = [span.start_s for span in looped if span.repeats[0] == (times, period_s)]
     start_s = min(same) + period_s
-    return f"the second of {times} turns of the loop over layers", start_s, start_s + period_s
+    return f"iteration 2 of {times} of the loop over layers", start_s, start_s + period_s
 
 
 def _layer_between_collectives(
-    subject: MetricInputs, source: str, phase: str
+    inputs: MetricInputs, source: str, phase: str
 ) -> tuple[str, float, float] | None:
-    """From the end of the last collective of a layer to that of the next one, in the middle of the model."""
-    rows = subject.events.filter(
+    """A middle layer, from the end of the last collective of the layer before to the end of its own."""
+    rows = inputs.events.filter(
         pl.col("source") == source,
         pl.col("phase") == phase,
         pl.col("layer").is_not_null(),
@@ -159,7 +163,7 @@ def _layer_between_collectives(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bursts:
-    """When each axis has traffic in one step: (axis, begin, end, bytes), in seconds or in operations."""
+    """Bursts of traffic of each axis in one step: (axis, begin, end, bytes), in seconds or operations."""
 
     phase: str
     unit: str
@@ -168,41 +172,29 @@ class Bursts:
     n_left_out: int
 
 
-def axis_bursts(subject: MetricInputs, source: Source) -> tuple[Bursts, ...]:
-    """The bursts of each axis, phase by phase, of the first device and, with a pipeline, of the first stage."""
-    executions = _executions(subject, source)
-    found = bursts(placed(executions)) if len(executions) else executions.clear()
-    if found.is_empty():
+def axis_bursts(inputs: MetricInputs, source: Source) -> tuple[Bursts, ...]:
+    """The bursts of each axis in each phase, on the first device of the first stage."""
+    rows = executions(inputs).filter(pl.col("source") == source.value)
+    if rows.is_empty():
         return ()
     is_first = [pl.col(c).is_null() | (pl.col(c) == pl.col(c).min()) for c in ("stage", "device")]
-    # A profile counts from the start of the trace, a modelled step from its own.
+    # Measured times count from the start of the trace, modeled ones from the start of the step.
     begin = pl.when(pl.col("device").is_null()).then(0.0)
     first = begin.otherwise(pl.col("begin").min().over("phase"))
-    own = found.filter(*is_first).with_columns(pl.col("begin") - first, pl.col("end") - first)
+    merged = bursts(placed(rows)).filter(*is_first)
+    relative = merged.with_columns(pl.col("begin") - first, pl.col("end") - first)
     return tuple(
         Bursts(
-            phase="unknown phase" if phase is None else str(phase),
+            phase=UNKNOWN_PHASE_LABEL if phase is None else str(phase),
             unit=str(unit),
             end=float(str(part["end"].max())),
             bursts=tuple(
-                ("no axis" if axis is None else axis, begin, end, n_bytes)
+                (axis or UNKNOWN_AXIS_LABEL, begin, end, n_bytes)
                 for axis, begin, end, n_bytes in part.head(MAX_BURSTS)
                 .select("axis", "begin", "end", "wire_bytes")
                 .iter_rows()
             ),
             n_left_out=max(0, len(part) - MAX_BURSTS),
         )
-        for (phase, unit), part in own.group_by("phase", "unit", maintain_order=True)
+        for (phase, unit), part in relative.group_by("phase", "unit", maintain_order=True)
     )
-
-
-def _executions(subject: MetricInputs, source: Source) -> pl.DataFrame:
-    """Single executions of collectives: of the timeline where a phase has one, else rows of the table."""
-    is_own = (pl.col("source") == source.value) & pl.col("kind").is_not_null()
-    rows = subject.events.filter(is_own)
-    if subject.timeline is None:
-        return rows
-    single = last_step(timed(subject.timeline.filter(is_own))).drop("step")
-    phases = single["phase"].unique().to_list()
-    others = rows.filter(~pl.col("phase").is_in(phases) | pl.col("phase").is_null())
-    return pl.concat([others, single])

@@ -1,4 +1,4 @@
-"""The traffic of a step between devices, as a matrix, and over the links of the torus."""
+"""Traffic of a step: the device-to-device matrix and the load of the torus links."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,17 @@ from meshscope.analysis.routed import LINK
 from meshscope.events.enums import Phase, Source
 from meshscope.interconnect.fabric import fabric_of
 from meshscope.spec.hardware.topology import Topology
+from meshscope.views.model import UNKNOWN_AXIS_LABEL
 
-MAX_SIDE = 128  # rows and columns that are drawn; larger matrices are folded
+MAX_SIDE = 128  # rows and columns; larger matrices are folded
 ALL_AXES = "all axes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Bytes from device to device in one step: `cells` are (from, to, bytes), silent pairs absent.
+    """Bytes from device to device in one step: `cells` are (from, to, bytes) of pairs with traffic.
 
-    Rows and columns stand for `fold` devices each, which follow each other.
+    Each row and column covers `fold` consecutive devices.
     """
 
     phase: str
@@ -29,29 +30,25 @@ class Matrix:
     cells: tuple[tuple[int, int, float], ...]
 
 
-def matrices(subject: MetricInputs, source: Source) -> tuple[Matrix, ...]:
-    """For each phase the matrix of all axes, then of each axis where there are several."""
-    if subject.n_devices is None:
+def matrices(inputs: MetricInputs, source: Source) -> tuple[Matrix, ...]:
+    """The matrix of all axes for each phase, followed by one for each axis if there are several."""
+    n_devices = inputs.n_devices
+    if n_devices is None:
         return ()
-    own = subject.events.filter(pl.col("source") == source.value)
-    table = traffic_matrix(own)
-    if table.is_empty():
-        return ()
-    found: list[Matrix] = []
-    for phase in Phase:
-        of_phase = table.filter(pl.col("phase") == phase.value)
-        if of_phase.is_empty():
-            continue
-        parts = {
-            "no axis" if axis is None else str(axis): part
-            for (axis,), part in of_phase.group_by("axis", maintain_order=True)
-        }
-        named = {ALL_AXES: of_phase, **parts} if len(parts) > 1 else parts
-        found += [
-            _matrix(part, phase=phase.value, axis=axis, n_devices=subject.n_devices)
-            for axis, part in named.items()
-        ]
-    return tuple(found)
+    table = traffic_matrix(inputs.events.filter(pl.col("source") == source.value))
+    return tuple(
+        _matrix(rows, phase=phase.value, axis=axis, n_devices=n_devices)
+        for phase in Phase
+        for axis, rows in _by_axis(table.filter(pl.col("phase") == phase.value)).items()
+    )
+
+
+def _by_axis(table: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    axes = {
+        UNKNOWN_AXIS_LABEL if axis is None else str(axis): rows
+        for (axis,), rows in table.group_by("axis", maintain_order=True)
+    }
+    return {ALL_AXES: table, **axes} if len(axes) > 1 else axes
 
 
 def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> Matrix:
@@ -65,16 +62,16 @@ def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> Ma
     return Matrix(phase=phase, axis=axis, n_devices=n_devices, fold=fold, cells=tuple(cells))
 
 
-Place = tuple[int, int, int]
+Coordinates = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Bytes over one link in one direction in one step, and how long they take at the link's peak."""
+    """Bytes over one link in one direction in one step, and their seconds at the peak of the link."""
 
     slice_index: int
-    source: Place
-    target: Place
+    source: Coordinates
+    target: Coordinates
     is_wrap: bool
     load_bytes: float
     link_s: float | None
@@ -82,13 +79,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torus:
-    """The chips of a slice with the load of every link that carries something in a step of the phase.
+    """The chips of a slice and the load of every link with traffic in a step of the phase.
 
-    `chips` are (slice, x, y, z, devices on it); `wraps` says which of x, y, z close into a ring.
+    `chips` are (slice, x, y, z, devices on the chip); `wraps` says which of x, y and z wrap around.
     """
 
     phase: str
-    sizes: Place
+    sizes: Coordinates
     wraps: tuple[bool, bool, bool]
     n_slices: int
     chips: tuple[tuple[int, int, int, int, str], ...]
@@ -96,9 +93,9 @@ class Torus:
 
 
 def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tuple[Torus, ...]:
-    """One torus a phase, from the metric `link_traffic`; all axes together."""
-    own = link_traffic.filter(pl.col("source") == source.value)
-    sums = own.group_by("phase", *LINK, maintain_order=True).agg(
+    """One torus for each phase, from the metric `link_traffic` summed over the axes."""
+    rows = link_traffic.filter(pl.col("source") == source.value)
+    sums = rows.group_by("phase", *LINK, maintain_order=True).agg(
         pl.col("load_bytes").sum(), pl.col("link_s").sum()
     )
     fabric = fabric_of(topology)
@@ -111,10 +108,10 @@ def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tupl
             chips=_chips(topology),
             links=tuple(
                 _link(row, has_peak=topology.chip.link_bytes_per_s is not None)
-                for row in part.iter_rows(named=True)
+                for row in links.iter_rows(named=True)
             ),
         )
-        for (phase,), part in sums.group_by("phase", maintain_order=True)
+        for (phase,), links in sums.group_by("phase", maintain_order=True)
     )
 
 
@@ -124,15 +121,15 @@ def _link(row: dict[str, object], *, has_peak: bool) -> Link:
     assert isinstance(link_s, float)
     return Link(
         slice_index=int(str(row["slice_index"])),
-        source=_place(row["from_chip"]),
-        target=_place(row["to_chip"]),
+        source=_coordinates(row["from_chip"]),
+        target=_coordinates(row["to_chip"]),
         is_wrap=bool(row["is_wrap"]),
         load_bytes=load_bytes,
         link_s=link_s if has_peak else None,
     )
 
 
-def _place(text: object) -> Place:
+def _coordinates(text: object) -> Coordinates:
     x, y, z = (int(number) for number in str(text).split(","))
     return x, y, z
 
@@ -140,8 +137,8 @@ def _place(text: object) -> Place:
 def _chips(topology: Topology) -> tuple[tuple[int, int, int, int, str], ...]:
     placement = fabric_of(topology).placement
     devices: dict[tuple[int, int, int, int], list[int]] = {}
-    for device, (at_slice, (x, y, z)) in enumerate(
+    for device, (slice_index, (x, y, z)) in enumerate(
         zip(placement.slice_index.tolist(), placement.coordinates.tolist(), strict=True)
     ):
-        devices.setdefault((at_slice, x, y, z), []).append(device)
+        devices.setdefault((slice_index, x, y, z), []).append(device)
     return tuple((*place, ",".join(map(str, ids))) for place, ids in sorted(devices.items()))

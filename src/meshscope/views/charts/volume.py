@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import polars as pl
 
 from meshscope.events.enums import Source
+from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeBar:
-    """What one device sends for one kind of collective over one axis, in all steps of a phase."""
+    """Wire bytes and operations of one kind over one axis, in all steps of a phase."""
 
     phase: str
     axis: str
@@ -19,15 +20,15 @@ class VolumeBar:
 
 
 def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
-    """The metric `volume` of one source, its parts added up; operations of unknown size are left out."""
-    own = volume.filter(pl.col("source") == source.value, pl.col("wire_bytes").is_not_null())
-    sums = own.group_by("phase", "axis", "kind", maintain_order=True).agg(
+    """The metric `volume` of one source, summed over the parts, without unknown sizes."""
+    rows = volume.filter(pl.col("source") == source.value, pl.col("wire_bytes").is_not_null())
+    sums = rows.group_by("phase", "axis", "kind", maintain_order=True).agg(
         pl.col("request_wire_bytes").sum(), pl.col("request_count").sum()
     )
     return tuple(
         VolumeBar(
-            phase="unknown phase" if phase is None else phase,
-            axis="no axis" if axis is None else axis,
+            phase=phase or UNKNOWN_PHASE_LABEL,
+            axis=axis or UNKNOWN_AXIS_LABEL,
             kind=kind,
             request_wire_bytes=n_bytes,
             request_count=count,
