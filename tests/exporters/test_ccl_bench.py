@@ -1,39 +1,51 @@
-"""What CCL-Bench takes: a card, a trace where there are times, and both definitions told apart."""
+"""The CCL-Bench export: card, trace and metrics, and what CCL-Bench's tools compute from the trace."""
 
+import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 from meshscope.exporters.ccl_bench import STEP, write_ccl_bench
-from meshscope.exporters.ccl_metrics import TOLD
+from meshscope.exporters.ccl_metrics import CCL_METRICS
 from meshscope.exporters.run_timeline import run_timeline
+
+TOOL = Path(__file__).parents[2] / "tools" / "ccl_bench_metrics.py"
+
+
+@pytest.fixture(scope="module")
+def ccl_bench() -> ModuleType:
+    """The module tools/ccl_bench_metrics.py, which the package does not ship."""
+    spec = importlib.util.spec_from_file_location("ccl_bench_metrics", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def exported(run, folder: Path) -> tuple[dict, list[dict], dict]:
+    """The card, the events of the trace, and the metrics document."""
     folder.mkdir()
     write_ccl_bench(run, run_timeline(run), folder)
     trace = folder / "steps.trace.json"
     events = json.loads(trace.read_text())["traceEvents"] if trace.exists() else []
-    told = json.loads((folder / "meshscope" / "metrics.json").read_text())
-    return yaml.safe_load((folder / "card.yaml").read_text()), events, told
+    document = json.loads((folder / "meshscope" / "metrics.json").read_text())
+    return yaml.safe_load((folder / "card.yaml").read_text()), events, document
 
 
-def test_all_25_metrics_are_told(make_run, tmp_path: Path) -> None:
-    card, events, told = exported(make_run(), tmp_path / "x")
-    assert len(TOLD) == 25
-    assert list(told["metrics"]) == [metric.name for metric in TOLD]
+def test_all_25_metrics_have_a_value_or_a_reason(make_run, tmp_path: Path) -> None:
+    card, events, document = exported(make_run(), tmp_path / "x")
+    assert len(CCL_METRICS) == 25
+    assert list(document["metrics"]) == [metric.name for metric in CCL_METRICS]
     assert (card["metric_source"]["traces"], events) == ([], [])
-    for entry in told["metrics"].values():
-        for side in ("ours", "as_coded_by_ccl_bench"):
-            assert (entry[side]["value"] is None) == ("reason" in entry[side])
-    assert told["metrics"]["avg_step_time"]["as_coded_by_ccl_bench"]["reason"].startswith(
-        "no trace"
-    )
+    for entry in document["metrics"].values():
+        assert (entry["ours"]["value"] is None) == ("reason" in entry["ours"])
 
 
-def test_no_json_lies_beside_the_card_but_traces(timed_run, tmp_path: Path) -> None:
+def test_only_traces_are_json_files_next_to_the_card(timed_run, tmp_path: Path) -> None:
     exported(timed_run, tmp_path / "x")
     assert {p.name for p in (tmp_path / "x").glob("*.json")} == {"steps.trace.json"}
 
@@ -55,24 +67,29 @@ def test_the_trace_has_what_the_tools_look_for(timed_run, tmp_path: Path) -> Non
     assert {e["pid"] for e in same} == set(range(1, 9))
 
 
-def test_their_faults_show_in_the_figures(timed_run, tmp_path: Path) -> None:
-    """Payload of a prefill step of one chip against input and output of all chips in four steps."""
-    _, _, told = exported(timed_run, tmp_path / "x")
-    entry = told["metrics"]["collective_vol_allreduce_gb"]
+def test_volumes_and_bandwidths_of_both_definitions(timed_run, ccl_bench, tmp_path: Path) -> None:
+    """Payload of one prefill step on one chip, against input and output of all chips in four steps."""
+    _, events, document = exported(timed_run, tmp_path / "x")
+    name = "collective_vol_allreduce_gb"
     prefill, decode = 5 * 4 * 64 * 4096 * 2, 5 * 4 * 4096 * 2
-    assert entry["ours"]["value"] == pytest.approx(prefill / 1e9)
-    theirs = entry["as_coded_by_ccl_bench"]["value"]
+    assert document["metrics"][name]["ours"]["value"] == pytest.approx(prefill / 1e9)
+    theirs = ccl_bench.METRICS[name](events)
     assert theirs == pytest.approx(8 * 2 * (prefill + 3 * decode) / 1e9)
-    rate = told["metrics"]["bandwidth_utilization_allreduce_group_6"]
-    ours, coded = rate["ours"]["value"], rate["as_coded_by_ccl_bench"]["value"]
+    name = "bandwidth_utilization_allreduce_group_6"
+    ours, theirs = document["metrics"][name]["ours"]["value"], ccl_bench.METRICS[name](events)
     assert ours == pytest.approx(4 * 64 * 4096 * 2 * 1.5 / 2e-6 / 1e9)
-    # The median is a decode step's; eight devices share a name there, of which four talk.
-    assert coded == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 2 * 7 / 8 / 2e-6)
+    # The median is a decode step; eight devices share a name there, four of which form a group.
+    assert theirs == pytest.approx(2 * 4 * 4096 * 2 / 2**30 * 2 * 7 / 8 / 2e-6)
 
 
-def test_steps_are_those_that_the_tools_would_tell(timed_run, tmp_path: Path) -> None:
-    _, _, told = exported(timed_run, tmp_path / "x")
-    metrics = told["metrics"]
+def test_the_tools_read_the_steps_that_the_trace_holds(
+    timed_run, ccl_bench, tmp_path: Path
+) -> None:
+    _, events, _ = exported(timed_run, tmp_path / "x")
     prefill, decode = (s.dur_ns / 1e9 for s in run_timeline(timed_run).steps)
-    assert metrics["ttft"]["as_coded_by_ccl_bench"]["value"] == pytest.approx(prefill)
-    assert metrics["tpot"]["as_coded_by_ccl_bench"]["value"] == pytest.approx(decode)
+    assert ccl_bench.METRICS["ttft"](events) == pytest.approx(prefill)
+    assert ccl_bench.METRICS["tpot"](events) == pytest.approx(decode)
+
+
+def test_the_tool_knows_only_metrics_of_the_document(ccl_bench) -> None:
+    assert set(ccl_bench.METRICS) <= {metric.name for metric in CCL_METRICS}
