@@ -1,4 +1,4 @@
-"""The command on virtual CPU devices; what it times is not judged, the machine may be busy."""
+"""`meshscope calibrate` on virtual CPU devices: what it measures and writes, not how fast it is."""
 
 import json
 import subprocess
@@ -17,16 +17,11 @@ def meshscope(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two devices, eight sizes: enough to fit each kind by itself."""
+    """A calibration of two devices with eight sizes, enough to fit each kind by itself."""
     path = tmp_path_factory.mktemp("calibrated") / "cpu.json"
-    sizes = ("--max-bytes", "2097152", "--repeats", "3")
+    sizes = ("--max-bytes", "2097152", "--repeats", "10")
     done = meshscope("--topology", "cpu:2", *sizes, "--out", str(path), "--json")
-    if (
-        done.returncode
-    ):  # a busy machine may time a line that falls; then it says so and keeps points
-        assert "What was measured is in" in done.stderr, done.stderr
-        assert path.with_suffix(".points.csv").exists()
-        pytest.skip(f"this machine is too busy to time: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["profile"] == str(path)
     return path

@@ -1,4 +1,4 @@
-"""Profiles made by hand, and the real ones where they are present."""
+"""Makes made_profiles importable from the tests."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""XPlane profiles written field by field, so that a test says in a few lines what a file holds.
+"""XPlane profiles written field by field, and the paths of the recorded ones.
 
 Field numbers are those of tsl/profiler/protobuf/xplane.proto.
 """
@@ -8,21 +8,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-import pytest
-
-GOLDEN = Path(__file__).parent / "golden" / "cpu8.xplane.pb.gz"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
-TPU_V6E = SHARED / "tpu-v6e-xplane" / "tpu_inference_2.xplane.pb"
-GPU_MI300 = SHARED / "jax-gpu-xplane" / "mi300_jax_conv.xplane.pb"
-
-
-def needs(path: Path) -> pytest.MarkDecorator:
-    """Skips a test where a profile recorded by others is not present."""
-    return pytest.mark.skipif(not path.exists(), reason=f"no recorded profile {path.name}")
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = FOLDER / "cpu8.xplane.pb.gz"
+TPU_V6E = FOLDER / "tpu_v6e.xplane.pb.gz"
+GPU_MI300 = FOLDER / "gpu_mi300.xplane.pb.gz"
 
 
 class Ref(str):
-    """A text that a stat refers to, instead of holding it."""
+    """Text stored once per plane, to which stats refer."""
 
     __slots__ = ()
 

@@ -17,7 +17,6 @@ from made_profiles import (
     Event,
     Line,
     Plane,
-    needs,
     tpu,
     write,
 )
@@ -186,7 +185,6 @@ def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
     assert set(found["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
 
 
-@needs(TPU_V6E)
 def test_the_recorded_v6e_profile_gives_44_1_gb_a_second_on_the_wire() -> None:
     rates = wire_rates(join_hlo(read_profile(TPU_V6E).ops, {})).to_dicts()
     assert len(rates) == 1

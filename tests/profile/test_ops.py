@@ -16,7 +16,6 @@ from made_profiles import (
     Line,
     Plane,
     Ref,
-    needs,
     tpu,
     write,
 )
@@ -133,14 +132,12 @@ def test_the_recorded_cpu_profile_has_every_op_of_every_device() -> None:
     assert ops.filter(ops["role"] == "container")["opcode"].to_list() == ["while"] * 32
 
 
-@needs(GPU_MI300)
 def test_the_recorded_gpu_profile_has_its_kernels_once() -> None:
     space = read_xspace(GPU_MI300)
     n_kernels = sum(len(p.events) for p in space.planes if p.name.startswith("/device:GPU"))
     assert ops_of(space).events.height == n_kernels == 235
 
 
-@needs(TPU_V6E)
 def test_the_recorded_v6e_profile_has_the_collectives_that_its_origin_states() -> None:
     ops = ops_of(read_xspace(TPU_V6E)).wide()
     found = ops.filter(ops["kind"].is_not_null())

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from made_profiles import FUSION, GOLDEN, REDUCE, TPU_V6E, Event, Line, Plane, needs, tpu, write
+from made_profiles import FUSION, GOLDEN, REDUCE, TPU_V6E, Event, Line, Plane, tpu, write
 
 from meshscope.exporters.chrome import write_chrome
 from meshscope.exporters.perfetto import write_perfetto
@@ -122,9 +122,7 @@ def test_hosts_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
     assert starts == [("h0 /device:TPU:3", 5), ("h1 /device:TPU:3", 5)]
 
 
-@pytest.mark.parametrize(
-    "path", [GOLDEN, pytest.param(TPU_V6E, marks=needs(TPU_V6E))], ids=["cpu", "tpu"]
-)
+@pytest.mark.parametrize("path", [GOLDEN, TPU_V6E], ids=["cpu", "tpu"])
 def test_both_traces_hold_every_event(path: Path, tmp_path: Path) -> None:
     profile = read_profile(path)
     planes = [plane for space in profile.spaces for plane in space.planes]

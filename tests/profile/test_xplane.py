@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, needs, number, span, write
+from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, number, span, write
 
 from meshscope.readers.profile import events, source
 from meshscope.readers.profile.faults import TraceError
@@ -198,7 +198,6 @@ def test_times_that_would_overflow_are_told(tmp_path: Path) -> None:
         read(tmp_path, Plane("p", [Line("l", [Event("e", 2**62, 1)])]))
 
 
-@needs(TPU_V6E)
 def test_the_recorded_v6e_profile_has_its_planes_and_peaks() -> None:
     space = read_xspace(TPU_V6E)
     chips = [plane for plane in space.planes if plane.name.startswith("/device:TPU:")]
