@@ -28,6 +28,10 @@ class RunError(MeshscopeError):
     """A run folder that is missing, incomplete, of another schema, or already exists."""
 
 
+class TraceError(MeshscopeError):
+    """A profile that is damaged, truncated, too large, or of a different program than expected."""
+
+
 class RunFailedError(MeshscopeError):
     """The program failed on live devices: the framework refused, crashed, or ran out of memory."""
 

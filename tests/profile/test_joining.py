@@ -21,9 +21,9 @@ from made_profiles import (
     write,
 )
 
+from meshscope.errors import TraceError
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.executions import executions
-from meshscope.readers.profile.faults import TraceError
 from meshscope.readers.profile.joining import EXTRA_SCHEMA, join_hlo, with_hlo
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.readers.profile.steps import ops_in_steps, phase_of, steps_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.readers.profile.nesting import covered_length, holds_another, innermost
+from meshscope.readers.profile.nesting import contains_another, covered_length, innermost
 
 
 def random_intervals(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def held_by_brute_force(start, end, line, outer) -> list[bool]:
 @pytest.mark.parametrize("seed", range(300))
 def test_holding_another_equals_brute_force(seed: int) -> None:
     start, end, line, outer = random_intervals(seed)
-    found = holds_another(start, end, line=line, outer=outer)
+    found = contains_another(start, end, line=line, outer=outer)
     assert found.tolist() == held_by_brute_force(start, end, line, outer)
 
 
@@ -67,6 +67,6 @@ def test_covered_length_equals_a_grid(seed: int) -> None:
 def test_a_deep_pile_of_intervals_takes_no_recursion() -> None:
     n = 200_000
     start, end = np.arange(n), np.arange(2 * n, n, -1)
-    held = holds_another(start, end, line=np.zeros(n, int), outer=np.zeros(n, bool))
+    held = contains_another(start, end, line=np.zeros(n, int), outer=np.zeros(n, bool))
     assert held.sum() == n - 1
     assert innermost(start, end, at=np.array([n]))[0] == n - 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made_profiles import Event, Line, Plane, write
 
-from meshscope.readers.profile.faults import TraceError
+from meshscope.errors import TraceError
 from meshscope.readers.profile.session import profile_files, read_profile
 
 STAMP = "profile_start_time"

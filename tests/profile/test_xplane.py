@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, number, span, write
 
+from meshscope.errors import TraceError
 from meshscope.readers.profile import events, source
-from meshscope.readers.profile.faults import TraceError
 from meshscope.readers.profile.xplane import read_xspace
 
 CHIP = Plane(
@@ -158,7 +158,7 @@ def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
         (b'{"traceEvents": []}', "damaged"),
         (gzip.compress(b"\x0a\x00" * 99)[:20], "gzip stream ends early"),
         (b"\x1f\x8bnonsense", "cannot be read"),
-        (b"\x0b" * 9, "no field has tag"),
+        (b"\x0b" * 9, "tag 11 is invalid"),
         (span(2, "only an error"), "no plane"),
     ],
     ids=["empty", "json", "cut gzip", "no gzip", "group", "no plane"],
@@ -189,7 +189,7 @@ def test_a_small_file_of_countless_events_is_refused(
     monkeypatch.setattr(events, "MAX_EVENTS", 1_000)
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(span(1, span(3, b"\x22\x00" * 1_001)))
-    with pytest.raises(TraceError, match="1,001 events on one plane, more than the 1,000"):
+    with pytest.raises(TraceError, match="1,001 events on one plane, more than the limit of 1,000"):
         read_xspace(path)
 
 

@@ -1,1 +1,1 @@
-"""Profiles made by others or by ourselves: read in columns, told apart, joined to the event table."""
+"""Reads XPlane profiles into columns and joins their ops to the event table."""

@@ -1,7 +1,7 @@
-"""The events of one plane of an XPlane profile, decoded chunk by chunk into columns.
+"""Decodes the events of one XPlane plane in chunks, into columns.
 
-Times are integer picoseconds, as the file has them, from the origin of the plane: floats of
-seconds would lose digits of a Unix time.
+Times are integer picoseconds from the origin of the plane, as in the file: a Unix time in floating
+point seconds would lose digits.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from meshscope.readers.profile.wire import (
     columns,
 )
 
-MAX_EVENTS = 50_000_000  # of one plane; their columns take some 2 GB
-N_AT_ONCE = 32_768  # events decoded together; their scratch memory is some 10 MB
+MAX_EVENTS = 50_000_000  # of one plane; their columns take about 2 GB
+N_AT_ONCE = 32_768  # events decoded together; their temporaries take about 10 MB
 LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 
 _WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
@@ -31,7 +31,7 @@ _WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
 
 @dataclass(slots=True)
 class ProfileLine:
-    """A line's own fields, and where its events lie."""
+    """Fields of an XLine, and the byte ranges of its events."""
 
     ident: int = 0
     name: str = ""
@@ -40,7 +40,7 @@ class ProfileLine:
 
 
 class KindIndex:
-    """Rows of kinds of events by their ids; an id without a row gets one behind the last."""
+    """Maps ids of event metadata to rows; ids without metadata get rows after the last."""
 
     def __init__(self, idents: Ints) -> None:
         self._order = np.argsort(idents, kind="stable")
@@ -49,7 +49,7 @@ class KindIndex:
 
     @property
     def unknown(self) -> list[int]:
-        """The ids that events name, but the plane does not."""
+        """Ids that events use but the plane does not describe."""
         return list(self._unknown)
 
     def rows(self, idents: Ints) -> Ints:
@@ -66,7 +66,7 @@ class KindIndex:
 
 
 def origin_ns(lines: list[ProfileLine]) -> int:
-    """The first time of any line that has events, in ns; 0 without one."""
+    """The earliest timestamp of a line with events, in ns; 0 without events."""
     return min((line.timestamp_ns for line in lines if len(line.events)), default=0)
 
 
@@ -78,7 +78,7 @@ def events_of(
     texts: StatTexts,
     kinds: KindIndex,
 ) -> pl.DataFrame:
-    """line, kind, start_ps (from the origin), dur_ps and stats of all events of the lines."""
+    """line, kind, start_ps (from the origin), dur_ps and stats of all events."""
     n_events = sum(len(line.events) for line in lines)
     check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
     events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted), kinds)
@@ -99,12 +99,12 @@ def events_of(
 def _base_ps(line: ProfileLine, origin: int) -> int:
     base_ps = (line.timestamp_ns - origin) * 1000
     if base_ps > LARGEST_PS:
-        raise WireError(f"line {line.name!r} starts weeks after another of its plane", 0)
+        raise WireError(f"line {line.name!r} starts weeks after another line of its plane", 0)
     return base_ps
 
 
 class _Events:
-    """The columns of the events of a plane."""
+    """Columns of events, filled chunk by chunk."""
 
     def __init__(self, n_events: int, stats: StatTable, kinds: KindIndex) -> None:
         self.line = np.zeros(n_events, np.uint32)
@@ -116,15 +116,15 @@ class _Events:
         self._kinds = kinds
 
     def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
-        """Reads the events at these spans into the rows from `first` on."""
+        """Reads the events in these byte ranges into rows from `first` on."""
         idents = np.zeros(len(spans[0]), np.int64)
         for column in columns(file.view, *spans):
             expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
             if column.number == 1:
                 idents[column.rows] = column.starts
             elif column.number == 4:
-                where = (column.starts, column.ends)
-                self._stats.take(file.data, file.view, column.rows + first, where)
+                ranges = (column.starts, column.ends)
+                self._stats.take(file.data, file.view, column.rows + first, ranges)
             else:
                 self._put(column, column.rows + first, spans[0])
         self.kind[first : first + len(idents)] = self._kinds.rows(idents)
@@ -138,7 +138,7 @@ class _Events:
             self._n_occurrences.put(rows, 1, column.starts)
 
     def frame(self) -> pl.DataFrame:
-        """The events as a table; `n_occurrences` only where a profile counts instead of timing."""
+        """The events as a table, with `n_occurrences` if the profile counts instead of timing."""
         table = pl.DataFrame(
             {
                 "line": self.line,
@@ -153,10 +153,10 @@ class _Events:
 
 
 def _checked(column: WireColumn, starts: Ints) -> Ints:
-    """Times in ps; WireError where one is so large that sums would overflow."""
+    """Times in ps; WireError if one is so large that sums could overflow."""
     times = column.starts
     absurd = (times > LARGEST_PS) | (times < -LARGEST_PS)
     if absurd.any():
-        where = int(starts[column.rows[np.argmax(absurd)]])
-        raise WireError("an event lasts for weeks", where)
+        first = int(starts[column.rows[np.argmax(absurd)]])
+        raise WireError("an event lasts for weeks", first)
     return times

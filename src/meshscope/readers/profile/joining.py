@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.errors import TraceError
 from meshscope.events.enums import Kind, Source, wire_factor
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.executions import executions
-from meshscope.readers.profile.faults import TraceError
 from meshscope.readers.profile.hlo_line import CONTAINERS
 from meshscope.readers.profile.ops import ROLES, Ops
 

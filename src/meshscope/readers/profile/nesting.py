@@ -1,6 +1,6 @@
-"""Intervals on lines: which hold others, and which holds a given time. Arrays in, arrays out.
+"""Vectorized interval queries: containment, innermost interval at a time, length of a union.
 
-Times are integers in any one unit; an interval is [start, end). All of it is vectorised.
+Times are integers in any one unit; an interval is [start, end).
 """
 
 from typing import Any
@@ -12,30 +12,30 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def holds_another(start: Ints, end: Ints, *, line: NDArray[Any], outer: Bools) -> Bools:
-    """Whether each interval [n] contains another one of its line that lasts.
+def contains_another(start: Ints, end: Ints, *, line: NDArray[Any], outer: Bools) -> Bools:
+    """Whether each interval [n] contains another interval of its line.
 
-    Of two equal intervals one contains the other: the one marked `outer` (its name says that it
-    is a container), else the first. Intervals that merely overlap contain nothing. An interval
-    without length neither holds nor is held: it adds nothing to a sum.
+    If two intervals are equal, the one marked `outer` (a container by name) contains the other,
+    else the first one does. Intervals that only overlap do not contain each other. Empty
+    intervals neither contain nor are contained, because they add nothing to a sum.
     """
     order = np.lexsort((~outer, -end, start, line))
     rank_of_end = np.unique(end, return_inverse=True)[1].astype(np.int64)
     rank_of_line = np.unique(line, return_inverse=True)[1].astype(np.int64)
-    key = (rank_of_line * (len(end) + 1) + rank_of_end)[order]  # lines follow each other
+    key = (rank_of_line * (len(end) + 1) + rank_of_end)[order]  # lines in sequence
     lasting = np.where((end > start)[order], key, np.iinfo(np.int64).max)
-    earliest_end_behind = np.full(len(end), np.iinfo(np.int64).max)
-    earliest_end_behind[:-1] = np.minimum.accumulate(lasting[::-1])[::-1][1:]
-    holds = np.zeros(len(end), np.bool_)
-    holds[order] = earliest_end_behind <= key
-    return holds
+    earliest_end_after = np.full(len(end), np.iinfo(np.int64).max)
+    earliest_end_after[:-1] = np.minimum.accumulate(lasting[::-1])[::-1][1:]
+    contains = np.zeros(len(end), np.bool_)
+    contains[order] = earliest_end_after <= key
+    return contains
 
 
 def innermost(start: Ints, end: Ints, *, at: Ints) -> Ints:
-    """For each time of `at` [m], which interval [n] holds it; -1 where none does.
+    """For each time in `at` [m], the index of the innermost interval [n] around it, or -1.
 
-    Where several do, the one that started last; of those that started together, the shortest.
-    Needs n log2(n) numbers of memory: meant for steps, modules and annotations.
+    The innermost interval starts last; of several with that start it is the shortest. Takes
+    n log2(n) numbers of memory, so it is for steps, modules and annotations, not for ops.
     """
     order = np.lexsort((-end, start))
     latest_end = _latest_ends(end[order])
@@ -45,13 +45,13 @@ def innermost(start: Ints, end: Ints, *, at: Ints) -> Ints:
         ended = np.zeros(len(at), np.bool_)
         ended[within] = latest_end[level][place[within]] <= at[within]
         place = np.where(ended, np.maximum(place - (1 << level), -1), place)
-    found = np.full(len(at), -1, np.int64)
-    found[place >= 0] = order[place[place >= 0]]
-    return found
+    index = np.full(len(at), -1, np.int64)
+    index[place >= 0] = order[place[place >= 0]]
+    return index
 
 
 def _latest_ends(end: Ints) -> list[Ints]:
-    """Level k at i: the latest end among the 2^k intervals up to and with i."""
+    """Level k at i: the latest end of the 2^k intervals that end at index i."""
     levels = [end]
     while (width := 1 << (len(levels) - 1)) < len(end):
         below = levels[-1]
@@ -62,7 +62,7 @@ def _latest_ends(end: Ints) -> list[Ints]:
 
 
 def covered_length(start: Ints, end: Ints) -> int:
-    """Length of the union of the intervals, in their unit."""
+    """Length of the union of the intervals."""
     lasting = end > start
     order = np.argsort(start[lasting], kind="stable")
     starts, ends = start[lasting][order], end[lasting][order]

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, read_hlo_line
-from meshscope.readers.profile.nesting import holds_another, innermost
+from meshscope.readers.profile.nesting import contains_another, innermost
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import XSpace
 
@@ -317,7 +317,7 @@ def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: p
     is_outer = outer[events["op"].to_numpy()]
     start = _array(events, "start_ps")
     end = start + _array(events, "dur_ps")
-    holds = holds_another(start, end, line=_array(events, "line"), outer=is_outer)
+    holds = contains_another(start, end, line=_array(events, "line"), outer=is_outer)
     container = pl.Series("is_container", is_outer | holds)
     role = pl.when(is_transfer).then(pl.lit("transfer"))
     role = role.when(container).then(pl.lit("container")).otherwise(pl.lit("leaf"))

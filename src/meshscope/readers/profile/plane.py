@@ -1,4 +1,4 @@
-"""One plane of an XPlane profile: a chip, a core, or a host, as tables."""
+"""Reads one plane of an XPlane profile into tables of lines, kinds of events, and events."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from meshscope.readers.profile.wire import (
 
 MAX_LINES = 1_000_000
 
-# Tags of the repeated fields that are read in runs (field number << 3 | SPAN).
+# Tags of repeated fields that are read in runs (field number << 3 | SPAN).
 _EVENTS, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = 0x22, 0x22, 0x2A, 0x32
 _ENTRY_WIRES = {1: VARINT, 2: SPAN}
 _METADATA_WIRES = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
@@ -31,9 +31,9 @@ _METADATA_WIRES = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
 class Plane:
     """One plane: a chip, a core, or a host.
 
-    `lines`: line, id, name, n_events, timestamp_ns (as written). `kinds`: kind, id, name,
-    display_name and the stats that all events of the kind share. `events`: line, kind, start_ps
-    (from origin_ns), dur_ps and their own stats, in columns named `stat.NAME`.
+    `lines` has line, id, name, n_events, timestamp_ns (as written). `kinds` has kind, id, name,
+    display_name and the stats that all events of the kind share. `events` has line, kind, start_ps
+    (from origin_ns), dur_ps and the stats of single events. Stats are in columns `stat.NAME`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Plane:
 
 @dataclass(slots=True)
 class _Parts:
-    """Where the parts of a plane lie, before any is read."""
+    """Byte ranges of the parts of a plane."""
 
     name: str = ""
     lines: list[ProfileLine] = field(default_factory=list[ProfileLine])
@@ -56,7 +56,7 @@ class _Parts:
 
 
 def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
-    """The plane in the bytes [start, end)."""
+    """Reads the plane in the bytes [start, end)."""
     parts = _parts(file, start, end)
     names = _stat_names(file, parts.stat_metadata.spans())
     texts = StatTexts()
@@ -133,7 +133,7 @@ def _line_table(lines: list[ProfileLine]) -> pl.DataFrame:
 
 
 def _entries(file: ProfileBytes, spans: Spans, first: int) -> tuple[Ints, Ints, Ints]:
-    """Keys of a chunk of a map's entries, and the spans of their values (empty without one)."""
+    """Keys of a chunk of map entries, and the byte ranges of their values."""
     starts, ends = spans.chunk(first, first + N_AT_ONCE)
     keys = np.zeros(len(starts), np.int64)
     value_starts, value_ends = ends.copy(), ends.copy()
@@ -147,7 +147,7 @@ def _entries(file: ProfileBytes, spans: Spans, first: int) -> tuple[Ints, Ints, 
 
 
 def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
-    """Names of stats, which also serve as texts that stats refer to, by id."""
+    """Names of stats by id; stats may also refer to them as text values."""
     names: dict[int, str] = {}
     for first in range(0, len(spans), N_AT_ONCE):
         keys, starts, ends = _entries(file, spans, first)
@@ -161,7 +161,7 @@ def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
 def _kinds(
     file: ProfileBytes, spans: Spans, names: dict[int, str], texts: StatTexts
 ) -> tuple[Ints, pl.DataFrame]:
-    """Ids of the kinds of events, and their table: names, and the stats that all their events share."""
+    """Ids of the kinds of events, and their names and shared stats."""
     idents = np.zeros(len(spans), np.int64)
     stats = StatTable(names, len(spans), texts=texts, wanted=None)
     blocks: list[pl.DataFrame] = []
@@ -174,8 +174,8 @@ def _kinds(
             if column.number in labels:
                 _put_texts(file, column, labels[column.number])
             elif column.number == 5:
-                where = (column.starts, column.ends)
-                stats.take(file.data, file.view, column.rows + first, where)
+                ranges = (column.starts, column.ends)
+                stats.take(file.data, file.view, column.rows + first, ranges)
         blocks.append(pl.DataFrame({"name": labels[2], "display_name": labels[4]}))
     empty = pl.DataFrame(schema={"name": pl.String, "display_name": pl.String})
     table = pl.concat([empty, *blocks]).with_row_index("kind")
@@ -189,7 +189,7 @@ def _put_texts(file: ProfileBytes, column: WireColumn, labels: list[str]) -> Non
 
 
 def _with_unknown_kinds(kinds: pl.DataFrame, unknown: list[int]) -> pl.DataFrame:
-    """The kinds, and a row for each id that events name but the plane does not."""
+    """The kinds, and a row for each id that the plane does not describe."""
     rows = pl.DataFrame(
         {
             "kind": pl.Series(range(len(kinds), len(kinds) + len(unknown)), dtype=pl.UInt32),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from meshscope.readers.profile.faults import TraceError
+from meshscope.errors import TraceError
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, zero_ns
 from meshscope.readers.profile.xplane import XSpace, read_xspace
 

@@ -1,4 +1,4 @@
-"""The bytes of a profile: mapped or unpacked, within limits."""
+"""Opens a profile: maps a plain file, unpacks a gzipped one, enforces size limits."""
 
 import mmap
 import zlib
@@ -8,20 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.readers.profile.faults import TraceError
+from meshscope.errors import TraceError
 from meshscope.readers.profile.wire import Bytes, Data
 
-MAX_BYTES = (
-    2**31
-)  # no protobuf message is larger: https://protobuf.dev/programming-guides/proto-limits
+# The largest protobuf message: https://protobuf.dev/programming-guides/proto-limits
+MAX_BYTES = 2**31
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileBytes:
-    """The bytes of a profile, for single values and for columns.
+    """The bytes of a profile, and a NumPy view of them.
 
-    `wanted` names the stats of events to keep; None keeps all.
+    `wanted` lists the stats of events to keep; None keeps all.
     """
 
     data: Data
@@ -29,17 +28,17 @@ class ProfileBytes:
     wanted: Collection[str] | None
 
     def text(self, start: int, end: int) -> str:
-        """The text in [start, end); bytes that are no UTF-8 are marked."""
+        """The text in [start, end); invalid UTF-8 becomes replacement characters."""
         return self.data[start:end].decode(errors="replace")
 
     def release(self) -> None:
-        """Gives mapped pages back to the system, which keeps the file in its cache for later."""
+        """Drops mapped pages from this process; the operating system may keep them cached."""
         if isinstance(self.data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED)
 
 
 def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
-    """The profile at `path`; TraceError with the remedy where there is none."""
+    """Opens the profile at `path`; TraceError if it cannot be read."""
     try:
         data = _bytes_of(path)
     except (OSError, zlib.error, EOFError) as error:
@@ -51,7 +50,7 @@ def read_bytes(path: Path, wanted: Collection[str] | None) -> ProfileBytes:
 
 
 def _bytes_of(path: Path) -> Data:
-    """The profile, mapped, so that its pages are the system's; a gzipped one is unpacked."""
+    """Maps the file into memory; unpacks it if it is gzipped."""
     with path.open("rb") as file:
         head = file.read(2)
         n_bytes = file.seek(0, 2)
@@ -65,7 +64,7 @@ def _bytes_of(path: Path) -> Data:
 
 
 def _unpacked(path: Path, blocks: Iterator[bytes]) -> bytearray:
-    """Unpacks with a limit, so that a small hostile file cannot fill the memory."""
+    """Unpacks up to a limit, so that a small hostile file cannot fill the memory."""
     unpacked, stream = bytearray(), zlib.decompressobj(wbits=31)
     for block in blocks:
         rest = block
@@ -78,10 +77,10 @@ def _unpacked(path: Path, blocks: Iterator[bytes]) -> bytearray:
     return unpacked
 
 
-def check_limit(path: Path | str, what: str, n_found: int, n_allowed: int) -> None:
-    """TraceError where there is more than is read."""
-    if n_found > n_allowed:
+def check_limit(path: Path | str, unit: str, n: int, limit: int) -> None:
+    """TraceError if a count in the profile exceeds its limit."""
+    if n > limit:
         raise TraceError(
-            f"{path}: has {n_found:,} {what}, more than the {n_allowed:,} that are read. "
+            f"{path}: has {n:,} {unit}, more than the limit of {limit:,}. "
             "Profile fewer steps, or fewer hosts in one file."
         )

@@ -1,8 +1,8 @@
-"""Stats of events in columns: what kinds of value a profile keeps under a name, and how to hold them.
+"""Stats of events in columns, one per stat name.
 
-A stat is a number, a text, bytes, or a reference to a text that the plane keeps once. A column
-holds one stat of all events; numbers take the fewest bytes that fit, texts are kept once.
-Bytes are told by their number alone; of two stats of one name an event keeps the last.
+A stat is a number, a text, bytes, or a reference to a text that the plane stores once. Numbers use
+the narrowest integer type that fits, texts become enumerations. Of bytes only the length is kept;
+if an event has two stats of one name, the last one counts.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,31 +23,31 @@ from meshscope.readers.profile.wire import (
     columns,
 )
 
-# Fields of XStat (tsl/profiler/protobuf/xplane.proto): which stat, then one of the values.
-WHICH, DOUBLE, UINT, INT, TEXT, BYTES, REF = range(1, 8)
-WIRES = {WHICH: VARINT, DOUBLE: FIXED64, UINT: VARINT, INT: VARINT, TEXT: SPAN, BYTES: SPAN}
+# Fields of XStat (tsl/profiler/protobuf/xplane.proto): id of the stat, then one of the values.
+STAT_ID, DOUBLE, UINT, INT, TEXT, BYTES, REF = range(1, 8)
+WIRES = {STAT_ID: VARINT, DOUBLE: FIXED64, UINT: VARINT, INT: VARINT, TEXT: SPAN, BYTES: SPAN}
 WIRES[REF] = VARINT
 TEXTUAL = (TEXT, BYTES, REF)
-PREFIX = "stat."  # of the columns that hold stats
+PREFIX = "stat."  # of columns with stats
 
 Stat = str | int | float
 
 
 def expect(number: int, wire: int, wires: Mapping[int, int], position: int) -> None:
-    """WireError if a field that we know comes in another form than its message declares."""
+    """WireError if a known field has another wire type than its message declares."""
     if wires.get(number, wire) != wire:
-        raise WireError(f"field {number} has an unknown form", position)
+        raise WireError(f"field {number} has the wrong wire type", position)
 
 
 class StatTexts:
-    """Each different text once, with its code."""
+    """Distinct texts and their codes."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
         self.texts: list[str] = []
 
     def code(self, text: str) -> int:
-        """The code of the text, new if it was not seen before."""
+        """The code of the text; a new text gets the next code."""
         code = self._codes.setdefault(text, len(self.texts))
         if code == len(self.texts):
             self.texts.append(text)
@@ -55,14 +55,16 @@ class StatTexts:
 
 
 class StatColumn:
-    """One stat of `n_rows` events; a row without it is null."""
+    """One stat of `n_rows` events; null for events without it."""
 
     def __init__(self, n_rows: int) -> None:
-        self.forms = np.zeros(n_rows, np.uint8)  # [n_rows] field of XStat, 0 without the stat
-        self.values: NDArray[Any] = np.zeros(n_rows, np.int8)  # [n_rows] bits, or codes of texts
+        self.forms = np.zeros(n_rows, np.uint8)  # [n_rows] field number in XStat, 0 if missing
+        self.values: NDArray[Any] = np.zeros(
+            n_rows, np.int8
+        )  # [n_rows] bits of numbers, or codes of texts
 
     def put(self, rows: Ints, form: int, values: Ints) -> None:
-        """Sets the rows; a wider number widens the column."""
+        """Sets the rows; widens the column if a number needs it."""
         needed = np.promote_types(_fewest_bytes(values), self.values.dtype)
         if needed != self.values.dtype:
             self.values = self.values.astype(needed)
@@ -70,7 +72,7 @@ class StatColumn:
         self.forms[rows] = form
 
     def series(self, name: str, texts: StatTexts) -> pl.Series:
-        """The column: integers, floats where one is, an enumeration where one is a text."""
+        """The column: texts if one value is a text, else floats if one is a float, else integers."""
         present = self.forms > 0
         forms = set(np.unique(self.forms[present]).tolist())
         if forms & set(TEXTUAL):
@@ -85,7 +87,7 @@ class StatColumn:
     def _numbers(self, forms: set[int]) -> NDArray[Any]:
         if forms == {DOUBLE}:
             return self.values.astype(np.int64).view(np.float64)
-        wide = (self.forms == UINT) & (self.values < 0)  # 2^63 and above
+        wide = (self.forms == UINT) & (self.values < 0)  # from 2^63 on
         if DOUBLE not in forms:
             return self.values.astype(np.int64).view(np.uint64) if wide.any() else self.values
         numbers = self.values.astype(np.float64)
@@ -95,19 +97,19 @@ class StatColumn:
         return numbers
 
     def _texts(self, forms: set[int], present: NDArray[np.bool_], texts: StatTexts) -> pl.Series:
-        """Codes among the texts of this column alone; a number among texts is written out."""
+        """An enumeration of the texts in this column; numbers become texts."""
         codes = self.values.astype(np.int64) if forms - set(TEXTUAL) else self.values
         for form in forms - set(TEXTUAL):
             rows = np.flatnonzero(self.forms == form)
             codes[rows] = _written(codes[rows], form, texts)
-        used, own = np.unique(codes[present], return_inverse=True)
+        used, codes_in_column = np.unique(codes[present], return_inverse=True)
         narrow = np.zeros(len(codes), np.min_scalar_type(len(used)))
-        narrow[present] = own
+        narrow[present] = codes_in_column
         return pl.Series(narrow).cat.to(pl.Enum([texts.texts[code] for code in used]))
 
 
 def _alike(numbers: NDArray[Any]) -> Iterator[tuple[int, Any]]:
-    """Each number with what chooses its rows; mostly all are the same."""
+    """Each distinct number with an index of its rows; usually all are the same."""
     if len(numbers) and (numbers == numbers[0]).all():
         yield int(numbers[0]), slice(None)
         return
@@ -132,9 +134,9 @@ def _written(bits: Ints, form: int, texts: StatTexts) -> Ints:
 
 
 class StatTable:
-    """The stats of the events of one plane: names by id, and a column for each name that occurs.
+    """The stats of the events of one plane, one column per name that occurs.
 
-    `wanted` names the stats to keep; None keeps all.
+    `names` are stat names by id. `wanted` lists the stats to keep; None keeps all.
     """
 
     def __init__(
@@ -152,27 +154,27 @@ class StatTable:
         self._columns: dict[str, StatColumn] = {}
 
     def take(self, data: Data, view: Bytes, rows: Ints, spans: tuple[Ints, Ints]) -> None:
-        """Reads the stats at these spans into the rows [n] that they belong to."""
-        which = np.zeros(len(rows), np.int64)
+        """Reads the stats in these byte ranges into the rows [n] of their events."""
+        stat_ids = np.zeros(len(rows), np.int64)
         forms = np.zeros(len(rows), np.uint8)
         values = np.zeros(len(rows), np.int64)
         ends = spans[1].copy()
         for column in columns(view, *spans):
             expect(column.number, column.wire, WIRES, int(spans[0][column.rows[0]]))
-            if column.number == WHICH:
-                which[column.rows] = column.starts
+            if column.number == STAT_ID:
+                stat_ids[column.rows] = column.starts
             elif column.number in WIRES:
                 forms[column.rows] = column.number
                 values[column.rows] = column.starts
                 ends[column.rows] = column.ends
-        for stat, of_stat in _alike(which):
-            for form, chosen in _alike(forms[of_stat]):
+        for stat_id, of_stat in _alike(stat_ids):
+            for form, index in _alike(forms[of_stat]):
                 if form:
-                    cells = (rows[of_stat][chosen], values[of_stat][chosen], ends[of_stat][chosen])
-                    self._put(data, stat, form, cells)
+                    cells = (rows[of_stat][index], values[of_stat][index], ends[of_stat][index])
+                    self._put(data, stat_id, form, cells)
 
-    def _put(self, data: Data, stat: int, form: int, cells: tuple[Ints, Ints, Ints]) -> None:
-        name = self._names.get(stat, f"stat {stat}")
+    def _put(self, data: Data, stat_id: int, form: int, cells: tuple[Ints, Ints, Ints]) -> None:
+        name = self._names.get(stat_id, f"stat {stat_id}")
         if self._wanted is not None and name not in self._wanted:
             return
         rows, values, ends = cells
@@ -194,7 +196,7 @@ class StatTable:
         return np.array([code(text) for text in read], np.int64)
 
     def series(self) -> list[pl.Series]:
-        """The columns, named `stat.NAME`; each is let go as soon as it is built."""
+        """The columns, named `stat.NAME`; frees the source of each as it is built."""
         return [
             self._columns.pop(name).series(PREFIX + name, self._texts)
             for name in sorted(self._columns)

@@ -1,7 +1,7 @@
-"""Which phase and which step every op belongs to, by annotations and by names of modules.
+"""Assigns ops to phases and steps, by annotations and module names.
 
-A step is a `StepTraceAnnotation` of the host (it carries `step_num`) or an event of a device's
-`Steps` line; a phase is named by an annotation or by a module (`jit_prefill`, `jit_decode`).
+A step is a `StepTraceAnnotation` on the host (it has `step_num`) or an event of a device's `Steps`
+line. Annotations and modules (`jit_prefill`, `jit_decode`) name phases.
 """
 
 import re
@@ -20,7 +20,7 @@ PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(Phase) + r")(?:$|[^a-z])"
 STEPS_SCHEMA: dict[str, Any] = {
     "host": pl.UInt16,
     "plane": pl.UInt16,
-    "on_device": pl.Boolean,  # holds for the ops of this plane alone
+    "on_device": pl.Boolean,  # applies to the ops of this plane only
     "name": pl.String,
     "phase": pl.String,
     "step": pl.Int64,
@@ -30,14 +30,14 @@ STEPS_SCHEMA: dict[str, Any] = {
 
 
 def phase_of(name: str) -> str | None:
-    """The phase that a name tells: `jit_decode` -> `decode`; None where it tells none or both."""
-    found = {phase.lower() for phase in re.findall(PHASE_PATTERN, name)}
-    return found.pop() if len(found) == 1 else None
+    """The phase in a name: `jit_decode` -> `decode`; None if it contains none or both."""
+    phases = {phase.lower() for phase in re.findall(PHASE_PATTERN, name)}
+    return phases.pop() if len(phases) == 1 else None
 
 
 def steps_of(profile: Profile) -> pl.DataFrame:
     """All steps and annotated phases, by STEPS_SCHEMA, on the clock of the ops."""
-    found = [pl.DataFrame(schema=STEPS_SCHEMA)]
+    parts = [pl.DataFrame(schema=STEPS_SCHEMA)]
     offsets = profile.hosts["offset_s"].to_list()
     for host, space in enumerate(profile.spaces):
         zero = zero_ns(space)
@@ -50,15 +50,15 @@ def steps_of(profile: Profile) -> pl.DataFrame:
                 (pl.col("start_ps") * PS + base_s).alias("start_s"),
                 (pl.col("dur_ps") * PS).alias("dur_s"),
             )
-            found.append(marks.select(pl.col(n).cast(t) for n, t in STEPS_SCHEMA.items()))
-    return pl.concat(found).sort("start_s", maintain_order=True)
+            parts.append(marks.select(pl.col(n).cast(t) for n, t in STEPS_SCHEMA.items()))
+    return pl.concat(parts).sort("start_s", maintain_order=True)
 
 
 def ops_in_steps(profile: Profile) -> Ops:
-    """The ops with columns `phase` and `step`; null where nothing tells.
+    """The ops with `phase` and `step`; null if unknown.
 
-    The name of the module tells the phase first. An op of a CPU backend is in the step in which
-    its run was launched; one of another device in the step during which its run started there.
+    A phase in the module name takes precedence over annotations. An op of the CPU backend belongs
+    to the step that launched its run, an op of another device to the step in which its run started.
     """
     steps, ops = steps_of(profile), profile.ops
     phases = {
@@ -77,16 +77,16 @@ def ops_in_steps(profile: Profile) -> Ops:
 
 
 def _marks(plane: Plane) -> pl.DataFrame:
-    """Events of a plane that are steps, or are named after a phase."""
+    """Events of a plane that are steps or are named after a phase."""
     names = plane.kinds.select(
         "kind", "name", pl.Series("phase", [phase_of(n) for n in plane.kinds["name"]], pl.String)
     )
     if plane.name.startswith("/device:"):
-        chosen = plane.events.filter(pl.col("line").is_in(lines_named(plane, "Steps")))
-        marks = chosen.join(names, on="kind", how="left", maintain_order="left")
+        events = plane.events.filter(pl.col("line").is_in(lines_named(plane, "Steps")))
+        marks = events.join(names, on="kind", how="left", maintain_order="left")
         return marks.with_columns(pl.col("name").cast(pl.Int64, strict=False).alias("step"))
     step = pl.col("stat.step_num") if "stat.step_num" in plane.events else pl.lit(None)
-    # Python's own calls ($file.py:12 decode) and runtime's (Execute (jit_decode)) are no annotations.
+    # Python calls ($file.py:12 decode) and runtime calls (Execute (jit_decode)) are not annotations.
     named = names.filter(
         pl.col("phase").is_not_null() & ~pl.col("name").str.contains(r"^\$|\(|::|\bjit_")
     )
@@ -95,27 +95,25 @@ def _marks(plane: Plane) -> pl.DataFrame:
         if "stat.hlo_op" in plane.events
         else pl.lit(value=False)
     )
-    wanted = (pl.col("kind").is_in(named["kind"].implode()) | step.is_not_null()) & ~is_op
-    chosen = plane.events.filter(wanted)
-    marks = chosen.join(names, on="kind", how="left", maintain_order="left")
+    is_mark = (pl.col("kind").is_in(named["kind"].implode()) | step.is_not_null()) & ~is_op
+    marks = plane.events.filter(is_mark).join(names, on="kind", how="left", maintain_order="left")
     return marks.with_columns(step.cast(pl.Int64, strict=False).alias("step"))
 
 
 def _launch_s(profile: Profile) -> Ints:
-    """For each op event, when its run was launched or began, in ps on the clock of the ops."""
+    """When the run of each op was launched, else started, in ps on the clock of the ops."""
     events = profile.ops.events
-    own = events.with_columns(pl.col("run_id").fill_null(-1))
-    begun = pl.col("start_s").min().over("host", "device", "run_id")
-    start_s = pl.when(pl.col("run_id") < 0).then("start_s").otherwise(begun)
-    launched = _launches(profile)
-    found = own.select("host", "plane", "run_id", start_s.alias("start_s")).join(
-        launched, on=["host", "plane", "run_id"], how="left", maintain_order="left"
+    runs = events.with_columns(pl.col("run_id").fill_null(-1))
+    run_start = pl.col("start_s").min().over("host", "device", "run_id")
+    start_s = pl.when(pl.col("run_id") < 0).then("start_s").otherwise(run_start)
+    starts = runs.select("host", "plane", "run_id", start_s.alias("start_s")).join(
+        _launches(profile), on=["host", "plane", "run_id"], how="left", maintain_order="left"
     )
-    return _ps(found.select(pl.coalesce("launch_s", "start_s")).to_series())
+    return _ps(starts.select(pl.coalesce("launch_s", "start_s")).to_series())
 
 
 def _launches(profile: Profile) -> pl.DataFrame:
-    """When each run was first mentioned on its host, for backends whose ops are on the host plane."""
+    """The first event of each run on its host, for backends whose ops are on the host plane."""
     parts = [
         pl.DataFrame(
             schema={
@@ -147,18 +145,18 @@ def _launches(profile: Profile) -> pl.DataFrame:
 
 
 def _within(steps: pl.DataFrame, events: pl.DataFrame, at_ps: Ints, column: str) -> pl.Series:
-    """The column of the innermost step of the op's own device, else of its host, that holds the time."""
-    found = pl.Series([None], dtype=STEPS_SCHEMA[column]).new_from_index(0, len(events))
-    telling = steps.filter(pl.col(column).is_not_null()).sort("on_device", maintain_order=True)
-    for marks in telling.partition_by("host", "plane", maintain_order=True):
+    """The column, from the innermost step around each time on the device of the op, else on its host."""
+    result = pl.Series([None], dtype=STEPS_SCHEMA[column]).new_from_index(0, len(events))
+    known = steps.filter(pl.col(column).is_not_null()).sort("on_device", maintain_order=True)
+    for marks in known.partition_by("host", "plane", maintain_order=True):
         start = _ps(marks["start_s"])
         at = innermost(start, start + _ps(marks["dur_s"]), at=at_ps)
-        told = marks[column].gather(pl.Series(at).replace(-1, None))
+        values = marks[column].gather(pl.Series(at).replace(-1, None))
         applies = events["host"] == marks["host"][0]
         if marks["on_device"][0]:
             applies &= events["plane"] == marks["plane"][0]
-        found = told.zip_with(applies & told.is_not_null(), found)
-    return found
+        result = values.zip_with(applies & values.is_not_null(), result)
+    return result
 
 
 def _ps(seconds: pl.Series) -> Ints:

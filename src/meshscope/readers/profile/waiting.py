@@ -1,9 +1,9 @@
-"""Collectives across their participants, and what devices did: wire, wait, load and idle.
+"""Splits measured collectives into transfer and waiting, and device time into busy and idle.
 
-A participant that comes late keeps the others waiting inside the collective, so that the shortest
-duration is the time on the wire, and what a device spends beyond it is waiting. It errs where
-even the last one waits (for a link that others use): that stays in the wire time.
-Pure functions over rows of measured events, as `joining.join_hlo` makes them.
+A late participant keeps the others waiting inside the collective. So the shortest duration of all
+participants is the transfer time (`wire_s`), and what a device spends beyond it is waiting. If
+even the last participant waits, for a link in use, that time counts as transfer.
+The input rows come from `joining.join_hlo`.
 """
 
 import numpy as np
@@ -16,73 +16,76 @@ PS_PER_S = 1e12
 
 
 def participants(rows: pl.DataFrame) -> pl.DataFrame:
-    """The measured collectives, with what each device waited in each of them.
+    """The measured collectives, with the waiting time of each device.
 
-    Added columns: `group` (device ids; null where groups are not known: then all devices that ran
-    it), `occurrence` (how often the device ran it before), `n_participants` (measured),
-    `wire_s` (of the fastest participant), `wait_s` (the device's own time beyond it; null where
-    no other participant was recorded, or
-    ops do not tell their device), `late_s` (how much later than the first it came).
+    Added columns: `group` (device ids; null if groups are unknown, then all devices that ran it
+    take part), `occurrence` (how often the device ran it before), `n_participants` (recorded),
+    `wire_s` (duration on the fastest participant), `wait_s` (the rest of the device's duration;
+    null if no other participant was recorded or the device is unknown), `late_s` (start after the
+    first participant).
     """
     runs = rows.filter(pl.col("kind").is_not_null()).sort("start_s", maintain_order=True)
-    own = runs.with_columns(
+    counted = runs.with_columns(
         pl.int_range(pl.len()).over("module", "hlo_name", "device", "core").alias("occurrence"),
-        _own_group(runs).alias("group"),
+        _group_of_device(runs).alias("group"),
     )
-    meeting = ["module", "hlo_name", "occurrence", "group_key"]
-    keyed = own.with_columns(
+    collective = ["module", "hlo_name", "occurrence", "group_key"]
+    keyed = counted.with_columns(
         pl.col("group").cast(pl.List(pl.String)).list.join(",").fill_null("").alias("group_key")
     )
-    wire_s, n_participants = pl.col("dur_s").min().over(meeting), pl.len().over(meeting)
-    is_seen_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
-    is_known = ~is_seen_alone & pl.col("device").is_not_null()
+    wire_s, n_participants = pl.col("dur_s").min().over(collective), pl.len().over(collective)
+    is_alone = (n_participants == 1) & (pl.col("group_size") > 1).fill_null(value=False)
+    is_known = ~is_alone & pl.col("device").is_not_null()
     return keyed.with_columns(
         n_participants.alias("n_participants"),
         wire_s.alias("wire_s"),
         pl.when(is_known).then(pl.col("dur_s") - wire_s).alias("wait_s"),
-        (pl.col("start_s") - pl.col("start_s").min().over(meeting)).alias("late_s"),
+        (pl.col("start_s") - pl.col("start_s").min().over(collective)).alias("late_s"),
     ).drop("group_key")
 
 
 def wire_rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """For each collective instruction: how often, and bytes a second that one device sends.
+    """Executions and wire bandwidth of each collective instruction.
 
-    `wire_s` is the mean time of the fastest participants; `wire_bytes_per_s` the bytes that one
-    device sends, over that time: of one direction, all links of the device together.
+    `wire_s` is the mean duration on the fastest participants; `wire_bytes_per_s` is what one
+    device sends over all its links in one direction, over that time.
     """
-    meetings = participants(rows)
-    told = ["module", "hlo_name"]
-    return meetings.group_by(told, maintain_order=True).agg(
-        pl.col("kind", "opcode", "group_size", "payload_bytes", "wire_bytes").first(),
-        pl.len().alias("n_events"),
-        pl.col("device").n_unique().alias("n_devices"),
-        pl.col("wire_s").mean(),
-        pl.col("wait_s").mean(),
-        pl.col("wait_s").max().alias("longest_wait_s"),
-        (pl.col("wire_bytes").first() / pl.col("wire_s").mean()).alias("wire_bytes_per_s"),
+    keys = ["module", "hlo_name"]
+    return (
+        participants(rows)
+        .group_by(keys, maintain_order=True)
+        .agg(
+            pl.col("kind", "opcode", "group_size", "payload_bytes", "wire_bytes").first(),
+            pl.len().alias("n_events"),
+            pl.col("device").n_unique().alias("n_devices"),
+            pl.col("wire_s").mean(),
+            pl.col("wait_s").mean(),
+            pl.col("wait_s").max().alias("longest_wait_s"),
+            (pl.col("wire_bytes").first() / pl.col("wire_s").mean()).alias("wire_bytes_per_s"),
+        )
     )
 
 
 def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) -> pl.DataFrame:
-    """What each device did in the window (s; by default from the first op of any to the last).
+    """Busy, collective, waiting and idle time of each device in the window.
 
-    `busy_s` is the time in which at least one op kept the device, `collective_s` that in which a
-    collective did, `idle_s` the rest of the window; `wait_s` the part of the collectives in which
-    the device waited for others. Transfers beside compute and SparseCores keep no device.
+    The window is in s and defaults to the first start to the last end on any device. `busy_s` is
+    the time in which at least one op runs, `collective_s` the time in which a collective runs,
+    `wait_s` the waiting part of collectives. Background transfers and SparseCores do not count.
     """
     begin_s, end_s = window_s or _window(rows)
-    known = pl.col("wait_s").is_not_null().any()
-    wait_s = pl.when(known).then(pl.col("wait_s").sum())
+    is_known = pl.col("wait_s").is_not_null().any()
+    wait_s = pl.when(is_known).then(pl.col("wait_s").sum())
     waits = participants(rows).group_by("device").agg(wait_s)
-    found: list[dict[str, float | int | None]] = []
-    for own in rows.partition_by("device", maintain_order=False):
-        kept = own.filter(pl.col("exposed_s").is_not_null(), pl.col("core").is_null())
-        busy_s = _covered_s(kept, begin_s, end_s)
-        collective = kept.filter(pl.col("kind").is_not_null())
-        found.append(
+    records: list[dict[str, float | int | None]] = []
+    for of_device in rows.partition_by("device", maintain_order=False):
+        blocking = of_device.filter(pl.col("exposed_s").is_not_null(), pl.col("core").is_null())
+        busy_s = _covered_s(blocking, begin_s, end_s)
+        collective = blocking.filter(pl.col("kind").is_not_null())
+        records.append(
             {
-                "device": own["device"][0],
-                "n_ops": len(own),
+                "device": of_device["device"][0],
+                "n_ops": len(of_device),
                 "busy_s": busy_s,
                 "collective_s": _covered_s(collective, begin_s, end_s),
                 "idle_s": end_s - begin_s - busy_s,
@@ -91,7 +94,7 @@ def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) ->
         )
     empty = {"device": pl.Int32, "n_ops": pl.UInt32}
     times = dict.fromkeys(("busy_s", "collective_s", "idle_s", "window_s"), pl.Float64)
-    table = pl.DataFrame(found, schema={**empty, **times})
+    table = pl.DataFrame(records, schema={**empty, **times})
     return table.join(waits, on="device", how="left", nulls_equal=True).sort("device")
 
 
@@ -103,18 +106,18 @@ def _window(rows: pl.DataFrame) -> tuple[float, float]:
 
 
 def _covered_s(rows: pl.DataFrame, begin_s: float, end_s: float) -> float:
-    """Length of the union of the times in which the ops kept the device: the ends of a pair, not its middle."""
+    """Length of the union of blocking times in s; a pair blocks at its end, not in between."""
     dur, exposed = rows["dur_s"].to_numpy(), rows["exposed_s"].to_numpy()
     start = rows["start_s"].to_numpy()
-    waited = np.minimum(exposed, dur)
-    first = np.where(rows["is_async"].to_numpy(), start + dur - waited, start)
+    blocked = np.minimum(exposed, dur)
+    first = np.where(rows["is_async"].to_numpy(), start + dur - blocked, start)
     bounds = np.clip(np.stack([first, start + dur]), begin_s, end_s)
     ps = np.rint((bounds - begin_s) * PS_PER_S).astype(np.int64)
     return covered_length(ps[0], ps[1]) / PS_PER_S
 
 
-def _own_group(rows: pl.DataFrame) -> pl.Series:
-    """The group that holds the row's device; null for pairs, where chains of devices meet."""
+def _group_of_device(rows: pl.DataFrame) -> pl.Series:
+    """The group that contains the device of each row; null for pairs, which form chains."""
     is_pairs = pl.col("kind").is_in([kind.value for kind in (Kind.PERMUTE, Kind.SEND, Kind.RECV)])
     exploded = (
         rows.with_row_index("row")
@@ -124,10 +127,10 @@ def _own_group(rows: pl.DataFrame) -> pl.Series:
         .filter(pl.col("groups").list.contains(pl.col("device")))
         .unique("row", keep="first")
     )
-    found = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")).join(
+    numbered = rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")).join(
         exploded.select("row", pl.col("groups").alias("group")),
         on="row",
         how="left",
         maintain_order="left",
     )
-    return found["group"]
+    return numbered["group"]

@@ -1,7 +1,7 @@
-"""The protobuf wire format, read in columns: many messages of one kind at a time, no object for each.
+"""Reads the protobuf wire format in columns: many messages of one type at a time, without objects.
 
-Source: https://protobuf.dev/programming-guides/encoding. It knows nothing of what fields mean, and
-descends only where its caller asks, so that the depth of a hostile file costs nothing.
+Source: https://protobuf.dev/programming-guides/encoding. It knows no message types and never
+recurses, so a deeply nested hostile file costs nothing.
 """
 
 import mmap
@@ -20,21 +20,21 @@ Words = NDArray[np.uint64]
 
 VARINT, FIXED64, SPAN, FIXED32 = 0, 1, 2, 5
 MAX_VARINT_BYTES = 10
-MAX_FIELDS = 10_000  # in one message that is read in columns; an op event has about ten
+MAX_FIELDS = 10_000  # of one message read in columns; an op event has about ten
 
 
 class WireError(ValueError):
-    """Bytes that are no message: `position` is where, in bytes from the start of the file."""
+    """Malformed bytes at `position`, in bytes from the start of the file."""
 
-    def __init__(self, what: str, position: int) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.position = position
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of one message: its number, and its value or the bytes [value, end) of its span."""
+    """One field of one message; a length-delimited one occupies the bytes [value, end)."""
 
     number: int
     wire: int
@@ -44,23 +44,23 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class WireColumn:
-    """One field of many messages: `rows` [n] say of which, `values` [n] are numbers or span starts."""
+    """One field of many messages: `rows` [n] index the messages, `values` [n] are numbers or starts."""
 
     number: int
     wire: int
     rows: Ints
     values: Words
-    ends: Ints  # [n], of spans; where the field ends otherwise
+    ends: Ints  # [n] where the fields end
 
     @property
     def starts(self) -> Ints:
-        """Where the spans start, in bytes from the start of the file."""
+        """The values as signed integers: starts of spans, in bytes from the start of the file."""
         return self.values.view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where messages lie, as [start, start + length) in bytes from the start of the file; 8 B each."""
+    """Byte ranges [start, start + length) of messages in the file, 8 bytes per message."""
 
     starts: NDArray[np.uint32]
     lengths: NDArray[np.uint32]
@@ -69,25 +69,25 @@ class Spans:
         return len(self.starts)
 
     def chunk(self, first: int, last: int) -> tuple[Ints, Ints]:
-        """Starts and ends of the messages first..last-1."""
+        """Starts and ends of messages `first` to `last` - 1."""
         starts = self.starts[first:last].astype(np.int64)
         return starts, starts + self.lengths[first:last]
 
 
 class SpanList:
-    """Grows by runs of fields; positions take 4 bytes, since a protobuf file stays below 2 GiB."""
+    """Collects the byte ranges of repeated fields; 4 bytes hold a position below 2 GiB."""
 
     def __init__(self) -> None:
         self._starts = array("I")
         self._lengths = array("I")
 
     def take_run(self, data: Data, position: int, end: int, tag: int) -> int:
-        """Takes the spans that follow each other under one tag byte; returns where the next field is.
+        """Appends consecutive fields with this one-byte tag; returns the position after them.
 
-        The one loop over events in Python: a message tells where the next begins only by its length.
+        This is the only Python loop over events: each length gives the start of the next message.
         """
         add_start, add_length = self._starts.append, self._lengths.append
-        beyond = WireError("a message ends behind the one that holds it", position)
+        beyond = WireError("a message ends after the one that contains it", position)
         try:
             while position < end and data[position] == tag:
                 length, position = data[position + 1], position + 2
@@ -103,7 +103,7 @@ class SpanList:
         return position
 
     def spans(self) -> Spans:
-        """What was taken so far, without a copy."""
+        """The ranges collected so far, without a copy."""
         return Spans(_uint32(self._starts), _uint32(self._lengths))
 
 
@@ -112,17 +112,17 @@ def _uint32(numbers: "array[int]") -> NDArray[np.uint32]:
 
 
 def read_varint(data: Data, position: int) -> tuple[int, int]:
-    """The number at `position` (0..2^64-1), and where it ends."""
+    """The number at `position` (0 to 2^64 - 1), and the position after it."""
     value = 0
     for index, byte in enumerate(data[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + index + 1
-    raise WireError("a number does not end", position)
+    raise WireError("a number has no end", position)
 
 
 def fields(data: Data, start: int, end: int) -> Iterator[Field]:
-    """The fields of one message, one by one: for messages of which there are few."""
+    """The fields of one message, one at a time, for rare message types."""
     position = start
     while position < end:
         field = field_at(data, position, end)
@@ -131,11 +131,11 @@ def fields(data: Data, start: int, end: int) -> Iterator[Field]:
 
 
 def field_at(data: Data, position: int, end: int) -> Field:
-    """The field that starts at `position` of a message that ends at `end`."""
+    """The field at `position` in a message that ends at `end`."""
     tag, after = read_varint(data, position)
     number, wire = tag >> 3, tag & 7
     if not number or wire not in {VARINT, FIXED64, SPAN, FIXED32}:
-        raise WireError(f"no field has tag {tag}", position)
+        raise WireError(f"tag {tag} is invalid", position)
     if wire == VARINT:
         value, after = read_varint(data, after)
     elif wire == SPAN:
@@ -146,12 +146,12 @@ def field_at(data: Data, position: int, end: int) -> Field:
         value = int.from_bytes(data[after : after + width], "little")
         after += width
     if after > end:
-        raise WireError("a field ends behind the message that holds it", position)
+        raise WireError("a field ends after the message that contains it", position)
     return Field(number, wire, value, after)
 
 
 def columns(data: Bytes, starts: Ints, ends: Ints) -> Iterator[WireColumn]:
-    """The fields of many messages [n], in rounds: first every message's first field, and so on."""
+    """The fields of n messages in rounds: the first field of every message, then the second, ..."""
     rows = np.arange(len(starts), dtype=np.int64)
     position, limit = starts, ends
     for _ in range(MAX_FIELDS):
@@ -162,17 +162,17 @@ def columns(data: Bytes, starts: Ints, ends: Ints) -> Iterator[WireColumn]:
             return
         tags, after = varints(data, position)
         following = np.empty_like(position)
-        for tag, chosen in _distinct(tags):
-            column = _column(data, int(tag), rows[chosen], after[chosen])
-            following[chosen] = column.ends
-            _check(column.ends, limit[chosen], position[chosen])
+        for tag, index in _distinct(tags):
+            column = _column(data, int(tag), rows[index], after[index])
+            following[index] = column.ends
+            _check(column.ends, limit[index], position[index])
             yield column
         position = following
     raise WireError(f"a message has more than {MAX_FIELDS} fields", int(position[0]))
 
 
 def _distinct(tags: Words) -> Iterator[tuple[int, Any]]:
-    """Each tag with what chooses its messages; mostly all of them have the same."""
+    """Each tag with an index of its messages; usually all messages have the same tag."""
     if (tags == tags[0]).all():
         yield int(tags[0]), slice(None)
         return
@@ -191,15 +191,15 @@ def _column(data: Bytes, tag: int, rows: Ints, after: Ints) -> WireColumn:
         width = 8 if wire == FIXED64 else 4
         values, ends = _fixed(data, after, width), after + width
     else:
-        raise WireError(f"no field has tag {tag}", int(after[0]))
+        raise WireError(f"tag {tag} is invalid", int(after[0]))
     return WireColumn(number, wire, rows, values, ends)
 
 
 def _check(ends: Ints, limit: Ints, position: Ints) -> None:
     beyond = ends > limit
     if beyond.any():
-        where = int(position[np.argmax(beyond)])
-        raise WireError("a field ends behind the message that holds it", where)
+        first = int(position[np.argmax(beyond)])
+        raise WireError("a field ends after the message that contains it", first)
 
 
 def _fixed(data: Bytes, position: Ints, width: int) -> Words:
@@ -212,7 +212,7 @@ def _fixed(data: Bytes, position: Ints, width: int) -> Words:
 
 
 def varints(data: Bytes, position: Ints) -> tuple[Words, Ints]:
-    """The numbers at each position [n] (0..2^64-1), and where each ends."""
+    """The number at each position [n] (0 to 2^64 - 1), and the position after it."""
     byte = data.take(position, mode="clip")
     value = (byte & 0x7F).astype(np.uint64)
     ends = position + 1
@@ -225,5 +225,5 @@ def varints(data: Bytes, position: Ints) -> tuple[Words, Ints]:
         ends[more] += 1
         more = more[byte > 0x7F]
     if len(more):
-        raise WireError("a number does not end", int(position[more[0]]))
+        raise WireError("a number has no end", int(position[more[0]]))
     return value, ends
