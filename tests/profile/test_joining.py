@@ -1,4 +1,4 @@
-"""Executions, steps and the join: every op once, with what its program tells."""
+"""Executions, steps and the join with HLO."""
 
 import json
 from fractions import Fraction
@@ -157,7 +157,7 @@ def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None
     table = join_hlo(ops, {("jit_decode", "ar.1"): {"layer": 0}})
     assert table.select("hlo_name", "is_joined", "axis_reason").rows() == [
         ("ar.1", True, None),
-        ("fusion.1", False, "the HLO given has no such instruction"),
+        ("fusion.1", False, "the HLO has no such instruction"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Several hosts in one view: which files, whose devices, and what time it was."""
+"""Profiles of several hosts: their files, device numbers and clocks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Wire and wait, load and idle, against brute force and by hand."""
+"""Transfer, waiting, busy and idle time, against brute force and worked examples."""
 
 import random
 
@@ -13,20 +13,20 @@ SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
 
 
 def row(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
-    given = {"device": device, "start_s": start_s, "dur_s": dur_s, "exposed_s": dur_s}
+    times = {"device": device, "start_s": start_s, "dur_s": dur_s, "exposed_s": dur_s}
     return {
         "module": "m",
         "hlo_name": "x",
         "is_async": False,
         "source": "measured",
-        **given,
+        **times,
         **values,
     }
 
 
 def reduce(device: int | None, start_s: float, dur_s: float, **values: object) -> dict[str, object]:
-    told = {"kind": "all_reduce", "group_size": 2, "hlo_name": "r", "wire_bytes": 6.0}
-    return row(device, start_s, dur_s, **{"groups": [[0, 1], [2, 3]], **told, **values})
+    facts = {"kind": "all_reduce", "group_size": 2, "hlo_name": "r", "wire_bytes": 6.0}
+    return row(device, start_s, dur_s, **{"groups": [[0, 1], [2, 3]], **facts, **values})
 
 
 def table(*rows: dict[str, object]) -> pl.DataFrame:
@@ -34,10 +34,10 @@ def table(*rows: dict[str, object]) -> pl.DataFrame:
     return pl.DataFrame(filled, schema=SCHEMA)
 
 
-def test_the_fastest_of_a_group_is_the_wire_and_the_rest_waits() -> None:
-    found = participants(table(reduce(0, 0.0, 5.0), reduce(1, 3.0, 2.0), reduce(2, 0.0, 4.0)))
-    told = found.sort("device").select("device", "group", "wire_s", "wait_s", "late_s")
-    assert told.rows() == [
+def test_the_fastest_participant_sets_the_transfer_time_and_the_rest_waits() -> None:
+    rows = participants(table(reduce(0, 0.0, 5.0), reduce(1, 3.0, 2.0), reduce(2, 0.0, 4.0)))
+    columns = ("device", "group", "wire_s", "wait_s", "late_s")
+    assert rows.sort("device").select(columns).rows() == [
         (0, [0, 1], 2.0, 3.0, 0.0),
         (1, [0, 1], 2.0, 0.0, 3.0),
         (2, [2, 3], 4.0, None, 0.0),
@@ -52,10 +52,9 @@ def test_waiting_equals_brute_force() -> None:
         for name in ("a", "b")
         for d in range(4)
     ]
-    found = participants(table(*rows))
-    for each in found.to_dicts():
+    for each in participants(table(*rows)).to_dicts():
         name, group = each["hlo_name"], each["group"]
-        own = {
+        members = {
             d: sorted(
                 (r["start_s"], r["dur_s"])
                 for r in rows
@@ -63,27 +62,27 @@ def test_waiting_equals_brute_force() -> None:
             )[each["occurrence"]]
             for d in group
         }
-        wire_s = min(dur for _, dur in own.values())
+        wire_s = min(dur for _, dur in members.values())
         assert each["n_participants"] == 2
         assert each["wire_s"] == wire_s
-        assert each["wait_s"] == pytest.approx(own[each["device"]][1] - wire_s)
+        assert each["wait_s"] == pytest.approx(members[each["device"]][1] - wire_s)
 
 
-def test_waiting_is_not_known_where_ops_do_not_tell_their_device() -> None:
-    found = participants(table(*(reduce(None, 0.0, dur, groups=None) for dur in (1.0, 2.0))))
-    assert found["wait_s"].to_list() == [None, None]
+def test_waiting_is_unknown_for_ops_without_device_number() -> None:
+    rows = participants(table(*(reduce(None, 0.0, dur, groups=None) for dur in (1.0, 2.0))))
+    assert rows["wait_s"].to_list() == [None, None]
 
 
-def test_pairs_meet_as_a_chain() -> None:
+def test_pairs_form_a_chain() -> None:
     pairs = {"kind": "permute", "groups": [[0, 1], [1, 2]]}
-    found = participants(table(*(reduce(d, 0.0, 1.0 + d, **pairs) for d in range(3))))
-    assert found["wire_s"].to_list() == [1.0] * 3
+    rows = participants(table(*(reduce(d, 0.0, 1.0 + d, **pairs) for d in range(3))))
+    assert rows["wire_s"].to_list() == [1.0] * 3
 
 
-def test_a_rate_is_bytes_over_the_time_of_the_fastest() -> None:
+def test_the_rate_is_bytes_over_the_time_of_the_fastest_participant() -> None:
     rates = wire_rates(table(reduce(0, 0.0, 5.0), reduce(1, 3.0, 2.0)))
-    told = rates.select("n_events", "n_devices", "wire_s", "longest_wait_s", "wire_bytes_per_s")
-    assert told.rows() == [(2, 2, 2.0, 3.0, 3.0)]
+    columns = ("n_events", "n_devices", "wire_s", "longest_wait_s", "wire_bytes_per_s")
+    assert rates.select(columns).rows() == [(2, 2, 2.0, 3.0, 3.0)]
 
 
 def test_load_counts_each_moment_once_and_parts_sum_to_the_window() -> None:
@@ -94,19 +93,19 @@ def test_load_counts_each_moment_once_and_parts_sum_to_the_window() -> None:
         reduce(1, 8.0, 1.0),
         row(1, 9.0, 1.0),
     )
-    told = loads(rows).select("device", "n_ops", "busy_s", "collective_s", "wait_s", "idle_s")
-    assert told.rows() == [(0, 3, 8.0, 2.0, 1.0, 2.0), (1, 2, 2.0, 1.0, 0.0, 8.0)]
+    columns = ("device", "n_ops", "busy_s", "collective_s", "wait_s", "idle_s")
+    assert loads(rows).select(columns).rows() == [(0, 3, 8.0, 2.0, 1.0, 2.0), (1, 2, 2.0, 1.0, 0.0, 8.0)]
 
 
-def test_a_pair_keeps_its_device_only_while_it_is_waited_for() -> None:
+def test_a_pair_blocks_its_device_only_while_waiting() -> None:
     pair = reduce(0, 0.0, 10.0, is_async=True, exposed_s=3.0)
-    beside = row(0, 0.0, 10.0, is_async=True, exposed_s=None)
-    assert loads(table(pair, beside))["busy_s"].to_list() == [3.0]
+    background = row(0, 0.0, 10.0, is_async=True, exposed_s=None)
+    assert loads(table(pair, background))["busy_s"].to_list() == [3.0]
 
 
-def test_a_window_cuts_what_is_outside() -> None:
-    told = loads(table(row(0, 0.0, 4.0)), window_s=(1.0, 11.0))
-    assert told.select("busy_s", "idle_s", "window_s").rows() == [(3.0, 7.0, 10.0)]
+def test_times_outside_the_window_do_not_count() -> None:
+    load = loads(table(row(0, 0.0, 4.0)), window_s=(1.0, 11.0))
+    assert load.select("busy_s", "idle_s", "window_s").rows() == [(3.0, 7.0, 10.0)]
 
 
 def test_an_empty_table_has_no_loads_and_no_rates() -> None:

@@ -59,14 +59,14 @@ def measured_of(
         profile,
         with_hlo(ops, facts),
         expected={key: n for key, n in expected.items() if key not in staged},
-        of_devices=staged,
+        expected_by_device=staged,
     )
     steps = {phase: n_steps[phase] for phase in modules}
     return ProfileRows(
         rows=_measured_rows(rows, compiled, expected, modules, steps),
         loads=tuple(_loads(rows, steps)),
         times=tuple(_times(rows)),
-        findings=tuple(fault.words for fault in faults),
+        findings=tuple(fault.message for fault in faults),
         ops=rows,
     )
 

@@ -1,7 +1,7 @@
-"""Measured ops joined to the instructions of the programs that ran: rows of the event table.
+"""Joins measured ops to the HLO instructions of the programs that ran: rows of the event table.
 
-What the HLO tells is given by the caller as plain values under (module, instruction name); it
-stands above what the profile tells by itself, which fills what the caller leaves out.
+The caller passes the facts of the HLO by (module, instruction name). They take precedence over the
+facts in the profile, which fill the rest.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from meshscope.readers.profile.ops import ROLES, Ops
 Instructions = Mapping[tuple[str, str], Mapping[str, Any]] | pl.DataFrame
 
 KEYS = ("module", "hlo_name")
-# What a caller may tell of an instruction besides columns of the event table.
-TOLD_BESIDES: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
-# Columns behind those of the event table, for measures over runs, steps and devices.
+# Facts of an instruction that are not columns of the event table.
+EXTRA_FACTS: dict[str, Any] = {"layers": pl.List(pl.Int32), "starts": pl.String}
+# Columns after those of the event table, for metrics over runs, steps and devices.
 EXTRA_SCHEMA: dict[str, Any] = {
     "module": pl.String,
     "run_id": pl.Int64,
@@ -36,17 +36,17 @@ TIME_BASIS = "measured"
 
 
 def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
-    """A row of the event table for each execution of an op on a device, then EXTRA_SCHEMA.
+    """One row per execution of an op on a device: the event table, then EXTRA_SCHEMA.
 
-    `count` and `n_steps` are 1: the rows themselves are counted. An instruction of a loop over
-    layers may give `layers`, in the order of its iterations: its executions in one run take them
-    in turn. Ops that no instruction names stay, with `is_joined` false and their reason.
-    TraceError where the profile is of other programs than the instructions.
+    `count` and `n_steps` are 1. An instruction in a loop over layers may have `layers`, in the
+    order of iterations; its executions in one run get them in turn. Ops without an instruction
+    stay, with `is_joined` false and the reason. TraceError if profile and instructions have no
+    module in common.
     """
-    told = _frame_of(instructions)
-    _check_modules(ops, told)
-    known = with_hlo(ops, told)
-    rows = _with_layers(_with_groups(_with_besides(executions(known), told)))
+    facts = _facts_frame(instructions)
+    _check_modules(ops, facts)
+    rows = executions(with_hlo(ops, facts))
+    rows = _with_layers(_with_groups(_with_other_facts(rows, facts)))
     rows = rows.with_columns(pl.col("is_joined").fill_null(value=False))
     filled = rows.with_columns(
         pl.lit(Source.MEASURED.value).alias("source"),
@@ -59,26 +59,30 @@ def join_hlo(ops: Ops, instructions: Instructions) -> pl.DataFrame:
 
 
 def with_hlo(ops: Ops, instructions: Instructions) -> Ops:
-    """The ops, with what is told about their instructions in place of what the profile told.
+    """The ops with the facts of the HLO instead of those of the profile.
 
-    Containers follow: what the HLO calls a `while`, `call` or `conditional` is one.
+    Ops that the HLO calls `while`, `call` or `conditional` become containers.
     """
-    told = _frame_of(instructions)
-    own = [n for n in told.columns if n in ops.instructions.columns and n not in KEYS]
+    facts = _facts_frame(instructions)
+    shared = [n for n in facts.columns if n in ops.instructions.columns and n not in KEYS]
     joined = ops.instructions.join(
-        told.select(*KEYS, *own), on=list(KEYS), how="left", suffix="_told", maintain_order="left"
+        facts.select(*KEYS, *shared),
+        on=list(KEYS),
+        how="left",
+        suffix="_hlo",
+        maintain_order="left",
     )
-    kept = joined.with_columns(pl.coalesce(f"{n}_told", n).alias(n) for n in own)
-    kept = kept.select(ops.instructions.columns)
-    containers = kept.filter(pl.col("opcode").is_in(list(CONTAINERS)))["op"]
+    merged = joined.with_columns(pl.coalesce(f"{n}_hlo", n).alias(n) for n in shared)
+    merged = merged.select(ops.instructions.columns)
+    containers = merged.filter(pl.col("opcode").is_in(list(CONTAINERS)))["op"]
     is_container = pl.col("op").is_in(containers.implode()) & (pl.col("role") == "leaf")
     role = pl.when(is_container).then(pl.lit("container", ROLES)).otherwise("role")
-    return Ops(events=ops.events.with_columns(role.alias("role")), instructions=kept)
+    return Ops(events=ops.events.with_columns(role.alias("role")), instructions=merged)
 
 
-def _frame_of(instructions: Instructions) -> pl.DataFrame:
-    """One row for each (module, hlo_name), its columns those of the event table and TOLD_BESIDES."""
-    schema = {**POLARS_SCHEMA, **TOLD_BESIDES, "module": pl.String}
+def _facts_frame(instructions: Instructions) -> pl.DataFrame:
+    """One row per (module, hlo_name), with columns of the event table and EXTRA_FACTS."""
+    schema = {**POLARS_SCHEMA, **EXTRA_FACTS, "module": pl.String}
     if isinstance(instructions, pl.DataFrame):
         frame = instructions
     else:
@@ -92,13 +96,13 @@ def _frame_of(instructions: Instructions) -> pl.DataFrame:
     return known.unique(list(KEYS), keep="first", maintain_order=True)
 
 
-def _check_modules(ops: Ops, told: pl.DataFrame) -> None:
+def _check_modules(ops: Ops, facts: pl.DataFrame) -> None:
     measured = set(ops.instructions["module"].drop_nulls())
-    given = set(told["module"])
+    given = set(facts["module"])
     if measured and given and not measured & given:
         raise TraceError(
-            f"the profile is of other programs than the HLO: it ran {_some(measured)}, the HLO "
-            f"holds {_some(given)}. Give the HLO of the run that was profiled."
+            f"profile and HLO are of different programs: the profile ran {_some(measured)}, the HLO "
+            f"is of {_some(given)}. Pass the HLO of the run that was profiled."
         )
 
 
@@ -107,19 +111,30 @@ def _some(names: set[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def _with_besides(rows: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """The rows with what is told of their instructions beyond the columns that ops have themselves."""
-    own = {"opcode", "kind", "dtype", "shape", "payload_bytes", "groups", "source_line", "starts"}
+def _with_other_facts(rows: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """Adds the facts for which ops have no column."""
+    in_ops = {
+        "opcode",
+        "kind",
+        "dtype",
+        "shape",
+        "payload_bytes",
+        "groups",
+        "source_line",
+        "starts",
+    }
     timed = {"start_s", "dur_s", "exposed_s", "is_async", "time_basis", "device", "source"}
-    kept = [n for n in told.columns if n not in own | timed]
-    besides = told.select(kept).with_columns(pl.lit(value=True).alias("is_joined"))
-    joined = rows.join(besides, on=list(KEYS), how="left", suffix="_told", maintain_order="left")
-    both = [n for n in kept if f"{n}_told" in joined]  # the phase: steps of the profile tell it too
-    return joined.with_columns(pl.coalesce(f"{n}_told", n).alias(n) for n in both)
+    kept = [n for n in facts.columns if n not in in_ops | timed]
+    other = facts.select(kept).with_columns(pl.lit(value=True).alias("is_joined"))
+    joined = rows.join(other, on=list(KEYS), how="left", suffix="_hlo", maintain_order="left")
+    both = [
+        n for n in kept if f"{n}_hlo" in joined
+    ]  # phase, which also comes from the steps of the profile
+    return joined.with_columns(pl.coalesce(f"{n}_hlo", n).alias(n) for n in both)
 
 
 def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:
-    """Sizes of groups and bytes on the wire, where the caller told none."""
+    """Fills group sizes and wire bytes that the facts lack."""
     for name in ("group_size", "n_groups", "wire_bytes", "phase"):
         if name not in rows:
             rows = rows.with_columns(pl.lit(None, POLARS_SCHEMA[name]).alias(name))
@@ -142,7 +157,7 @@ def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_layers(rows: pl.DataFrame) -> pl.DataFrame:
-    """Layers of the executions of one instruction in one run, in the order of its iterations."""
+    """Assigns layers to the executions of one instruction in one run, in order of iteration."""
     if "layers" not in rows:
         return rows
     turn = pl.int_range(pl.len()).over("module", "hlo_name", "host", "device", "run_id")
@@ -155,9 +170,9 @@ def _with_layers(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reason(rows: pl.DataFrame) -> pl.Expr:
-    told = pl.col("axis_reason") if "axis_reason" in rows else pl.lit(None, pl.String)
-    missing = pl.lit("the HLO given has no such instruction")
-    return pl.when(pl.col("is_joined")).then(told).otherwise(missing)
+    reason = pl.col("axis_reason") if "axis_reason" in rows else pl.lit(None, pl.String)
+    missing = pl.lit("the HLO has no such instruction")
+    return pl.when(pl.col("is_joined")).then(reason).otherwise(missing)
 
 
 def _in_schema(rows: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:

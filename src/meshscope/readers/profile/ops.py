@@ -1,8 +1,8 @@
-"""The ops that devices executed, told apart from what contains them, out of the planes of a profile.
+"""Extracts executed ops from the planes of a profile and separates them from their containers.
 
-Two tables: one row for each event, narrow, and one for each different instruction, wide.
-TPU planes keep ops on lines of their own; GPU planes have a line for each stream; the CPU backend
-marks op events on the threads of the host plane by stats.
+There are two tables: a narrow one with a row per event, and a wide one with a row per instruction.
+TPU planes have separate lines for ops, GPU planes have a line per stream, and the CPU backend marks
+op events on the threads of the host plane by their stats.
 """
 
 import re
@@ -23,12 +23,12 @@ EVENTS_SCHEMA: dict[str, Any] = {
     "host": pl.UInt16,  # row of the hosts
     "plane": pl.UInt16,  # of the host
     "line": pl.UInt32,  # of the plane
-    "device": pl.Int32,  # as the host numbers its devices; null where the profile does not tell
+    "device": pl.Int32,  # as the host numbers its devices; null if the profile has no number
     "core": pl.Int8,  # number of the SparseCore; null for the device's main core
     "run_id": pl.Int64,  # one execution of a module
-    "start_s": pl.Float64,  # from the zero of the profile
+    "start_s": pl.Float64,  # from zero_ns
     "dur_s": pl.Float64,
-    "role": ROLES,  # leaf: adds up; container, covered: holds what adds up; transfer: beside it
+    "role": ROLES,  # leaf: counts; container, covered: contains leaves; transfer: in the background
 }
 INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "op": pl.UInt32,
@@ -37,27 +37,25 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "hlo_name": pl.String,
     "opcode": pl.String,
     "kind": pl.String,  # of collectives
-    "category": pl.String,  # the profiler's: "loop fusion", "all-reduce", ...
-    "starts": pl.String,  # of -start and -done: the name of the -start
+    "category": pl.String,  # by the profiler: "loop fusion", "all-reduce", ...
+    "starts": pl.String,  # for -start and -done: the name of the -start
     "op_name": pl.String,  # scope path of the program
     "source_line": pl.String,
     "flops": pl.Int64,
-    "bytes_accessed": pl.Int64,  # of HBM, as the profiler estimates
+    "bytes_accessed": pl.Int64,  # to and from HBM, estimated by the profiler
     "dtype": pl.String,
     "shape": pl.List(pl.Int64),
     "payload_bytes": pl.Int64,
     "groups_text": pl.String,
     "groups": pl.List(pl.List(pl.Int32)),
-    "text": pl.String,  # the event's name: with TPUs the whole line of HLO
+    "text": pl.String,  # name of the event: on TPUs the whole HLO line
 }
-UNIX_NS = (
-    10**17
-)  # a line that starts later than this counts from 1970, not from the profile's start
+UNIX_NS = 10**17  # a later timestamp is Unix time, an earlier one counts from the profile start
 PS = 1e-12
 
 _DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
 _MODULE = re.compile(r"(.*)\((\d+)\)")
-# Lines of a device plane that profilers derive from others: none of their events ran.
+# Lines of a device plane that profilers derive from other lines.
 _DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
 _KEYS = ("module", "program_id", "hlo_name")
 
@@ -70,14 +68,14 @@ class Ops:
     instructions: pl.DataFrame
 
     def wide(self) -> pl.DataFrame:
-        """Every event with the facts of its instruction: for tables that were filtered before."""
+        """Every event with the columns of its instruction; filter large tables first."""
         return self.events.join(self.instructions, on="op", how="left", maintain_order="left")
 
 
 def ops_of(space: XSpace, *, host: int = 0) -> Ops:
-    """The ops that one host's profile holds; times from `zero_ns`, in seconds."""
+    """The ops in the profile of one host; times in s from `zero_ns`."""
     zero = zero_ns(space)
-    found: list[Ops] = []
+    parts: list[Ops] = []
     for index, plane in enumerate(space.planes):
         ops = _ops_of_plane(plane, others=space.planes)
         if ops is None or ops.events.is_empty():
@@ -92,44 +90,45 @@ def ops_of(space: XSpace, *, host: int = 0) -> Ops:
         events = placed.select(
             pl.col(name).cast(dtype) for name, dtype in EVENTS_SCHEMA.items() if name in placed
         )
-        found.append(Ops(events=events, instructions=ops.instructions))
-    return merged(found)
+        parts.append(Ops(events=events, instructions=ops.instructions))
+    return merged(parts)
 
 
 def zero_ns(space: XSpace) -> int:
-    """The time that ops count from, in the unit of the planes' origins: the profile's start, or 1970's."""
+    """The time that ops count from: the start of a profile in Unix time, else 0."""
     first = min((p.origin_ns for p in space.planes if len(p.events)), default=0)
     return first if first > UNIX_NS else 0
 
 
 def merged(parts: list[Ops]) -> Ops:
-    """One table of several: an instruction of the same module and name is one row."""
+    """Merges tables; instructions of the same module and name become one row."""
     empty = pl.DataFrame(schema=INSTRUCTIONS_SCHEMA).drop("op")
     tables = [
-        p.instructions.rename({"op": "own"}).with_columns(pl.lit(i, pl.UInt32).alias("part"))
+        p.instructions.rename({"op": "part_op"}).with_columns(pl.lit(i, pl.UInt32).alias("part"))
         for i, p in enumerate(parts)
     ]
-    every = pl.concat([empty, *tables], how="diagonal_relaxed")
-    told_most = pl.col("text").str.len_bytes()  # an asynchronous twin may tell less
-    unique = every.sort(told_most, descending=True, maintain_order=True).unique(
+    rows = pl.concat([empty, *tables], how="diagonal_relaxed")
+    n_characters = pl.col("text").str.len_bytes()  # asynchronous events may have shorter texts
+    unique = rows.sort(n_characters, descending=True, maintain_order=True).unique(
         _KEYS, keep="first", maintain_order=True
     )
     unique = unique.with_row_index("op").select(*INSTRUCTIONS_SCHEMA)
     if not parts:
         return Ops(events=pl.DataFrame(schema=EVENTS_SCHEMA), instructions=unique)
-    rows = every.select(*_KEYS, "own", "part").join(
+    numbers = rows.select(*_KEYS, "part_op", "part").join(
         unique.select("op", *_KEYS), on=_KEYS, nulls_equal=True
     )
     events = [
-        _renumbered(part.events, rows.filter(pl.col("part") == index))
+        _renumbered(part.events, numbers.filter(pl.col("part") == index))
         for index, part in enumerate(parts)
     ]
     return Ops(events=pl.concat(events), instructions=unique)
 
 
-def _renumbered(events: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    new = np.zeros(int(rows["own"].max() or 0) + 1, np.uint32)  # type: ignore[arg-type]
-    new[rows["own"].to_numpy()] = rows["op"].to_numpy()
+def _renumbered(events: pl.DataFrame, numbers: pl.DataFrame) -> pl.DataFrame:
+    """The events with rows of the merged instructions; `numbers` maps `part_op` to `op`."""
+    new = np.zeros(int(numbers["part_op"].max() or 0) + 1, np.uint32)  # type: ignore[arg-type]
+    new[numbers["part_op"].to_numpy()] = numbers["op"].to_numpy()
     return events.with_columns(pl.Series("op", new[events["op"].to_numpy()]))
 
 
@@ -147,7 +146,7 @@ def _ops_of_plane(plane: Plane, *, others: tuple[Plane, ...]) -> Ops | None:
 
 
 def lines_named(plane: Plane, *names: str) -> list[int]:
-    """The lines of the plane that have one of these names."""
+    """Indices of the lines with one of these names."""
     return plane.lines.filter(pl.col("name").is_in(names))["line"].to_list()
 
 
@@ -175,7 +174,7 @@ def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
 
 
 def module_runs(plane: Plane) -> pl.DataFrame:
-    """Executions of modules on a device: module, program_id, run_id, start_ps and end_ps."""
+    """Executions of modules on a device: module, program_id, run_id, start_ps, end_ps."""
     events = plane.events.filter(pl.col("line").is_in(lines_named(plane, "XLA Modules")))
     run_id = pl.col("stat.run_id") if "stat.run_id" in events else pl.lit(None)
     named = plane.kinds.select("kind", pl.col("name").str.extract_groups(_MODULE.pattern))
@@ -194,7 +193,7 @@ def module_runs(plane: Plane) -> pl.DataFrame:
 
 
 def _instructions_of_kinds(kinds: pl.DataFrame, modules: dict[int, str]) -> pl.DataFrame:
-    """Instructions as the metadata of events tells them, a row for each kind."""
+    """Instructions from the metadata of TPU events, one row per kind."""
     lines = [read_hlo_line(name) for name in kinds["name"]]
 
     def fact(name: str, dtype: Any) -> pl.Series:
@@ -206,7 +205,7 @@ def _instructions_of_kinds(kinds: pl.DataFrame, modules: dict[int, str]) -> pl.D
         )
 
     programs = fact("program_id", pl.UInt64)
-    return _told_by_lines(lines).with_columns(
+    return _line_columns(lines).with_columns(
         pl.Series("module", [modules.get(p) for p in programs], dtype=pl.String),
         programs.alias("program_id"),
         fact("hlo_category", pl.String).alias("category"),
@@ -218,7 +217,7 @@ def _instructions_of_kinds(kinds: pl.DataFrame, modules: dict[int, str]) -> pl.D
     )
 
 
-def _told_by_lines(lines: list[HloLine]) -> pl.DataFrame:
+def _line_columns(lines: list[HloLine]) -> pl.DataFrame:
     kinds = [kind_of(line.opcode, name=line.name) for line in lines]
     columns: dict[str, list[Any]] = {
         "hlo_name": [line.name for line in lines],
@@ -239,22 +238,22 @@ def _gpu_ops(plane: Plane, device: int) -> Ops:
     streams = plane.lines.filter(~pl.col("name").str.contains_any(list(_DERIVED)))["line"]
     events = plane.events.filter(pl.col("line").is_in(streams.implode()))
     op, firsts = _different_ops(plane, events)
-    told = events.select(
+    device_events = events.select(
         pl.Series("op", op, dtype=pl.UInt32),
         "line",
         pl.lit(device).alias("device"),
         "start_ps",
         "dur_ps",
     )
-    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
+    return _with_roles(device_events, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
 def _cpu_ops(plane: Plane) -> Ops:
-    """Events of a thread that name an op and are named after it; launches of kernels are not."""
+    """Events named like the op in their stats, which excludes kernel launches."""
     events = plane.events.filter(pl.col("stat.hlo_op").is_not_null())
     op, firsts = _different_ops(plane, events)
     is_op = firsts.select(pl.col("text") == pl.col("hlo_op")).to_series().to_numpy()
-    told = events.select(
+    device_events = events.select(
         pl.Series("op", op, dtype=pl.UInt32),
         "line",
         _stat(events, "device_ordinal").cast(pl.Int32).alias("device"),
@@ -262,7 +261,7 @@ def _cpu_ops(plane: Plane) -> Ops:
         "start_ps",
         "dur_ps",
     ).filter(pl.Series(is_op[op]))
-    return _with_roles(told, _instructions_of_stats(firsts), pl.lit(value=False))
+    return _with_roles(device_events, _instructions_of_stats(firsts), pl.lit(value=False))
 
 
 def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
@@ -271,10 +270,10 @@ def _stat(events: pl.DataFrame, name: str) -> pl.Expr:
 
 
 def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFrame]:
-    """Which op each event is [n], and a row for each op: the stats of its first event, and its name."""
-    told = ("hlo_module", "program_id", "hlo_op")
+    """The op of each event [n], and one row per op: stats of its first event, and its name."""
+    stats = ("hlo_module", "program_id", "hlo_op")
     key = events["kind"].to_numpy().astype(np.int64)
-    for name in told:
+    for name in stats:
         if f"stat.{name}" in events:
             codes = _codes(events[f"stat.{name}"])
             key = key * (int(codes.max(initial=0)) + 1) + codes
@@ -293,7 +292,7 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFram
 
 
 def _codes(column: pl.Series) -> Any:
-    """Small numbers [n] that are equal where the values are; 0 where there is none."""
+    """A number for each value [n], equal for equal values; 0 for null."""
     if isinstance(column.dtype, pl.Enum):
         return column.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
     _, codes = np.unique(column.fill_null(0).to_numpy(), return_inverse=True)
@@ -305,11 +304,11 @@ def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
     kernel_kinds = [kind_of(None, name=text) for text in firsts["text"]]
     kernels = pl.Series([kind.value if kind else None for kind in kernel_kinds], dtype=pl.String)
     facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
-    return _told_by_lines(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
+    return _line_columns(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
 
 
 def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:
-    """Sets the role of each event: by its opcode or category, and by what it holds on its line."""
+    """Sets the role of each event, by opcode, category, and the events that it contains."""
     names_container = pl.col("opcode").is_in(list(CONTAINERS))
     if "category" in instructions:
         names_container |= pl.col("category").is_in(list(CONTAINERS)).fill_null(value=False)
@@ -317,8 +316,8 @@ def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: p
     is_outer = outer[events["op"].to_numpy()]
     start = _array(events, "start_ps")
     end = start + _array(events, "dur_ps")
-    holds = contains_another(start, end, line=_array(events, "line"), outer=is_outer)
-    container = pl.Series("is_container", is_outer | holds)
+    contains = contains_another(start, end, line=_array(events, "line"), outer=is_outer)
+    container = pl.Series("is_container", is_outer | contains)
     role = pl.when(is_transfer).then(pl.lit("transfer"))
     role = role.when(container).then(pl.lit("container")).otherwise(pl.lit("leaf"))
     placed = events.with_columns(role.cast(ROLES).alias("role"))
@@ -329,7 +328,7 @@ def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: p
 
 
 def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFrame:
-    """Marks each `-done` that lies within its `-start`: the start tells the whole time already."""
+    """Marks each `-done` inside its `-start`, whose duration already includes it."""
     halves = instructions.filter(pl.col("starts").is_not_null()).select(
         "op",
         "starts",
@@ -339,14 +338,16 @@ def _with_covered(events: pl.DataFrame, instructions: pl.DataFrame) -> pl.DataFr
     leaves = events.with_row_index("row").filter(pl.col("role") == "leaf")
     end_ps = pl.col("start_ps") + pl.col("dur_ps")
     device = pl.col("device").fill_null(-1)
-    found = (
+    asynchronous = (
         leaves.select("row", "op", device, "start_ps", end_ps.alias("end_ps"))
         .join(halves, on="op")
         .sort("start_ps")
     )
     by = ["device", "module", "starts"]
-    starts = found.filter(~pl.col("is_done")).select(*by, "start_ps", until_ps="end_ps")
-    paired = found.filter("is_done").join_asof(starts, on="start_ps", by=by, check_sortedness=False)
+    starts = asynchronous.filter(~pl.col("is_done")).select(*by, "start_ps", until_ps="end_ps")
+    paired = asynchronous.filter("is_done").join_asof(
+        starts, on="start_ps", by=by, check_sortedness=False
+    )
     covered = paired.filter(pl.col("end_ps") <= pl.col("until_ps"))["row"]
     if covered.is_empty():
         return events

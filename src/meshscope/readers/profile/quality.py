@@ -1,6 +1,6 @@
-"""Whether a profile can bear a conclusion: what is missing from it, in words for the user.
+"""Checks a profile for faults that make measured numbers wrong: lost events, compilation, clocks.
 
-To be told before any number that was measured. Nothing is repaired here and nothing guessed.
+Reports show these findings before any measured number. Nothing is repaired or guessed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,12 @@ from meshscope.readers.profile.ops import Ops, zero_ns
 from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import steps_of
 
-# Events of a host in which a compiler works: of JAX, of PJRT's clients, and of their backends.
+# Names of compilation events in JAX, PJRT clients and their backends.
 COMPILING = r"^backend_compile|Client::Compile|Compiler::Compile|Compiler::RunBackend"
 
 
 class Fault(StrEnum):
-    """What can be wrong with a recorded profile."""
+    """Kinds of faults of a profile."""
 
     PROFILER_ERROR = "profiler_error"
     NO_OPS = "no_ops"
@@ -37,12 +37,12 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault of a profile: `where` it is, how many events it touches, and what to tell the user."""
+    """One fault of a profile: its location, the number of events concerned, and the message."""
 
     fault: Fault
-    where: str
+    location: str
     n_events: int
-    words: str
+    message: str
 
 
 def capture_faults(
@@ -50,22 +50,22 @@ def capture_faults(
     ops: Ops,
     *,
     expected: Mapping[tuple[str, str], int] | None = None,
-    of_devices: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
+    expected_by_device: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
 ) -> list[Finding]:
-    """What stands against trusting the profile; empty when nothing does.
+    """The faults of a profile; empty if its numbers can be trusted.
 
-    `ops` are those of the profile, with what the HLO tells where it is known. `expected` tells how
-    often each (module, instruction) executes in one run of its module on one device; `of_devices`
-    tells it of each device, where only some execute it.
+    `ops` are the ops of the profile with the facts of the HLO. `expected` has the executions of
+    each (module, instruction) in one run of its module on one device; `expected_by_device` has
+    them by device, for instructions that only some devices execute.
     """
     runs = executions(ops)
     return [
-        *_told_by_profiler(profile),
+        *_profiler_errors(profile),
         *_empty_planes(profile, ops),
         *_truncated_planes(ops),
         *_unpaired(runs),
-        *_lost(runs, expected or {}, of_devices or {}),
-        *_unknown(runs, {*(expected or {}), *(of_devices or {})}),
+        *_lost(runs, expected or {}, expected_by_device or {}),
+        *_unknown(runs, {*(expected or {}), *(expected_by_device or {})}),
         *_compilations(profile, ops),
         *_without_steps(profile, ops),
         *_without_device(ops),
@@ -74,14 +74,14 @@ def capture_faults(
     ]
 
 
-def _told_by_profiler(profile: Profile) -> Iterator[Finding]:
+def _profiler_errors(profile: Profile) -> Iterator[Finding]:
     for space in profile.spaces:
         for text in (*space.errors, *space.warnings):
             yield Finding(
                 fault=Fault.PROFILER_ERROR,
-                where=space.host,
+                location=space.host,
                 n_events=0,
-                words=f"The profiler itself reported, on host '{space.host}': {text[:500]}",
+                message=f"The profiler reported on host '{space.host}': {text[:500]}",
             )
 
 
@@ -89,11 +89,11 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
     if ops.events.is_empty():
         yield Finding(
             fault=Fault.NO_OPS,
-            where="profile",
+            location="profile",
             n_events=0,
-            words="No op of any device is in the profile: nothing ran while it was recorded, or the "
+            message="The profile contains no op of any device: nothing ran while it was recorded, or the "
             "profiler did not reach the devices. Wait for the result (block_until_ready) before "
-            "the profiler is stopped.",
+            "stopping the profiler.",
         )
     seen = set(ops.events.select("host", "plane").unique().iter_rows())
     for host, space in enumerate(profile.spaces):
@@ -102,15 +102,15 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
             if is_device and (host, index) not in seen:
                 yield Finding(
                     fault=Fault.EMPTY_PLANE,
-                    where=f"{space.host} {plane.name}",
+                    location=f"{space.host} {plane.name}",
                     n_events=len(plane.events),
-                    words=f"'{plane.name}' of host '{space.host}' holds no op, though others do: "
-                    "sums over devices leave it out.",
+                    message=f"'{plane.name}' of host '{space.host}' contains no op, although other "
+                    "planes do: sums over devices miss it.",
                 )
 
 
 def _truncated_planes(ops: Ops) -> Iterator[Finding]:
-    """Devices that recorded fewer runs of a module than another did."""
+    """Devices that recorded fewer runs of a module than other devices."""
     known = ops.events.filter(pl.col("run_id").is_not_null()).join(
         ops.instructions.select("op", "module"), on="op"
     )
@@ -120,10 +120,10 @@ def _truncated_planes(ops: Ops) -> Iterator[Finding]:
     for module, device, n_runs, n_most in short.iter_rows():
         yield Finding(
             fault=Fault.TRUNCATED_PLANE,
-            where=f"device {device}",
+            location=f"device {device}",
             n_events=n_most - n_runs,
-            words=f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
-            "buffer was full, or the window cut it off. Profile fewer steps.",
+            message=f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
+            "buffer was full, or the profile ended early. Profile fewer steps.",
         )
 
 
@@ -134,54 +134,58 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
         missing = "start" if str(opcode).endswith("-done") else "done"
         yield Finding(
             fault=Fault.UNPAIRED,
-            where=f"{module} {name}",
+            location=f"{module} {name}",
             n_events=n,
-            words=f"{n} of '{name}' in '{module}' lack their {missing}: the window opened or closed "
-            "between the two, or events were lost. Their time is that of one half.",
+            message=f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
+            "or ended between the two, or events were lost. Their time is that of one half.",
         )
 
 
 def _lost(
     runs: pl.DataFrame,
     expected: Mapping[tuple[str, str], int],
-    of_devices: Mapping[tuple[str, str], Mapping[int, int]],
+    expected_by_device: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> Iterator[Finding]:
-    """Instructions that executed less or more often than their program says."""
+    """Instructions that executed more or less often than their program says."""
     keys = ["module", "device", "run_id"]
-    known = runs.filter(
-        pl.col("run_id").is_not_null()
-    )  # GPUs tell no runs: nothing to count against
-    counted_runs = known.select(keys).unique().group_by("module", "device").len("n_runs")
+    # GPU profiles have no run ids, so nothing can be expected of them.
+    counted_runs = (
+        runs.filter(pl.col("run_id").is_not_null())
+        .select(keys)
+        .unique()
+        .group_by("module", "device")
+        .len("n_runs")
+    )
     n_runs: dict[str, dict[int, int]] = {}
     for module, device, n in counted_runs.iter_rows():
         n_runs.setdefault(module, {})[device] = n
     counted = runs.group_by("module", "hlo_name").len()
-    found: dict[tuple[str | None, str], int] = {
+    n_executions: dict[tuple[str | None, str], int] = {
         (module, name): n for module, name, n in counted.iter_rows()
     }
-    for key in {**expected, **of_devices}:
+    for key in {**expected, **expected_by_device}:
         module, name = key
         if module not in n_runs:
             continue
         n_all = sum(n_runs[module].values())
         n_expected = (
-            sum(n * n_runs[module].get(device, 0) for device, n in of_devices[key].items())
-            if key in of_devices
+            sum(n * n_runs[module].get(device, 0) for device, n in expected_by_device[key].items())
+            if key in expected_by_device
             else expected[key] * n_all
         )
-        n_found = found.get(key, 0)
-        if n_found != n_expected:
+        n_recorded = n_executions.get(key, 0)
+        if n_recorded != n_expected:
             yield Finding(
                 fault=Fault.LOST_EVENTS,
-                where=f"{module} {name}",
-                n_events=abs(n_expected - n_found),
-                words=f"'{name}' of '{module}' was recorded {n_found} times; {n_all} runs on all "
-                f"devices should leave {n_expected}. Sums over it are off by as much.",
+                location=f"{module} {name}",
+                n_events=abs(n_expected - n_recorded),
+                message=f"'{name}' of '{module}' was recorded {n_recorded} times; {n_all} runs on all "
+                f"devices should give {n_expected}. Sums over it are off by the difference.",
             )
 
 
 def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Ops of programs of which nothing is expected, though of others something is."""
+    """Ops of programs without HLO, if other programs have it."""
     modules = {module for module, _ in expected}
     is_known = pl.col("module").is_in(list(modules)).fill_null(value=False)
     n_ops = runs.filter(~is_known).group_by("module").len()
@@ -189,20 +193,20 @@ def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterato
         names = sorted(module or "(no module)" for module in n_ops["module"])
         yield Finding(
             fault=Fault.UNKNOWN_OPS,
-            where=", ".join(names[:5]),
+            location=", ".join(names[:5]),
             n_events=int(n_ops["len"].sum()),
-            words=f"{int(n_ops['len'].sum())} ops are of programs without HLO: {', '.join(names[:5])}"
-            f"{' and others' if len(names) > 5 else ''}. They count as time of the device alone.",
+            message=f"{int(n_ops['len'].sum())} ops belong to programs without HLO: {', '.join(names[:5])}"
+            f"{' and others' if len(names) > 5 else ''}. They count only as busy time of the device.",
         )
 
 
 def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
     """Compilations on a host between its first op and its last."""
     for host, space in enumerate(profile.spaces):
-        own = ops.events.filter(pl.col("host") == host)
-        if own.is_empty():
+        on_host = ops.events.filter(pl.col("host") == host)
+        if on_host.is_empty():
             continue
-        first_s, last_s = own["start_s"].min(), (own["start_s"] + own["dur_s"]).max()
+        first_s, last_s = on_host["start_s"].min(), (on_host["start_s"] + on_host["dur_s"]).max()
         shift_s, zero = float(profile.hosts["offset_s"][host]), zero_ns(space)
         for plane in space.planes:
             names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))
@@ -213,11 +217,11 @@ def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
             if len(within):
                 yield Finding(
                     fault=Fault.COMPILATION,
-                    where=space.host,
+                    location=space.host,
                     n_events=len(within),
-                    words=f"Host '{space.host}' compiled within the window ({len(within)} events, such "
-                    f"as '{_first_name(plane.kinds, within)}'): idle time and the time of steps "
-                    "hold it. Run every program once before the profiler starts.",
+                    message=f"Host '{space.host}' compiled during the profile ({len(within)} events, such "
+                    f"as '{_first_name(plane.kinds, within)}'), which inflates idle time and step "
+                    "times. Run every program once before starting the profiler.",
                 )
 
 
@@ -231,9 +235,9 @@ def _without_steps(profile: Profile, ops: Ops) -> Iterator[Finding]:
         return
     yield Finding(
         fault=Fault.NO_STEPS,
-        where="profile",
+        location="profile",
         n_events=len(ops.events),
-        words="The profile marks no steps: ops cannot be counted by step. Wrap each step in "
+        message="The profile has no step markers, so ops cannot be counted per step. Wrap each step in "
         "jax.profiler.StepTraceAnnotation(name, step_num=i).",
     )
 
@@ -243,10 +247,10 @@ def _without_device(ops: Ops) -> Iterator[Finding]:
     if n_unknown:
         yield Finding(
             fault=Fault.NO_DEVICE,
-            where="profile",
+            location="profile",
             n_events=n_unknown,
-            words=f"{n_unknown} ops do not tell their device (as with TorchXLA on CPU): load and waiting "
-            "by device are not known.",
+            message=f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
+            "per device are not known.",
         )
 
 
@@ -257,9 +261,9 @@ def _loose_clocks(profile: Profile) -> Iterator[Finding]:
         if not clock.startswith(("ends of", "Unix time of the one machine")):
             yield Finding(
                 fault=Fault.LOOSE_CLOCKS,
-                where=name,
+                location=name,
                 n_events=0,
-                words=f"The clock of host '{name}' is aligned by: {clock}. Who came late across hosts is "
+                message=f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
                 "not known to better than milliseconds.",
             )
 
@@ -271,7 +275,7 @@ def _bad_times(profile: Profile) -> Iterator[Finding]:
             if n_bad:
                 yield Finding(
                     fault=Fault.BAD_TIMES,
-                    where=f"{space.host} {plane.name}",
+                    location=f"{space.host} {plane.name}",
                     n_events=n_bad,
-                    words=f"{n_bad} events of '{plane.name}' on host '{space.host}' end before they start.",
+                    message=f"{n_bad} events of '{plane.name}' on host '{space.host}' end before they start.",
                 )
