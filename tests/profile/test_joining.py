@@ -37,7 +37,7 @@ def read(tmp_path: Path, *planes: Plane) -> Profile:
 
 
 def golden_facts() -> dict[tuple[str, str], dict[str, object]]:
-    told = json.loads((GOLDEN.parent / "cpu8.json").read_text())
+    modules = json.loads((GOLDEN.parent / "cpu8.json").read_text())
     kinds = {"all-reduce": "all_reduce", "all-gather": "all_gather"}
     return {
         (module, name): {
@@ -50,7 +50,7 @@ def golden_facts() -> dict[tuple[str, str], dict[str, object]]:
             "dtype": "f32",
             **({"layers": [0, 1]} if facts["opcode"] == "all-reduce" else {}),
         }
-        for module, instructions in told.items()
+        for module, instructions in modules.items()
         for name, facts in instructions.items()
     }
 
@@ -66,7 +66,7 @@ def test_a_pair_is_one_execution_from_its_start_to_its_end(tmp_path: Path) -> No
     assert rows["exposed_s"].to_list() == pytest.approx([45 * PS, 20 * PS])
 
 
-def test_a_transfer_tells_the_time_of_its_pair(tmp_path: Path) -> None:
+def test_a_transfer_sets_the_times_of_its_pair(tmp_path: Path) -> None:
     halves = (Event(START, 0, 5), Event(DONE, 50, 40), Event(START, 100, 5), Event(DONE, 150, 40))
     moved = (Event(START, 2, 70), Event(START, 102, 75))
     rows = executions(read(tmp_path, tpu(*halves, asynchronous=moved)).ops)
@@ -75,7 +75,7 @@ def test_a_transfer_tells_the_time_of_its_pair(tmp_path: Path) -> None:
     assert rows["exposed_s"].to_list() == pytest.approx([45 * PS, 45 * PS])
 
 
-def test_halves_without_their_partner_stay_and_say_so(tmp_path: Path) -> None:
+def test_starts_and_dones_without_partner_are_kept_as_unpaired(tmp_path: Path) -> None:
     rows = executions(read(tmp_path, tpu(Event(DONE, 0, 5), Event(START, 10, 5))).ops)
     assert rows.select("hlo_name", "is_paired").rows() == [("cd.1", False), ("cs.1", False)]
 
@@ -100,7 +100,7 @@ def test_a_phase_is_a_word_of_the_name(name: str, phase: str | None) -> None:
     assert phase_of(name) == phase
 
 
-def test_steps_of_a_device_stand_above_those_of_the_host(tmp_path: Path) -> None:
+def test_steps_of_a_device_take_precedence_over_those_of_the_host(tmp_path: Path) -> None:
     host = Plane("/host:CPU", [Line("python", [Event("decode", 0, 500, {"step_num": 5})])])
     profile = read(tmp_path, host, tpu(Event(FUSION, 10, 20)))
     assert ops_in_steps(profile).events.select("phase", "step").rows() == [("decode", 1)]
@@ -108,7 +108,7 @@ def test_steps_of_a_device_stand_above_those_of_the_host(tmp_path: Path) -> None
 
 
 def test_an_op_of_a_cpu_is_in_the_step_that_launched_its_run(tmp_path: Path) -> None:
-    """Dispatch runs ahead: the op executes while the host is in the next step already."""
+    """Dispatch is asynchronous: the op executes while the host is in the next step."""
     run = {"run_id": 3}
     op = {"hlo_op": "fusion.1", "hlo_module": "jit_f", "device_ordinal": 0, **run}
     python = [
@@ -146,7 +146,7 @@ def test_a_frame_joins_like_a_mapping(tmp_path: Path) -> None:
     assert join_hlo(ops, frame).equals(join_hlo(ops, {("jit_decode", "ar.1"): facts}))
 
 
-def test_the_phase_that_the_program_tells_stands_above_that_of_the_profile(tmp_path: Path) -> None:
+def test_the_phase_of_the_hlo_takes_precedence_over_that_of_the_profile(tmp_path: Path) -> None:
     ops = ops_in_steps(read(tmp_path, tpu(Event(REDUCE, 0, 5), Event(FUSION, 9, 5))))
     table = join_hlo(ops, {("jit_decode", "ar.1"): {"phase": "prefill"}})
     assert table["phase"].to_list() == ["prefill", "decode"]
@@ -161,7 +161,7 @@ def test_an_op_without_instruction_stays_with_its_reason(tmp_path: Path) -> None
     ]
 
 
-def test_a_profile_of_another_program_is_told_with_both_names(tmp_path: Path) -> None:
+def test_a_profile_of_another_program_is_refused_with_both_names(tmp_path: Path) -> None:
     ops = read(tmp_path, tpu(Event(REDUCE, 0, 5))).ops
     with pytest.raises(TraceError, match=r"'jit_decode'.*'jit_train'.*run that was profiled"):
         join_hlo(ops, {("jit_train", "ar.1"): {"layer": 0}})
@@ -174,18 +174,18 @@ def test_what_the_hlo_calls_a_loop_is_a_container(tmp_path: Path) -> None:
 
 
 def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
-    """Two all-reduces in a loop over layers and one all-gather, a run; 8 devices, 1 + 3 runs."""
+    """Each of 1 + 3 runs on 8 devices has two all-reduces in a loop over layers and one all-gather."""
     profile = read_profile(GOLDEN)
     table = join_hlo(ops_in_steps(profile), golden_facts())
-    found = table.filter(pl.col("kind").is_not_null())
-    counts = found.group_by("phase", "step", "kind", "layer").len().sort(pl.all())
+    collectives = table.filter(pl.col("kind").is_not_null())
+    counts = collectives.group_by("phase", "step", "kind", "layer").len().sort(pl.all())
     per_step = [("all_gather", None, 8), ("all_reduce", 0, 8), ("all_reduce", 1, 8)]
     steps = [("decode", 0), ("decode", 1), ("decode", 2), ("prefill", 0)]
     assert counts.rows() == [(*step, *row) for step in steps for row in per_step]
-    assert set(found["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
+    assert set(collectives["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
 
 
-def test_the_recorded_v6e_profile_gives_44_1_gb_a_second_on_the_wire() -> None:
+def test_the_recorded_v6e_profile_sends_44_1_gb_per_second() -> None:
     rates = wire_rates(join_hlo(read_profile(TPU_V6E).ops, {})).to_dicts()
     assert len(rates) == 1
     assert rates[0]["n_events"] == 12

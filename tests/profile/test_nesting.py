@@ -1,4 +1,4 @@
-"""Nesting and covering against brute force, over random intervals of every kind."""
+"""Containment, innermost intervals and unions against brute force, on random intervals."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from meshscope.readers.profile.nesting import contains_another, covered_length, 
 
 
 def random_intervals(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, ends, lines and marks of up to 40 intervals on a small grid, so that ends coincide."""
+    """Starts, ends, lines and marks of up to 40 intervals on a small grid, so that many ends are equal."""
     random = np.random.default_rng(seed)
     n = int(random.integers(0, 40))
     start = random.integers(0, 20, n)
@@ -23,7 +23,7 @@ def first_of_equals(i: int, j: int, outer: np.ndarray) -> bool:
     return (not outer[i], i) < (not outer[j], j)
 
 
-def held_by_brute_force(start, end, line, outer) -> list[bool]:
+def contains_by_brute_force(start, end, line, outer) -> list[bool]:
     def holds(i: int, j: int) -> bool:
         if i == j or line[i] != line[j] or start[j] == end[j]:
             return False
@@ -36,18 +36,18 @@ def held_by_brute_force(start, end, line, outer) -> list[bool]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_holding_another_equals_brute_force(seed: int) -> None:
+def test_containment_equals_brute_force(seed: int) -> None:
     start, end, line, outer = random_intervals(seed)
-    found = contains_another(start, end, line=line, outer=outer)
-    assert found.tolist() == held_by_brute_force(start, end, line, outer)
+    result = contains_another(start, end, line=line, outer=outer)
+    assert result.tolist() == contains_by_brute_force(start, end, line, outer)
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_innermost_equals_brute_force(seed: int) -> None:
     start, end, _, _ = random_intervals(seed)
     at = np.arange(-1, 35)
-    found = innermost(start, end, at=at)
-    for time, index in zip(at, found, strict=True):
+    indices = innermost(start, end, at=at)
+    for time, index in zip(at, indices, strict=True):
         holding = [i for i in range(len(start)) if start[i] <= time < end[i]]
         if not holding:
             assert index == -1
@@ -64,7 +64,7 @@ def test_covered_length_equals_a_grid(seed: int) -> None:
     assert covered_length(start, end) == len(grid)
 
 
-def test_a_deep_pile_of_intervals_takes_no_recursion() -> None:
+def test_deeply_nested_intervals_need_no_recursion() -> None:
     n = 200_000
     start, end = np.arange(n), np.arange(2 * n, n, -1)
     held = contains_another(start, end, line=np.zeros(n, int), outer=np.zeros(n, bool))

@@ -1,4 +1,4 @@
-"""Ops out of planes of TPUs, GPUs and CPUs: what they are, and what merely contains them."""
+"""Ops of TPU, GPU and CPU planes, and their containers."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def roles(ops: Ops) -> list[tuple[str, str]]:
     return ops.wide().sort("start_s", maintain_order=True).select("hlo_name", "role").rows()
 
 
-def test_an_op_of_a_tpu_tells_what_event_and_metadata_hold(tmp_path: Path) -> None:
+def test_a_tpu_op_has_the_facts_of_its_event_and_metadata(tmp_path: Path) -> None:
     ops = read_ops(tmp_path, tpu(Event(REDUCE, 10, 500)))
     facts = ops.wide().to_dicts()[0]
     assert facts | {"text": ""} == {
@@ -46,7 +46,7 @@ def test_an_op_of_a_tpu_tells_what_event_and_metadata_hold(tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_a_while_and_what_holds_others_are_containers(tmp_path: Path) -> None:
+def test_loops_and_ops_that_contain_others_are_containers(tmp_path: Path) -> None:
     ops = read_ops(
         tmp_path, tpu(Event(WHILE, 0, 400), Event(FUSION, 0, 400), Event(REDUCE, 500, 9))
     )
@@ -57,12 +57,12 @@ def test_a_while_whose_body_was_lost_adds_nothing(tmp_path: Path) -> None:
     assert roles(read_ops(tmp_path, tpu(Event(WHILE, 0, 400)))) == [("while.1", "container")]
 
 
-def test_an_op_that_holds_another_is_a_container_whatever_its_name(tmp_path: Path) -> None:
+def test_an_op_that_contains_another_is_a_container_whatever_its_name(tmp_path: Path) -> None:
     ops = read_ops(tmp_path, tpu(Event(FUSION, 0, 400), Event(REDUCE, 5, 9)))
     assert roles(ops) == [("fusion.1", "container"), ("ar.1", "leaf")]
 
 
-def test_module_and_step_lines_are_no_ops(tmp_path: Path) -> None:
+def test_events_of_module_and_step_lines_are_not_ops(tmp_path: Path) -> None:
     assert read_ops(tmp_path, tpu(Event(FUSION, 0, 9))).events.height == 1
 
 
@@ -75,7 +75,7 @@ def test_a_done_is_covered_only_by_a_start_that_lasts_beyond_it(tmp_path: Path) 
     assert roles(covered) == [("all-reduce-start.1", "leaf"), ("all-reduce-done.1", "covered")]
 
 
-def test_transfers_beside_the_ops_are_told_as_such(tmp_path: Path) -> None:
+def test_background_transfers_are_marked(tmp_path: Path) -> None:
     plane = tpu(Event(START, 0, 5), Event(DONE, 50, 40), asynchronous=(Event(START, 1, 80),))
     assert sorted(role for _, role in roles(read_ops(tmp_path, plane))) == [
         "leaf",
@@ -84,7 +84,7 @@ def test_transfers_beside_the_ops_are_told_as_such(tmp_path: Path) -> None:
     ]
 
 
-def test_sparse_cores_are_told_from_the_main_core(tmp_path: Path) -> None:
+def test_sparse_cores_have_their_number(tmp_path: Path) -> None:
     ops = read_ops(
         tmp_path, tpu(Event(FUSION, 0, 9)), tpu(Event(FUSION, 0, 5), core=" SparseCore 0")
     )
@@ -110,7 +110,7 @@ def test_kernels_of_a_gpu_keep_their_op_and_derived_lines_are_left_out(tmp_path:
     ]
 
 
-def test_launches_on_the_host_are_no_ops_of_a_cpu(tmp_path: Path) -> None:
+def test_kernel_launches_are_not_cpu_ops(tmp_path: Path) -> None:
     stats = {"hlo_op": Ref("fusion.3"), "hlo_module": Ref("jit_decode"), "device_ordinal": 2}
     line = Line("t", [Event("fusion.3", 5, 7, stats), Event("cuLaunchKernel", 1, 2, stats)])
     ops = read_ops(tmp_path, Plane("/host:CPU", [line])).wide()
@@ -125,7 +125,7 @@ def test_a_profile_without_ops_has_empty_tables_of_the_schema(tmp_path: Path) ->
 
 
 def test_the_recorded_cpu_profile_has_every_op_of_every_device() -> None:
-    """4 runs, 8 devices: each run has two turns of a loop of four ops, and four ops around it."""
+    """4 runs on 8 devices: each run has two iterations of a loop of four ops, and four other ops."""
     ops = ops_of(read_xspace(GOLDEN)).wide()
     psums = ops.filter(ops["hlo_name"] == "psum.7")
     assert psums.group_by("device").len()["len"].to_list() == [8] * 8
@@ -138,17 +138,17 @@ def test_the_recorded_gpu_profile_has_its_kernels_once() -> None:
     assert ops_of(space).events.height == n_kernels == 235
 
 
-def test_the_recorded_v6e_profile_has_the_collectives_that_its_origin_states() -> None:
+def test_the_recorded_v6e_profile_has_its_published_collectives() -> None:
     ops = ops_of(read_xspace(TPU_V6E)).wide()
-    found = ops.filter(ops["kind"].is_not_null())
-    assert found.group_by("device").len()["len"].to_list() == [3] * 4
-    told = found.select("kind", "dtype", "shape", "payload_bytes", "groups_text", "groups", "role")
-    assert told.unique().rows() == [
+    collectives = ops.filter(ops["kind"].is_not_null())
+    assert collectives.group_by("device").len()["len"].to_list() == [3] * 4
+    columns = ("kind", "dtype", "shape", "payload_bytes", "groups_text", "groups", "role")
+    assert collectives.select(columns).unique().rows() == [
         (
             "all_reduce", "f32", [5, 1024, 1024, 256], 5_368_709_120, "[4,2]<=[2,4]T(1,0)",
             [[0, 4], [1, 5], [2, 6], [3, 7]], "leaf",
         )
     ]  # fmt: skip
-    assert (found["bytes_accessed"] == 2 * found["payload_bytes"]).all()
-    assert round(found["dur_s"].min() * 1e3, 2) == 121.69
-    assert round(found["dur_s"].max() * 1e3, 2) == 121.72
+    assert (collectives["bytes_accessed"] == 2 * collectives["payload_bytes"]).all()
+    assert round(collectives["dur_s"].min() * 1e3, 2) == 121.69
+    assert round(collectives["dur_s"].max() * 1e3, 2) == 121.72

@@ -39,7 +39,8 @@ def test_lost_events_are_the_difference_to_the_program(tmp_path: Path) -> None:
     findings = faults(profile(tmp_path, tpu(Event(REDUCE, 0, 9))), expected=EXPECTED)
     assert findings[Fault.LOST_EVENTS].n_events == 1
     assert (
-        "recorded 1 times; 1 runs on all devices should give 2" in findings[Fault.LOST_EVENTS].message
+        "recorded 1 times; 1 runs on all devices should give 2"
+        in findings[Fault.LOST_EVENTS].message
     )
 
 
@@ -67,7 +68,9 @@ def test_ops_of_programs_without_hlo_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("half", "missing"), [(START, "done"), (DONE, "start")])
-def test_a_start_or_done_without_its_partner_is_reported(tmp_path: Path, half: str, missing: str) -> None:
+def test_a_start_or_done_without_its_partner_is_reported(
+    tmp_path: Path, half: str, missing: str
+) -> None:
     findings = faults(profile(tmp_path, tpu(Event(half, 0, 9))))
     assert f"lack their {missing}" in findings[Fault.UNPAIRED].message
 

@@ -94,7 +94,10 @@ def test_load_counts_each_moment_once_and_parts_sum_to_the_window() -> None:
         row(1, 9.0, 1.0),
     )
     columns = ("device", "n_ops", "busy_s", "collective_s", "wait_s", "idle_s")
-    assert loads(rows).select(columns).rows() == [(0, 3, 8.0, 2.0, 1.0, 2.0), (1, 2, 2.0, 1.0, 0.0, 8.0)]
+    assert loads(rows).select(columns).rows() == [
+        (0, 3, 8.0, 2.0, 1.0, 2.0),
+        (1, 2, 2.0, 1.0, 0.0, 8.0),
+    ]
 
 
 def test_a_pair_blocks_its_device_only_while_waiting() -> None:

@@ -1,4 +1,4 @@
-"""Traces for others hold every event, on nesting tracks, whatever its name."""
+"""Chrome and Perfetto traces of profiles have every event, on nesting tracks, whatever its name."""
 
 import gzip
 import json
@@ -25,15 +25,15 @@ def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
 
 
 def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
-    """Fields of a message by number: numbers, or the spans of texts and messages."""
-    found: dict[int, list[object]] = defaultdict(list)
+    """Fields of a message by number: numbers, or the byte ranges of texts and messages."""
+    by_number: dict[int, list[object]] = defaultdict(list)
     for part in fields(data, start, end):
-        found[part.number].append((part.value, part.end) if part.wire == 2 else part.value)
-    return found
+        by_number[part.number].append((part.value, part.end) if part.wire == 2 else part.value)
+    return by_number
 
 
 def perfetto_slices(profile: Profile, tmp_path: Path) -> list[tuple[str, str, int, int, int]]:
-    """(process, track, name, begin, end) of all slices, by a reading of our own that checks nesting."""
+    """(process, track, name, begin, end) of all slices; checks that they nest."""
     path = tmp_path / "t.perfetto-trace"
     write_perfetto(profile_timeline(profile), path)
     data = path.read_bytes()
@@ -72,7 +72,7 @@ def read(tmp_path: Path, *planes: Plane) -> Profile:
     return read_profile(write(tmp_path / "h.xplane.pb", *planes))
 
 
-def test_a_chrome_trace_has_the_form_of_the_tpu_profilers(tmp_path: Path) -> None:
+def test_a_chrome_trace_has_the_form_of_the_tpu_profiler(tmp_path: Path) -> None:
     events = chrome(
         read(tmp_path, tpu(Event(REDUCE, 2_000_000, 3_500_000, {"run_id": 7}))), tmp_path
     )
@@ -93,7 +93,7 @@ def test_a_chrome_trace_has_the_form_of_the_tpu_profilers(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_hostile_names_neither_break_a_trace_nor_fill_it(tmp_path: Path) -> None:
+def test_hostile_names_neither_break_nor_inflate_a_trace(tmp_path: Path) -> None:
     plane = Plane("/device:TPU:0", [Line(HOSTILE, [Event(HOSTILE, 0, 1, {"note": HOSTILE})])])
     profile = read(tmp_path, plane)
     events = chrome(profile, tmp_path)
@@ -106,7 +106,7 @@ def test_hostile_names_neither_break_a_trace_nor_fill_it(tmp_path: Path) -> None
     assert name == shown
 
 
-def test_slices_that_overlap_without_nesting_go_on_further_tracks(tmp_path: Path) -> None:
+def test_slices_that_overlap_without_nesting_get_further_tracks(tmp_path: Path) -> None:
     events = [Event("a", 0, 9_000), Event("b", 5_000, 9_000), Event("c", 6_000, 2_000)]
     slices = perfetto_slices(read(tmp_path, Plane("p", [Line("Async", events)])), tmp_path)
     assert sorted(slices) == [
@@ -114,7 +114,7 @@ def test_slices_that_overlap_without_nesting_go_on_further_tracks(tmp_path: Path
     ]
 
 
-def test_hosts_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
+def test_hosts_are_on_one_clock(tmp_path: Path) -> None:
     for name in ("h0", "h1"):
         write(tmp_path / f"{name}.xplane.pb", tpu(Event(FUSION, 5_000, 9_000)))
     slices = perfetto_slices(read_profile(tmp_path), tmp_path)
@@ -123,7 +123,7 @@ def test_hosts_stand_side_by_side_on_one_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [GOLDEN, TPU_V6E], ids=["cpu", "tpu"])
-def test_both_traces_hold_every_event(path: Path, tmp_path: Path) -> None:
+def test_both_traces_have_every_event(path: Path, tmp_path: Path) -> None:
     profile = read_profile(path)
     planes = [plane for space in profile.spaces for plane in space.planes]
     n_events = sum(len(plane.events) for plane in planes)

@@ -1,4 +1,4 @@
-"""What a profile holds comes out in tables, whole and exact; what is damaged is told."""
+"""Profiles are read completely and exactly, and damaged ones are refused."""
 
 import gzip
 import random
@@ -30,7 +30,7 @@ def read(tmp_path: Path, *planes: Plane, **options: object) -> object:
 
 
 def stat_column(tmp_path: Path, *values: object) -> pl.Series:
-    """The column of a stat that successive events have with these values; None is without."""
+    """The column of a stat with these values in successive events; None means no stat."""
     events = [
         Event("e", at, 1, {} if value is None else {"s": value}) for at, value in enumerate(values)
     ]
@@ -65,7 +65,7 @@ def test_stats_of_kinds_and_planes_are_read(tmp_path: Path) -> None:
     assert plane.stats == {"device_type_string": "TPU v6 Lite", "peak": 918.0, "has_megacore": 0}
 
 
-def test_stats_of_events_are_null_where_an_event_has_none(tmp_path: Path) -> None:
+def test_stats_are_null_for_events_without_them(tmp_path: Path) -> None:
     events = read(tmp_path, CHIP).planes[0].events
     assert events["stat.run_id"].to_list() == [None, -4, 2**40]
     assert events["stat.flow"].to_list() == [None, None, "x"]
@@ -91,7 +91,7 @@ def test_a_number_among_floats_is_a_float_and_among_texts_a_text(tmp_path: Path)
     assert stat_column(tmp_path, "x", 2, 2.5, None).to_list() == ["x", "2", "2.5", None]
 
 
-def test_bytes_are_told_by_their_number(tmp_path: Path) -> None:
+def test_of_bytes_only_the_length_is_kept(tmp_path: Path) -> None:
     assert stat_column(tmp_path, b"\xff\x00", b"").to_list() == ["<2 bytes>", "<0 bytes>"]
 
 
@@ -109,7 +109,7 @@ def test_an_event_of_an_unknown_kind_is_kept_under_its_id(tmp_path: Path) -> Non
     assert plane.events["kind"].to_list() == [0]
 
 
-def test_unknown_fields_are_passed_over_and_counts_are_kept(tmp_path: Path) -> None:
+def test_unknown_fields_are_skipped_and_counts_are_kept(tmp_path: Path) -> None:
     event = number(1, 1) + number(5, 12) + number(99, 5) + span(98, "new")
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(span(1, number(1, 3) + span(2, "p") + span(3, span(4, event))))
@@ -124,8 +124,8 @@ def test_gzipped_profile_equals_the_plain_one(tmp_path: Path) -> None:
     assert read_xspace(packed).host == read_xspace(plain).host == "host1"
 
 
-def test_every_cut_is_told_or_leaves_whole_planes(tmp_path: Path) -> None:
-    """A file cut between planes is a valid file; any other cut must be told, never guessed at."""
+def test_every_truncated_file_is_refused(tmp_path: Path) -> None:
+    """The file has one plane, so no proper prefix of it is a valid profile."""
     whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
     for n_bytes in range(len(whole)):
         cut = tmp_path / "cut.xplane.pb"
@@ -138,7 +138,7 @@ def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.xplane.pb", CHIP).read_bytes()
     seed = random.Random(0)
     damaged = tmp_path / "damaged.xplane.pb"
-    n_told = 0
+    n_refused = 0
     for _ in range(800):
         content = bytearray(whole)
         for _ in range(seed.randrange(1, 4)):
@@ -147,12 +147,12 @@ def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
         try:
             read_xspace(damaged)
         except TraceError:
-            n_told += 1
-    assert n_told > 80
+            n_refused += 1
+    assert n_refused > 80
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "it is empty"),
         (b'{"traceEvents": []}', "damaged"),
@@ -163,14 +163,14 @@ def test_no_damage_raises_anything_but_a_trace_error(tmp_path: Path) -> None:
     ],
     ids=["empty", "json", "cut gzip", "no gzip", "group", "no plane"],
 )
-def test_what_is_no_profile_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(content)
-    with pytest.raises(TraceError, match=words):
+    with pytest.raises(TraceError, match=message):
         read_xspace(path)
 
 
-def test_a_missing_file_is_told_with_what_to_give(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"Give the path of a file that ends in .xplane.pb"):
         read_xspace(tmp_path / "none.xplane.pb")
 
@@ -193,7 +193,7 @@ def test_a_small_file_of_countless_events_is_refused(
         read_xspace(path)
 
 
-def test_times_that_would_overflow_are_told(tmp_path: Path) -> None:
+def test_times_that_would_overflow_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="lasts for weeks"):
         read(tmp_path, Plane("p", [Line("l", [Event("e", 2**62, 1)])]))
 

@@ -2,7 +2,7 @@
 
 Eight virtual CPU devices, mesh (dp=2, tp=4); one prefill and three decode steps, each two layers in
 a loop with an all-reduce over tp, then an all-gather over dp. Compiled before the profiler starts.
-The facts of its collectives, for the join, are written beside it from the compiled HLO.
+`cpu8.json` gets the facts of its collectives from the compiled HLO.
 """
 
 import gzip
@@ -46,16 +46,16 @@ def program(phase: str, mesh: Mesh) -> object:
 
 def facts(hlo: str) -> dict[str, dict[str, str]]:
     """Opcode and replica groups of each collective of the text, as written."""
-    found: dict[str, dict[str, str]] = {}
+    by_name: dict[str, dict[str, str]] = {}
     pattern = r"%?([\w.\-]+) = (\S+) (all-reduce|all-gather|while)\((.*)"
     for name, shape, opcode, rest in re.findall(pattern, hlo):
         groups = re.search(r"replica_groups=(\S+?),? (?:\w+=|$)", rest)
-        found[name] = {"opcode": opcode, "shape": shape, "groups": groups[1] if groups else ""}
-    return found
+        by_name[name] = {"opcode": opcode, "shape": shape, "groups": groups[1] if groups else ""}
+    return by_name
 
 
 def without_programs(recorded: bytes) -> bytes:
-    """The profile without the plane that holds the programs, which name files of this machine."""
+    """The profile without the plane of the programs, which contains paths of this machine."""
     kept, position = b"", 0
     for part in fields(recorded, 0, len(recorded)):
         if b"/host:metadata" not in recorded[part.value : part.value + 100]:
@@ -86,8 +86,8 @@ def main() -> None:
         recorded = next(Path(folder).glob("plugins/profile/*/*.xplane.pb")).read_bytes()
     kept = without_programs(recorded)
     (HERE / "cpu8.xplane.pb.gz").write_bytes(gzip.compress(kept, mtime=0))
-    told = {f"jit_{phase}": facts(run.as_text()) for phase, run in compiled.items()}
-    (HERE / "cpu8.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    documents = {f"jit_{phase}": facts(run.as_text()) for phase, run in compiled.items()}
+    (HERE / "cpu8.json").write_text(json.dumps(documents, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
