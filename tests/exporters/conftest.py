@@ -1,4 +1,4 @@
-"""Runs to export: predicted ones of real models, and one whose every text is hostile."""
+"""Runs to export: predictions of real models, and one with hostile texts."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def predicted(
 
 @pytest.fixture
 def hostile_run() -> RunRecord:
-    """Texts that a profile or a program could bring, in every column that holds words."""
+    """A run with hostile text in every text column."""
     run = predicted(plan="tp=8")
     rows = tuple(
         replace(
@@ -76,7 +76,7 @@ def hostile_run() -> RunRecord:
 
 @pytest.fixture
 def timed_run(tmp_path: Path) -> RunRecord:
-    """A stored run whose rows have times: every collective takes 2 us, 3 us after the one before."""
+    """A stored run with times: every collective takes 2 us and starts 3 us after the previous one."""
     run = predicted()
     folder = tmp_path / "timed"
     folder.mkdir()
@@ -105,10 +105,10 @@ def _with_events(folder: Path, events: pl.DataFrame):
 
 def message(data: bytes, start: int, end: int) -> dict[int, list]:
     """Fields of a protobuf message by number: numbers, or the bytes of texts and messages."""
-    found: dict[int, list] = defaultdict(list)
+    by_number: dict[int, list] = defaultdict(list)
     for part in fields(data, start, end):
-        found[part.number].append(data[part.value : part.end] if part.wire == 2 else part.value)
-    return found
+        by_number[part.number].append(data[part.value : part.end] if part.wire == 2 else part.value)
+    return by_number
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Workload cards: complete, valid, and true."""
+"""Workload cards are complete, valid and correct."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -12,7 +12,7 @@ from meshscope.exporters.card import card_of, card_text
 from meshscope.exporters.schema import CARD_SCHEMA, faults_of
 
 
-def test_what_can_be_known_is_filled(make_run) -> None:
+def test_every_known_field_is_filled(make_run) -> None:
     card = yaml.safe_load(card_text(make_run(n_layers=32)))
     assert card["hf_url"] == "https://huggingface.co/meta-llama/Llama-3.1-8B"
     workload, executor = card["workload"], card["Model-executor"]
@@ -25,7 +25,7 @@ def test_what_can_be_known_is_filled(make_run) -> None:
         },
     }  # fmt: skip
     assert workload["data"] == {
-        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "none: shapes alone, no program was run",
+        "batch_size": 8, "seq_len": 64, "output_len": 10, "dataset": "none: shapes only, no program was run",
     }  # fmt: skip
     assert workload["hardware"]["xpu_spec"] == {
         "type": "TPU", "model": "tpu_v6e", "total_count": 8, "count_per_node": 4,
@@ -47,12 +47,14 @@ def test_what_can_be_known_is_filled(make_run) -> None:
         ("meta-llama/Llama-3.1-8B", "tp=8", "cpu:8"),
     ],
 )
-def test_cards_of_all_sorts_are_valid(make_run, model: str, plan: str, topology: str) -> None:
+def test_cards_of_all_models_and_slices_are_valid(
+    make_run, model: str, plan: str, topology: str
+) -> None:
     card = yaml.safe_load(card_text(make_run(model, plan=plan, topology=topology)))
     assert list(faults_of(card)) == []
 
 
-def test_a_measured_run_says_what_it_was_fed_and_how_many_steps_it_recorded(make_run) -> None:
+def test_a_measured_run_has_its_input_and_number_of_steps(make_run) -> None:
     run = make_run(plan="tp=8", topology="cpu:8")
     measured = Measured(
         requests=(), n_profiled_steps={Phase.PREFILL: 1, Phase.DECODE: 4}, loads=(), times=(),
@@ -68,11 +70,11 @@ def test_a_measured_run_says_what_it_was_fed_and_how_many_steps_it_recorded(make
     assert card["workload"]["hardware"]["driver_version"] is None
     library = card["Model-executor"]["communication_library"]
     assert (library["name"], library["version"]) == ("xla", "jaxlib 0.10.2")
-    told = card_of(replace(live, measured=replace(measured, texts=("It was",))))
-    assert told["workload"]["data"]["dataset"] == "one prompt of text"
+    with_text = card_of(replace(live, measured=replace(measured, texts=("It was",))))
+    assert with_text["workload"]["data"]["dataset"] == "one prompt of text"
 
 
-def test_a_micro_batch_is_told_in_sequences(make_run) -> None:
+def test_a_microbatch_is_a_number_of_sequences(make_run) -> None:
     plan = card_of(make_run(plan="pp=2,tp=4"))["Model-executor"]["model_plan_parallelization"]
     assert (plan["pp"], plan["pp_mb"]) == (2, 4)
 
@@ -88,17 +90,17 @@ def test_a_micro_batch_is_told_in_sequences(make_run) -> None:
         (("Model-executor", "model_plan_parallelization", "tp"), True, "True is not integer"),
     ],
 )
-def test_a_fault_is_told_with_its_place(make_run, path, value, fault: str) -> None:
+def test_a_fault_has_its_path(make_run, path, value, fault: str) -> None:
     card = deepcopy(card_of(make_run()))
     inner = card
     for name in path[:-1]:
         inner = inner[name]
     inner[path[-1]] = value
-    (found,) = faults_of(card)
-    assert fault in found
+    (message,) = faults_of(card)
+    assert fault in message
 
 
-def test_a_field_that_is_missing_is_named(make_run) -> None:
+def test_a_missing_field_is_named(make_run) -> None:
     card = deepcopy(card_of(make_run()))
     del card["workload"]["data"]["output_len"]
     assert list(faults_of(card)) == ["card.workload.data: 'output_len' is missing"]
@@ -114,7 +116,7 @@ def test_hostile_texts_stay_texts(hostile_run) -> None:
     )
 
 
-def test_the_schema_names_every_field_of_the_template() -> None:
+def test_the_schema_requires_every_field_of_the_template() -> None:
     assert CARD_SCHEMA["required"] == [
         "version", "description", "hf_url", "trace_url", "contributor", "contact", "workload",
         "Model-executor", "metric_source",

@@ -1,4 +1,4 @@
-"""Chakra traces, read by their schema: sizes, types, groups, and order by dependencies."""
+"""Chakra traces: sizes, types, groups and dependencies of nodes."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ from meshscope.readers.profile.wire import read_varint
 
 def nodes(path: Path, decoded) -> list[dict]:
     """The nodes of a file after its metadata, each attribute by its name."""
-    data, at, found = path.read_bytes(), 0, []
+    data, at, messages = path.read_bytes(), 0, []
     while at < len(data):
         length, at = read_varint(data, at)
-        found.append(decoded(data[at : at + length]))
+        messages.append(decoded(data[at : at + length]))
         at += length
-    metadata, *rest = found
+    metadata, *rest = messages
     assert metadata[1] == [b"0.0.4"]
     return [
         {
@@ -38,50 +38,56 @@ def nodes(path: Path, decoded) -> list[dict]:
     ]
 
 
-def test_every_device_has_its_nodes_in_a_chain(make_run, decoded, tmp_path: Path) -> None:
+def test_the_nodes_of_a_device_form_a_chain(make_run, decoded, tmp_path: Path) -> None:
     run = make_run()
     write_chakra(run_timeline(run), tmp_path)
     groups = json.loads((tmp_path / "comm_groups.json").read_text())
     for device in range(8):
-        found = nodes(tmp_path / f"prefill.{device}.et", decoded)
-        assert len(found) == sum(r.count for r in run.rows if r.phase == "prefill")
-        assert [node["deps"] for node in found] == [[]] + [[i] for i in range(1, len(found))]
-        assert all(device in groups[node["pg_name"].decode()] for node in found)
-        assert all(node["times"] == ([], []) for node in found)
+        device_nodes = nodes(tmp_path / f"prefill.{device}.et", decoded)
+        assert len(device_nodes) == sum(r.count for r in run.rows if r.phase == "prefill")
+        assert [node["deps"] for node in device_nodes] == [[]] + [
+            [i] for i in range(1, len(device_nodes))
+        ]
+        assert all(device in groups[node["pg_name"].decode()] for node in device_nodes)
+        assert all(node["times"] == ([], []) for node in device_nodes)
     assert sorted(groups.values()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert len(list(tmp_path.glob("*.et"))) == 16
 
 
-def test_sizes_are_what_a_device_puts_in(make_run, decoded, tmp_path: Path) -> None:
+def test_sizes_are_the_input_of_one_device(make_run, decoded, tmp_path: Path) -> None:
     run = make_run(plan="tp=8,sp")
     write_chakra(run_timeline(run), tmp_path)
-    found = nodes(tmp_path / "prefill.0.et", decoded)
+    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
     payload = 8 * 64 * 4096 * 2
-    sizes = {(node["comm_type"], node["comm_size"]) for node in found if node["part"] != b"lm_head"}
+    sizes = {
+        (node["comm_type"], node["comm_size"])
+        for node in device_nodes
+        if node["part"] != b"lm_head"
+    }
     assert sizes == {(7, payload), (2, payload // 8)}
-    assert {node["type"] for node in found} == {7}
+    assert {node["type"] for node in device_nodes} == {7}
 
 
-def test_permutes_are_sends_and_receives_that_match(make_run, decoded, tmp_path: Path) -> None:
+def test_permutes_are_matching_sends_and_receives(make_run, decoded, tmp_path: Path) -> None:
     write_chakra(run_timeline(make_run(plan="pp=2,tp=4")), tmp_path)
     sent, received = [], []
     for device in range(8):
         for node in nodes(tmp_path / f"prefill.{device}.et", decoded):
-            told = tuple(node.get(k) for k in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
+            transfer = tuple(node.get(k) for k in ("comm_src", "comm_dst", "comm_tag", "comm_size"))
             if node["type"] == 5:
-                assert told[0] == device
-                sent.append(told)
+                assert transfer[0] == device
+                sent.append(transfer)
             elif node["type"] == 6:
-                assert told[1] == device
-                received.append(told)
+                assert transfer[1] == device
+                received.append(transfer)
     assert sent
     assert sorted(sent) == sorted(received)
 
 
-def test_times_are_microseconds_where_there_are_some(timed_run, decoded, tmp_path: Path) -> None:
+def test_known_times_are_microseconds(timed_run, decoded, tmp_path: Path) -> None:
     write_chakra(run_timeline(timed_run), tmp_path)
-    found = nodes(tmp_path / "prefill.0.et", decoded)
-    assert [node["times"] for node in found[:3]] == [([0], [2]), ([5], [2]), ([10], [2])]
+    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
+    assert [node["times"] for node in device_nodes[:3]] == [([0], [2]), ([5], [2]), ([10], [2])]
 
 
 def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> None:
@@ -89,11 +95,13 @@ def test_a_collective_of_unknown_size_is_refused(make_run, tmp_path: Path) -> No
 
     run = make_run()
     rows = tuple(replace(row, payload_bytes=None, wire_bytes=None) for row in run.rows)
-    with pytest.raises(SpecError, match="Export to another form, such as csv"):
+    with pytest.raises(SpecError, match="Export to another format, such as csv"):
         write_chakra(run_timeline(replace(run, rows=rows)), tmp_path)
 
 
-def test_what_starts_together_waits_for_the_same(make_run, decoded, tmp_path: Path) -> None:
+def test_nodes_that_start_together_have_the_same_dependencies(
+    make_run, decoded, tmp_path: Path
+) -> None:
     """a, then b and c at once, d after b alone, e after all; a is implied for d."""
     from dataclasses import replace  # noqa: PLC0415
 
@@ -105,7 +113,7 @@ def test_what_starts_together_waits_for_the_same(make_run, decoded, tmp_path: Pa
         for name, (start, dur) in spans.items()
     )
     write_chakra(replace(layout, executions=executions, steps=layout.steps[:1]), tmp_path)
-    found = nodes(tmp_path / "prefill.0.et", decoded)
-    assert {node["name"]: node["deps"] for node in found} == {
+    device_nodes = nodes(tmp_path / "prefill.0.et", decoded)
+    assert {node["name"]: node["deps"] for node in device_nodes} == {
         "a": [], "b": [1], "c": [1], "d": [2], "e": [3, 4],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run on live devices: each device has its own times on the timeline, and meets the others in flows."""
+"""Timelines of measured runs: every device has its times, and flows join the devices."""
 
 import json
 from dataclasses import replace
@@ -17,18 +17,18 @@ from meshscope.store.write import write_run
 
 
 def ops_of(run) -> pl.DataFrame:
-    """Every row of the run on each device in one step, device d late by d microseconds."""
+    """Every row of the run on each device in one step; device d starts d microseconds late."""
     records = []
     for row in run.rows:
         for device in range(8):
-            own = {name: getattr(row, name, None) for name in POLARS_SCHEMA}
-            own |= {
+            record = {name: getattr(row, name, None) for name in POLARS_SCHEMA}
+            record |= {
                 "groups": [list(group) for group in row.groups], "n_groups": row.n_groups,
                 "wire_bytes": float(row.wire_bytes), "shape": list(row.shape), "device": device,
                 "start_s": (10 * (len(records) // 8) + device) * 1e-6, "dur_s": 5e-6,
                 "time_basis": "measured", "hlo_name": f"psum.{len(records) // 8}", "step": 4,
             }  # fmt: skip
-            records.append(own)
+            records.append(record)
     return pl.DataFrame(records, schema={**POLARS_SCHEMA, "step": pl.Int64})
 
 

@@ -1,4 +1,4 @@
-"""CSV and Parquet hold the table; a spreadsheet runs nothing of it."""
+"""CSV and Parquet contain the event table, and no spreadsheet formulas."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Timelines: every device has every collective of its groups, in order or at its time, and says which."""
+"""Timelines of runs: tracks, flows, counters and times in both formats."""
 
 import json
 import struct
@@ -66,7 +66,7 @@ def test_tracks_are_plan_chip_and_lanes(make_run, decoded, tmp_path: Path) -> No
     assert "order, not time" in plan
 
 
-def test_two_devices_of_a_chip_stand_under_it(make_run, decoded, tmp_path: Path) -> None:
+def test_two_devices_of_a_chip_are_below_it(make_run, decoded, tmp_path: Path) -> None:
     tracks, slices, _ = perfetto(make_run(topology="tpu7x:2x2x1"), decoded, tmp_path / "t")
     paths = {tuple(path_of(tracks, s[0])[1:3]) for s in slices}
     assert paths == {(f"chip {i // 2}", f"device {i}") for i in range(8)}
@@ -76,8 +76,8 @@ def test_every_device_has_every_collective_of_its_groups(make_run, decoded, tmp_
     run = make_run()
     tracks, slices, _ = perfetto(run, decoded, tmp_path / "t")
     n_rows = sum(row.count for row in run.rows)
-    own = [s for s in slices if tracks[s[0]][1].startswith("communication")]
-    assert len(own) == 8 * n_rows
+    collectives = [s for s in slices if tracks[s[0]][1].startswith("communication")]
+    assert len(collectives) == 8 * n_rows
     events = [e for e in chrome(run, tmp_path / "t") if e["ph"] == "X" and "kind" in e["args"]]
     assert len(events) == 8 * n_rows
 
@@ -96,7 +96,7 @@ def test_flows_join_the_devices_of_a_group(make_run, decoded, tmp_path: Path) ->
     assert {"".join(phases) for phases in by_id.values()} == {"sttf"}
 
 
-def test_counters_of_links_hold_every_byte_of_the_step(make_run, decoded, tmp_path: Path) -> None:
+def test_link_counters_add_up_to_every_byte_of_the_step(make_run, decoded, tmp_path: Path) -> None:
     run = make_run()
     _, _, counters = perfetto(run, decoded, tmp_path / "t")
     total = link_traffic(table_of(run.rows), run_timeline(run).topology, by=())["load_bytes"].sum()
@@ -109,7 +109,7 @@ def test_counters_of_links_hold_every_byte_of_the_step(make_run, decoded, tmp_pa
     assert all(changes[-1][1] == 0 for changes in counters.values())
 
 
-def test_times_are_kept_where_there_are_some(timed_run, decoded, tmp_path: Path) -> None:
+def test_known_times_are_kept(timed_run, decoded, tmp_path: Path) -> None:
     tracks, slices, _ = perfetto(timed_run, decoded, tmp_path / "t")
     prefill = sorted(
         (begin, end) for track, _, begin, end, _ in slices

@@ -1,4 +1,4 @@
-"""A child that crashes or refuses is one message."""
+"""A worker that crashes or refuses gives one message."""
 
 import errno
 from pathlib import Path
@@ -15,7 +15,7 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 from meshscope.store.folder import new_folder
 
-WHAT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
+EXPERIMENT = r"meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) on cpu:8"
 
 
 def experiment() -> Experiment:
@@ -28,16 +28,16 @@ def experiment() -> Experiment:
 
 
 def run_with_child(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs with a child that executes `program` in place of the experiment."""
+    """Runs with a worker that executes `program` instead of the experiment."""
     monkeypatch.setattr(module, "CHILD", ("-c", program))
     run_experiment(experiment(), folder, RunOptions(), progress=lambda *_: None)
 
 
 def failing(kind: str, message: str, *, is_ours: bool = False, number: int | None = None) -> str:
-    said = {"type": kind, "message": message, "is_ours": is_ours, "errno": number}
+    report = {"type": kind, "message": message, "is_ours": is_ours, "errno": number}
     return (
         "import json, pathlib, sys\n"
-        f"pathlib.Path(sys.argv[1]).with_name('work.error.json').write_text(json.dumps({said!r}))\n"
+        f"pathlib.Path(sys.argv[1]).with_name('work.error.json').write_text(json.dumps({report!r}))\n"
         "raise SystemExit(1)"
     )
 
@@ -45,27 +45,27 @@ def failing(kind: str, message: str, *, is_ours: bool = False, number: int | Non
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("import os; os.kill(os.getpid(), 11)", rf"ran {WHAT} crashed \(SIGSEGV\)"),
-        ("import os; os.kill(os.getpid(), 9)", rf"ran {WHAT} was killed.*memory"),
-        ("import sys; sys.exit('the last words')", "Its last words: the last words"),
-        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED"), rf"run {WHAT}: Xla.*RES"),
+        ("import os; os.kill(os.getpid(), 11)", rf"crashed \(SIGSEGV\) while running {EXPERIMENT}"),
+        ("import os; os.kill(os.getpid(), 9)", rf"killed while running {EXPERIMENT}.*memory"),
+        ("import sys; sys.exit('the last words')", "Last line of its log: the last words"),
+        (failing("XlaRuntimeError", "RESOURCE_EXHAUSTED"), rf"run {EXPERIMENT}: Xla.*RES"),
     ],
 )
-def test_failure_of_the_child_is_a_message(
+def test_a_failing_worker_gives_a_message(
     program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunFailedError, match=message):
         run_with_child(program, tmp_path, monkeypatch)
 
 
-def test_a_fault_of_the_user_is_told_as_it_is(
+def test_a_user_error_in_the_worker_is_passed_on_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SpecError, match=r"^Use fewer\.$"):
         run_with_child(failing("SpecError", "Use fewer.", is_ours=True), tmp_path, monkeypatch)
 
 
-def test_a_full_disk_is_told_as_of_our_own_writing(
+def test_a_full_disk_in_the_worker_is_reported_like_one_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = failing("OSError", "No space left on device", number=errno.ENOSPC)

@@ -1,1 +1,1 @@
-"""Runs in the forms of other tools: timelines, tables, execution traces, workload cards."""
+"""Writes runs in the formats of other tools: timelines, tables, execution traces, workload cards."""

@@ -1,7 +1,7 @@
-"""The workload card of a run, in the form of CCL-Bench; every field that can be known is filled.
+"""Writes the CCL-Bench workload card of a run.
 
-What the template has no field for (program, slice, versions, figures of the run) stands under the key
-`meshscope`. Texts of users are without control characters; an unknown value is null, never 0.
+Facts without a field in the template (program, slice, versions) are under the key `meshscope`.
+Unknown values are null, never 0. Texts contain no control characters.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ _PRECISIONS = {
     "s8": "int8",
 }
 
-# Whose version is that of the driver, and of what carries collectives out: on a TPU libtpu is both; the
-# devices of a CPU have no driver, and XLA's own code moves their bytes.
+# Packages whose versions stand for the driver and for the communication library. On TPUs libtpu is
+# both; CPU devices have no driver, and XLA itself moves their bytes.
 _DRIVERS = {ChipKind.TPU: ("libtpu",), ChipKind.GPU: (), ChipKind.CPU: ()}
 _LIBRARIES = {ChipKind.TPU: "xla", ChipKind.GPU: None, ChipKind.CPU: "xla"}
 _VERSIONED = {ChipKind.TPU: ("libtpu", "jaxlib"), ChipKind.GPU: (), ChipKind.CPU: ("jaxlib",)}
@@ -47,9 +47,9 @@ def card_text(run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | No
 def card_of(
     run: RunRecord, *, traces: tuple[str, ...] = (), n_steps: int | None = None
 ) -> dict[str, Any]:
-    """The card; `traces` are the kinds of traces beside it, `n_steps` how many steps those hold.
+    """The card; `traces` are the kinds of traces next to it, with `n_steps` steps in all.
 
-    SpecError where a value of the run does not fit the schema.
+    SpecError if a value of the run does not fit the schema.
     """
     experiment = run.manifest.experiment
     topology, model = experiment.topology, experiment.architecture
@@ -71,9 +71,9 @@ def card_of(
         },
         "Model-executor": _executor(run, topology),
         "metric_source": {"traces": list(traces), "metrics_specific_trace": []},
-        "meshscope": _own(run),
+        "meshscope": _extra_fields(run),
     }
-    cleaned = _safe(card)
+    cleaned = _printable(card)
     faults = list(faults_of(cleaned))
     if faults:
         raise SpecError(f"the run does not make a workload card: {'; '.join(faults)}.")
@@ -92,7 +92,7 @@ def _description(run: RunRecord, topology: Topology) -> str:
 
 
 def _hub_url(name: str | None) -> str | None:
-    """Where the model is on the Hugging Face hub; None for a name that is not `owner/name`."""
+    """URL of the model on the Hugging Face Hub; None if its name is not `owner/name`."""
     parts = (name or "").split("/")
     is_hub_name = len(parts) == 2 and all(
         p and p.replace("-", "").replace(".", "").replace("_", "").isalnum() for p in parts
@@ -159,11 +159,11 @@ def _data(run: RunRecord) -> dict[str, Any]:
 
 
 def _dataset(run: RunRecord) -> str | None:
-    """What was fed to the program; nothing is known of somebody else's."""
+    """Input of the program; unknown for imported programs."""
     if run.manifest.experiment.imported is not None:
         return None
     if run.measured is None:
-        return "none: shapes alone, no program was run"
+        return "none: shapes only, no program was run"
     return "one prompt of text" if run.measured.texts else "random tokens"
 
 
@@ -172,8 +172,8 @@ def _hardware(run: RunRecord, topology: Topology) -> dict[str, Any]:
     return {
         "network_topo": {
             "topology": _network(topology),
-            # Scale-out (between slices) is published nowhere as a figure of a slice; scale-up is all
-            # links of a chip, one direction.
+            # Scale-out bandwidth (between slices) is not published; scale-up is that of all links of
+            # a chip in one direction.
             "bandwidth_gbps": [None, _scale_up_gbps(chip)],
         },
         "xpu_spec": {
@@ -187,14 +187,14 @@ def _hardware(run: RunRecord, topology: Topology) -> dict[str, Any]:
 
 
 def _chips_of_node(topology: Topology) -> int:
-    """Chips of one host; virtual CPU devices are all of one."""
+    """Chips of one host; all virtual CPU devices are on one host."""
     if topology.chip.kind is ChipKind.CPU:
         return topology.n_chips
     return min(topology.chip.chips_per_host, topology.n_chips)
 
 
 def _chip_name(chip: Chip) -> str:
-    """As CCL-Bench writes chips: `tpu_v6e`."""
+    """The name of a chip in CCL-Bench: `tpu_v6e`."""
     if chip.kind is not ChipKind.TPU:
         return chip.name
     return (
@@ -215,7 +215,7 @@ def _network(topology: Topology) -> str:
 
 
 def _scale_up_gbps(chip: Chip) -> float | None:
-    """Gigabits a second that a chip can send over all its links."""
+    """Gigabits per second that a chip sends over all its links."""
     if chip.link_bytes_per_s is None:
         return None
     n_links = 2 * chip.n_grid_dims if chip.kind is ChipKind.TPU else 1
@@ -258,15 +258,15 @@ def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
 
 
 def _microbatch(experiment: ExperimentRecord, plan: Plan) -> int:
-    """Sequences of a device's batch that pass through the pipeline together in prefill; 1 without one."""
+    """Sequences per device in one microbatch of prefill; 1 without a pipeline."""
     n, workload = experiment.microbatches.get(Phase.PREFILL), experiment.workload
     if plan.pp == 1 or n is None or workload is None:
         return 1
     return max(1, workload.batch // (plan.dp * plan.fsdp) // n)
 
 
-def _own(run: RunRecord) -> dict[str, Any]:
-    """What the template has no field for."""
+def _extra_fields(run: RunRecord) -> dict[str, Any]:
+    """Facts without a field in the template."""
     experiment = run.manifest.experiment.as_dict()
     workload = experiment.get("workload") or {}
     return {
@@ -284,12 +284,12 @@ def _own(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _safe(value: Any) -> Any:
-    """The value with plain types and texts without control characters."""
+def _printable(value: Any) -> Any:
+    """The value in plain types, with printable texts."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(str(name)): _safe(item) for name, item in value.items()}
+        return {printable(str(name)): _printable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_safe(item) for item in value]
+        return [_printable(item) for item in value]
     return value

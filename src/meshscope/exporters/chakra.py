@@ -1,10 +1,10 @@
-"""A step of each phase as Chakra execution traces: one file a device, nodes in the order of the schedule.
+"""Writes one step per phase as Chakra execution traces: one file per device, in schedule order.
 
-The form is MLCommons Chakra's, schema/protobuf/et_def.proto (schema 0.0.4): a GlobalMetadata message and
-then a Node message for each execution, every message after its length as a varint. Attributes are those
-that ASTRA-sim's feeder reads: `comm_type`, `comm_size` (bytes that one device puts in: of an all-gather
-its part, of the others the array), `comm_src`, `comm_dst`, `comm_tag`, `pg_name`. Process groups are in
-`comm_groups.json`, as ASTRA-sim's comm-group configuration has them.
+Format: MLCommons Chakra, schema/protobuf/et_def.proto (schema 0.0.4): a GlobalMetadata message, then
+a Node message per execution, each after its length as a varint. The attributes are those that the
+feeder of ASTRA-sim reads: `comm_type`, `comm_size` (the input of one device in bytes), `comm_src`,
+`comm_dst`, `comm_tag`, `pg_name`. `comm_groups.json` has the process groups, in the form of
+ASTRA-sim's comm-group configuration.
 """
 
 import json
@@ -36,20 +36,20 @@ NS_PER_US = 1000
 Groups = dict[tuple[int, ...], str]
 
 
-def write_chakra(layout: RunTimeline, folder: Path) -> None:
+def write_chakra(run: RunTimeline, folder: Path) -> None:
     """Writes `<phase>.<device>.et` for every device, and `comm_groups.json`."""
-    if len(layout.devices) < layout.n_devices:
-        layout = replace(layout, devices=tuple(range(layout.n_devices)))
-    groups = _named_groups(layout)
-    for step in layout.steps:
-        own = replace(
-            layout, executions=tuple(e for e in layout.executions if e.phase == step.phase)
+    if len(run.devices) < run.n_devices:
+        run = replace(run, devices=tuple(range(run.n_devices)))
+    groups = _named_groups(run)
+    for step in run.steps:
+        in_phase = replace(
+            run, executions=tuple(e for e in run.executions if e.phase == step.phase)
         )
-        for device in layout.devices:
+        for device in run.devices:
             path = folder / f"{step.phase or 'unknown'}.{device}.et"
             with path.open("wb") as out:
-                out.write(_framed(_metadata(layout, device)))
-                for node in _nodes(own, device, groups):
+                out.write(_framed(_metadata(run, device)))
+                for node in _nodes(in_phase, device, groups):
                     out.write(_framed(node))
     members = {name: list(group) for group, name in groups.items()}
     (folder / "comm_groups.json").write_text(json.dumps(members, indent=1) + "\n")
@@ -59,28 +59,31 @@ def _framed(message: bytes) -> bytes:
     return varint(len(message)) + message
 
 
-def _metadata(layout: RunTimeline, device: int) -> bytes:
-    told = {"device": str(device), "title": layout.title, "durations": layout.unit_label}
-    attributes = b"".join(span(2, _text(name, value)) for name, value in told.items())
+def _metadata(run: RunTimeline, device: int) -> bytes:
+    values = {"device": str(device), "title": run.title, "durations": run.unit_label}
+    attributes = b"".join(span(2, _text(name, value)) for name, value in values.items())
     return span(1, SCHEMA) + attributes
 
 
-def _named_groups(layout: RunTimeline) -> Groups:
-    """Every group of devices that has a collective, numbered from 1 in the order of its first."""
-    found: Groups = {}
-    for execution in layout.executions:
+def _named_groups(run: RunTimeline) -> Groups:
+    """Every group of devices with a collective, numbered from 1 in order of first use."""
+    names: Groups = {}
+    for execution in run.executions:
         if execution.kind is None or execution.kind in PAIRS:
             continue
         for group in execution.groups:
-            found.setdefault(group, str(len(found) + 1))
-    return found
+            names.setdefault(group, str(len(names) + 1))
+    return names
 
 
-def _nodes(layout: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
-    """The nodes of one device; each depends on what ended before it began, as far as that is not implied."""
+def _nodes(run: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
+    """The nodes of one device; each depends on the nodes that ended before it starts.
+
+    Dependencies that follow from others are left out.
+    """
     open_nodes: dict[int, tuple[int, frozenset[int]]] = {}  # (end, dependencies) of each
     ident = 0
-    for execution in layout.of_device(device):
+    for execution in run.of_device(device):
         ended = {n for n, (end_ns, _) in open_nodes.items() if end_ns <= execution.start_ns}
         implied = frozenset[int]().union(*(open_nodes[node][1] for node in ended))
         for node in implied & open_nodes.keys():
@@ -90,20 +93,20 @@ def _nodes(layout: RunTimeline, device: int, groups: Groups) -> Iterator[bytes]:
         for attributes, kind in _messages(execution, device, groups):
             ident += 1
             open_nodes[ident] = end_ns, before
-            yield _node(layout, execution, ident, kind, before) + attributes
+            yield _node(run, execution, ident, kind, before) + attributes
 
 
 def _node(
-    layout: RunTimeline, execution: Execution, ident: int, kind: int, before: Iterable[int]
+    run: RunTimeline, execution: Execution, ident: int, kind: int, before: Iterable[int]
 ) -> bytes:
     start_us, dur_us = execution.start_ns // NS_PER_US, round(execution.dur_ns / NS_PER_US)
     deps = b"".join(number(5, node) for node in sorted(before))
-    times = number(6, start_us) + number(7, dur_us) if layout.is_time else b""
+    times = number(6, start_us) + number(7, dur_us) if run.is_time else b""
     return number(1, ident) + span(2, execution.name) + number(3, kind) + deps + times
 
 
 def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tuple[bytes, int]]:
-    """(attributes, type) of the nodes that an execution is on the device."""
+    """(attributes, type) of the nodes of an execution on the device."""
     arguments = execution.arguments
     if execution.kind is None:
         yield _attributes({"is_cpu_op": False}), COMP_NODE
@@ -111,8 +114,8 @@ def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tup
     payload_bytes = arguments.get("payload_bytes")
     if payload_bytes is None:
         raise SpecError(
-            f"chakra: the size of '{execution.name}' is not known, and a node needs one. "
-            "Export to another form, such as csv."
+            f"chakra: the size of '{execution.name}' is not known, but a Chakra node needs it. "
+            "Export to another format, such as csv."
         )
     if execution.kind in PAIRS:
         yield from _transfers(execution, device, payload_bytes)
@@ -121,17 +124,17 @@ def _messages(execution: Execution, device: int, groups: Groups) -> Iterator[tup
         group = execution.groups[at]
         n = len(group)
         size = payload_bytes // n if execution.kind is Kind.ALL_GATHER else payload_bytes
-        told = {
+        values = {
             "is_cpu_op": False,
             "comm_type": COMM_TYPES[execution.kind],
             "comm_size": size,
             "pg_name": groups[group],
         }
-        yield _attributes(told | _place(arguments)), COMM_COLL_NODE
+        yield _attributes(values | _context(arguments)), COMM_COLL_NODE
 
 
 def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[bytes, int]]:
-    """A send and a receive of the device's pairs; a tag tells transfers of one pair apart."""
+    """Sends and receives of the pairs that contain the device, with the index of the pair as tag."""
     for at in execution.groups_of(device):
         group = execution.groups[at]
         if len(group) != 2 or group[0] == group[1]:
@@ -141,7 +144,7 @@ def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[b
             continue
         if execution.kind is Kind.SEND and device == target:
             continue
-        told = {
+        values = {
             "is_cpu_op": False,
             "comm_size": size,
             "comm_src": source,
@@ -149,11 +152,11 @@ def _transfers(execution: Execution, device: int, size: int) -> Iterator[tuple[b
             "comm_tag": at,
         }
         kind = COMM_SEND_NODE if device == source else COMM_RECV_NODE
-        yield _attributes(told | _place(execution.arguments)), kind
+        yield _attributes(values | _context(execution.arguments)), kind
 
 
-def _place(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Axis and part, which other readers pass over."""
+def _context(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Axis and part, which other readers ignore."""
     return {name: arguments[name] for name in ("axis", "part") if name in arguments}
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and never in place of something else unasked."""
+"""Writes files and folders atomically, and never over existing ones without --force."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from meshscope.errors import RunError
 
-MARK = ".meshscope-export"  # in every folder that is exported: it may be replaced
+MARK = ".meshscope-export"  # in every exported folder, which may be replaced
 
 
 @contextmanager
 def new_file(path: Path, *, force: bool) -> Generator[Path]:
     """A temporary path that becomes `path` when the block ends without an exception.
 
-    RunError when `path` exists; with `force` a file there is replaced.
+    RunError if `path` exists; `force` replaces a file.
     """
     _check(path, force=force)
     if path.is_dir():
@@ -30,12 +30,12 @@ def new_file(path: Path, *, force: bool) -> Generator[Path]:
 def new_directory(path: Path, *, force: bool) -> Generator[Path]:
     """A temporary folder that becomes `path` when the block ends without an exception.
 
-    RunError when `path` exists; with `force` an earlier export there is replaced, nothing else.
+    RunError if `path` exists; `force` replaces an earlier export, and nothing else.
     """
     _check(path, force=force)
     if os.path.lexists(path) and not (path / MARK).is_file():
         raise RunError(
-            f"'{path}' exists and is not an export of meshscope; it is never replaced. "
+            f"'{path}' exists and is not an export of meshscope, so it is never replaced. "
             "Choose another --out."
         )
     with _partial(path) as partial:
@@ -56,7 +56,7 @@ def _check(path: Path, *, force: bool) -> None:
 
 @contextmanager
 def _partial(path: Path) -> Generator[Path]:
-    """A name beside `path`; whatever is there under it goes when the block ends."""
+    """A temporary path next to `path`, removed when the block ends."""
     partial = path.absolute().parent / f".{path.name}.partial-{os.getpid()}"
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The schema of CCL-Bench's workload card as JSON Schema, and a check of a card against it.
+"""The JSON Schema of CCL-Bench's workload card, and a validator for the keywords that it uses.
 
-Fields and their meaning: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every
-field of the template is required; what is not known, or does not apply, is null. Further keys are
-allowed, since CCL-Bench shows those that it does not know.
+Source: workload_card_template.yaml of cornell-sysphotonics/ccl-bench@1d257f0. Every field of the
+template is required; unknown and inapplicable values are null. Other keys are allowed, because
+CCL-Bench displays them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,7 +106,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def faults_of(
     value: Any, schema: Mapping[str, Any] = CARD_SCHEMA, at: str = "card"
 ) -> Iterator[str]:
-    """What in the value breaks the schema, each with its place; the keywords that CARD_SCHEMA uses."""
+    """The violations of the schema, each with its path."""
     types = schema.get("type", [])
     names = [types] if isinstance(types, str) else types
     if names and not any(_is_of(value, name) for name in names):
@@ -125,9 +125,9 @@ def faults_of(
         yield from (
             f"{at}: '{name}' is missing" for name in schema.get("required", ()) if name not in value
         )
-        for name, own in schema.get("properties", {}).items():
+        for name, of_property in schema.get("properties", {}).items():
             if name in value:
-                yield from faults_of(value[name], own, f"{at}.{name}")
+                yield from faults_of(value[name], of_property, f"{at}.{name}")
 
 
 def _length_faults(value: str | list[Any], schema: Mapping[str, Any], at: str) -> Iterator[str]:

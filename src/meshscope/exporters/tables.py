@@ -1,4 +1,4 @@
-"""The event table of a run as CSV or Parquet, every source in it."""
+"""Writes the event table of a run, all sources, as CSV or Parquet."""
 
 import json
 from pathlib import Path
@@ -9,19 +9,19 @@ from meshscope.analysis.run_inputs import events_of
 from meshscope.events.text import printable
 from meshscope.store.run import RunRecord
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet formula
 
 
 def write_parquet(run: RunRecord, path: Path) -> None:
-    """The event table as it is, with the types of its schema."""
+    """Writes the event table with the types of its schema."""
     events_of(run).write_parquet(path)
 
 
 def write_csv(run: RunRecord, path: Path) -> None:
-    """The event table with lists as JSON; an unknown value is an empty cell.
+    """Writes the event table with lists as JSON and unknown values as empty cells.
 
-    Texts are without control characters, cut after 2,000 characters, and a text that a spreadsheet would
-    take for a formula begins with an apostrophe.
+    Texts contain no control characters and are cut after 2,000 characters. A text that a
+    spreadsheet would read as a formula gets a leading apostrophe.
     """
     events = events_of(run)
     columns = [_cells(events[name]) for name in events.columns]
