@@ -95,7 +95,7 @@ def test_every_bad_experiment_is_named_before_the_first_starts(meshscope) -> Non
             "tp=3",
             "dp=3,tp=2",
             "Qwen/Qwen3-5B",
-            "is no TPU",
+            "is neither a TPU",
             "0 is too small",
             "no option of predict",
         ],

@@ -1,4 +1,4 @@
-"""The compiler's cycle profile: files as libtpu 0.0.42.1 writes them, and what is said without them."""
+"""The compiler's cycle profile, in files as libtpu 0.0.42.1 writes them."""
 
 import json
 from pathlib import Path
@@ -33,54 +33,54 @@ def _experiment() -> Experiment:
     )
 
 
-def test_cycles_are_read_by_the_name_of_the_operation(tmp_path: Path):
+def test_cycles_are_keyed_by_the_name_of_the_operation(tmp_path: Path):
     (tmp_path / "fusion_static_llo_profile.textproto").write_text(WRITTEN)
-    (tmp_path / "other.textproto").write_text("what a later version writes")
+    (tmp_path / "other.textproto").write_text("the format of another version")
     assert read_profile(tmp_path) == {"fusion.7": 10_790}
 
 
-def test_flag_is_added_to_what_the_user_gives():
+def test_the_flag_is_appended_to_those_of_the_user():
     given = {"LIBTPU_INIT_ARGS": "--mine=1", "PATH": "/bin"}
     flags = f"--mine=1 {FLAG}=/x"
     assert profiling_environment(given, Path("/x")) == {**given, "LIBTPU_INIT_ARGS": flags}
 
 
-def _compile(monkeypatch, tmp_path: Path, run_children) -> tuple[str, ...]:
-    monkeypatch.setattr(compiling, "_run_children", run_children)
+def _compile(monkeypatch, tmp_path: Path, run_workers) -> tuple[str, ...]:
+    monkeypatch.setattr(compiling, "_run_workers", run_workers)
     return compiling._compile_phases(
         _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.PROFILE
     )
 
 
-def test_profile_is_kept_beside_the_program(monkeypatch, tmp_path):
-    def run_children(*args):
+def test_the_profile_is_written_beside_the_program(monkeypatch, tmp_path):
+    def run_workers(*args):
         folder = args[4]
         (folder / "prefill").mkdir()
         (folder / "prefill" / "a.textproto").write_text(WRITTEN)
 
-    assert _compile(monkeypatch, tmp_path, run_children) == ()
+    assert _compile(monkeypatch, tmp_path, run_workers) == ()
     kept = json.loads((tmp_path / "prefill.cycles.json").read_text())
     assert kept == {"fusion.7": 10_790}
 
 
-def test_compiler_that_writes_no_profile_is_told_of(monkeypatch, tmp_path):
-    def run_children(*args):
+def test_a_compiler_without_profiles_gives_a_note(monkeypatch, tmp_path):
+    def run_workers(*args):
         folder = args[4]
         (folder / "prefill").mkdir()
 
-    (note,) = _compile(monkeypatch, tmp_path, run_children)
+    (note,) = _compile(monkeypatch, tmp_path, run_workers)
     assert "writes none" in note
 
 
-def test_compiler_that_refuses_the_flag_compiles_without_it(monkeypatch, tmp_path):
+def test_a_compiler_without_the_flag_compiles_without_it(monkeypatch, tmp_path):
     calls = []
 
-    def run_children(*args):
+    def run_workers(*args):
         calls.append(args[4:])
         if args[4:]:
             raise CompileError("Unknown command line flag")
 
-    (note,) = _compile(monkeypatch, tmp_path, run_children)
+    (note,) = _compile(monkeypatch, tmp_path, run_workers)
     assert "Unknown command line flag" in note
     assert len(calls) == 2
     assert calls[1] == ()
@@ -88,7 +88,7 @@ def test_compiler_that_refuses_the_flag_compiles_without_it(monkeypatch, tmp_pat
 
 def test_profile_is_off_by_default(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(compiling, "_run_children", lambda *args: seen.append(args))
+    monkeypatch.setattr(compiling, "_run_workers", lambda *args: seen.append(args))
     compiling._compile_phases(
         _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.ESTIMATED
     )

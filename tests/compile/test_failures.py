@@ -1,4 +1,4 @@
-"""A compiler that crashes, is killed or refuses is one message that says what was compiled."""
+"""A compiler that crashes, is killed or rejects a program gives one message that names it."""
 
 from pathlib import Path
 
@@ -25,9 +25,9 @@ def experiment(topology: str = "v6e-8") -> Experiment:
     )
 
 
-def compile_with_child(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles with a child that runs `program` in place of the compiler."""
-    monkeypatch.setattr(compile_module, "CHILD", ("-c", program))
+def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles with a worker that runs `program` instead of the compiler."""
+    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
     compile_experiment(experiment(), directory, progress=lambda *_: None)
 
@@ -42,38 +42,38 @@ def compile_with_child(program: str, directory: Path, monkeypatch: pytest.Monkey
         ("print('the last words'); raise SystemExit(7)", "Last line of its log: the last words"),
     ],
 )
-def test_crash_of_the_child_is_a_message(
+def test_a_crash_of_the_worker_is_one_message(
     program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CompileError, match=message):
-        compile_with_child(program, tmp_path, monkeypatch)
+        compile_with_worker(program, tmp_path, monkeypatch)
 
 
-def test_refusal_of_the_compiler_is_told_in_its_words(
+def test_a_rejection_has_the_message_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
         "import json, pathlib, sys\n"
         "said = {'type': 'XlaRuntimeError', 'message': 'no such shape', 'is_ours': False, 'errno': None}\n"
-        "told = json.dumps(said)\n"
-        "pathlib.Path(sys.argv[1]).with_name(f'{sys.argv[3]}.error.json').write_text(told)\n"
+        "report = json.dumps(said)\n"
+        "pathlib.Path(sys.argv[1]).with_name(f'{sys.argv[3]}.error.json').write_text(report)\n"
         "raise SystemExit(1)"
     )
 
     with pytest.raises(CompileError, match=rf"rejected {WHAT}: XlaRuntimeError: no such shape"):
-        compile_with_child(program, tmp_path, monkeypatch)
+        compile_with_worker(program, tmp_path, monkeypatch)
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failure_of_one_phase_stops_the_other(
+def test_a_failure_of_one_phase_stops_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The decode child would sleep for an hour; the test ends at once."""
+    """The decode worker would sleep for an hour."""
     program = (
         "import sys, time\nif sys.argv[3] == 'decode':\n    time.sleep(3600)\nraise SystemExit(3)"
     )
-    monkeypatch.setattr(compile_module, "CHILD", ("-c", program))
+    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
     monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
     both = experiment_of(
         model=read_model("Llama-3.2-3B"),
@@ -86,8 +86,8 @@ def test_failure_of_one_phase_stops_the_other(
         compile_experiment(both, tmp_path, progress=lambda *_: None)
 
 
-def test_cpu_devices_are_not_compiled_for(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"'cpu:8' is no TPU and no GPU.*use predict"):
+def test_cpu_devices_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'cpu:8' is neither a TPU nor a GPU.*use predict"):
         compile_experiment(experiment("cpu:8"), tmp_path, progress=lambda *_: None)
 
 

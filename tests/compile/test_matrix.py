@@ -1,4 +1,4 @@
-"""Predicted equals compiled, exactly: meaning, count, shape, groups and payload of every collective."""
+"""Predicted equals compiled: kind, count, shape, groups and payload of every collective."""
 
 from collections import Counter
 from pathlib import Path
@@ -101,7 +101,7 @@ TELLING = [
     Case(LLAMA_8B, "v6e-8", "cp=2,tp=4", Loop.UNROLL, 2),
     Case(V2_LITE, "v6e-8", "dp=2,tp=4,ep=8", n_layers=3),
     Case(MIXTRAL, "v5p-16", "dp=4,tp=2,ep=8,sp"),
-    Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # handed on over DCN
+    Case(LLAMA_3B, "2xv6e:2x2", "pp=2,tp=4"),  # stages send over DCN
 ]
 
 WHOLE_MATRIX = [
@@ -117,7 +117,7 @@ WHOLE_MATRIX = [
         ("v5e:1x1", "tp=1"),
         ("v5p:1x1x1", "tp=1"),
         ("v6e:1x1", "tp=1"),
-        ("v4:1x1x1", "tp=2"),  # a chip of two devices: there is no slice of one
+        ("v4:1x1x1", "tp=2"),  # a chip has two devices, so no slice has one
         ("tpu7x:1x1x1", "tp=2"),
     )
 ]
@@ -168,18 +168,20 @@ WHOLE_MATRIX += [
         ("v6e-8", "pp=2,tp=4", 8, 256),
         ("v5p-16", "pp=2,dp=2,tp=2,ep=4", 8, 256),
         ("v6e-8", "cp=2,tp=4", 8, 256),  # blocks of whole windows
-        ("v5p-16", "cp=2,tp=4,sp", 2, 128),  # of those of sparse layers alone
+        ("v5p-16", "cp=2,tp=4,sp", 2, 128),  # in sparse layers only
         ("v6e-8", "pp=2,cp=2,tp=2", 8, 256),
         ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 8, 256),  # decode gathers the batch at the end
         ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
     )
 ]
 WHOLE_MATRIX += [
-    Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, padded on the way
+    Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
     Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
     Case(LLAMA_8B, "v4-8", "dp=2,tp=4", Loop.UNROLL, 4),
     Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
-    Case(LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3),  # the table at both ends
+    Case(
+        LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3
+    ),  # the tied table is on both end stages
     Case(QWEN_32B, "v6e-8", "tp=8,sp", Loop.UNROLL, 2),
     Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
@@ -220,7 +222,7 @@ def compiled(experiment: Experiment, directory: Path) -> CompileResult:
 
 
 def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
-    """Each row by all that must agree, with how often it runs in a step."""
+    """The compared fields of each row, with its executions per step."""
     counted: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         groups = frozenset(map(frozenset, row.groups))
@@ -260,8 +262,8 @@ def test_scanned_and_unrolled_layers_give_the_same_table(tmp_path: Path) -> None
     scanned, unrolled = (meanings(result.rows) for result in results)
     assert scanned == unrolled
     assert scanned
-    told = [
+    noted_phases = [
         [step.time.phase for step in result.steps if any("scanned" in n for n in step.time.notes)]
         for result in results
     ]
-    assert told == [[Phase.DECODE], []]
+    assert noted_phases == [[Phase.DECODE], []]

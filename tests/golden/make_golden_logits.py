@@ -1,7 +1,7 @@
-"""Tiny random models, run by `transformers`: weights, a prompt, and the logits of 17 greedy steps.
+"""Tiny random models in `transformers`: weights, a prompt and the logits of 17 greedy steps.
 
-Run: make golden; or this file with names of configs. Writes logits/NAME.npz beside this file; needs torch and transformers. Weights have
-the names that a published checkpoint has, and are rounded to float16, in which they are stored.
+Run: make golden, or this file with names of configs. Writes logits/NAME.npz; needs torch and
+transformers. Weights have the names of published checkpoints and are rounded to float16 for storage.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Where libtpu says that each device of a slice sits, for a few slices of every chip.
+"""The placement of each device as libtpu reports it, for a few slices of every chip.
 
-Run: make golden. Writes placements.json beside this file; needs the extra tpu, no TPU. Each device is
-[slice, x, y, z, core, host], in the order in which programs lay the mesh.
+Run: make golden. Writes placements.json; needs the extra tpu, but no TPU. Each device is
+[slice, x, y, z, core, host], in mesh order.
 """
 
 import json
@@ -67,14 +67,14 @@ def place_of(device: Any) -> list[int]:
 
 
 def main() -> None:
-    """Asks libtpu, writes the file."""
+    """Queries libtpu and writes the file."""
     from meshscope.backends.compile.worker import set_environment  # noqa: PLC0415
 
     set_environment()
     os.environ["TPU_ACCELERATOR_TYPE"] = "v6e-8"
-    found = {name: [place_of(device) for device in devices_of(name)] for name in SLICES}
-    told = {"libtpu": version("libtpu"), "slices": found}
-    text = json.dumps(told, separators=(",", ":"))
+    placements = {name: [place_of(device) for device in devices_of(name)] for name in SLICES}
+    document = {"libtpu": version("libtpu"), "slices": placements}
+    text = json.dumps(document, separators=(",", ":"))
     Path(__file__).with_name("placements.json").write_text(text + "\n", encoding="utf-8")
 
 

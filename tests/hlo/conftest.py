@@ -1,4 +1,4 @@
-"""Makes `goldens`, the list of golden files, importable by the tests of the reader."""
+"""Makes the list of golden files, `goldens`, importable."""
 
 import sys
 from pathlib import Path

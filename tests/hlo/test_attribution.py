@@ -1,4 +1,4 @@
-"""Scopes in an op_name: the contract between programs and readers."""
+"""Scopes in an op_name, as the programs write them and the readers parse them."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ CASES = [
 ]
 
 
-def test_scopes_of_a_pipeline_name_stages_and_how_often_each_takes_its_branch() -> None:
+def test_pipeline_scopes_name_stages_and_microbatches() -> None:
     scope = scope_of(
         "jit(prefill)/shard_map/prefill/while/body/closed_call/cond/branch_1_fun/stages1-2by6/"
         "microbatches2of5/while/body/closed_call/layers6-11/mlp/psum"
@@ -99,7 +99,7 @@ def test_scope_is_read_from_the_path(case: Case) -> None:
     assert scope.missing == case.missing
 
 
-def test_uniquifiers_do_not_make_another_name() -> None:
+def test_names_are_equal_up_to_uniquifiers() -> None:
     assert same_name("model.26/layers.0.3/mm", "model.1/layers.0.5/mm.4")
     assert not same_name("a/psum", "b/psum")
     assert not same_name(None, None)

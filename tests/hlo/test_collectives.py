@@ -1,4 +1,4 @@
-"""The rows of compiled modules: golden files against what their programs write."""
+"""Rows of compiled modules: golden files against the collectives of their programs."""
 
 import gzip
 import re
@@ -22,8 +22,8 @@ MAXTEXT = GOLDEN_DIR / "maxtext_llama3_8b_train_step.hlo.txt.gz"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}
 
 
-class Told(NamedTuple):
-    """What is compared of a row: all but names, algorithm and source."""
+class ComparedRow(NamedTuple):
+    """The compared fields of a row: no names, algorithm or source."""
 
     layer: int | None
     part: Part | None
@@ -37,11 +37,11 @@ class Told(NamedTuple):
     count: int
 
 
-def _told(row: Collective) -> Told:
-    return Told(**{name: getattr(row, name) for name in Told._fields})
+def _compared(row: Collective) -> ComparedRow:
+    return ComparedRow(**{name: getattr(row, name) for name in ComparedRow._fields})
 
 
-def _without_wire(rows: Iterable[Told]) -> Counter[Told]:
+def _without_wire(rows: Iterable[ComparedRow]) -> Counter[ComparedRow]:
     return Counter(row._replace(wire_bytes=None) for row in rows)
 
 
@@ -63,20 +63,22 @@ def _rows(name: str, version: str) -> list[Collective]:
     return collectives_of(module, mesh=mesh, n_steps_of=N_STEPS, crosses_slices=crosses_slices)
 
 
-def _written(golden: Golden) -> Iterator[Told]:
-    """The collectives that the manual decoder of `programs.py` writes, from its sizes alone."""
+def _written(golden: Golden) -> Iterator[ComparedRow]:
+    """The collectives of the shard_map decoder in `programs.py`, derived from its sizes."""
     mesh = _mesh(golden)
     n_data = mesh.size(golden.data) if golden.data else 1
     b, s, d = golden.batch // n_data, golden.steps, golden.hidden
     heads, ffn = golden.heads * HEAD_DIM // golden.n_tp, golden.ffn // golden.n_tp
 
-    def row(layer: int | None, part: Part, kind: Kind, axis: str, shape: tuple[int, ...]) -> Told:
+    def row(
+        layer: int | None, part: Part, kind: Kind, axis: str, shape: tuple[int, ...]
+    ) -> ComparedRow:
         payload_bytes = 2  # bf16
         for size in shape:
             payload_bytes *= size
         wire = payload_bytes * wire_factor(kind, mesh.size(axis))
         groups = mesh.groups(axis)
-        return Told(layer, part, kind, axis, groups, "bf16", shape, payload_bytes, wire, 1)
+        return ComparedRow(layer, part, kind, axis, groups, "bf16", shape, payload_bytes, wire, 1)
 
     leave = Kind.REDUCE_SCATTER if golden.sequence else Kind.ALL_REDUCE
     yield row(None, Part.EMBED, leave, "tp", (b, s, d))
@@ -103,14 +105,14 @@ MANUAL = [
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
 @pytest.mark.parametrize("name", MANUAL)
-def test_rows_are_what_the_program_writes(name: str, version: str) -> None:
-    """On every chip, unrolled or scanned, over one slice or two: kind, shape, groups, bytes, layer."""
+def test_rows_equal_the_collectives_of_the_program(name: str, version: str) -> None:
+    """Kind, shape, groups, bytes and layer, for every chip, loop form and number of slices."""
     rows = _rows(name, version)
 
-    told, written = list(map(_told, rows)), list(_written(GOLDENS[name]))
-    assert _without_wire(told) == _without_wire(written)
-    if GOLDENS[name].n_slices == 1:  # level by level across slices, some cost more
-        assert Counter(told) == Counter(written)
+    compared, written = list(map(_compared, rows)), list(_written(GOLDENS[name]))
+    assert _without_wire(compared) == _without_wire(written)
+    if GOLDENS[name].n_slices == 1:  # hierarchical collectives across slices may cost more
+        assert Counter(compared) == Counter(written)
     assert unattributed(rows) == Unattributed(count=0, payload_bytes=0, reasons=())
     assert {row.phase for row in rows} == {Phase(GOLDENS[name].phase)}
     assert {row.n_steps for row in rows} == {N_STEPS[Phase(GOLDENS[name].phase)]}
@@ -118,13 +120,13 @@ def test_rows_are_what_the_program_writes(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
 @pytest.mark.parametrize("name", [n.removesuffix("_scan") for n in MANUAL if n.endswith("_scan")])
-def test_scanned_layers_tell_the_rows_of_unrolled_ones(name: str, version: str) -> None:
-    """But for names, and for the unit dim that a slice of stacked weights has in the text."""
+def test_scanned_and_unrolled_layers_have_the_same_rows(name: str, version: str) -> None:
+    """Except names and the unit dim of a slice of stacked weights."""
     keeps_names = GOLDENS[f"{name}_scan"].n_slices == 1
 
     def kept(row: Collective) -> tuple[object, ...]:
         author = row.inserted_by if keeps_names else None
-        return (*_told(row), row.opcode, row.is_async, row.algorithm, author)
+        return (*_compared(row), row.opcode, row.is_async, row.algorithm, author)
 
     scanned, unrolled = (_rows(f"{name}_{loop}", version) for loop in ("scan", "unroll"))
 
@@ -132,14 +134,14 @@ def test_scanned_layers_tell_the_rows_of_unrolled_ones(name: str, version: str) 
 
 
 @pytest.mark.parametrize("name", MANUAL)
-def test_both_compilers_tell_the_same_rows(name: str) -> None:
+def test_both_compilers_give_the_same_rows(name: str) -> None:
     older, newer = (_rows(name, version) for version in JAX_VERSIONS)
 
-    assert _without_wire(map(_told, older)) == _without_wire(map(_told, newer))
+    assert _without_wire(map(_compared, older)) == _without_wire(map(_compared, newer))
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_what_a_program_writes_is_said_to_be_its_own(version: str) -> None:
+def test_explicit_collectives_are_inserted_by_the_program(version: str) -> None:
     rows = _rows("v6e_tp8_prefill_unroll", version)
 
     assert {row.inserted_by for row in rows} == {"program"}
@@ -147,14 +149,14 @@ def test_what_a_program_writes_is_said_to_be_its_own(version: str) -> None:
     assert {str(row.source_line).rsplit(":", 1)[0] for row in rows} == {"programs.py"}
 
 
-def test_algorithm_is_emitter_strategy_and_colours() -> None:
+def test_algorithm_is_emitter_strategy_and_colors() -> None:
     row = _rows("v6e_tp8_prefill_unroll", "0.10.2")[0]
 
     assert row.algorithm == "RotatedPincerShortEmitter/StrategyRing, 1 colors"
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_on_tpu7x_every_collective_is_a_call_that_a_sparse_core_runs(version: str) -> None:
+def test_tpu7x_runs_every_collective_on_a_sparse_core(version: str) -> None:
     rows = _rows("tpu7x_fsdp2tp4_prefill_scan", version)
 
     assert {row.is_async for row in rows} == {True}
@@ -163,7 +165,7 @@ def test_on_tpu7x_every_collective_is_a_call_that_a_sparse_core_runs(version: st
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_logits_gathered_along_a_dim_of_their_own_have_the_shape_of_the_program(
+def test_logits_gathered_along_a_separate_dim_have_the_shape_of_the_program(
     version: str,
 ) -> None:
     row = _rows("v6e_tp8_decode_unroll", version)[-1]
@@ -172,8 +174,8 @@ def test_logits_gathered_along_a_dim_of_their_own_have_the_shape_of_the_program(
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_gather_written_as_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
-    """It costs what an all-reduce costs, and is attributed by what it serves, having no name."""
+def test_an_update_slice_and_all_reduce_is_a_gather(version: str) -> None:
+    """It costs as much as an all-reduce and takes the name of its user."""
     row = _rows("v6e_tp8_decode_auto", version)[-1]
 
     assert (row.kind, row.opcode, row.part) == (Kind.ALL_GATHER, "all-reduce", Part.LM_HEAD)
@@ -183,16 +185,18 @@ def test_a_gather_written_as_update_slice_and_all_reduce_is_a_gather(version: st
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_told_for_what_they_are(
+def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_recognized(
     version: str,
 ) -> None:
     rows = _rows("v6e_tp8sp_prefill_auto", version)
     activations = 8 * 1024 * 4096 * 2  # [8,1024,4096] in bf16
 
-    told = {(r.part, r.opcode, r.kind, r.payload_bytes, r.wire_bytes, r.algorithm) for r in rows}
+    reductions = {
+        (r.part, r.opcode, r.kind, r.payload_bytes, r.wire_bytes, r.algorithm) for r in rows
+    }
 
     ring = "SingleInputAllReduceScatterFusion/StrategyRing, 1 colors"
-    assert {t for t in told if t[2] is Kind.REDUCE_SCATTER} == {
+    assert {t for t in reductions if t[2] is Kind.REDUCE_SCATTER} == {
         (
             Part.ATTN,
             "all-reduce-scatter",
@@ -201,8 +205,8 @@ def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_told_for_what_they_ar
             activations * 7 // 8,
             ring,
         ),
-        # Both directions of the ring send an eighth nine times: once before or behind the loop,
-        # eight times in it.
+        # The two directions of the ring send an eighth nine times: once before or after the loop,
+        # and eight times in it.
         (
             Part.MLP,
             "collective-permute",
@@ -219,7 +223,7 @@ def test_a_reduce_scatter_fusion_and_a_windowed_einsum_are_told_for_what_they_ar
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_a_layer(version: str) -> None:
+def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_per_layer(version: str) -> None:
     rows = _rows("v6e_windowed_scan", version)
     gathered = 16384 * 8192 * 2
 
@@ -233,8 +237,8 @@ def test_a_windowed_einsum_in_a_layer_loop_is_one_gather_a_layer(version: str) -
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_gather_spread_over_fusions_is_told_once(version: str) -> None:
-    """The text holds the instruction 27 times; five weights a layer are gathered."""
+def test_a_gather_spread_over_fusions_is_one_row(version: str) -> None:
+    """The text has the instruction 27 times; each layer gathers five weights."""
     rows = _rows("v5e_fsdp8_prefill_auto_async", version)
 
     assert Counter((row.layer, row.part, row.shape) for row in rows) == Counter(
@@ -253,7 +257,7 @@ def test_a_gather_spread_over_fusions_is_told_once(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_combined_all_reduce_is_a_row_for_each_part(version: str) -> None:
+def test_a_combined_all_reduce_has_a_row_for_each_array(version: str) -> None:
     rows = _rows("v6e_combined", version)
 
     assert [(r.layer, r.part, r.shape, r.payload_bytes) for r in rows] == [
@@ -265,11 +269,11 @@ def test_a_combined_all_reduce_is_a_row_for_each_part(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_every_kind_finds_its_axis(version: str) -> None:
+def test_every_kind_has_its_axis(version: str) -> None:
     rows = _rows("v6e_several", version)
-    told = {(r.part, r.kind, r.axis, r.group_size, r.n_groups) for r in rows}
+    facts = {(r.part, r.kind, r.axis, r.group_size, r.n_groups) for r in rows}
 
-    assert told == {
+    assert facts == {
         (Part.MOE_DISPATCH, Kind.ALL_TO_ALL, "tp", 4, 2),
         (Part.ATTN, Kind.PERMUTE, "tp", 2, 8),
         (Part.MOE_ROUTER, Kind.ALL_REDUCE, "dp+tp", 8, 1),
@@ -278,7 +282,7 @@ def test_every_kind_finds_its_axis(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_what_crosses_slices_is_a_collective_and_marked(version: str) -> None:
+def test_transfers_across_slices_are_marked_collectives(version: str) -> None:
     rows = _rows("2xv6e_across_slices", version)
     n_bytes = 1024 * 512 * 2
 
@@ -292,14 +296,14 @@ def test_what_crosses_slices_is_a_collective_and_marked(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_within_a_slice_nothing_crosses(version: str) -> None:
+def test_one_slice_has_no_transfers_across_slices(version: str) -> None:
     rows = _rows("2xv6e_fsdp2tp4_prefill", version)
 
     assert {(row.axis, row.crosses_slices) for row in rows} == {("fsdp", True), ("tp", False)}
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_a_kernel_that_talks_gets_its_row_and_is_counted_as_unknown(version: str) -> None:
+def test_a_communicating_kernel_has_a_row_and_counts_as_unattributed(version: str) -> None:
     rows = _rows("v6e_kernel", version)
 
     assert [(r.kind, r.opcode, r.groups, r.payload_bytes, r.layer) for r in rows] == [
@@ -311,7 +315,7 @@ def test_a_kernel_that_talks_gets_its_row_and_is_counted_as_unknown(version: str
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)
-def test_kernels_that_stay_on_their_chip_have_no_row_and_raise_no_doubt(version: str) -> None:
+def test_local_kernels_have_no_row_and_no_caveat(version: str) -> None:
     rows = _rows("v6e_local_kernels", version)
 
     assert [(r.kind, r.axis, r.part, r.axis_reason) for r in rows] == [
@@ -320,8 +324,8 @@ def test_kernels_that_stay_on_their_chip_have_no_row_and_raise_no_doubt(version:
     assert unattributed(rows).count == 0
 
 
-def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
-    """MaxText keeps the first 2000 lines of its Llama-3-8B step; seven weights are gathered in them."""
+def test_a_truncated_training_step_is_read_up_to_its_end() -> None:
+    """The first 2,000 lines of MaxText's Llama-3-8B step gather seven weights."""
     module = read_hlo(MAXTEXT, is_partial=True)
     mesh = Mesh(axes=(("fsdp", 4),))
 
@@ -352,7 +356,7 @@ def test_a_training_step_of_others_is_read_as_far_as_its_text_goes() -> None:
 
 
 def test_async_gathers_span_the_fusions_that_start_and_end_them() -> None:
-    """The computations with AsyncCollectiveStart and -Done, found by a search of the text."""
+    """Against a text search for the computations with AsyncCollectiveStart and -Done."""
     path = GOLDEN_DIR / "v5e_fsdp8_prefill_auto_async.jax-0.10.2.txt.gz"
     chains: dict[str, dict[str, str]] = {"Start": {}, "Done": {}}
     for computation in re.split(r"\n(?=\S)", gzip.decompress(path.read_bytes()).decode()):
@@ -374,7 +378,7 @@ def test_async_gathers_span_the_fusions_that_start_and_end_them() -> None:
     assert len(spans) == 4
 
 
-def test_a_plan_of_another_size_is_refused() -> None:
+def test_a_plan_of_another_size_is_an_error() -> None:
     module = read_hlo(GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz")
 
     with pytest.raises(ParseError, match=r"gz:1: .*compiled for 8 devices.*\(tp=4\) has 4\. Give"):

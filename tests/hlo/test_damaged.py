@@ -1,4 +1,4 @@
-"""Damaged texts: rows or one ParseError, never a traceback."""
+"""Damaged texts give rows or one ParseError, never a traceback."""
 
 import gzip
 import random

@@ -1,4 +1,4 @@
-"""How often collectives run: loops multiply, layers share, and what is unknown is said."""
+"""Execution counts of collectives in loops, layers and branches, with caveats."""
 
 from collections.abc import Sequence
 
@@ -79,7 +79,7 @@ def _layers_and_counts(rows: Sequence[Collective]) -> list[tuple[int | None, int
     return [(row.layer, row.count) for row in rows]
 
 
-def test_a_scanned_range_is_a_row_for_each_layer() -> None:
+def test_scanned_layers_have_a_row_each() -> None:
     loop = _loop("l", 4, _psum("s", "x", "decode/layers3-6/while/body/attn"), "s")
 
     rows = _rows(loop, _while("l", "x"))
@@ -95,13 +95,13 @@ def test_nested_loops_multiply() -> None:
     assert _layers_and_counts(_rows(inner + outer, _while("outer", "x"))) == [(0, 5), (1, 5)]
 
 
-def test_a_loop_outside_of_layers_counts_its_iterations() -> None:
+def test_a_loop_outside_layers_counts_its_iterations() -> None:
     loop = _loop("l", 7, _psum("s", "x", "decode/lm_head"), "s")
 
     assert _layers_and_counts(_rows(loop, _while("l", "x"))) == [(None, 7)]
 
 
-def test_a_body_unrolled_by_two_still_runs_once_a_layer() -> None:
+def test_a_body_unrolled_by_two_runs_once_per_layer() -> None:
     scope = "decode/layers0-5/while/body/attn"
     loop = _loop("l", 3, _psum("s", "x", scope) + _psum("s2", "s", scope), "s2")
 
@@ -119,7 +119,7 @@ def test_a_peeled_iteration_belongs_to_the_layers_of_the_loop() -> None:
     assert _layers_and_counts(rows) == [(layer, 1) for layer in range(4)]
 
 
-def test_layers_and_iterations_that_disagree_are_said() -> None:
+def test_a_mismatch_of_layers_and_iterations_is_a_caveat() -> None:
     loop = _loop("l", 5, _psum("s", "x", "decode/layers0-3/while/body/attn"), "s")
 
     rows = _rows(loop, _while("l", "x"))
@@ -142,7 +142,7 @@ def test_a_computation_that_is_called_twice_counts_twice() -> None:
     assert [(row.hlo_name, row.count) for row in _rows(called, body)] == [("c1", 1), ("c2", 1)]
 
 
-def test_a_branch_is_counted_as_taken_and_said_so() -> None:
+def test_a_branch_counts_as_taken_with_a_caveat() -> None:
     branches = "".join(
         f"\n%branch{n} (y: f32[8]) -> f32[8] {{\n  %y = f32[8] parameter(0)\n"
         + (_psum("s", "y", "decode/lm_head").replace("  %s =", "  ROOT %s =") if n else "")
@@ -161,7 +161,7 @@ def test_a_branch_is_counted_as_taken_and_said_so() -> None:
     assert row.axis_reason == "a branch of conditional 'c', counted as taken"
 
 
-def test_an_unknown_bound_is_said_and_counted_once_an_iteration() -> None:
+def test_a_loop_with_an_unknown_bound_counts_once_with_a_caveat() -> None:
     loop = _loop("l", 3, _psum("s", "x", "decode/lm_head"), "s")
     loop = loop.replace("%next = s32[] add(%i, %one)", "%next = s32[] multiply(%i, %one)")
 
@@ -171,7 +171,7 @@ def test_an_unknown_bound_is_said_and_counted_once_an_iteration() -> None:
     assert "the trip count of loop 'while' is unknown" in str(row.axis_reason)
 
 
-def test_a_computation_that_calls_itself_is_refused() -> None:
+def test_a_recursive_computation_is_an_error() -> None:
     text = (
         "\n%callee (y: f32[8]) -> f32[8] {\n  %y = f32[8] parameter(0)\n"
         + _psum("s", "y", "decode/lm_head")
@@ -182,7 +182,7 @@ def test_a_computation_that_calls_itself_is_refused() -> None:
         _rows(text, "  %c = f32[8] call(%x), to_apply=%callee\n")
 
 
-def test_scopes_without_a_phase_take_the_one_that_is_given() -> None:
+def test_scopes_without_a_phase_take_the_default_phase() -> None:
     body = _psum("s", "x", "layer2/mlp")
 
     (row,) = _rows("", body, default_phase=Phase.DECODE)
@@ -193,7 +193,7 @@ def test_scopes_without_a_phase_take_the_one_that_is_given() -> None:
     assert bare.axis_reason == "op_name 'jit(f)/layer2/mlp/psum' names no phase"
 
 
-def test_groups_of_no_axis_are_said_with_the_mesh() -> None:
+def test_groups_without_an_axis_are_a_caveat_with_the_mesh() -> None:
     text = _psum("s", "x", "decode/lm_head").replace("{{0,1}}", "{{0},{1}}")
 
     (row,) = _rows("", text)

@@ -1,4 +1,4 @@
-"""Programs that XLA compiled for GPUs: the same reader finds what the plan asks for."""
+"""Programs compiled for GPUs: their collectives equal the plan's."""
 
 import sys
 from dataclasses import replace
@@ -37,8 +37,8 @@ def _read(name: str, phase: Phase) -> tuple[Experiment, list[Collective], TimedS
 @pytest.mark.parametrize(("name", "phase"), FILES)
 def test_predicted_equals_compiled(name: str, phase: Phase) -> None:
     experiment, rows, _ = _read(name, phase)
-    found = compare([row for row in predict(experiment) if row.phase is phase], rows)
-    assert {match.verdict for match in found.matches} == {Verdict.EQUAL}
+    comparison = compare([row for row in predict(experiment) if row.phase is phase], rows)
+    assert {match.verdict for match in comparison.matches} == {Verdict.EQUAL}
     assert not [row.axis_reason for row in rows if row.axis_reason]
 
 
@@ -57,8 +57,8 @@ def test_a_start_whose_done_follows_at_once_is_synchronous() -> None:
     assert opcodes == {"all-reduce", "all-gather"}
 
 
-def test_kernels_of_xla_in_place_of_the_library_are_told() -> None:
-    """Small sums are XLA's own kernel; large ones and gathers are the library's, which chooses later."""
+def test_xla_kernels_that_replace_the_library_are_the_algorithm() -> None:
+    """Small all-reduces run an XLA kernel; large ones and gathers leave the choice to NCCL."""
     algorithms = {
         (phase, row.kind): row.algorithm for phase in Phase for row in _read("h100_tp8", phase)[1]
     }
@@ -70,7 +70,7 @@ def test_kernels_of_xla_in_place_of_the_library_are_told() -> None:
     }
 
 
-def test_a_ragged_exchange_carries_one_array_and_brings_experts_rows_to_be_combined() -> None:
+def test_ragged_all_to_alls_of_dispatch_and_combine_have_one_array() -> None:
     _, rows, _ = _read("h100_ep8", Phase.PREFILL)
     exchanges = [row for row in rows if row.kind is Kind.ALL_TO_ALL]
     assert {(row.part, row.opcode, row.dtype) for row in exchanges} == {
@@ -114,7 +114,7 @@ def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None
     assert n_flops == {2 * (2 * 32 * 256 * 256 * 128) // 2}
 
 
-def test_every_gpu_of_the_catalog_has_a_description() -> None:
+def test_every_gpu_in_the_catalog_has_a_description() -> None:
     gpus = {chip.name for chip in CHIPS.values() if chip.kind is ChipKind.GPU}
     assert set(gpu.TARGETS) == gpus
     for name in gpus:
@@ -124,12 +124,12 @@ def test_every_gpu_of_the_catalog_has_a_description() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"topology": parse_topology("h100:12")}, "12 GPUs are no whole hosts of 8"),
-        ({"frontend": Frontend.TORCHXLA}, "programs of torch_xla are compiled for TPUs alone"),
+        ({"topology": parse_topology("h100:12")}, "12 GPUs do not fill hosts of 8"),
+        ({"frontend": Frontend.TORCHXLA}, "torch_xla programs compile only for TPUs"),
     ],
     ids=["hosts", "torch_xla"],
 )
-def test_what_cannot_be_compiled_is_refused_at_once(change: dict, message: str) -> None:
+def test_unsupported_topologies_are_errors_before_compiling(change: dict, message: str) -> None:
     experiment = asked("h100_tp8")
     if "frontend" in change:
         change = {"program": replace(experiment.program, **change)}
@@ -143,9 +143,9 @@ def test_a_missing_plugin_is_one_message(monkeypatch: pytest.MonkeyPatch) -> Non
         check_can_compile(asked("h100_tp8"))
 
 
-def test_a_cycle_profile_is_of_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_profile_needs_a_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshscope.backends.compile.compile.check_can_compile", lambda _: None)
-    with pytest.raises(SpecError, match="account of the TPU compiler"):
+    with pytest.raises(SpecError, match="needs the TPU compiler"):
         compile_experiment(
             asked("h100_tp8"), tmp_path, progress=lambda *_: None, cycles=Cycles.PROFILE
         )
@@ -153,10 +153,10 @@ def test_a_cycle_profile_is_of_tpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(gpu.plugin() is None, reason="XLA's CUDA plugin (the extra cuda) is not here")
 @pytest.mark.parametrize("name", ASKS)
-def test_the_compiler_itself_makes_what_is_predicted(name: str, tmp_path: Path) -> None:
+def test_compiling_gives_the_predicted_collectives(name: str, tmp_path: Path) -> None:
     experiment = asked(name)
     made = compile_experiment(experiment, tmp_path, progress=lambda *_: None)
-    found = compare(predict(experiment), made.rows)
-    assert {match.verdict for match in found.matches} == {Verdict.EQUAL}
+    comparison = compare(predict(experiment), made.rows)
+    assert {match.verdict for match in comparison.matches} == {Verdict.EQUAL}
     assert made.memory.fits
     assert {device["coords"] for device in made.devices} == {None}

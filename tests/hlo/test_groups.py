@@ -1,4 +1,4 @@
-"""Replica groups of every form, against brute force over coordinates."""
+"""Replica groups in every form, against brute force over coordinates."""
 
 import random
 from itertools import permutations, product
@@ -98,14 +98,14 @@ def test_iota_form_equals_brute_force_over_coordinates() -> None:
         assert {frozenset(g) for g in got} == _by_coordinates(sizes, grouped, identity), text
 
 
-def test_sub_axis_equals_the_axis_of_the_mesh_split_by_hand() -> None:
+def test_a_sub_axis_equals_an_axis_of_the_split_mesh() -> None:
     whole = parse_groups("mesh['a'=3,'b'=8] {'b':(2)2}", n_devices=24, where="x.hlo:1")
     split = parse_groups("mesh['a'=3,'b0'=2,'b1'=2,'b2'=2] {'b1'}", n_devices=24, where="x.hlo:1")
 
     assert whole == split
 
 
-def test_axes_of_equal_size_are_told_apart() -> None:
+def test_axes_of_equal_size_are_distinguished() -> None:
     mesh = Mesh(axes=(("fsdp", 4), ("tp", 4)))
     text = "mesh['axis_0'=4,'axis_1'=4] {{'{}'}}"
 
@@ -133,22 +133,22 @@ def test_axes_of_equal_size_are_told_apart() -> None:
         "",
     ],
 )
-def test_unknown_form_is_refused_with_file_and_line(text: str) -> None:
+def test_an_unknown_form_is_an_error_with_file_and_line(text: str) -> None:
     with pytest.raises(ParseError, match=r"decode\.hlo:412: .*(please report|Set num)"):
         parse_groups(text, n_devices=8, where="decode.hlo:412")
 
 
-def test_pairs_are_read_as_they_stand() -> None:
+def test_pairs_are_expanded_to_device_ids() -> None:
     assert parse_pairs("{{0,1},{1,0}}", n_devices=2, where="x.hlo:1") == ((0, 1), (1, 0))
 
 
 @pytest.mark.parametrize("text", ["{{0,1,2}}", "{0,1}", "{{0,9}}", "[2,4]<=[8]"])
-def test_what_are_no_pairs_is_refused(text: str) -> None:
+def test_other_text_than_pairs_is_an_error(text: str) -> None:
     with pytest.raises(ParseError, match=r"x\.hlo:1: source_target_pairs .*please report"):
         parse_pairs(text, n_devices=8, where="x.hlo:1")
 
 
-def test_connected_groups_is_what_they_connect() -> None:
+def test_connected_groups_are_sorted_sets_of_devices() -> None:
     pairs = ((0, 1), (1, 2), (2, 0), (5, 3), (3, 5), (4, 4))
 
     assert connected_groups(pairs) == ((0, 1, 2), (3, 5), (4,))

@@ -1,4 +1,4 @@
-"""Trip counts read from conditions, against running the loop."""
+"""Trip counts from loop conditions, against running the loops."""
 
 import itertools
 
@@ -70,7 +70,7 @@ def _read(
 
 
 def _run(start: int, bound: int, step: int, direction: str) -> int | None:
-    """Iterations by running the loop; None when it has not ended after 100."""
+    """Iterations of the loop when run; None if it has not ended after 100."""
     i = start
     for n in range(100):
         if not COMPARE[direction](i, bound):
@@ -88,7 +88,7 @@ def test_trip_count_equals_running_the_loop() -> None:
             assert got.count == want, (start, bound, step, direction, is_passed, is_mirrored)
 
 
-def test_a_known_trip_count_is_believed() -> None:
+def test_a_known_trip_count_is_used() -> None:
     known = ', backend_config={"known_trip_count":{"n":"9"}}'
 
     assert _read(0, 3, 1, "LT", attributes=known) == TripCount(count=9)
@@ -101,7 +101,7 @@ def test_a_loop_that_does_not_end_is_unknown_with_a_reason() -> None:
     assert got.reason == "the trip count of loop 'while' is unknown: it never ends"
 
 
-def test_a_bound_from_outside_is_unknown_not_guessed() -> None:
+def test_a_bound_from_a_parameter_is_unknown() -> None:
     text = LOOP.format(
         start=0,
         bound=8,
@@ -125,8 +125,8 @@ def test_a_bound_from_outside_is_unknown_not_guessed() -> None:
     assert "its start or its bound is not a constant" in str(got.reason)
 
 
-def test_counter_and_comparison_are_found_inside_fusions() -> None:
-    """The CPU and newer TPU compilers wrap single operations into fusions."""
+def test_counter_and_comparison_may_be_inside_fusions() -> None:
+    """The CPU compiler and newer TPU compilers wrap single operations in fusions."""
     text = """\
 HloModule m
 
@@ -169,8 +169,8 @@ ENTRY %main () -> (s32[]) {
     assert trip_count(module, module.entry.root, module.entry) == TripCount(count=28)
 
 
-def test_sums_of_sums_do_not_hang_the_reader() -> None:
-    """Each definition doubles the one before: 2^60 ways to the constant, which no one may walk."""
+def test_exponential_sums_do_not_hang_the_reader() -> None:
+    """Each definition doubles the one before, which makes 2^60 paths to the constant."""
     doubled = "\n".join(f"  %d{n + 1} = s32[] add(%d{n}, %d{n})" for n in range(60))
     text = f"""\
 HloModule m

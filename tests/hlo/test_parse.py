@@ -1,4 +1,4 @@
-"""The grammar of HLO text, and what is said of a text that is not one."""
+"""The grammar of HLO text, and the errors for other text."""
 
 import gzip
 import random
@@ -66,7 +66,7 @@ def test_module_header_and_tables_are_read() -> None:
     assert reduction.arrays == (ArrayShape(dtype="f32", dims=(4,)),)
 
 
-def test_instructions_stand_in_schedule_order() -> None:
+def test_instructions_are_in_schedule_order() -> None:
     entry = parse_hlo(PLAIN, "plain.hlo").entry
 
     assert entry is not None
@@ -99,14 +99,14 @@ def test_text_without_percent_signs_and_with_typed_operands_reads_alike() -> Non
     assert _signature(parse_hlo(typed.replace("%", ""), "both.hlo")) == want
 
 
-def test_line_ends_of_windows_read_alike() -> None:
+def test_windows_line_ends_read_alike() -> None:
     assert _signature(parse_hlo(PLAIN.replace("\n", "\r\n"), "crlf.hlo")) == _signature(
         parse_hlo(PLAIN, "plain.hlo")
     )
 
 
 def test_an_instruction_over_several_lines_keeps_its_attributes() -> None:
-    """Kernel metadata is printed with line ends, and may hold a line of one closing brace."""
+    """Kernel metadata contains line ends, and possibly a line with only a closing brace."""
     kernel = (
         '  %k = f32[4]{0} custom-call(%all-reduce), custom_call_target="tpu_custom_call", '
         'frontend_attributes={kernel_metadata={\n  {"block_q": 128,\n  "nested": {\n}\n}\n}}, '
@@ -153,7 +153,7 @@ def test_gzipped_and_plain_files_read_alike(tmp_path: Path) -> None:
     ],
     ids=["empty", "stablehlo", "binary", "damaged gzip"],
 )
-def test_what_is_no_hlo_is_refused_with_what_was_expected(
+def test_other_text_than_hlo_is_an_error_with_the_expected_form(
     content: bytes, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.txt"
@@ -168,7 +168,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_hlo(tmp_path / "none.txt")
 
 
-def test_text_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_beyond_the_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse, "MAX_TEXT_BYTES", 1000)
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(PLAIN.encode() * 10))
@@ -178,7 +178,7 @@ def test_text_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("n_lines", range(1, PLAIN.count("\n")))
-def test_a_text_cut_at_any_line_is_refused_with_the_line(n_lines: int) -> None:
+def test_a_text_cut_at_any_line_is_an_error_with_the_line(n_lines: int) -> None:
     cut = "".join(PLAIN.splitlines(keepends=True)[:n_lines])
 
     with pytest.raises(
@@ -188,8 +188,8 @@ def test_a_text_cut_at_any_line_is_refused_with_the_line(n_lines: int) -> None:
         parse_hlo(cut, "cut.hlo")
 
 
-def test_a_text_cut_at_any_byte_is_refused() -> None:
-    """150 places in a compiled text; only its last line end may be missing."""
+def test_a_text_cut_at_any_byte_is_an_error() -> None:
+    """150 positions in a compiled text, of which only the last line end may be missing."""
     text = gzip.decompress(
         (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
     ).decode()
@@ -199,7 +199,7 @@ def test_a_text_cut_at_any_byte_is_refused() -> None:
             parse_hlo(text[:end], "cut.hlo")
 
 
-def test_a_text_cut_between_two_lines_is_read_when_asked_for() -> None:
+def test_a_partial_text_cut_between_two_lines_is_read() -> None:
     lines = PLAIN.splitlines(keepends=True)
     cut = "".join(lines[:-2])  # ends behind the all-reduce
 
@@ -210,14 +210,14 @@ def test_a_text_cut_between_two_lines_is_read_when_asked_for() -> None:
     assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
 
 
-def test_a_text_cut_inside_a_line_is_refused_even_then() -> None:
+def test_a_partial_text_cut_inside_a_line_is_an_error() -> None:
     cut = PLAIN[: PLAIN.index('"estimated_cycles"')]
 
     with pytest.raises(ParseError, match="truncated"):
         parse_hlo(cut, "cut.hlo", is_partial=True)
 
 
-def test_a_call_to_a_computation_that_is_not_there_is_refused() -> None:
+def test_a_call_to_an_undefined_computation_is_an_error() -> None:
     module = parse_hlo(PLAIN.replace("to_apply=%region", "to_apply=%gone"), "x.hlo")
     assert module.entry is not None
     caller = module.entry.get("all-reduce")
@@ -228,8 +228,8 @@ def test_a_call_to_a_computation_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize("line", ["%x = f32[] parameter(0)", "%y = f32[] parameter(1)"])
-def test_a_line_that_is_no_instruction_is_refused(line: str) -> None:
-    """Even behind a whole instruction: a damaged line must not vanish into the one before."""
+def test_a_line_without_an_instruction_is_an_error(line: str) -> None:
+    """Also after a whole instruction: a damaged line must not become part of the one before."""
     text = PLAIN.replace(f"  {line}\n", "  %x f32[] damaged\n", 1)
 
     with pytest.raises(ParseError, match=r"x\.hlo:1[78]: expected an instruction .*'%x f32.. dam"):

@@ -1,4 +1,4 @@
-"""A ring that the program writes stays the permutes that it is; only the compiler's own are einsums."""
+"""Only rings of the compiler are windowed einsums; rings of the program stay permutes."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def _dot(number: int, keys: str) -> str:
     )
 
 
-def test_the_turns_of_a_ring_are_a_permute_each() -> None:
+def test_each_step_of_a_program_ring_is_a_permute() -> None:
     turns = [
         f"%k{turn} = f32[8,4] collective-permute(%k{turn - 1}), channel_id=1, "
         "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, "
@@ -60,13 +60,13 @@ def test_the_turns_of_a_ring_are_a_permute_each() -> None:
     dots = [_dot(turn, f"k{turn}") for turn in range(4)]
     rows = _rows([*turns, *dots], Mesh(axes=(("cp", 4),)))
 
-    told = {(row.kind, row.part, row.axis, row.shape, row.inserted_by, row.count) for row in rows}
-    assert told == {(Kind.PERMUTE, Part.ATTN, "cp", (8, 4), "program", 1)}
+    facts = {(row.kind, row.part, row.axis, row.shape, row.inserted_by, row.count) for row in rows}
+    assert facts == {(Kind.PERMUTE, Part.ATTN, "cp", (8, 4), "program", 1)}
     assert len(rows) == 3
 
 
-def test_what_the_compiler_hands_on_beside_its_products_is_a_gather() -> None:
-    """Each shard is sent as it came, by synchronous permutes: no sum travels."""
+def test_shards_that_the_compiler_forwards_beside_its_dots_are_a_gather() -> None:
+    """Synchronous permutes forward each shard unchanged, so no sums are sent."""
     turns = [
         f"%k{turn} = f32[8,4] collective-permute(%k{turn - 1}), channel_id={turn}, "
         "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}, "
@@ -85,10 +85,10 @@ def test_what_the_compiler_hands_on_beside_its_products_is_a_gather() -> None:
 @pytest.mark.parametrize(
     ("name", "inserted_by"), [("ppermute", "program"), ("collective-permute", "partitioner")]
 )
-def test_between_slices_the_rendezvous_tells_who_wrote_a_permute(
+def test_across_slices_the_rendezvous_names_the_origin_of_a_permute(
     name: str, inserted_by: str
 ) -> None:
-    """A send and a recv have no op_name; what is received is scored under one that is no permute."""
+    """A send and a recv have no op_name, and the user of the result has that of another operation."""
     rows = _rows(
         [
             "%after = token[] after-all()",

@@ -1,4 +1,4 @@
-"""One program for all stages of a pipeline: each stage's rows, and how often it takes its branch."""
+"""Pipeline programs: the rows of each stage and their execution counts."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from meshscope.spec.plan.mesh import Mesh
 MESH = Mesh(axes=(("pp", 2), ("tp", 2)))
 STAGE_0, STAGE_1 = ((0, 1),), ((2, 3),)
 
-Told = tuple[int | None, int | None, Part | None, Kind, Groups, int]
+ComparedRow = tuple[int | None, int | None, Part | None, Kind, Groups, int]
 
 
 def _psum(name: str, operand: str, scope: str, groups: str = "{{0,1},{2,3}}") -> str:
@@ -23,7 +23,7 @@ def _psum(name: str, operand: str, scope: str, groups: str = "{{0,1},{2,3}}") ->
 
 
 def _tick(x: str, out: str, suffix: str = "") -> str:
-    """A tick: the stage that is busy takes its branch, then the hand-over."""
+    """A tick: a busy stage takes its branch, then all stages send."""
     return (
         f"  %y{suffix} = f32[8] conditional(%which, %{x}, %{x}), "
         "branch_computations={%idle, %busy}\n"
@@ -95,11 +95,11 @@ def _rows(text: str) -> list[Collective]:
     )
 
 
-def _told(rows: list[Collective]) -> list[Told]:
+def _compared(rows: list[Collective]) -> list[ComparedRow]:
     return [(r.stage, r.layer, r.part, r.kind, r.groups, r.count) for r in rows]
 
 
-def _layers_of_both(count: int) -> list[Told]:
+def _layers_of_both(count: int) -> list[ComparedRow]:
     return [
         (0, 0, Part.MLP, Kind.ALL_REDUCE, STAGE_0, count),
         (1, 2, Part.MLP, Kind.ALL_REDUCE, STAGE_1, count),
@@ -112,32 +112,32 @@ BUSY = "".join(
     _psum(f"l{i}", "x", f"while/body/cond/branch_1_fun/stages0-1by2/microbatches2of3/layer{i}/mlp")
     for i in range(2)
 )
-HAND_OVER: Told = (0, None, Part.STAGE, Kind.PERMUTE, ((0, 2), (1, 3)), 3)
+STAGE_SEND: ComparedRow = (0, None, Part.STAGE, Kind.PERMUTE, ((0, 2), (1, 3)), 3)
 
 
-def test_layers_that_stages_share_are_those_of_each_for_every_microbatch() -> None:
-    """Three ticks, two micro-batches; the hand-over is made in all of them, by the sender."""
+def test_layers_shared_by_stages_have_a_row_per_stage_and_count_microbatches() -> None:
+    """Three ticks, two microbatches; the sender sends in every tick."""
     rows = _rows(_program(BUSY, WHILE, _loop(3)))
 
-    assert _told(rows) == [*_layers_of_both(2), HAND_OVER]
+    assert _compared(rows) == [*_layers_of_both(2), STAGE_SEND]
     assert {row.axis_reason for row in rows} == {None}
     assert {row.axis for row in rows} == {"tp", "pp"}
 
 
-def test_ticks_that_the_compiler_unrolled_count_alike() -> None:
+def test_unrolled_ticks_count_alike() -> None:
     ticks = _tick("x", "a", "0") + _tick("a", "b", "1") + _tick("b", "c", "2")
 
     rows = _rows(_program(BUSY, ticks))
 
-    assert _told(rows)[:4] == _layers_of_both(2)
+    assert _compared(rows)[:4] == _layers_of_both(2)
     assert sum(row.count for row in rows if row.part is Part.STAGE) == 3
     assert {row.axis_reason for row in rows} == {None}
 
 
-def test_a_tick_that_was_peeled_off_the_loop_counts_with_it() -> None:
+def test_a_peeled_tick_counts_with_its_loop() -> None:
     text = _program(BUSY, _tick("x", "a", "0") + WHILE, _loop(2))
 
-    of_layers = [told for told in _told(_rows(text)) if told[2] is Part.MLP]
+    of_layers = [row for row in _compared(_rows(text)) if row[2] is Part.MLP]
     assert sorted(of_layers, key=str) == sorted(_layers_of_both(2), key=str)
 
 
@@ -147,10 +147,10 @@ def test_scanned_layers_of_a_stage_share_an_instruction() -> None:
 
     rows = _rows(_program(twice, WHILE, _loop(3)))
 
-    assert sorted(_told(rows), key=str) == sorted([*_layers_of_both(2), HAND_OVER], key=str)
+    assert sorted(_compared(rows), key=str) == sorted([*_layers_of_both(2), STAGE_SEND], key=str)
 
 
-def test_the_branch_of_a_stage_is_no_doubt_but_one_within_it_is() -> None:
+def test_the_branch_of_a_stage_has_no_caveat_but_one_within_it_has() -> None:
     head = _psum("h", "x", "stage1/cond/branch_1_fun/lm_head")
     within = "  %w = f32[8] conditional(%which, %x, %x), branch_computations={%idle, %busy}\n"
     between = f"""
@@ -168,20 +168,20 @@ def test_the_branch_of_a_stage_is_no_doubt_but_one_within_it_is() -> None:
     assert row.axis_reason == "a branch of conditional 'w', counted as taken"
 
 
-def test_a_branch_of_no_stage_stays_a_doubt() -> None:
+def test_a_branch_outside_stages_has_a_caveat() -> None:
     (row,) = _rows(_program(_psum("h", "x", "layer0/mlp"), _tick("x", "a")))[:1]
 
     assert (row.stage, row.axis_reason) == (None, "a branch of conditional 'y', counted as taken")
 
 
-def test_what_all_stages_do_together_belongs_to_none() -> None:
+def test_operations_of_all_stages_together_have_no_stage() -> None:
     (row,) = _rows(_program("", _psum("s", "x", "sample", "{{0,2},{1,3}}")))
 
     assert (row.stage, row.axis, row.groups) == (None, "pp", ((0, 2), (1, 3)))
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_a_loop_of_other_length_than_the_scope_says_is_a_doubt(n: int) -> None:
+def test_a_loop_that_disagrees_with_its_scope_has_a_caveat(n: int) -> None:
     busy = _psum("l", "x", "while/body/cond/stages0-1by2/microbatches2of3/layers0-1/mlp")
     rows = _rows(_program(busy, WHILE, _loop(n)))
 
@@ -192,14 +192,14 @@ def test_a_loop_of_other_length_than_the_scope_says_is_a_doubt(n: int) -> None:
     )
 
 
-def test_a_stage_that_the_mesh_lacks_is_none() -> None:
+def test_a_stage_outside_the_mesh_is_none() -> None:
     (row,) = _rows(_program("", _psum("s", "x", "stage7/lm_head")))
 
     assert (row.stage, row.groups) == (None, ((0, 1), (2, 3)))
 
 
-def test_between_slices_the_hand_over_has_no_name_of_its_own() -> None:
-    """libtpu gives sends none, and the loop's first value, which comes before, serves nothing."""
+def test_a_stage_send_across_slices_has_no_op_name() -> None:
+    """libtpu gives sends no op_name, and the initial value of the loop has no user."""
     where = 'metadata={op_name="jit(f)/decode/broadcast_in_dim"}'
     text = f"""HloModule m, num_partitions=2
 
@@ -222,7 +222,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
         crosses_slices=lambda groups: any(group[0] // 2 != group[-1] // 2 for group in groups),
     )
 
-    assert _told([row]) == [(0, None, Part.STAGE, Kind.PERMUTE, ((0, 2), (1, 3)), 1)]
+    assert _compared([row]) == [(0, None, Part.STAGE, Kind.PERMUTE, ((0, 2), (1, 3)), 1)]
     assert (row.axis, row.axis_reason, row.crosses_slices) == ("pp", None, True)
 
 
@@ -247,7 +247,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("taken", TAKEN)
-def test_a_layer_taken_out_of_a_stack_has_no_dim_of_its_own(taken: str) -> None:
+def test_a_layer_sliced_from_a_stack_loses_the_layer_dim(taken: str) -> None:
     assert _gathered(TAKEN[taken]) == (16,)
 
 

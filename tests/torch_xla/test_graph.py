@@ -66,7 +66,7 @@ def test_graph_of_the_user_becomes_rows(tmp_path: Path) -> None:
     [
         (
             b"HloModule jit_f, entry",
-            "is text, and a graph of torch_xla is a proto.*Leave --frontend out",
+            "is text, but a torch_xla graph is a proto.*Omit --frontend",
         ),
         (None, "graph.pb: cannot be read"),
     ],
@@ -90,5 +90,5 @@ def test_damaged_graph_is_told(tmp_path: Path) -> None:
 
 
 def test_graph_is_compiled_for_tpu_alone(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="'cpu:8' is no TPU"):
+    with pytest.raises(SpecError, match="'cpu:8' is not a TPU slice"):
         compile_graph(tmp_path / "graph.pb", parse_topology("cpu:8"), tmp_path / "text")

@@ -1,4 +1,4 @@
-"""What the golden files hold: which tiny program, compiled for which slice. Needs no JAX."""
+"""The golden files: their programs, sizes and slices. Needs no JAX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ HEAD_DIM = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Golden:
-    """One file: which program, compiled for which slice; sizes are global."""
+    """One file: its program, slice and global sizes."""
 
     topology: str
     axes: tuple[tuple[str, int], ...]
@@ -27,7 +27,7 @@ class Golden:
     heads: int = 8
     vocab: int = 1024
     n_slices: int = 1
-    flags: tuple[str, ...] = ()  # of libtpu; a process of its own compiles a program with flags
+    flags: tuple[str, ...] = ()  # of libtpu; such a program compiles in a separate process
 
     @property
     def tp(self) -> str | None:
@@ -54,7 +54,7 @@ class Golden:
         return self.tp if self.is_sp and self.phase == "prefill" else None
 
 
-# libtpu's own switches for spreading an all-gather over the fusions beside it (newer ones: v5e only).
+# libtpu flags that spread an all-gather over concurrent fusions (newer libtpu: v5e only).
 ASYNC_FUSION = (
     "--xla_enable_async_all_gather=true",
     "--xla_tpu_enable_async_collective_fusion=true",

@@ -1,9 +1,9 @@
-"""Compiles tiny programs for TPUs and writes their optimised HLO, the golden files of the reader's tests.
+"""Compiles tiny programs for TPUs and writes their optimized HLO as golden files.
 
-    python tests/golden/hlo/make_golden.py          # every file, for the JAX that is installed
-    python tests/golden/hlo/make_golden.py v6e_tp8  # only files whose name contains the word
+    python tests/golden/hlo/make_golden.py          # all files, for the installed JAX
+    python tests/golden/hlo/make_golden.py v6e_tp8  # only files whose names contain the word
 
-Needs `jax[tpu]`, no TPU. README.md beside this file tells which versions wrote what is here.
+Needs `jax[tpu]`, but no TPU. README.md lists the versions that wrote the files.
 """
 
 import gzip
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 def compiled_text(golden: Golden) -> str:
-    """The optimised HLO, without the folder in which this file lies."""
+    """The optimized HLO, with directories stripped from source file names."""
     slices = {"num_slices": golden.n_slices} if golden.n_slices > 1 else {}
     topology = topologies.get_topology_desc(platform="tpu", topology_name=golden.topology, **slices)
     names, sizes = zip(*golden.axes, strict=True)
@@ -43,7 +43,7 @@ def compiled_text(golden: Golden) -> str:
 
 
 def write_golden(name: str, golden: Golden) -> None:
-    """Write one file; a program with flags in a process that gets them."""
+    """Writes one file; a program with libtpu flags compiles in a new process."""
     flags = " ".join(golden.flags)
     if flags != os.environ.get("LIBTPU_INIT_ARGS", ""):
         command = [sys.executable, __file__, name]

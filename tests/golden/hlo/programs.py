@@ -1,7 +1,7 @@
-"""Tiny programs whose optimised HLO the reader's tests read: a decoder under every plan, and rare forms.
+"""Tiny programs behind the golden HLO files: a decoder under every plan, and rare forms.
 
-They follow the scopes that the reader expects (`prefill|decode / layer{i} / part`) and nothing
-else of the project, so that a golden file changes only when it is meant to.
+They use the scopes that the reader parses (`prefill|decode / layer{i} / part`) and no code of the
+project, so golden files change only on purpose.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 
 class Manual:
-    """Collectives written by hand."""
+    """Explicit collectives, in shard_map."""
 
     def __init__(self, golden: Golden) -> None:
         self.g = golden
@@ -179,7 +179,7 @@ def _attention(g: Golden, meet: Any, x: Any, wqkv: Any, cache: Any) -> tuple[Any
 
 
 def combined(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
-    """Three all-reduces of different layers and parts, small enough to be combined into one tuple."""
+    """Three all-reduces of different layers and parts, small enough to be combined."""
 
     def run(x: Any, y: Any, z: Any) -> Any:
         with jax.named_scope("decode"):
@@ -214,7 +214,7 @@ def several(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
 
 
 def across_slices(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
-    """Every kind of collective over an axis that runs between slices."""
+    """Every kind of collective over an axis across slices."""
 
     def run(w: Any, x: Any, y: Any, z: Any) -> Any:
         n = mesh.shape["dp"]
@@ -229,7 +229,7 @@ def across_slices(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
 
 
 def windowed(golden: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
-    """A scanned dot that needs all of an operand whose rows are split: gathered around a ring."""
+    """A scanned dot with a row-sharded operand, which a ring gathers."""
     rows, cols = NamedSharding(mesh, P("tp", None)), NamedSharding(mesh, P(None, None, "tp"))
     n, d = golden.hidden, golden.ffn
 
@@ -249,7 +249,7 @@ def windowed(golden: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
 
 
 def kernel(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
-    """A Pallas kernel that copies to the next chip, once with and once without a stated cost."""
+    """A Pallas kernel that copies to the next chip, with and without a cost estimate."""
 
     def copy_to_next(x_ref: Any, out_ref: Any, send: Any, received: Any) -> None:
         following = jax.lax.rem(jax.lax.axis_index("tp") + 1, mesh.shape["tp"])
@@ -286,7 +286,7 @@ def kernel(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
 
 
 def local_kernels(_: Golden, mesh: Mesh) -> tuple[Any, list[Any]]:
-    """Kernels that stay on their chip: splash attention, XLA's ragged dot, megablox; one all-reduce."""
+    """Local kernels (splash attention, XLA's ragged dot, megablox) and one all-reduce."""
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((128, 128))] * 2)
 
     def run(x: Any, rows: Any, experts: Any) -> Any:

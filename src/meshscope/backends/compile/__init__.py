@@ -1,1 +1,1 @@
-"""Compiles programs with the TPU compiler on a machine without a TPU, in a child process."""
+"""Compiles experiments and saved graphs in worker processes, without the target hardware."""

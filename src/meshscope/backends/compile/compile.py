@@ -1,7 +1,7 @@
-"""Compiles an experiment with the real compiler on a machine without the chips, and reads the table.
+"""Compiles an experiment for TPUs or GPUs without the hardware, and reads its collectives.
 
-Each phase compiles in a child process; this one starts them, words their failures, and reads the
-HLO that they wrote.
+Each phase compiles in a worker process. This module starts the workers, reports their failures and
+reads the HLO text that they write.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ from typing import Any
 from meshscope.backends.compile.cycles import (
     FLAG,
     Cycles,
-    keep_profile,
     profiling_environment,
     read_profile,
+    write_profile,
 )
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
@@ -56,15 +56,15 @@ POLL_S = 0.05
 
 PROFILE_SUFFIX = ".cycles.json"
 
-CHILD = ("-m", "meshscope.backends.compile.worker")
+WORKER = ("-m", "meshscope.backends.compile.worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """What the compiler made of an experiment.
+    """A compiled experiment.
 
-    `seconds` is the wall time of each step, by `phase.step`; `devices` tells id and coordinates of
-    each position in the mesh; `flags` are what the compiler read from its environment.
+    `seconds` is the wall time of each step, by `phase.step`; `devices` has the ID and coordinates of
+    each device in mesh order; `flags` are the compiler flags from the environment.
     """
 
     rows: list[Collective]
@@ -84,9 +84,9 @@ def compile_experiment(
     cycles: Cycles = Cycles.ESTIMATED,
     chip_profile: ChipProfile | None = None,
 ) -> CompileResult:
-    """Compiles every phase, leaves `PHASE.hlo.txt.gz` and `PHASE.json` in `hlo_dir`, reads rows and times.
+    """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
-    `chip_profile` is a measured one, in place of published figures.
+    A measured `chip_profile` replaces the published constants.
     """
     check_can_compile(experiment)
     phases = experiment.phases
@@ -101,16 +101,16 @@ def compile_experiment(
     for phase, report in reports.items():
         progress(phase, "reading")
         started = time.perf_counter()
-        own, step = read_phase(
+        phase_rows, step = read_phase(
             experiment,
             phase,
             hlo_dir / f"{phase}.hlo.txt.gz",
             chip_profile=chip_profile,
             notes=notes,
         )
-        rows += own
+        rows += phase_rows
         steps.append(step)
-        seconds |= {f"{phase}.{step}": value for step, value in report["seconds"].items()}
+        seconds |= {f"{phase}.{name}": value for name, value in report["seconds"].items()}
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
     first = reports[phases[0]]
@@ -135,14 +135,14 @@ def read_phase(
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one phase's HLO text with their times, and the time of its step.
 
-    A cycle profile that lies beside the text counts in place of the estimates in it.
+    A cycle profile beside the text overrides the cycle estimates in the text.
     """
     module = read_hlo(path)
-    found = module_collectives(
+    collectives = module_collectives(
         module, mesh=experiment.plan.mesh, crosses_slices=experiment.crosses_slices
     )
     rows = rows_of(
-        found,
+        collectives,
         n_steps_of=n_steps_of(experiment),
         crosses_slices=experiment.crosses_slices,
         default_phase=phase,
@@ -150,7 +150,7 @@ def read_phase(
     profile = path.with_name(f"{phase}{PROFILE_SUFFIX}")
     step = timed_step(
         module,
-        found,
+        collectives,
         phase=phase,
         topology=experiment.topology,
         chip_profile=chip_profile,
@@ -165,8 +165,8 @@ def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     is_tpu = experiment.topology.chip.kind is ChipKind.TPU
     if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
         yield (
-            "layers are scanned, so that no weights are fetched ahead of their layer; with --loop "
-            "unroll a step may take half as long, and compiling several times as long"
+            "scanned layers cannot prefetch the weights of the next layer; with --loop unroll, a step "
+            "may take half as long and compilation several times as long"
         )
 
 
@@ -176,17 +176,17 @@ def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collecti
 
 
 def check_can_compile(experiment: Experiment) -> None:
-    """Refuses what the compilers of TPUs and GPUs cannot do, before any process starts."""
+    """Raises an error if the experiment cannot be compiled here."""
     topology, is_torchxla = experiment.topology, experiment.program.frontend is Frontend.TORCHXLA
     if topology.chip.kind is ChipKind.CPU:
         raise SpecError(
-            f"'{topology.name}' is no TPU and no GPU; compile needs a slice of chips, e.g. v6e-8 or "
-            "h100:8. For CPU devices use predict, or run."
+            f"'{topology.name}' is neither a TPU nor a GPU slice; compile needs one, e.g. v6e-8 or "
+            "h100:8. For CPU devices use predict or run."
         )
     if topology.chip.kind is ChipKind.GPU and is_torchxla:
         raise SpecError(
-            f"'{topology.name}' is no TPU; programs of torch_xla are compiled for TPUs alone, e.g. "
-            "v6e-8. Leave --frontend out for GPUs."
+            f"'{topology.name}' is not a TPU slice; torch_xla programs compile only for TPUs, e.g. "
+            "v6e-8. Omit --frontend for GPUs."
         )
     if topology.chip.kind is ChipKind.GPU:
         check_can_compile_for_gpu(topology)
@@ -198,8 +198,8 @@ def check_can_compile(experiment: Experiment) -> None:
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
-            f"compile needs {' and '.join(missing)}, not installed here "
-            f"({platform.system()} {platform.machine()}). "
+            f"compile needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            f"not installed ({platform.system()} {platform.machine()}). "
             'Install the extra: pip install "meshscope[tpu]" (Linux x86-64).'
         )
 
@@ -211,52 +211,50 @@ def _compile_phases(
     progress: Progress,
     cycles: Cycles,
 ) -> tuple[str, ...]:
-    """Compiles the phases; with the compiler's cycle profile where it is asked for and to be had.
+    """Compiles the phases, with the compiler's cycle profile if requested.
 
-    Says why, where it is not: an internal flag may go with any libtpu.
+    Returns notes that explain a missing profile: any libtpu version may drop the internal flag.
     """
     if cycles is Cycles.PROFILE and experiment.topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            "--cycles profile is an account of the TPU compiler. Leave it out for GPUs."
-        )
+        raise SpecError("--cycles profile needs the TPU compiler. Omit it for GPUs.")
     if cycles is Cycles.ESTIMATED:
-        _run_children(experiment, phases, hlo_dir, progress)
+        _run_workers(experiment, phases, hlo_dir, progress)
         return ()
     with tempfile.TemporaryDirectory(prefix="meshscope-cycles-") as folder:
         try:
-            _run_children(experiment, phases, hlo_dir, progress, Path(folder))
+            _run_workers(experiment, phases, hlo_dir, progress, Path(folder))
         except CompileError as error:
-            _run_children(experiment, phases, hlo_dir, progress)
-            return (f"no cycle profile, for with {FLAG} compiling failed: {str(error)[:200]}",)
+            _run_workers(experiment, phases, hlo_dir, progress)
+            return (f"no cycle profile: compiling with {FLAG} failed: {str(error)[:200]}",)
         profiles = {phase: read_profile(Path(folder) / phase.value) for phase in phases}
     for phase, profile in profiles.items():
-        keep_profile(hlo_dir / f"{phase}{PROFILE_SUFFIX}", profile)
+        write_profile(hlo_dir / f"{phase}{PROFILE_SUFFIX}", profile)
     if not all(profiles.values()):
-        return (f"no cycle profile, for this libtpu writes none with {FLAG}",)
+        return (f"no cycle profile: this libtpu writes none with {FLAG}",)
     return ()
 
 
-def _run_children(
+def _run_workers(
     experiment: Experiment,
     phases: tuple[Phase, ...],
     hlo_dir: Path,
     progress: Progress,
     cycles_dir: Path | None = None,
 ) -> None:
-    """Runs one child a phase, side by side; the first failure stops the others."""
+    """Runs one worker per phase concurrently; the first failure stops the others."""
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
         experiment_file = Path(scratch) / "experiment.json"
         experiment_file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
-        with ExitStack() as held:
-            waiting: dict[Phase, subprocess.Popen[bytes]] = {}
+        with ExitStack() as workers:
+            running: dict[Phase, subprocess.Popen[bytes]] = {}
             for phase in phases:
-                own_dir = None if cycles_dir is None else cycles_dir / phase.value
-                child = _held(experiment, experiment_file, hlo_dir, phase, own_dir)
-                waiting[phase] = held.enter_context(child)
+                phase_dir = None if cycles_dir is None else cycles_dir / phase.value
+                worker = _worker(experiment, experiment_file, hlo_dir, phase, phase_dir)
+                running[phase] = workers.enter_context(worker)
                 progress(phase, "compiling")
-            while waiting:
-                for phase in [p for p, child in waiting.items() if child.poll() is not None]:
-                    returncode = waiting.pop(phase).returncode
+            while running:
+                for phase in [p for p, worker in running.items() if worker.poll() is not None]:
+                    returncode = running.pop(phase).returncode
                     if returncode:
                         errors = error_report(experiment_file, phase)
                         failure = failure_of(returncode, errors, _log(experiment_file, phase))
@@ -269,21 +267,21 @@ def _log(experiment_file: Path, phase: Phase) -> Path:
     return experiment_file.with_name(f"{phase}.log")
 
 
-def _held(
+def _worker(
     experiment: Experiment,
     experiment_file: Path,
     out_dir: Path,
     phase: Phase,
     cycles_dir: Path | None,
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """The child of a phase, in the Python that has its front end; its log is beside the experiment."""
+    """The worker of a phase, run by the Python that has its frontend; it logs to `_log`."""
     is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
     environment = torchxla_environment() if is_torchxla else dict(os.environ)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
     return worker_process(
-        (*CHILD, str(experiment_file), str(out_dir), phase.value),
+        (*WORKER, str(experiment_file), str(out_dir), phase.value),
         _log(experiment_file, phase),
         python=torchxla_python() if is_torchxla else sys.executable,
         environment=environment,

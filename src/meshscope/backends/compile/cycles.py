@@ -1,8 +1,8 @@
-"""The compiler's cycle profile, on request: what it makes of its own instruction bundles, an operation each.
+"""libtpu's static cycle profile: cycles of each HLO operation, from its scheduled instruction bundles.
 
-An internal flag of libtpu makes it evaluate the bundles that it schedules, and write one small file an
-HLO operation. That takes ten times as long as compiling, may change with any libtpu, and leaves out
-most of what loops inside kernels do; it is a second opinion on the estimates that every program carries.
+An internal flag makes libtpu write one file per operation. It makes compilation ten times slower, may
+change with any version, and omits most loop iterations inside kernels. It is a second opinion on the
+`estimated_cycles` in the HLO text.
 """
 
 import json
@@ -18,27 +18,27 @@ _ESTIMATE = re.compile(
 
 
 class Cycles(StrEnum):
-    """Whose cycles the time of compiled work rests on."""
+    """The source of the cycles in compute times."""
 
-    ESTIMATED = "estimated"  # what the compiler writes on its instructions
-    PROFILE = "profile"  # its profile of its own bundles, where it writes one
+    ESTIMATED = "estimated"  # `estimated_cycles` in the HLO text
+    PROFILE = "profile"  # the static cycle profile, for operations that have one
 
 
 def profiling_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a child whose compiler is to write its cycle profile into `folder`."""
+    """The environment of a worker whose compiler writes its cycle profile to `folder`."""
     flags = environment.get("LIBTPU_INIT_ARGS", "")
     return {**environment, "LIBTPU_INIT_ARGS": f"{flags} {FLAG}={folder}".strip()}
 
 
 def read_profile(folder: Path) -> dict[str, int]:
-    """Cycles by the name of the HLO operation; empty where the compiler wrote nothing that we understand."""
-    found: dict[str, int] = {}
+    """Cycles by the name of the HLO operation; empty if no file has the known format."""
+    cycles_of: dict[str, int] = {}
     for path in sorted(folder.glob("*.textproto")):
         for name, cycles in _ESTIMATE.findall(path.read_text(encoding="utf-8", errors="replace")):
-            found[name] = int(cycles)
-    return found
+            cycles_of[name] = int(cycles)
+    return cycles_of
 
 
-def keep_profile(path: Path, profile: Mapping[str, int]) -> None:
-    """Writes the profile beside the program that it is of."""
+def write_profile(path: Path, profile: Mapping[str, int]) -> None:
+    """Writes the profile as JSON, cycles by operation name."""
     path.write_text(json.dumps(dict(profile)), encoding="utf-8")

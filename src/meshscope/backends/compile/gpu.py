@@ -1,9 +1,9 @@
-"""GPUs that are not there, as XLA's compiler describes them to itself.
+"""GPU descriptions that let XLA compile for GPUs without the hardware.
 
-XLA compiles for a GPU by a description of it, without one: `PJRT_TopologyDescription_Create` of its
-CUDA plugin takes the description and the shape of the system (github.com/openxla/xla/pull/16913).
-Without a device nothing is measured while compiling, so that a program that is compiled on the GPU
-itself may choose other kernels and tiles for its products; collectives stand before that choice.
+`PJRT_TopologyDescription_Create` of XLA's CUDA plugin takes a GPU description and the shape of the
+system (github.com/openxla/xla/pull/16913). Without a device the compiler cannot autotune, so a
+program compiled on the GPU itself may use other matmul kernels and tiles. Its collectives are the
+same, as autotuning comes later.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ PLUGINS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTarget:
-    """What the compiler wants to know of a GPU; sizes in bytes, of one streaming multiprocessor."""
+    """The properties of a GPU in XLA's description; shared memory and FP32 units per multiprocessor."""
 
     description: str
     compute_capability: int
@@ -33,8 +33,8 @@ class GpuTarget:
     l2_bytes: int
 
 
-# Source: the descriptions in XLA's repository, xla/tools/hlo_opt/gpu_specs (h100_sxm, a100_sxm_80). An
-# H200 is an H100 with other memory (NVIDIA's announcement of 2023-11-13), which `Chip` knows.
+# Source: XLA's repository, xla/tools/hlo_opt/gpu_specs (h100_sxm, a100_sxm_80). An H200 is an H100
+# with other memory (NVIDIA's announcement of 2023-11-13), which `Chip` has.
 _A100 = GpuTarget(
     description="NVIDIA A100-SXM4-80GB",
     compute_capability=8,
@@ -54,38 +54,38 @@ _H100 = GpuTarget(
     l2_bytes=52_428_800,
 )
 TARGETS = {"a100": _A100, "h100": _H100, "h200": replace(_H100, description="NVIDIA H200")}
-RESERVED_BYTES = 1024  # of a block's shared memory: what the two descriptions lack of a whole one
-# What the compiler would ask the driver and cuDNN: the CUDA that the extra brings, and a cuDNN 9.
+RESERVED_BYTES = 1024  # shared memory that a block cannot use, by both descriptions
+# Versions that the driver and cuDNN would report: the CUDA of the extra, and cuDNN 9.
 CUDA_VERSION = (12, 9)
 CUDNN_VERSION = (9, 10)
 
 
 def check_can_compile_for_gpu(topology: Topology) -> None:
-    """Refuses what cannot be compiled: a GPU that nobody described, a JAX without XLA's CUDA plugin."""
+    """Raises an error if the GPU has no description or XLA's CUDA plugin is missing."""
     chip = topology.chip
     if chip.name not in TARGETS:
         raise SpecError(
-            f"'{chip.name}' is not described for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
+            f"'{chip.name}' has no description for XLA's GPU compiler. Use {', '.join(TARGETS)}, "
             "or predict."
         )
-    _shape(topology)  # refuses what is no whole hosts
+    _shape(topology)  # raises an error for partial hosts
     if plugin() is None:
         raise MissingToolError(
-            f"compiling for '{topology.name}' needs XLA's CUDA plugin, not installed here. "
+            f"compiling for '{topology.name}' needs XLA's CUDA plugin, which is not installed. "
             'Install the extra: pip install "meshscope[cuda]" (Linux; no GPU is needed).'
         )
 
 
 def plugin() -> str | None:
-    """The distribution of XLA's CUDA plugin that is installed."""
+    """The installed distribution of XLA's CUDA plugin; None if there is none."""
     if importlib.util.find_spec("jax_plugins") is None:
         return None
-    found = (name for name, module in PLUGINS.items() if importlib.util.find_spec(module))
-    return next(found, None)
+    installed = (name for name, module in PLUGINS.items() if importlib.util.find_spec(module))
+    return next(installed, None)
 
 
 def gpu_devices(topology: Topology) -> list[Any]:
-    """The devices of the topology as XLA describes them, host after host."""
+    """The devices of the topology as XLA describes them, ordered by host."""
     from jax.experimental import topologies  # noqa: PLC0415  slow to import
 
     description = topologies.get_topology_desc(
@@ -97,11 +97,11 @@ def gpu_devices(topology: Topology) -> list[Any]:
 
 
 def _shape(topology: Topology) -> tuple[int, int, int]:
-    """Slices, hosts of a slice, GPUs of a host."""
+    """The numbers of slices, hosts per slice and GPUs per host."""
     n, per_host = topology.devices_per_slice, topology.chip.chips_per_host
     if n > per_host and n % per_host:
         raise SpecError(
-            f"topology '{topology.name}': {n} GPUs are no whole hosts of {per_host}. "
+            f"topology '{topology.name}': {n} GPUs do not fill hosts of {per_host}. "
             f"Use a multiple of {per_host}, or fewer than {per_host}."
         )
     n_hosts = max(1, n // per_host)
@@ -109,7 +109,7 @@ def _shape(topology: Topology) -> tuple[int, int, int]:
 
 
 def target_config(chip: Chip) -> str:
-    """The description as the compiler reads it: the text of a `GpuTargetConfigProto`."""
+    """The description of a GPU as the text of a `GpuTargetConfigProto`."""
     target = TARGETS[chip.name]
     assert chip.hbm_bytes is not None
     assert chip.hbm_bytes_per_s is not None

@@ -1,4 +1,4 @@
-"""What somebody else's optimised HLO holds: rows, and the time of its step where that can be told."""
+"""Reads HLO text dumped by other tools: its collectives and, for whole TPU modules, step times."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from meshscope.spec.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedPrograms:
-    """The collectives of programs that others compiled, with times where their steps have one."""
+    """The collectives of imported programs, and the step times that could be estimated."""
 
     rows: list[Collective]
     steps: tuple[TimedStep, ...]
@@ -31,36 +31,39 @@ def read_imported(
     phase: Phase | None,
     chip_profile: ChipProfile | None = None,
 ) -> ImportedPrograms:
-    """Rows and times of the modules; `phase` is that of a module whose scopes name none.
+    """The rows and step times of the modules; `phase` applies to modules whose scopes name none.
 
-    How many steps a request takes is not in a dump: each phase counts as one step. A step's time
-    is told for a whole scheduled module of a TPU that is all of its phase, of one phase alone.
+    A dump does not show the number of steps in a request, so each phase counts as one step. A step
+    gets a time if a single whole TPU module contains it and no other phase.
     """
-    founds = [
+    collectives = [
         module_collectives(m, mesh=plan.mesh, crosses_slices=topology.crosses_slices)
         for m in modules
     ]
     tables = [
         rows_of(
-            found,
+            of_module,
             n_steps_of=dict.fromkeys(Phase, 1),
             crosses_slices=topology.crosses_slices,
             default_phase=phase,
         )
-        for found in founds
+        for of_module in collectives
     ]
-    phases = [{row.phase for row in rows} or {phase} for rows in tables]
-    shares = Counter(phase for found in phases for phase in found)
+    phases = [{row.phase for row in table} or {phase} for table in tables]
+    n_modules = Counter(phase for of_module in phases for phase in of_module)
     rows: list[Collective] = []
     steps: list[TimedStep] = []
-    for module, found, own, names in zip(modules, founds, tables, phases, strict=True):
-        (only, *others) = names
-        is_shared = bool(others) or shares[only] > 1
-        if only is None or is_shared or not _has_time(module, topology):
-            rows += own
+    for module, of_module, table, (first, *others) in zip(
+        modules, collectives, tables, phases, strict=True
+    ):
+        is_shared = bool(others) or n_modules[first] > 1
+        if first is None or is_shared or not _has_time(module, topology):
+            rows += table
             continue
-        step = timed_step(module, found, phase=only, topology=topology, chip_profile=chip_profile)
-        rows += step.rows(own)
+        step = timed_step(
+            module, of_module, phase=first, topology=topology, chip_profile=chip_profile
+        )
+        rows += step.rows(table)
         steps.append(step)
     return ImportedPrograms(rows=rows, steps=tuple(steps))
 

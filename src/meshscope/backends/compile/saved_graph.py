@@ -1,7 +1,8 @@
-"""Compiles a program that the user traced with torch_xla: an HLO proto in, optimised HLO text out.
+"""Compiles a saved torch_xla graph, an HLO proto, to optimized HLO text.
 
-As a module, `python -m meshscope.backends.compile.saved_graph PROTO TOPOLOGY TEXT REPORT`, it is the child process that does it;
-`compile_graph` starts that child. It needs JAX and libtpu, not torch.
+`compile_graph` starts this module as its worker process:
+`python -m meshscope.backends.compile.saved_graph PROTO TOPOLOGY TEXT REPORT`.
+The worker needs JAX and libtpu, but not torch.
 """
 
 import gzip
@@ -28,10 +29,11 @@ SAVED_BY = "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])"
 
 
 def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, str]:
-    """Compiles an HLO proto for a slice into a file of text; the versions of the compiler."""
+    """Compiles an HLO proto for a slice, writes the HLO text, and returns the compiler versions."""
     if topology.chip.kind is not ChipKind.TPU:
         raise SpecError(
-            f"'{topology.name}' is no TPU; a graph of torch_xla is compiled for a TPU slice, e.g. v6e-8."
+            f"'{topology.name}' is not a TPU slice; torch_xla graphs compile only for TPUs. "
+            "Use a TPU slice, e.g. v6e-8."
         )
     _check_proto(proto)
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
@@ -76,28 +78,30 @@ def _check_proto(proto: Path) -> None:
     except OSError as error:
         raise ParseError(f"{proto}: cannot be read ({error}). Give an HLO proto.") from error
     if n_bytes > MAX_PROTO_BYTES:
-        raise ParseError(f"{proto}: holds {n_bytes} bytes, more than a proto can. Give one graph.")
+        raise ParseError(
+            f"{proto}: has {n_bytes} bytes; a proto has at most {MAX_PROTO_BYTES}. Give one graph."
+        )
     if start.startswith((b"HloModule", b"module")):
         raise ParseError(
-            f"{proto}: is text, and a graph of torch_xla is a proto, as {SAVED_BY} makes it. Leave "
-            "--frontend out to import optimised HLO text."
+            f"{proto}: is text, but a torch_xla graph is a proto from {SAVED_BY}. "
+            "Omit --frontend to import optimized HLO text."
         )
 
 
 def _python() -> str:
-    """This Python if it has the compiler, else the one of the extra torchxla."""
+    """This Python if it has the compiler, else that of the torchxla extra."""
     has_compiler = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
     python = sys.executable if has_compiler else torchxla_python()
     if not has_compiler and python == sys.executable:
         raise MissingToolError(
-            "compiling a graph needs jax and libtpu, not installed here. Install an extra: "
+            "compiling a graph needs jax and libtpu, which are not installed. Install the extra: "
             'pip install "meshscope[tpu]" (Linux x86-64).'
         )
     return python
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles one graph into a file of text; the report has the versions of the compiler."""
+    """Compiles one graph to a text file, and writes the compiler versions as its report."""
     end_with_parent()
     proto, topology, text = Path(arguments[0]), parse_topology(arguments[1]), Path(arguments[2])
     set_environment()

@@ -1,8 +1,8 @@
-"""The child process: compiles one phase of an experiment for TPUs or GPUs that are not there.
+"""Worker process that compiles one phase of an experiment for a described TPU or GPU slice.
 
-Started as `python -m meshscope.backends.compile.worker EXPERIMENT.json OUT_DIR PHASE`; writes the scheduled
-HLO and a report, or an error report. It is a process of its own so that a crash of the compiler
-is a message, and so that phases compile side by side. It ends with its parent.
+Started as `python -m meshscope.backends.compile.worker EXPERIMENT.json OUT_DIR PHASE`. It writes the
+scheduled HLO and a report, or an error report. A separate process lets phases compile concurrently
+and turns a compiler crash into an error message. It ends with its parent.
 """
 
 import gzip
@@ -25,22 +25,21 @@ from meshscope.spec.program import Frontend
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, reported
 
-# The compiler reports the memory that a program needs even where the chip has less, so that the
-# table still comes out and says by how much it does not fit.
+# Makes the compiler report the memory of a program that does not fit, instead of failing.
 LIBTPU_FLAGS = "--xla_tpu_no_crash_on_oom=true"
 
 FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
-GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+GZIP_LEVEL = 1  # compresses HLO text 15 times; higher levels take seconds for little gain
 
 
 def set_environment() -> None:
-    """What libtpu and JAX read when they are imported; to be called before either is."""
+    """Sets the environment variables of libtpu and JAX. Call it before importing either."""
     os.environ.update(
         {
-            "JAX_PLATFORMS": "cpu",  # this process computes nothing; the TPU is only a description
+            "JAX_PLATFORMS": "cpu",  # the TPU is only described, not used
             "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile at once
-            "TPU_ACCELERATOR_TYPE": "v6e-8",  # these two only silence warnings
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile concurrently
+            "TPU_ACCELERATOR_TYPE": "v6e-8",  # this and the next only silence warnings
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
@@ -50,12 +49,11 @@ def set_environment() -> None:
 
 
 def set_gpu_environment() -> None:
-    """What JAX reads when it is imported, where the compiler is XLA's for GPUs."""
+    """Sets the environment variables of JAX for XLA's GPU compiler. Call it before importing JAX."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-# What torch_xla adds where it finds a TPU (torch_xla 2.9 __init__.py, _setup_libtpu_flags), so that the
-# program is compiled as it would be there.
+# The flags that torch_xla adds on a TPU host (torch_xla 2.9 __init__.py, _setup_libtpu_flags).
 TORCH_XLA_FLAGS = (
     "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false"
@@ -63,7 +61,7 @@ TORCH_XLA_FLAGS = (
 
 
 def set_torchxla_environment(experiment: Experiment) -> None:
-    """What torch_xla reads when it is imported, and what it would tell libtpu."""
+    """Sets the environment variables of torch_xla, and the libtpu flags that it would add."""
     chip_flags = compiler_facts(experiment.topology.chip.name).torch_xla_flags.value
     flags = f"{os.environ['LIBTPU_INIT_ARGS']} {TORCH_XLA_FLAGS} {chip_flags}".rstrip()
     os.environ["LIBTPU_INIT_ARGS"] = flags
@@ -76,7 +74,7 @@ def topology_devices(experiment: Experiment) -> list[Any]:
 
 
 def slice_devices(topology: Topology) -> list[Any]:
-    """The devices of the slice as the compiler describes them, in its order."""
+    """The devices of the slice as the compiler describes them, in compiler order."""
     if topology.chip.kind is ChipKind.GPU:
         return gpu_devices(topology)
     from jax.experimental import topologies  # noqa: PLC0415  after set_environment
@@ -92,7 +90,7 @@ def slice_devices(topology: Topology) -> list[Any]:
 
 
 def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[str, Any]:
-    """Compiles, writes `PHASE.hlo.txt.gz`, and returns the report (seconds, bytes, devices)."""
+    """Compiles a phase, writes `PHASE.hlo.txt.gz`, and returns the report as JSON values."""
     started = time.perf_counter()
     if experiment.program.frontend is Frontend.TORCHXLA:
         from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
@@ -134,8 +132,8 @@ def _versions(experiment: Experiment) -> dict[str, str]:
 
 
 def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
-    """Where a device sits; the text of a program holds only positions in this list."""
-    is_placed = kind is ChipKind.TPU  # coordinates of a described GPU are all the same
+    """The placement of a device; HLO text refers to devices by their position in this list."""
+    is_placed = kind is ChipKind.TPU  # described GPUs all have the same coordinates
     return {
         "id": device.id,
         "coords": list(device.coords) if is_placed else None,
@@ -146,7 +144,7 @@ def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one compilation; a report in `PHASE.json`, or why there is none beside the experiment."""
+    """Compiles one phase; writes `PHASE.json`, or an error report beside the experiment file."""
     experiment_file, out_dir, phase_name = arguments
     end_with_parent()
     directory, phase = Path(out_dir), Phase(phase_name)

@@ -222,7 +222,7 @@ def _whole_shape(
 
 
 def _steps(flow: Dataflow, ring: list[Operation]) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions of the collective matmulin its loop, or with its op_name."""
+    """The instructions of the collective matmul: in its loop, or with its op_name."""
     for computation in {permute.site.context.computation for permute in ring}:
         is_loop = any(_loop(p) and p.site.context.computation is computation for p in ring)
         for instruction in computation.instructions:

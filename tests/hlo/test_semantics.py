@@ -1,4 +1,4 @@
-"""What all-reduces mean, in the smallest texts that show it."""
+"""The effect of all-reduces and other collectives, in minimal texts."""
 
 from fractions import Fraction
 
@@ -55,7 +55,7 @@ def _row(body: list[str], computations: str = "") -> Collective:
 WHOLE_BYTES = 8 * 8 * 4
 
 
-def test_parts_among_zeros_added_up_are_a_gather() -> None:
+def test_a_sum_of_zero_padded_shards_is_a_gather() -> None:
     row = _row(
         [
             "%put = f32[8,8] dynamic-update-slice(%zeros, %part, %mine, %origin)",
@@ -67,7 +67,7 @@ def test_parts_among_zeros_added_up_are_a_gather() -> None:
     assert (row.payload_bytes, row.wire_bytes) == (WHOLE_BYTES, WHOLE_BYTES * 6 / 4)
 
 
-def test_parts_put_in_a_fusion_are_a_gather() -> None:
+def test_shards_padded_in_a_fusion_are_a_gather() -> None:
     fused = """
 %fused (p: f32[2,8], z: f32[], i: s32[]) -> f32[8,8] {
   %p = f32[2,8] parameter(0)
@@ -100,7 +100,7 @@ def test_parts_put_in_a_fusion_are_a_gather() -> None:
     ],
     ids=["not among zeros", "not in a place of its own", "not a part"],
 )
-def test_other_sums_stay_reductions(put: str) -> None:
+def test_other_sums_are_reductions(put: str) -> None:
     row = _row([f"%put = f32[8,8] {put}", f"ROOT %sum = f32[8,8] {REDUCE.format('%put')}"])
 
     assert (row.kind, row.opcode) == (Kind.ALL_REDUCE, "all-reduce")
@@ -109,8 +109,8 @@ def test_other_sums_stay_reductions(put: str) -> None:
 SLICE = "dynamic-slice({}, %mine, %origin), dynamic_slice_sizes={{2,8}}"
 
 
-def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter() -> None:
-    """The whole array is the payload, and the wire carries what an all-reduce does."""
+def test_a_sum_of_which_each_device_keeps_its_shard_is_a_scatter() -> None:
+    """The payload is the whole array, and the wire bytes are those of an all-reduce."""
     row = _row(
         [
             f"%sum = f32[8,8] {REDUCE.format('%whole')}",
@@ -122,8 +122,8 @@ def test_a_sum_of_which_each_device_keeps_its_part_is_a_scatter() -> None:
     assert (row.payload_bytes, row.wire_bytes) == (WHOLE_BYTES, WHOLE_BYTES * 6 / 4)
 
 
-def test_a_slice_behind_a_conversion_in_a_fusion_is_a_scatter() -> None:
-    """XLA for CPU sums in float32 and converts behind it."""
+def test_a_conversion_and_slice_in_a_fusion_are_a_scatter() -> None:
+    """XLA for CPU sums in float32 and then converts."""
     fused = """
 %fused (p: f32[8,8], i: s32[], r: bf16[2,8]) -> bf16[2,8] {
   %p = f32[8,8] parameter(0)
@@ -147,8 +147,8 @@ def test_a_slice_behind_a_conversion_in_a_fusion_is_a_scatter() -> None:
     assert row.kind is Kind.REDUCE_SCATTER
 
 
-def test_a_nameless_sum_belongs_to_what_makes_its_operand_not_to_the_fusion_around_it() -> None:
-    """A fusion has the name of its dearest part; the compiler drops that of a sum which it rewrites."""
+def test_a_sum_without_a_name_takes_that_of_its_operand_not_of_the_fusion() -> None:
+    """A fusion has the name of its costliest instruction; the compiler drops names in rewrites."""
     scopes = "jit(f)/decode/layer1"
     fused = f"""
 %fused (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {{
@@ -171,8 +171,8 @@ def test_a_nameless_sum_belongs_to_what_makes_its_operand_not_to_the_fusion_arou
     assert (row.layer, row.part) == (1, Part.MOE_COMBINE)
 
 
-def test_a_nameless_scatter_is_named_by_its_sum_and_keeps_the_dims_of_one() -> None:
-    """As libtpu 0.0.42.1 writes what tp adds up behind experts in decode, where sp splits the batch."""
+def test_a_scatter_without_a_name_takes_that_of_its_reducer_and_keeps_unit_dims() -> None:
+    """As libtpu 0.0.42.1 writes the tp reduction after experts in decode with sp over the batch."""
     named = 'metadata={op_name="decode/while/body/layers0-3/moe.combine/reduce_scatter"}'
     of_experts = 'metadata={op_name="jit(f)/decode/while/body/layers0-3/moe.experts/dot_general"}'
     added = f"""
@@ -198,7 +198,7 @@ def test_a_nameless_scatter_is_named_by_its_sum_and_keeps_the_dims_of_one() -> N
     assert row.inserted_by == "program"
 
 
-def test_a_sum_that_is_also_used_whole_is_no_scatter() -> None:
+def test_a_sum_with_a_use_of_the_whole_is_no_scatter() -> None:
     row = _row(
         [
             f"%sum = f32[8,8] {REDUCE.format('%whole')}",
@@ -210,8 +210,8 @@ def test_a_sum_that_is_also_used_whole_is_no_scatter() -> None:
     assert row.kind is Kind.ALL_REDUCE
 
 
-def test_a_sum_of_which_all_keep_the_same_part_is_no_scatter() -> None:
-    """The last position of a sequence, for instance."""
+def test_a_sum_with_the_same_slice_on_all_devices_is_no_scatter() -> None:
+    """For instance, the last position of a sequence."""
     row = _row(
         [
             f"%sum = f32[8,8] {REDUCE.format('%whole')}",
@@ -238,7 +238,7 @@ def test_an_asynchronous_pair_is_one_row() -> None:
     )
 
 
-def test_a_started_gather_has_the_shape_of_its_result() -> None:
+def test_a_gather_start_has_the_shape_of_its_result() -> None:
     row = _row(
         [
             (
@@ -253,8 +253,8 @@ def test_a_started_gather_has_the_shape_of_its_result() -> None:
     assert (row.shape, row.hlo_shape, row.inserted_by) == ((8, 8), None, "program")
 
 
-def test_a_collective_in_a_started_computation_is_one_row() -> None:
-    """`async-start` wraps a computation, and its update and done name the same computation."""
+def test_a_collective_in_an_async_computation_is_one_row() -> None:
+    """The start, update and done name the same computation."""
     wrapped = """
 %wrapped (p: f32[2,8]) -> f32[8,8] {
   %p = f32[2,8] parameter(0)
@@ -277,7 +277,7 @@ def test_a_collective_in_a_started_computation_is_one_row() -> None:
     assert row.axis_reason is None
 
 
-def test_an_all_to_all_of_a_tuple_is_one_row_whose_shape_is_not_told() -> None:
+def test_an_all_to_all_of_a_tuple_is_one_row_without_a_shape() -> None:
     row = _row(
         [
             (
@@ -295,9 +295,7 @@ RAGGED = "jit(f)/prefill/layer0/moe.dispatch/ragged_all_to_all"
 
 
 @pytest.mark.parametrize(("given", "taken"), [(4, 32), (32, 4)])
-def test_a_ragged_all_to_all_moves_no_more_than_the_smaller_of_its_buffers(
-    given: int, taken: int
-) -> None:
+def test_a_ragged_all_to_all_moves_at_most_its_smaller_buffer(given: int, taken: int) -> None:
     row = _row(
         [
             f"%rows = f32[{given},2,128] broadcast(%zero), dimensions={{}}",
@@ -315,7 +313,7 @@ def test_a_ragged_all_to_all_moves_no_more_than_the_smaller_of_its_buffers(
     assert row.wire_bytes == Fraction(3, 4) * 4 * 256 * 4
 
 
-def test_padding_of_a_ragged_all_to_all_travels_but_is_no_payload() -> None:
+def test_padding_of_a_ragged_all_to_all_counts_as_wire_bytes_only() -> None:
     row = _row(
         [
             "%rows = f32[4,180] broadcast(%zero), dimensions={}",
@@ -334,8 +332,8 @@ def test_padding_of_a_ragged_all_to_all_travels_but_is_no_payload() -> None:
     assert row.wire_bytes == Fraction(3, 4) * 4 * 256 * 4
 
 
-def test_devices_gathered_along_a_dim_of_their_own_before_a_reshape_of_the_program() -> None:
-    """The program gathers [8,8] and makes [8,1,8] of it; the compiler writes one reshape for both."""
+def test_a_separate_device_dim_is_merged_before_a_reshape_of_the_program() -> None:
+    """The program gathers [8,8] and reshapes it to [8,1,8]; the compiler writes one reshape for both."""
     row = _row(
         [
             "%rows = f32[1,2,8] reshape(%part)",
@@ -355,8 +353,8 @@ def test_devices_gathered_along_a_dim_of_their_own_before_a_reshape_of_the_progr
 
 
 @pytest.mark.parametrize(("move", "kept"), [("copy", "4,1,8"), ("bitcast", "4,8")])
-def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: str) -> None:
-    """Two rows of two devices: the first dim is as large as the group, and is the program's all the same."""
+def test_a_move_after_a_gather_keeps_its_unit_dims(move: str, kept: str) -> None:
+    """Two rows on two devices: the first dim is as large as the group, but is the program's."""
     row = _row(
         [
             "%mine2 = f32[1,1,8] broadcast(%zero), dimensions={}",
@@ -371,8 +369,8 @@ def test_a_move_behind_a_gather_does_not_take_its_dims_of_one(move: str, kept: s
     assert row.shape == (4, 1, 8)
 
 
-def test_a_gather_that_is_kept_twice_has_the_shape_without_the_dim_of_one() -> None:
-    """Logits of a stage of a pipeline: as they are, and as the one micro-batch of its buffer."""
+def test_a_gather_with_two_uses_has_the_shape_without_the_unit_dim() -> None:
+    """Logits of a pipeline stage, used directly and as the one microbatch of a buffer."""
     gather = (
         "all-gather(%part), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}, metadata={op_name="
         '"jit(f)/prefill/lm_head/all_gather"}'
@@ -400,8 +398,8 @@ ENTRY %main (part: bf16[1,2,8]) -> (bf16[8,8], bf16[1,8,8]) {{
     assert row.shape == (2, 32)
 
 
-def test_a_sum_that_travels_as_tiles_has_the_shape_in_which_it_was_computed() -> None:
-    """As libtpu 0.0.42.1 writes the last position's sum over cp between two slices."""
+def test_a_sum_sent_as_tiles_has_its_computed_shape() -> None:
+    """As libtpu 0.0.42.1 writes the sum of the last position over cp across two slices."""
     attributes = (
         'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="psum.37_0",'
         '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}, '
