@@ -1,6 +1,6 @@
-"""Experiment files: every combination of model, slice and way is a case, compiled once and kept.
+"""Experiment files: each combination of model, slice and variant is a case, compiled once and kept.
 
-A case leaves its scheduled HLO and the compiler's report in `runs/STUDY/CASE/`; what is there is not
+A case stores its scheduled HLO and the compiler's report in `runs/STUDY/CASE/`; stored cases are not
 compiled again.
 """
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One program of a study: what is compiled, in which of the ways, and where it is kept."""
+    """One program of a study: model, slice, variant and folder."""
 
     study: str
     model: str
@@ -44,34 +44,34 @@ class Case:
 
     @property
     def n_devices(self) -> int:
-        """Devices of the slice."""
+        """Number of devices of the slice."""
         return self.experiment.topology.n_devices
 
     @property
     def folder(self) -> Path:
-        """Where the scheduled HLO and the compiler's report lie."""
+        """The folder of the scheduled HLO and the compiler's report."""
         parts = (self.model, self.experiment.topology.name, self.way)
         name = "-".join(parts).replace(":", "-").replace(",", "").replace(" ", "_")
         return ROOT / "runs" / self.study / name
 
     @property
     def hlo(self) -> Path:
-        """The scheduled HLO."""
+        """The file of the scheduled HLO."""
         return self.folder / f"{self.phase}.hlo.txt.gz"
 
     @property
     def report(self) -> Path:
-        """The compiler's report: memory, versions, seconds."""
+        """The file of the compiler's report: memory, versions, seconds."""
         return self.folder / f"{self.phase}.json"
 
     @property
     def is_compiled(self) -> bool:
-        """Whether there is a program, or a refusal, already."""
+        """Whether the case has a program or a refusal."""
         return self.report.exists() or self.refusal.exists()
 
     @property
     def refusal(self) -> Path:
-        """What the compiler said when it made no program."""
+        """The compiler's message if it refused the program."""
         return self.folder / "refused.txt"
 
 
@@ -121,7 +121,7 @@ def _filled(value: Any, n: int) -> Any:
 
 
 def compile_case(case: Case) -> None:
-    """Compiles, unless the case is there already; a refusal is kept as its message."""
+    """Compiles the case unless it is stored; a refusal is stored as its message."""
     if case.is_compiled:
         return
     case.folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Compiles a dense model whose weights are gathered layer by layer, and writes docs/fsdp/*.csv.
 
-python experiments/fsdp.py            compile what is missing, then write
-python experiments/fsdp.py --read     write from what is compiled already
+python experiments/fsdp.py            compile what is missing, then write the files
+python experiments/fsdp.py --read     write the files from stored cases
 """
 
 import sys

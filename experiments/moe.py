@@ -1,4 +1,4 @@
-"""Compiles one layer of experts in several ways, and writes docs/moe/*.csv.
+"""Compiles one layer of experts in several variants and writes docs/moe/*.csv.
 
 python experiments/moe.py            compile what is missing, then write
 python experiments/moe.py --read     write from what is compiled already
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _write_rings(path: Path) -> None:
-    """One row a way: its cycles, and those that lie between start and done of some collective."""
+    """One row per variant: its cycles, and those between start and done of a collective."""
     rows: list[dict[str, object]] = []
     for way, hlo in compile_ways():
         schedule = schedule_of(read_hlo(hlo))

@@ -1,9 +1,9 @@
 """Figures 1 and 4 to 10 of Xu et al. (docs/paper.md) for a TPU slice: `python experiments/paper_figures.py --figure 4`.
 
 Each figure is FIGURE.png, FIGURE.svg and FIGURE.csv in docs/figures. The bars of the slice are
-predictions (`meshscope predict`), with the intervals that the model of time gives: nothing was measured
-on a TPU. What the paper prints in its tables and text stands beside them; it measured vLLM on H100s,
-four in a node. What it only draws is not here.
+predictions (`meshscope predict`) with the intervals of the time model; nothing was measured on a TPU.
+Values that the paper prints in its tables and text are drawn beside them; it measured vLLM on H100s,
+four per node. Values that it only draws are left out.
 """
 
 import argparse
@@ -58,7 +58,7 @@ OURS, THEIRS = "predicted, our program on v6e", "predicted, vLLM's conventions"
 PRINTED = "printed in the paper (vLLM on H100)"
 LOOKS = {OURS: BLUE, THEIRS: COLORS[1], PRINTED: GRAY}
 
-# What the paper prints: tables III to V, and the text on figures 8 to 10, in seconds.
+# Values printed in the paper: tables III to V, and the text on figures 8 to 10, in seconds.
 TABLE_III = {SMALL: (57, 7239, 786_432, 6_144), MIDDLE: (65, 8255, 1_048_576, 8_192), LARGE: (81, 10_287, 1_310_720, 10_240)}  # fmt: skip
 TABLE_V = {"pp=2": (2, 254), "pp=4": (6, 762)}  # sends in prefill and decode
 TEXT: dict[tuple[int, str], dict[str, float]] = {
@@ -76,7 +76,7 @@ TEXT: dict[tuple[int, str], dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value of a figure, as a row of its CSV file; `low` and `high` are its interval, if it has one."""
+    """One value of a figure, as a row of its CSV file; `low` and `high` bound its interval, if it has one."""
 
     figure: int
     panel: str
@@ -126,7 +126,7 @@ def figure_1() -> Iterator[Point]:
 
 
 def figure_4() -> Iterator[Point]:
-    """All-reduces with tp=4: how many in prefill and decode, and their payload in a request."""
+    """All-reduces with tp=4: counts in prefill and decode, and payload per request."""
     for model, (n_prefill, n_decode, prefill_bytes, decode_bytes) in TABLE_III.items():
         sides = ((OURS, Engine.MESHSCOPE), (THEIRS, Engine.VLLM))
         for series, engine in sides:
@@ -150,7 +150,7 @@ def figure_4() -> Iterator[Point]:
 
 
 def figure_5() -> Iterator[Point]:
-    """Sends between stages with pp=2 and pp=4: how many in a request, and their payload."""
+    """Stage sends with pp=2 and pp=4: count and payload per request."""
     for plan, (n_prefill, n_decode) in TABLE_V.items():
         for series, engine in ((OURS, Engine.MESHSCOPE), (THEIRS, Engine.VLLM)):
             run = run_of(MIDDLE, plan, engine=engine)
@@ -174,7 +174,7 @@ def figure_6() -> Iterator[Point]:
 
 
 def figure_7() -> Iterator[Point]:
-    """Volume of a request on four devices against the tokens that it makes."""
+    """Volume of a request on four devices against its output tokens."""
     for model in (SMALL, MIDDLE, LARGE):
         for plan in FOUR:
             for output in (128, 256, 512):
@@ -221,7 +221,7 @@ def _latencies(figure: int, model: str, plans: Sequence[str]) -> Iterator[Point]
 
 
 def _volume(rows: Sequence[Collective]) -> float:
-    """Wire bytes of a request: one device, and with a pipeline one of every stage together."""
+    """Wire bytes of a request on one device, or summed over one device of every pipeline stage."""
     return float(sum(total.wire_bytes for total in request_totals(rows).values()))
 
 
@@ -317,7 +317,7 @@ def _draw_bars(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _draw_latencies(axes: Axes, points: Sequence[Point]) -> None:
-    """Points on a logarithmic scale, which has no place for a bar to begin; lines are the intervals."""
+    """Points instead of bars, because a logarithmic scale has no zero; lines are the intervals."""
     places = list(dict.fromkeys(point.x for point in points))
     for name, aside, marker in ((OURS, -0.12, "o"), (PRINTED, 0.12, "D")):
         for point in (p for p in points if p.series == name):
@@ -354,12 +354,12 @@ def write(number: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Draws the figures that are asked for, or all."""
+    """Draws one figure, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--figure", type=int, choices=sorted(FIGURES), help="one figure; all without it"
+        "--figure", type=int, choices=sorted(FIGURES), help="the number of one figure; default: all"
     )
-    parser.add_argument("--out", type=Path, default=OUT, help="the folder")
+    parser.add_argument("--out", type=Path, default=OUT, help="output folder")
     asked = parser.parse_args()
     for number in FIGURES if asked.figure is None else (asked.figure,):
         write(number, asked.out)

@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 BYTES_OF_ELEMENT = 2  # bf16
 CHIPS = (8, 16, 32, 64)
 
-# Okabe and Ito's colours, which readers with any colour vision tell apart; markers differ, too.
+# The Okabe-Ito palette, distinguishable with any color vision; markers differ, too.
 STYLES = {
     "auto gathered": ("#D55E00", "X"),
     "auto one_hot 2": ("#E69F00", "s"),
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def draw_panels(rows: Sequence[Row], column: str, label: str, name: str) -> None:
-    """One panel a model: a column against the number of chips, both logarithmic."""
+    """One panel per model: a column against the number of chips, both logarithmic."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure, panels = plt.subplots(1, len(models), figsize=(11, 4.8), squeeze=False)
     for panel, model in zip(panels[0], models, strict=True):
@@ -58,20 +58,20 @@ def draw_panels(rows: Sequence[Row], column: str, label: str, name: str) -> None
 
 
 def _draw_bounds(panel: Any, rows: Sequence[Row], column: str) -> None:
-    """What broadcasting and what exchanging cannot be below, dashed."""
+    """Lower bounds of broadcast and exchange, dashed."""
     sizes = CHIPS
-    own = int(rows[0]["tokens_a_device"]) * int(rows[0]["hidden"]) * BYTES_OF_ELEMENT
+    local = int(rows[0]["tokens_a_device"]) * int(rows[0]["hidden"]) * BYTES_OF_ELEMENT
     n_active = int(rows[0]["n_active"])
     if column == "temp_bytes":
         bounds = {
-            "every token on every device, S·D": [n * own for n in sizes],
-            "its own tokens, S·D/N": [own for _ in sizes],
+            "every token on every device, S·D": [n * local for n in sizes],
+            "the tokens of a device, S·D/N": [local for _ in sizes],
         }
     else:
         bounds = {
-            "gather all tokens, scatter all sums": [2 * (n - 1) * own for n in sizes],
+            "gather all tokens, scatter all sums": [2 * (n - 1) * local for n in sizes],
             "each token to its K experts and back": [
-                2 * n_active * own * (n - 1) / n for n in sizes
+                2 * n_active * local * (n - 1) / n for n in sizes
             ],
         }
     for (text, values), dashes in zip(bounds.items(), ("--", ":"), strict=True):
@@ -91,7 +91,7 @@ def _label(panel: Any, title: str, label: str) -> None:
 
 
 def _bytes(value: float, _: Any) -> str:
-    """A tick: 10 MB, 1 GB."""
+    """A tick label such as 10 MB or 1 GB."""
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= size:
             return f"{value / size:g} {unit}"
@@ -99,7 +99,7 @@ def _bytes(value: float, _: Any) -> str:
 
 
 def draw_rings(rows: Iterable[Row]) -> None:
-    """For each way a bar of estimated cycles: under a collective, and beside none."""
+    """One bar of estimated cycles per variant: covered by a collective, and uncovered."""
     rows = list(rows)
     figure, panel = plt.subplots(figsize=(8.5, 3.2))
     covered = [int(row["covered_cycles"]) / 1e6 for row in rows]

@@ -1,4 +1,4 @@
-"""What a study found, as rows of two CSV files: one row a case, and one row a collective of a case."""
+"""Results of a study in two CSV files: one row per case, and one row per collective of a case."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ CASES, COLLECTIVES, WINDOWS = "cases.csv", "collectives.csv", "windows.csv"
 
 
 def run_study(cases: Iterable[Case], folder: Path) -> None:
-    """Compiles what neither the CSV files in `folder` nor `runs/` hold, and writes the files anew."""
+    """Compiles the cases that are in neither the CSV files in `folder` nor `runs/`, and rewrites the files."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {name: read_table(folder / name) for name in (CASES, COLLECTIVES, WINDOWS)}
     known = {key_of(row) for row in tables[CASES]}
@@ -33,15 +33,15 @@ def run_study(cases: Iterable[Case], folder: Path) -> None:
             compile_case(case)
         if not case.is_compiled:
             continue
-        for name, found in _found(case).items():
+        for name, rows in _results(case).items():
             others = [row for row in tables[name] if key_of(row) != key]
-            tables[name] = [*others, *({**_key(case), **row} for row in found)]
+            tables[name] = [*others, *({**_key(case), **row} for row in rows)]
         for name, rows in tables.items():
             _write_table(folder / name, rows)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file; none where there is no file yet."""
+    """The rows of a CSV file; empty if the file does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -49,7 +49,7 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which case a row belongs to."""
+    """The columns that identify the case of a row."""
     return tuple(str(row[name]) for name in KEY)
 
 
@@ -58,7 +58,7 @@ def _key(case: Case) -> dict[str, str]:
     return dict(zip(KEY, (case.study, case.model, topology, case.way), strict=True))
 
 
-def _found(case: Case) -> dict[str, list[dict[str, Any]]]:
+def _results(case: Case) -> dict[str, list[dict[str, Any]]]:
     """The rows of each file for one case."""
     if not case.report.exists():
         refused = {"refused": case.refusal.read_text(encoding="utf-8")}
@@ -121,7 +121,7 @@ def _is_moe(row: Collective) -> bool:
 
 
 def _wire_bytes(rows: Sequence[Collective], *, is_moe: bool) -> int:
-    """Bytes that one device sends in one step, in the parts of the experts or in all others."""
+    """Bytes that one device sends in one step, in the parts of the experts or in all other parts."""
     of_kind = (row for row in rows if _is_moe(row) is is_moe)
     return round(sum(row.count * (row.wire_bytes or 0) for row in of_kind))
 
@@ -132,7 +132,7 @@ def _predicted_wire_bytes(case: Case) -> int:
 
 
 def _collectives(rows: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Rows that are equal but for layer and name, taken together."""
+    """Merges rows that differ only in layer and name."""
     counts: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         array = f"{row.dtype}{format_shape(row.shape)}" if row.shape is not None else row.hlo_shape
@@ -154,7 +154,7 @@ def _collectives(rows: Sequence[Collective]) -> list[dict[str, Any]]:
 
 
 def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row, columns in the order in which they first occur."""
+    """Writes one line per row; columns are in the order of their first occurrence."""
     columns = dict.fromkeys(column for row in rows for column in row)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")

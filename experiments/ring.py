@@ -1,7 +1,7 @@
-"""A matmul whose partial sums are reduce-scattered: in one operation, as a ring by hand, or left to the compiler.
+"""A matmul with reduce-scattered partial sums: one operation, an explicit ring, or the compiler's choice.
 
-The down projection of Llama-3.1-8B's MLP over 8 chips: T tokens, F width of the MLP, D residual
-width, n devices that split F; afterwards each device holds T/n of the summed tokens.
+The down projection of Llama-3.1-8B's MLP over 8 chips: T tokens, F MLP width, D residual
+width, n devices that split F; each device ends with T/n of the summed tokens.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from meshscope.backends.compile.worker import set_environment
 T, F, D = 8192, 14336, 4096
 AXIS = "tp"
 GRID = "v5e:2x4"
-ORDER = (0, 2, 4, 6, 7, 5, 3, 1)  # neighbours on the 2x4 grid, all the way round
+ORDER = (0, 2, 4, 6, 7, 5, 3, 1)  # a ring of neighbors on the 2x4 grid
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "ring"
 
@@ -33,12 +33,12 @@ def after_the_matmul(x: Any, w: Any) -> Any:
 
 
 def ring(x: Any, w: Any) -> Any:
-    """The same as a ring: n partial matmuls, and between them the sum so far moves on by one device."""
+    """As a ring: n partial matmuls, with the partial sum moving to the next device between them."""
     return _ring(x, w, step=1)
 
 
 def both_ways(x: Any, w: Any) -> Any:
-    """Two rings, one in each direction, each with half of the columns."""
+    """As two rings in opposite directions, each with half of the columns."""
     import jax.numpy as jnp  # noqa: PLC0415
 
     half = w.shape[1] // 2
@@ -47,7 +47,7 @@ def both_ways(x: Any, w: Any) -> Any:
 
 
 def _ring(x: Any, w: Any, *, step: int) -> Any:
-    """Device i adds its part of chunk i + step*(n-1-s) at step s, so that chunk i ends at home."""
+    """Device i adds its part of chunk i + step*(n-1-s) at step s, so that chunk i ends on device i."""
     from jax import lax  # noqa: PLC0415
 
     n = lax.axis_size(AXIS)
@@ -70,7 +70,7 @@ WAYS: dict[str, tuple[Program | None, str]] = {
 
 
 def lowered(way: str, devices: list[Any]) -> Any:
-    """The program of a way, lowered for these devices; nothing is allocated."""
+    """The program of a variant, lowered for these devices without allocating anything."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
@@ -97,7 +97,7 @@ def lowered(way: str, devices: list[Any]) -> Any:
 
 
 def compile_ways() -> Iterator[tuple[str, Path]]:
-    """Compiles every way that is not there yet; gives each with its scheduled HLO."""
+    """Compiles every variant that is not stored; yields each with its scheduled HLO."""
     set_environment()
     for way in WAYS:
         path = FOLDER / f"{way.replace(',', '').replace(' ', '_')}.hlo.txt.gz"

@@ -1,9 +1,8 @@
-"""What a schedule hides: the compiler's own cycles, and how many of them lie between start and done.
+"""Overlap in a schedule: the compiler's cycle estimates, and how many are between start and done.
 
-The compiler leaves `estimated_cycles` on most instructions, in cycles of the chip's clock. It leaves
-none on collectives, on kernels (custom calls) nor on sorts and gathers: their time is not known here,
-and their number is told. Nothing is a time: a collective with more cycles in its window has more
-work to hide behind, which may or may not be enough.
+The compiler writes `estimated_cycles` on most instructions, in cycles of the chip's clock. Collectives,
+kernels (custom calls), sorts and gathers have none; they are counted. The sums are not times: a
+collective with more cycles in its window overlaps with more work, which may or may not be enough.
 """
 
 from collections import Counter
@@ -20,22 +19,22 @@ from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE, scheduled_op_of
 from meshscope.readers.hlo.transfers import is_transfer
 
-# Bookkeeping; calls, whose work is that of what they call; and nothing but addresses.
+# Bookkeeping, calls (their work is that of the called computation), and address computations.
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"}
     | {"partition-id", "replica-id", "while", "call", "conditional"}
 )
 _FREE_CALLS = frozenset({"AllocateBuffer", "ConcatBitcast"})
-_BESIDE_THE_CORE = ("-start", "-update", "-done")  # what these issue and await runs elsewhere
+_BESIDE_THE_CORE = ("-start", "-update", "-done")  # their work runs outside the core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A collective where the schedule issues it; `count` is how often it runs.
+    """A collective in the schedule; `count` is how often it runs.
 
-    A synchronous one (`is_async` false) hides nothing. Of an asynchronous one `hidden_cycles` is the
-    estimated work between its start and its done, each time it runs, and `n_unestimated` how many
-    instructions there carry no estimate.
+    A synchronous one (`is_async` false) overlaps with nothing. For an asynchronous one, `hidden_cycles`
+    is the estimated work between its start and its done in each execution, and `n_unestimated` the
+    number of instructions in between without an estimate.
     """
 
     instruction: Instruction
@@ -48,10 +47,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One run of a module in the compiler's cycles, loops counted as often as they run.
+    """One execution of a module in the compiler's cycles, including every iteration of its loops.
 
-    `covered_cycles` of the `cycles` lie in the window of at least one collective. `unestimated`
-    tells by opcode how often an instruction without an estimate runs, collectives left out.
+    `covered_cycles` of the `cycles` are in the window of at least one collective. `unestimated`
+    counts executions of instructions without an estimate by opcode, without collectives.
     """
 
     cycles: int
@@ -64,9 +63,9 @@ def schedule_of(module: HloModule) -> Schedule:
     """The schedule of a module that has an entry."""
     assert module.entry is not None
     flow = Dataflow(module)
-    found = [(site, _extent(flow, site)) for site in _collectives(module)]
-    costs = _Costs(module, [extent for _, extent in found if extent is not None])
-    source_ops = {caller.instruction for site, _ in found for caller in site.context.callers}
+    extents = [(site, _extent(flow, site)) for site in _collectives(module)]
+    costs = _Costs(module, [extent for _, extent in extents if extent is not None])
+    source_ops = {caller.instruction for site, _ in extents for caller in site.context.callers}
     unestimated: Counter[str] = Counter()
     for site in call_sites(module, _is_unestimated):
         if not _is_inside(site.context) and site.instruction not in source_ops:
@@ -75,20 +74,20 @@ def schedule_of(module: HloModule) -> Schedule:
         cycles=costs.total(module.entry),
         covered_cycles=costs.covered(module.entry),
         unestimated=dict(unestimated.most_common()),
-        windows=tuple(_window(costs, site, extent) for site, extent in found),
+        windows=tuple(_window(costs, site, extent) for site, extent in extents),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Extent:
-    """What a computation issues between a start and a done, both left out, by position."""
+    """The positions that a computation issues between a start and a done, excluding both."""
 
     computation: Computation
     between: range
 
 
 class _Costs:
-    """Cycles of computations, each worked out once."""
+    """Cycles of computations, cached."""
 
     def __init__(self, module: HloModule, extents: Iterable[_Extent]) -> None:
         self._module = module
@@ -99,14 +98,14 @@ class _Costs:
             positions.update(extent.between)
 
     def total(self, computation: Computation) -> int:
-        """Cycles of one run of a computation."""
+        """Cycles of one execution of a computation."""
         if computation.name not in self._totals:
             works = (self.of(computation, i) for i in computation.instructions)
             self._totals[computation.name] = sum(works)
         return self._totals[computation.name]
 
     def covered(self, computation: Computation) -> int:
-        """Of these, the cycles within the window of some collective."""
+        """The part of `total` within the window of a collective."""
         positions = self._in_windows.get(computation.name, set[int]())
         return sum(
             self.of(computation, instruction)
@@ -117,16 +116,16 @@ class _Costs:
 
     def of(self, computation: Computation, instruction: Instruction) -> int:
         """Cycles of an instruction: its own estimate, and those of the computations that it calls."""
-        own = instruction.estimated_cycles or 0
-        return own + sum(n * self.total(c) for c, n in self._called(computation, instruction))
+        estimate = instruction.estimated_cycles or 0
+        return estimate + sum(n * self.total(c) for c, n in self._called(computation, instruction))
 
     def _called(
         self, computation: Computation, instruction: Instruction
     ) -> list[tuple[Computation, int]]:
-        """Computations of the schedule that an instruction runs, and how often.
+        """The scheduled computations that an instruction runs, with their counts.
 
-        Of the branches of a conditional the dearest; a loop of unknown length runs once. What a
-        fusion calls is no part of the schedule: the fusion's estimate holds it.
+        Takes the costliest branch of a conditional; a loop of unknown length runs once. Computations
+        called by a fusion are not scheduled: the fusion's estimate includes them.
         """
         called = {
             key: [self._module.computation(name, instruction) for name in names]
@@ -137,9 +136,9 @@ class _Costs:
                 n = trip_count(self._module, instruction, computation).count
                 n = 1 if n is None else n
                 times = {"body": n, "condition": n + 1}
-                return [(c, times.get(key, 0)) for key, found in called.items() for c in found]
+                return [(c, times.get(key, 0)) for key, group in called.items() for c in group]
             case "conditional":
-                branches = [c for found in called.values() for c in found]
+                branches = [c for group in called.values() for c in group]
                 return [(max(branches, key=self.total), 1)] if branches else []
             case "call":
                 return [(c, 1) for c in called.get("to_apply", ())]
@@ -148,7 +147,7 @@ class _Costs:
 
 
 def _collectives(module: HloModule) -> list[CallSite]:
-    """Where collectives run, each told once."""
+    """The call site of each collective, once."""
 
     def is_wanted(instruction: Instruction) -> bool:
         is_one = instruction.opcode.removesuffix("-start") in KIND_OF_OPCODE
@@ -158,7 +157,7 @@ def _collectives(module: HloModule) -> list[CallSite]:
 
 
 def _extent(flow: Dataflow, site: CallSite) -> _Extent | None:
-    """What is issued while a collective is under way; None when it is synchronous."""
+    """The instructions issued while a collective is in flight; None if it is synchronous."""
     anchor = scheduled_op_of(flow, site)
     if not is_asynchronous(site) or anchor.result is None:
         return None
@@ -180,7 +179,7 @@ def _window(costs: _Costs, site: CallSite, extent: _Extent | None) -> Window:
 
 
 def _is_unestimated(instruction: Instruction) -> bool:
-    """Whether the core works on it, and the compiler does not say how long."""
+    """Whether the core executes it and the compiler has no estimate."""
     opcode = instruction.opcode
     is_free = opcode in _FREE or instruction.custom_call_target in _FREE_CALLS
     is_beside = opcode.endswith(_BESIDE_THE_CORE) or opcode in KIND_OF_OPCODE
@@ -189,7 +188,7 @@ def _is_unestimated(instruction: Instruction) -> bool:
 
 
 def _is_inside(context: CallContext) -> bool:
-    """Whether a place is within an instruction of the schedule, such as a fusion."""
+    """Whether a call context is inside an instruction of the schedule, such as a fusion."""
     return any(
         c.instruction.opcode not in {"while", "call", "conditional"} for c in context.callers
     )

@@ -1,7 +1,7 @@
 """Compares the runs of torchxla.yaml, JAX beside TorchXLA, and writes docs/torchxla/compared.csv.
 
 meshscope sweep experiments/torchxla.yaml
-python experiments/torchxla.py [RUNS]     the folder of the sweep; runs/torchxla without it
+python experiments/torchxla.py [RUNS]     the folder of the sweep (default: runs/torchxla)
 """
 
 import csv
@@ -37,33 +37,33 @@ def main() -> None:
 
 
 def _pairs(folder: Path) -> Iterator[tuple[RunRecord, RunRecord]]:
-    """The runs of one question from both front ends, in the order of the question."""
-    found: dict[tuple[str, ...], dict[str, RunRecord]] = {}
+    """The pairs of runs from both front ends, in a fixed order."""
+    pairs: dict[tuple[str, ...], dict[str, RunRecord]] = {}
     for path in sorted(folder.glob("[!.]*/manifest.json")):
         run = read_run(path.parent)
         experiment = run.manifest.experiment
         model, program = experiment.architecture, experiment.program
         if model is not None and program is not None:
             key = (model.name, str(experiment.plan), program.partitioner)
-            found.setdefault(key, {})[program.frontend] = run
-    for _, sides in sorted(found.items(), key=_order):
+            pairs.setdefault(key, {})[program.frontend] = run
+    for _, sides in sorted(pairs.items(), key=_order):
         if all(side in sides for side in SIDES):
             yield sides[SIDES[0]], sides[SIDES[1]]
 
 
 def _order(item: tuple[tuple[str, ...], Any]) -> tuple[Any, ...]:
-    """By model and plan, what the partitioner decides alone last."""
+    """Sort key: model and plan, auto partitioner last."""
     (model, plan, partitioner), _ = item
     return model.lower(), plan, partitioner != Partitioner.MANUAL
 
 
 def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
-    """One line a phase."""
+    """One line per phase."""
     experiment = right.manifest.experiment
     assert experiment.program is not None
     rows = [run.rows_of(Source.COMPILED) for run in (left, right)]
     for phase in Phase:
-        own = [[row for row in side if row.phase is phase] for side in rows]
+        both = [[row for row in side if row.phase is phase] for side in rows]
         predicted = [row for row in right.rows_of(Source.PREDICTED) if row.phase is phase]
         line = {
             "model": experiment.model_name,
@@ -71,24 +71,24 @@ def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
             "plan": str(experiment.plan),
             "partitioner": experiment.program.partitioner.value,
             "phase": phase.value,
-            "of_jax": _counts(compare(*own)),
-            "of_predicted": _counts(compare(predicted, own[1])),
+            "of_jax": _counts(compare(*both)),
+            "of_predicted": _counts(compare(predicted, both[1])),
         }
-        for side, run, found in zip(SIDES, (left, right), own, strict=True):
-            total = step_totals(found)[phase]
+        for side, run, rows_of_side in zip(SIDES, (left, right), both, strict=True):
+            total = step_totals(rows_of_side)[phase]
             (time,) = (t for t in run.times_of(Source.COMPILED) if t.phase is phase)
             line |= {
                 f"{side}_count": total.count,
                 f"{side}_wire_bytes": int(total.wire_bytes),
                 f"{side}_step_s": f"{time.step.value_s:.6g}",
                 f"{side}_temp_bytes": run.memory[Source.COMPILED].temp_bytes,
-                f"{side}_unattributed": sum(row.count for row in found if row.axis is None),
+                f"{side}_unattributed": sum(row.count for row in rows_of_side if row.axis is None),
             }
         yield line
 
 
 def _counts(comparison: Comparison) -> str:
-    """How many collectives of a step have each verdict."""
+    """The number of collectives of a step by verdict."""
     counts = dict.fromkeys(Verdict, 0)
     for match in comparison.matches:
         counts[match.verdict] += match.count
