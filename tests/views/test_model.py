@@ -3,6 +3,7 @@
 import polars as pl
 import pytest
 
+from meshscope.views.frames import table_of_frame
 from meshscope.views.model import (
     EMPTY_LABEL,
     UNKNOWN_LABEL,
@@ -12,7 +13,6 @@ from meshscope.views.model import (
     format_cell,
     joined,
     label_of,
-    table_of_frame,
     unit_of,
 )
 

@@ -7,12 +7,15 @@ interconnect as a third bound.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import StepCost
 from meshscope.events.step_time import PartCost, StepTime
 from meshscope.spec.hardware.chips import Chip
+
+if TYPE_CHECKING:  # it loads polars, which predict does not need
+    from meshscope.analysis.metric_inputs import MetricInputs
 
 STEP = "step"
 OTHER = "other"
@@ -108,7 +111,7 @@ class Roofline:
     points: tuple[RooflinePoint, ...]
 
 
-def roofline_of(inputs: MetricInputs) -> Roofline | None:
+def roofline_of(inputs: "MetricInputs") -> Roofline | None:
     """The roofline of a run; None without published peaks or without a part with FLOPs and time.
 
     A modeled part is placed by its FLOPs over its compute time, which excludes communication and
@@ -119,7 +122,7 @@ def roofline_of(inputs: MetricInputs) -> Roofline | None:
     return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
 
 
-def _modeled_points(inputs: MetricInputs) -> Iterator[RooflinePoint]:
+def _modeled_points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
     for time in inputs.times:
         for part in time.parts:
             if part.flops and part.hbm_bytes and part.compute_s > 0:
@@ -133,7 +136,7 @@ def _modeled_points(inputs: MetricInputs) -> Iterator[RooflinePoint]:
                 )
 
 
-def _measured_points(inputs: MetricInputs) -> Iterator[RooflinePoint]:
+def _measured_points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
     if inputs.measured is None:
         return
     seconds = inputs.measured_step_s

@@ -15,13 +15,13 @@ from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
+from meshscope.views.frames import metric_table
 from meshscope.views.model import (
     UNKNOWN_LABEL,
     UNKNOWN_PHASE_LABEL,
     ViewColumn,
     ViewTable,
     format_cell,
-    metric_table,
 )
 from meshscope.views.plain import short
 from meshscope.views.tables import add_column, fits_console, new_table, rich_table

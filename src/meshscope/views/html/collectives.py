@@ -12,16 +12,10 @@ from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
 from meshscope.views.collectives import Footnotes, TableLine, collectives_view, line_identity
+from meshscope.views.frames import metric_table
 from meshscope.views.html.blocks import Block, Paragraph, page_table, unknown
 from meshscope.views.html.page_run import PageRun
-from meshscope.views.model import (
-    CellValue,
-    Unit,
-    ViewTable,
-    figure_column,
-    metric_table,
-    text_column,
-)
+from meshscope.views.model import CellValue, Unit, ViewTable, figure_column, text_column
 from meshscope.views.plain import short
 from meshscope.views.summary import totals_table
 from meshscope.views.text import phase_lines, phases_of

@@ -13,8 +13,9 @@ from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import CostBar, cost_bars
+from meshscope.views.frames import metric_table
 from meshscope.views.html.blocks import PageTable, Paragraph, page_table, unknown
-from meshscope.views.model import UNKNOWN_LABEL, metric_table
+from meshscope.views.model import UNKNOWN_LABEL
 from meshscope.views.plain import short
 from meshscope.views.run_label import label_columns
 
