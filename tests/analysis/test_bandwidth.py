@@ -1,4 +1,4 @@
-"""algbw and busbw against the formulas of nccl-tests, written out here once more."""
+"""algbw and busbw against the formulas of nccl-tests, repeated here."""
 
 import polars as pl
 import pytest
@@ -43,16 +43,16 @@ def test_bandwidth_equals_nccl_tests(kind: Kind, n: int) -> None:
         dtype="bf16", shape=(whole,), count=5,
     )  # fmt: skip
     table = table_of([row]).with_columns(pl.lit(sec).alias("dur_s"))
-    (found,) = bandwidth(table, CHIPS["v6e"]).iter_rows(named=True)
+    (row,) = bandwidth(table, CHIPS["v6e"]).iter_rows(named=True)
     algbw, busbw = nccl_tests(kind, n, count, 2, sec)
-    assert found["algbw_bytes_per_s"] == pytest.approx(algbw)
-    assert found["busbw_bytes_per_s"] == pytest.approx(busbw)
-    assert found["link_frac"] == pytest.approx(busbw / 9e10)
-    assert found["count"] == 5
+    assert row["algbw_bytes_per_s"] == pytest.approx(algbw)
+    assert row["busbw_bytes_per_s"] == pytest.approx(busbw)
+    assert row["link_frac"] == pytest.approx(busbw / 9e10)
+    assert row["count"] == 5
 
 
 def test_the_published_all_reduce_of_8_v6e_chips() -> None:
-    """CCL-Bench prints 326.9 "GB/s"; its GiB and its twofold bytes undone, 100.3 GB/s of payload and 176 on the wire.
+    """CCL-Bench prints 326.9 "GB/s"; without its GiB and its doubled bytes: 100.3 GB/s of payload and 176 GB/s on the wire.
 
     67,108,864 bytes then take 0.669 ms; three figures are given, so that 1 % is allowed.
     """
@@ -63,10 +63,10 @@ def test_the_published_all_reduce_of_8_v6e_chips() -> None:
         groups=(tuple(range(8)),), dtype="bf16", shape=(8192, 4096),
     )  # fmt: skip
     table = table_of([row]).with_columns(pl.lit(seconds).alias("dur_s"))
-    (found,) = bandwidth(table).iter_rows(named=True)
-    assert found["algbw_bytes_per_s"] == pytest.approx(100.3e9, rel=0.01)
-    assert found["busbw_bytes_per_s"] == pytest.approx(176e9, rel=0.01)
-    assert found["link_frac"] is None
+    (row,) = bandwidth(table).iter_rows(named=True)
+    assert row["algbw_bytes_per_s"] == pytest.approx(100.3e9, rel=0.01)
+    assert row["busbw_bytes_per_s"] == pytest.approx(176e9, rel=0.01)
+    assert row["link_frac"] is None
 
 
 def test_untimed_rows_have_no_bandwidth() -> None:
@@ -87,7 +87,7 @@ def test_measured_bandwidth_is_over_the_wire_time() -> None:
         phase=Phase.DECODE, part=Part.MLP, kind=Kind.ALL_GATHER, axis="tp", n_executions=8,
         dur_s=4e-6, wire_s=1e-6, wait_s=3e-6,
     )  # fmt: skip
-    (found,) = measured_bandwidth(table, [time]).iter_rows(named=True)
-    assert found["algbw_bytes_per_s"] == pytest.approx(1e9)
-    assert found["busbw_bytes_per_s"] == pytest.approx(0.5e9)
-    assert found["dur_busbw_bytes_per_s"] == pytest.approx(0.125e9)
+    (row,) = measured_bandwidth(table, [time]).iter_rows(named=True)
+    assert row["algbw_bytes_per_s"] == pytest.approx(1e9)
+    assert row["busbw_bytes_per_s"] == pytest.approx(0.5e9)
+    assert row["dur_busbw_bytes_per_s"] == pytest.approx(0.125e9)

@@ -1,4 +1,4 @@
-"""Groups over layers: every row is in one, and nothing but the layer may differ inside."""
+"""Groups over layers: every row is in one group, whose members differ only in the layer."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def test_a_group_of_one_layer_keeps_it() -> None:
     assert grouped(layers(7, 7)) == [Group(row=replace(ROW, layer=7, count=2), layers=(7,))]
 
 
-def test_a_row_outside_layers_stays_apart_from_equal_rows_in_layers() -> None:
+def test_a_row_outside_layers_has_its_own_group() -> None:
     assert [group.layers for group in grouped(layers(None, 3, 4))] == [(), (3, 4)]
 
 
@@ -55,11 +55,11 @@ def test_a_row_outside_layers_stays_apart_from_equal_rows_in_layers() -> None:
     ],
     ids=str,
 )
-def test_rows_that_differ_in_anything_else_stay_apart(changes: dict[str, object]) -> None:
+def test_rows_that_differ_in_anything_else_have_separate_groups(changes: dict[str, object]) -> None:
     assert len(grouped([ROW, *layers(1, **changes)])) == 2
 
 
-def test_the_instruction_name_is_kept_where_all_members_share_it() -> None:
+def test_a_group_keeps_a_shared_instruction_name() -> None:
     one, other = layers(0, hlo_name="all-reduce.1"), layers(1, hlo_name="all-reduce.2")
     names = [group.row.hlo_name for group in grouped(one)]
     assert (names, grouped([*one, *other])[0].row.hlo_name) == (["all-reduce.1"], None)
@@ -93,6 +93,6 @@ def test_times_of_a_group_are_means_over_executions_from_the_first_start():
     assert (group.row.start_s, group.row.dur_s, group.row.exposed_s) == (0.1, 1.75, 0.25)
 
 
-def test_times_of_a_group_are_unknown_where_one_is():
+def test_times_of_a_group_are_unknown_if_one_is():
     (group,) = grouped([replace(ROW, layer=0, dur_s=1.0), replace(ROW, layer=1)])
     assert group.row.dur_s is None

@@ -1,4 +1,4 @@
-"""Bursts, gaps, windows and periods: by hand in operations, by hand in seconds."""
+"""Bursts, gaps, windows and periods, in operations and in seconds."""
 
 import polars as pl
 import pytest
@@ -25,9 +25,9 @@ def with_times(rows, times) -> pl.DataFrame:
 
 
 def test_untimed_rows_are_placed_in_operations() -> None:
-    found = traffic_intervals(table_of([made("tp", count=2), made("dp"), made("tp", count=3)]))
-    rows = {row["axis"]: row for row in found.iter_rows(named=True)}
-    assert set(found["unit"]) == {"operations"}
+    intervals = traffic_intervals(table_of([made("tp", count=2), made("dp"), made("tp", count=3)]))
+    rows = {row["axis"]: row for row in intervals.iter_rows(named=True)}
+    assert set(intervals["unit"]) == {"operations"}
     tp, dp = rows["tp"], rows["dp"]
     assert (tp["n_bursts"], tp["up"], tp["down"], tp["window"]) == (2, 5, 1, 6)
     assert (tp["min_burst"], tp["mean_burst"], tp["max_burst"]) == (2, 2.5, 3)
@@ -39,46 +39,46 @@ def test_timed_rows_are_placed_in_seconds() -> None:
     table = with_times(
         [made("tp"), made("tp"), made("dp"), made("tp")], [(0, 2), (2.5, 1), (4, 1), (7, 3)]
     )
-    found = {row["axis"]: row for row in traffic_intervals(table).iter_rows(named=True)}
-    assert found["tp"]["unit"] == "s"
-    assert (found["tp"]["n_bursts"], found["tp"]["up"], found["tp"]["down"]) == (3, 6, 4)
-    assert (found["tp"]["min_gap"], found["tp"]["max_gap"]) == (0.5, 3.5)
-    assert found["tp"]["up_frac"] == pytest.approx(0.6)
+    by_axis = {row["axis"]: row for row in traffic_intervals(table).iter_rows(named=True)}
+    assert by_axis["tp"]["unit"] == "s"
+    assert (by_axis["tp"]["n_bursts"], by_axis["tp"]["up"], by_axis["tp"]["down"]) == (3, 6, 4)
+    assert (by_axis["tp"]["min_gap"], by_axis["tp"]["max_gap"]) == (0.5, 3.5)
+    assert by_axis["tp"]["up_frac"] == pytest.approx(0.6)
     merged = {row["axis"]: row for row in traffic_intervals(table, max_gap=1).iter_rows(named=True)}
     assert (merged["tp"]["n_bursts"], merged["tp"]["up"]) == (2, 6.5)
 
 
 def test_up_and_down_fill_the_window() -> None:
     table = table_of([made(axis, count=c) for axis, c in zip("abcabca", range(1, 8), strict=True)])
-    found = traffic_intervals(table)
-    assert (found["up"] + found["down"]).to_list() == found["window"].to_list()
-    assert found["n_collectives"].sum() == 28
-    assert found["up"].sum() == 28
+    intervals = traffic_intervals(table)
+    assert (intervals["up"] + intervals["down"]).to_list() == intervals["window"].to_list()
+    assert intervals["n_collectives"].sum() == 28
+    assert intervals["up"].sum() == 28
 
 
-def test_windows_lie_between_axes() -> None:
+def test_windows_separate_axes() -> None:
     table = with_times(
         [made("tp"), made("dp"), made("tp"), made("dp")], [(0, 1), (3, 1), (4, 1), (4.5, 2)]
     )
-    found = {(r["from_axis"], r["to_axis"]): r for r in axis_windows(table).iter_rows(named=True)}
-    assert set(found) == {("tp", "dp"), ("dp", "tp")}
-    there = found["tp", "dp"]
+    windows = {(r["from_axis"], r["to_axis"]): r for r in axis_windows(table).iter_rows(named=True)}
+    assert set(windows) == {("tp", "dp"), ("dp", "tp")}
+    there = windows["tp", "dp"]
     assert (there["n"], there["min_window_s"], there["max_window_s"]) == (2, 0, 2)
-    assert found["dp", "tp"]["max_window_s"] == 0
+    assert windows["dp", "tp"]["max_window_s"] == 0
 
 
 def test_windows_of_untimed_rows_have_no_length() -> None:
-    found = axis_windows(table_of([made("tp"), made("dp")]))
-    assert found.select("from_axis", "to_axis", "n", "mean_window_s").rows() == [
+    windows = axis_windows(table_of([made("tp"), made("dp")]))
+    assert windows.select("from_axis", "to_axis", "n", "mean_window_s").rows() == [
         ("tp", "dp", 1, None)
     ]
 
 
-def test_bursts_hold_every_collective_and_byte_once() -> None:
+def test_bursts_contain_every_collective_and_byte_once() -> None:
     table = table_of([made("tp", count=3), made("dp", n=5), made("tp", n=7)])
-    found = bursts(placed(table))
-    assert found["n_collectives"].sum() == 5
-    assert found["wire_bytes"].sum() == (table["wire_bytes"] * table["count"]).sum()
+    merged = bursts(placed(table))
+    assert merged["n_collectives"].sum() == 5
+    assert merged["wire_bytes"].sum() == (table["wire_bytes"] * table["count"]).sum()
 
 
 def test_a_loop_over_layers_runs_layer_by_layer() -> None:
@@ -89,10 +89,10 @@ def test_a_loop_over_layers_runs_layer_by_layer() -> None:
     assert order == ["embed", *["attn", "mlp"] * 3, "head"]
 
 
-def test_the_period_of_layers_is_found() -> None:
+def test_layers_are_the_period() -> None:
     body = [made("tp", n=4), made("tp", n=4), made("dp", n=2)]
-    found = period(table_of([made("tp", n=9), *body * 5, made("tp", n=1)]))
-    (row,) = found.iter_rows(named=True)
+    result = period(table_of([made("tp", n=9), *body * 5, made("tp", n=1)]))
+    (row,) = result.iter_rows(named=True)
     assert (row["period_collectives"], row["n_repeats"], row["n_steps"]) == (3, 5, 127)
     assert row["covered_frac"] == pytest.approx(15 / 17)
     assert row["period_wire_bytes"] == 8 + 8 + 4

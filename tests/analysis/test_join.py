@@ -1,4 +1,4 @@
-"""Comparisons against cases made by hand; `left` is what was asked for."""
+"""Comparisons of small hand-written tables; `left` is the prediction."""
 
 from collections import Counter
 from dataclasses import replace
@@ -37,8 +37,8 @@ def row(
     return replace(made, part=part, **changes)
 
 
-class Told(NamedTuple):
-    """A match in short: what the tests below compare."""
+class ShortMatch(NamedTuple):
+    """The fields of a match that the tests compare."""
 
     verdict: Verdict
     layers: tuple[int, ...]
@@ -46,17 +46,17 @@ class Told(NamedTuple):
     note: str | None = None
 
 
-def told(comparison: Comparison) -> list[Told]:
-    return [Told(m.verdict, m.layers, m.count, m.note) for m in comparison.matches]
+def short(comparison: Comparison) -> list[ShortMatch]:
+    return [ShortMatch(m.verdict, m.layers, m.count, m.note) for m in comparison.matches]
 
 
 def test_equal_tables_are_exact() -> None:
     rows = [row(layer=i, part=p) for i in range(3) for p in (Part.ATTN, Part.MLP)]
     comparison = compare(rows, rows)
     assert comparison.is_exact
-    assert told(comparison) == [
-        Told(Verdict.EQUAL, (0, 1, 2), 3),
-        Told(Verdict.EQUAL, (0, 1, 2), 3),
+    assert short(comparison) == [
+        ShortMatch(Verdict.EQUAL, (0, 1, 2), 3),
+        ShortMatch(Verdict.EQUAL, (0, 1, 2), 3),
     ]
 
 
@@ -65,46 +65,46 @@ def test_empty_tables_are_exact() -> None:
     assert compare([], []).is_exact
 
 
-def test_opcode_algorithm_and_place_in_the_text_do_not_matter() -> None:
+def test_opcode_algorithm_and_source_line_do_not_matter() -> None:
     other = row(
         opcode="all-reduce", algorithm="Ring", hlo_name="x", source_line="m.py:1", is_async=True
     )
     assert compare([row()], [other]).is_exact
 
 
-def test_groups_are_equal_in_whatever_order_they_are_written() -> None:
+def test_the_order_of_groups_does_not_matter() -> None:
     assert compare([row()], [row(groups=((7, 6, 5, 4), (3, 2, 1, 0)))]).is_exact
 
 
 def test_pairs_of_a_permute_keep_their_direction() -> None:
     there = row(Kind.PERMUTE, groups=((0, 1), (1, 0), (2, 3)))
     back = row(Kind.PERMUTE, groups=((0, 1), (1, 0), (3, 2)))
-    assert told(compare([there], [back])) == [
-        Told(Verdict.CHANGED, (0,), 1, "different devices in the groups")
+    assert short(compare([there], [back])) == [
+        ShortMatch(Verdict.CHANGED, (0,), 1, "different devices in the groups")
     ]
     assert compare([there], [replace(there, groups=((2, 3), (0, 1), (1, 0)))]).is_exact
 
 
 def test_counts_match_one_by_one() -> None:
     comparison = compare([row(count=3)], [row(), row(hlo_name="b")])
-    assert told(comparison) == [
-        Told(Verdict.EQUAL, (0,), 2),
-        Told(Verdict.MISSING, (0,), 1),
+    assert short(comparison) == [
+        ShortMatch(Verdict.EQUAL, (0,), 2),
+        ShortMatch(Verdict.MISSING, (0,), 1),
     ]
 
 
-def test_the_same_array_in_another_shape_is_equal_and_says_so() -> None:
+def test_the_same_array_in_another_shape_is_equal_with_a_note() -> None:
     comparison = compare([row(shape=(2, 8, 16))], [row(shape=(16, 16))])
-    assert told(comparison) == [Told(Verdict.EQUAL, (0,), 1, "written as [16,16]")]
+    assert short(comparison) == [ShortMatch(Verdict.EQUAL, (0,), 1, "written as [16,16]")]
     assert comparison.is_exact
 
 
-def test_more_bytes_for_the_same_meaning_are_costlier_one_way_and_cheaper_the_other() -> None:
-    asked = row(Kind.REDUCE_SCATTER)
-    done = replace(asked, opcode="all-reduce", wire_bytes=asked.wire_bytes * 2)  # type: ignore[operator]
-    there, back = compare([asked], [done]), compare([done], [asked])
-    assert told(there) == [Told(Verdict.MORE_BYTES, (0,), 1)]
-    assert told(back) == [Told(Verdict.FEWER_BYTES, (0,), 1)]
+def test_the_same_meaning_has_more_bytes_one_way_and_fewer_the_other() -> None:
+    predicted = row(Kind.REDUCE_SCATTER)
+    compiled = replace(predicted, opcode="all-reduce", wire_bytes=predicted.wire_bytes * 2)  # type: ignore[operator]
+    there, back = compare([predicted], [compiled]), compare([compiled], [predicted])
+    assert short(there) == [ShortMatch(Verdict.MORE_BYTES, (0,), 1)]
+    assert short(back) == [ShortMatch(Verdict.FEWER_BYTES, (0,), 1)]
     assert (there.is_exact, there.is_same_meaning) == (False, True)
 
 
@@ -113,7 +113,7 @@ def test_unknown_wire_bytes_are_no_finding() -> None:
 
 
 class Change(NamedTuple):
-    """A pair of different rows in one place, and how the difference is told."""
+    """A row that differs from the default row, and the note about the difference."""
 
     name: str
     right: Collective
@@ -140,19 +140,21 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.name)
-def test_what_differs_is_changed_and_told(change: Change) -> None:
-    assert told(compare([row()], [change.right])) == [Told(Verdict.CHANGED, (0,), 1, change.note)]
+def test_a_difference_is_changed_with_a_note(change: Change) -> None:
+    assert short(compare([row()], [change.right])) == [
+        ShortMatch(Verdict.CHANGED, (0,), 1, change.note)
+    ]
 
 
-def test_what_has_nothing_in_common_is_missing_and_extra() -> None:
+def test_rows_with_nothing_in_common_are_missing_and_extra() -> None:
     other = row(Kind.ALL_GATHER, (512,), axis="dp", groups=DP2)
-    assert [t.verdict for t in told(compare([row()], [other]))] == [Verdict.MISSING, Verdict.EXTRA]
+    assert [t.verdict for t in short(compare([row()], [other]))] == [Verdict.MISSING, Verdict.EXTRA]
 
 
 def test_a_gather_of_weights_is_not_changed_into_a_gather_of_indices() -> None:
-    """Same place, kind and axis, but another format and another shape: two findings, not one."""
+    """Part, kind and axis are equal, but dtype and shape differ: two findings, not one."""
     weights, indices = row(Kind.ALL_GATHER, (512, 64)), row(Kind.ALL_GATHER, (16,), dtype="s32")
-    assert [t.verdict for t in told(compare([weights], [indices]))] == [
+    assert [t.verdict for t in short(compare([weights], [indices]))] == [
         Verdict.MISSING,
         Verdict.EXTRA,
     ]
@@ -160,35 +162,38 @@ def test_a_gather_of_weights_is_not_changed_into_a_gather_of_indices() -> None:
 
 def test_phases_never_mix() -> None:
     comparison = compare([row()], [row(phase=Phase.DECODE)])
-    assert [t.verdict for t in told(comparison)] == [Verdict.MISSING, Verdict.EXTRA]
+    assert [t.verdict for t in short(comparison)] == [Verdict.MISSING, Verdict.EXTRA]
     assert comparison.phases == [Phase.PREFILL, Phase.DECODE]
 
 
 def test_an_all_reduce_pairs_with_the_reduce_scatter_and_leaves_the_gather() -> None:
-    """Sequence parallelism in place of an all-reduce, in whatever order the text has the two."""
+    """Sequence parallelism replaces an all-reduce; the order of its two collectives does not matter."""
     scatter, gather = row(Kind.REDUCE_SCATTER), row(Kind.ALL_GATHER)
     for right in ([scatter, gather], [gather, scatter]):
         comparison = compare([row()], right)
-        assert told(comparison) == [
-            Told(Verdict.CHANGED, (0,), 1, "all_reduce -> reduce_scatter"),
-            Told(Verdict.EXTRA, (0,), 1),
+        assert short(comparison) == [
+            ShortMatch(Verdict.CHANGED, (0,), 1, "all_reduce -> reduce_scatter"),
+            ShortMatch(Verdict.EXTRA, (0,), 1),
         ]
         assert comparison.matches[1].right == replace(gather, layer=None)
 
 
-def test_an_exact_partner_goes_before_a_similar_one() -> None:
+def test_an_exact_match_precedes_a_similar_one() -> None:
     exact, similar = row(), row(shape=(2, 8, 32))
     comparison = compare([exact], [similar, exact])
-    assert told(comparison) == [Told(Verdict.EQUAL, (0,), 1), Told(Verdict.EXTRA, (0,), 1)]
+    assert short(comparison) == [
+        ShortMatch(Verdict.EQUAL, (0,), 1),
+        ShortMatch(Verdict.EXTRA, (0,), 1),
+    ]
 
 
 def test_layers_with_the_same_finding_are_one_match() -> None:
     left = [row(layer=i) for i in range(4)]
     right = [row(layer=0), row(Kind.REDUCE_SCATTER, layer=1), row(Kind.REDUCE_SCATTER, layer=2)]
-    assert told(compare(left, right)) == [
-        Told(Verdict.EQUAL, (0,), 1),
-        Told(Verdict.CHANGED, (1, 2), 2, "all_reduce -> reduce_scatter"),
-        Told(Verdict.MISSING, (3,), 1),
+    assert short(compare(left, right)) == [
+        ShortMatch(Verdict.EQUAL, (0,), 1),
+        ShortMatch(Verdict.CHANGED, (1, 2), 2, "all_reduce -> reduce_scatter"),
+        ShortMatch(Verdict.MISSING, (3,), 1),
     ]
 
 
@@ -200,7 +205,7 @@ def test_matches_come_in_the_order_of_the_model() -> None:
 
 
 def test_nothing_is_lost_or_counted_twice() -> None:
-    """Random tables: each side's operations and bytes are found again in the matches."""
+    """The matches of random tables contain the operations and bytes of each side."""
     random = Random(7)
 
     def table() -> list[Collective]:
@@ -225,12 +230,12 @@ def test_nothing_is_lost_or_counted_twice() -> None:
 
 def _volume(rows: list[Collective]) -> Counter[Kind]:
     volume: Counter[Kind] = Counter()
-    for found in rows:
-        volume[found.kind] += found.count * (found.payload_bytes or 0)
+    for one in rows:
+        volume[one.kind] += one.count * (one.payload_bytes or 0)
     return volume
 
 
 def test_wire_bytes_read_back_from_a_float_are_equal() -> None:
-    """2/3 of the payload has no exact float; both sides went through one."""
+    """2/3 of the payload has no exact float, and both sides were stored as one."""
     thirds = row(groups=((0, 1, 2),), group_size=3, wire_bytes=Fraction(float(Fraction(1024, 3))))
     assert compare([thirds], [thirds]).is_exact

@@ -1,4 +1,4 @@
-"""Latency of requests, against figures worked out by hand and against numpy."""
+"""Latency of requests, against worked examples and numpy."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ REQUESTS = (
 )
 
 
-def test_latency_by_hand() -> None:
+def test_latency_of_a_worked_example() -> None:
     latency = latency_of(REQUESTS, batch=4, prompt=8)
     assert latency.ttft.mean_s == pytest.approx(2.0)
     assert latency.e2e.mean_s == pytest.approx(2.4)

@@ -1,4 +1,4 @@
-"""The traffic matrix: rows sum to what a device sends; each algorithm has its neighbours."""
+"""The traffic matrix: rows sum to the wire bytes of a device; algorithms determine the receivers."""
 
 from fractions import Fraction
 
@@ -20,8 +20,8 @@ def made(kind: Kind, groups, *, count: int = 1, axis: str = "tp", n: int = 96):
 
 
 def edges(*rows) -> dict[tuple[int, int], float]:
-    found = traffic_matrix(table_of(rows), by=())
-    return {(a, b): n for a, b, n in found.select("from_device", "to_device", "wire_bytes").rows()}
+    sent = traffic_matrix(table_of(rows), by=())
+    return {(a, b): n for a, b, n in sent.select("from_device", "to_device", "wire_bytes").rows()}
 
 
 def test_a_ring_sends_to_the_next_of_the_group() -> None:
@@ -34,9 +34,9 @@ def test_the_ring_follows_the_order_of_the_group() -> None:
     assert set(edges(made(Kind.ALL_GATHER, ((0, 2, 3, 1),)))) == {(0, 2), (2, 3), (3, 1), (1, 0)}
 
 
-def test_all_to_all_sends_to_every_other_alike() -> None:
-    found = edges(made(Kind.ALL_TO_ALL, ((0, 1, 2),)))
-    assert found == dict.fromkeys([(a, b) for a in range(3) for b in range(3) if a != b], 64.0)
+def test_all_to_all_sends_equally_to_all_others() -> None:
+    sent = edges(made(Kind.ALL_TO_ALL, ((0, 1, 2),)))
+    assert sent == dict.fromkeys([(a, b) for a in range(3) for b in range(3) if a != b], 64.0)
 
 
 def test_a_permute_goes_to_its_target_and_a_receive_nowhere() -> None:
@@ -54,7 +54,7 @@ def test_a_broadcast_goes_along_a_chain() -> None:
 @pytest.mark.parametrize(
     "kind", [k for k in Kind if k not in {Kind.RECV, Kind.BROADCAST, Kind.GATHER}]
 )
-def test_what_a_device_sends_is_its_wire_bytes(kind: Kind) -> None:
+def test_a_device_sends_its_wire_bytes(kind: Kind) -> None:
     pairs = tuple((i, (i + 1) % 8) for i in range(8))
     groups = pairs if kind in {Kind.PERMUTE, Kind.SEND} else TWO
     table = table_of([made(kind, groups, count=3), made(kind, groups, count=2, n=10)])
@@ -85,7 +85,7 @@ def test_groups_of_one_send_nothing() -> None:
     assert edges(made(Kind.ALL_REDUCE, ((0,), (1,)))) == {}
 
 
-def test_a_silent_device_counts_in_the_imbalance() -> None:
+def test_a_device_that_sends_nothing_counts_in_the_imbalance() -> None:
     table = table_of([made(Kind.PERMUTE, ((0, 1),))])
     assert traffic_imbalance(table, 4)["imbalance"].to_list() == [4.0]
     assert traffic_imbalance(table_of([made(Kind.ALL_REDUCE, TWO)]), 8)["imbalance"].to_list() == [

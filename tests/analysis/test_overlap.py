@@ -1,4 +1,4 @@
-"""Overlap by union of spans, against a grid of small cells that is painted by hand."""
+"""Overlap by union of spans, against a grid of small painted cells."""
 
 import random
 from collections import defaultdict
@@ -103,8 +103,8 @@ def test_exposed_time_is_shared_cell_by_cell(seed: int) -> None:
         expected = defaultdict(float)
         for axis, grid in axes.items():
             expected[axis] = (grid & ~compute)[n > 0].astype(float) @ (1 / n[n > 0]) * CELL_S
-        found = exposed_by(timeline(spans)).filter(pl.col("device") == device)
-        for axis, exposed_s in found.select("axis", "exposed_s").rows():
+        exposed = exposed_by(timeline(spans)).filter(pl.col("device") == device)
+        for axis, exposed_s in exposed.select("axis", "exposed_s").rows():
             assert exposed_s == pytest.approx(expected[axis], abs=1e-12)
 
 
@@ -122,7 +122,7 @@ def test_ratios_without_divisor_are_null() -> None:
     assert row["overlap_frac"] is None
 
 
-def test_one_chips_compute_hides_no_other_chips_collective() -> None:
+def test_compute_of_one_chip_does_not_hide_collectives_of_another() -> None:
     """CCL-Bench merges all chips into one set, which hides everything here."""
     table = timeline(
         [(None, None, "fusion", 0, 0, 10), ("all_reduce", "tp", "all-reduce", 1, 0, 10)]
@@ -131,7 +131,7 @@ def test_one_chips_compute_hides_no_other_chips_collective() -> None:
     assert (row["hidden_s"], row["exposed_s"]) == (0, pytest.approx(10 * CELL_S))
 
 
-def test_rows_without_times_give_nothing() -> None:
+def test_rows_without_times_have_no_overlap() -> None:
     table = timeline([("all_reduce", "tp", "all-reduce", 0, 0, 10)]).with_columns(
         pl.lit(None, pl.Float64).alias("dur_s")
     )

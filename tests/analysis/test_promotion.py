@@ -1,4 +1,4 @@
-"""16-bit collectives that a backend carries out in float32."""
+"""16-bit collectives that a backend performs in float32."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from meshscope.analysis.promotion import promotion_of
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 
-ASKED = predicted_collective(
+PREDICTED = predicted_collective(
     phase=Phase.PREFILL,
     layer=0,
     part=Part.MLP,
@@ -19,22 +19,22 @@ ASKED = predicted_collective(
 )
 
 
-def found(dtype: str, n_bytes: int) -> Collective:
-    assert ASKED.wire_bytes is not None
-    wire_bytes = ASKED.wire_bytes * n_bytes / 32
+def compiled(dtype: str, n_bytes: int) -> Collective:
+    assert PREDICTED.wire_bytes is not None
+    wire_bytes = PREDICTED.wire_bytes * n_bytes / 32
     return replace(
-        ASKED, source=Source.COMPILED, dtype=dtype, payload_bytes=n_bytes, wire_bytes=wire_bytes
+        PREDICTED, source=Source.COMPILED, dtype=dtype, payload_bytes=n_bytes, wire_bytes=wire_bytes
     )
 
 
-def test_what_was_carried_out_in_float32_is_asked_in_float32() -> None:
-    rows = [found("f32", 64)]
-    promotion = promotion_of([ASKED], rows)
+def test_a_promoted_collective_is_predicted_in_float32() -> None:
+    rows = [compiled("f32", 64)]
+    promotion = promotion_of([PREDICTED], rows)
     assert promotion.count == 1
     assert compare(promotion.rows, rows).is_exact
 
 
-def test_what_stayed_16_bit_stays() -> None:
-    assert promotion_of([ASKED], [found("bf16", 32)]).rows == (ASKED,)
-    assert promotion_of([ASKED], [found("bf16", 32), found("f32", 64)]).count == 0
-    assert promotion_of([ASKED], []).rows == (ASKED,)
+def test_a_collective_that_stays_16_bit_is_unchanged() -> None:
+    assert promotion_of([PREDICTED], [compiled("bf16", 32)]).rows == (PREDICTED,)
+    assert promotion_of([PREDICTED], [compiled("bf16", 32), compiled("f32", 64)]).count == 0
+    assert promotion_of([PREDICTED], []).rows == (PREDICTED,)

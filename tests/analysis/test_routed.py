@@ -1,4 +1,4 @@
-"""Traffic over links: what the links carry is what the interconnect model says of each collective."""
+"""Link traffic equals the loads of the interconnect model for each collective."""
 
 import pytest
 
@@ -19,11 +19,11 @@ def made(kind: Kind, groups, *, count: int = 1, axis: str = "tp"):
     )  # fmt: skip
 
 
-def test_a_permute_to_the_neighbour_uses_one_link() -> None:
-    found = link_traffic(table_of([made(Kind.PERMUTE, ((0, 1),), count=3)]), SLICE)
-    assert found["load_bytes"].to_list() == [3 * 2**21]
-    assert found["link_s"].to_list() == pytest.approx([3 * 2**21 / 9e10])
-    (row,) = found.iter_rows(named=True)
+def test_a_permute_to_the_neighbor_uses_one_link() -> None:
+    links = link_traffic(table_of([made(Kind.PERMUTE, ((0, 1),), count=3)]), SLICE)
+    assert links["load_bytes"].to_list() == [3 * 2**21]
+    assert links["link_s"].to_list() == pytest.approx([3 * 2**21 / 9e10])
+    (row,) = links.iter_rows(named=True)
     steps = zip(row["from_chip"].split(","), row["to_chip"].split(","), strict=True)
     assert sum(abs(int(a) - int(b)) for a, b in steps) == 1
 
@@ -38,8 +38,8 @@ def test_the_links_sum_to_those_of_each_collective() -> None:
         for row in rows
         for load in link_loads(row.kind, groups=row.groups, payload_bytes=2**21, topology=SLICE)
     ]
-    found = link_traffic(table_of(rows), SLICE)
-    assert found["load_bytes"].sum() == pytest.approx(sum(each))
+    links = link_traffic(table_of(rows), SLICE)
+    assert links["load_bytes"].sum() == pytest.approx(sum(each))
     assert link_traffic(table_of(rows), SLICE, by=())["load_bytes"].sum() == pytest.approx(
         sum(each)
     )

@@ -1,4 +1,4 @@
-"""Modelled steps as tables: parts sum to the whole, and a request is its steps."""
+"""Modeled steps as tables: parts sum to the whole, and steps to the request."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def made(phase: Phase, *, source: Source = Source.COMPILED, scale: float = 1.0) 
 TIMES = (made(Phase.PREFILL), made(Phase.DECODE, scale=0.1))
 
 
-def test_compute_exposed_and_idle_make_the_step() -> None:
+def test_compute_exposed_and_idle_sum_to_the_step() -> None:
     for row in step_time(TIMES).iter_rows(named=True):
         assert row["compute_s"] + row["exposed_s"] + row["idle_s"] == pytest.approx(row["step_s"])
         assert row["overlap_frac"] == pytest.approx(0.25)
@@ -40,24 +40,22 @@ def test_axes_and_parts_sum_to_the_step() -> None:
             assert table.filter(phase=phase)["exposed_s"].sum() == pytest.approx(step["exposed_s"])
 
 
-def test_a_request_is_its_steps() -> None:
-    found = {
+def test_a_request_is_the_sum_of_its_steps() -> None:
+    rows = {
         row["latency"]: row
         for row in modeled_latency(TIMES, n_decode_steps=20).iter_rows(named=True)
     }
-    assert [found[name]["mean_s"] for name in ("ttft", "tpot", "e2e")] == pytest.approx(
-        [5, 0.5, 15]
-    )
-    assert (found["e2e"]["low_s"], found["e2e"]["high_s"]) == pytest.approx((12, 21))
+    assert [rows[name]["mean_s"] for name in ("ttft", "tpot", "e2e")] == pytest.approx([5, 0.5, 15])
+    assert (rows["e2e"]["low_s"], rows["e2e"]["high_s"]) == pytest.approx((12, 21))
 
 
-def test_sources_stand_apart() -> None:
+def test_sources_have_separate_rows() -> None:
     both = (*TIMES, made(Phase.PREFILL, source=Source.PREDICTED, scale=2))
     table = modeled_latency(both, n_decode_steps=20)
     assert table.filter(source="predicted")["latency"].to_list() == ["ttft"]
     assert table.filter(source="compiled")["latency"].to_list() == ["ttft", "tpot", "e2e"]
 
 
-def test_nothing_modelled_is_an_empty_table() -> None:
+def test_no_modeled_steps_are_an_empty_table() -> None:
     assert step_time(()).is_empty()
     assert modeled_latency((), n_decode_steps=3).is_empty()

@@ -1,4 +1,4 @@
-"""A folded timeline and its executions, with what the event table tells of each."""
+"""The executions of a folded timeline, with the columns of the event table."""
 
 from pathlib import Path
 
@@ -112,8 +112,10 @@ def test_a_measured_row_knows_how_many_steps_the_request_has(tmp_path: Path) -> 
     )  # fmt: skip
     (tmp_path / "trace").mkdir()
     ops.write_parquet(tmp_path / OPS)
-    own = events().with_columns(pl.lit("measured").alias("source"), pl.lit("decode").alias("phase"))
-    table = read_timeline(tmp_path, own)
+    measured_events = events().with_columns(
+        pl.lit("measured").alias("source"), pl.lit("decode").alias("phase")
+    )
+    table = read_timeline(tmp_path, measured_events)
     assert table is not None
     assert table["n_steps"].to_list() == [9, 1]
 

@@ -81,7 +81,7 @@ def test_a_transfer_is_sent_once() -> None:
     assert (total.count, total.wire_bytes) == (2, 16)
 
 
-def test_what_has_no_phase_or_no_size_is_told_apart_not_lost() -> None:
+def test_collectives_without_phase_or_size_are_counted_separately() -> None:
     unknown = replace(ROWS[2], phase=None, shape=None, payload_bytes=None, wire_bytes=None)
     totals = request_totals([*ROWS, unknown])
     assert totals[None] == Total(

@@ -36,7 +36,7 @@ def test_a_missing_phase_part_or_axis_is_counted_with_its_reason_and_bytes() -> 
     )
 
 
-def test_a_doubt_of_the_reader_counts_even_where_everything_is_known() -> None:
+def test_a_caveat_of_the_reader_counts_even_if_everything_is_known() -> None:
     doubtful = replace(ROW, axis_reason="how often the loop runs is unknown")
     assert unattributed([doubtful]).reasons == (("how often the loop runs is unknown", 1),)
 

@@ -1,4 +1,4 @@
-"""Volume and sizes: the parts sum to the whole, whatever the parts are."""
+"""Volume and sizes: any partition sums to the whole."""
 
 from dataclasses import replace
 
@@ -38,42 +38,42 @@ BYTES = ("count", "payload_bytes", "wire_bytes", "n_unsized")
     "by", [(), ("axis",), ("kind", "part"), ("layer",), ("axis", "layer", "part")]
 )
 def test_the_parts_sum_to_the_totals_of_the_phase(by: tuple[str, ...]) -> None:
-    found = volume(table_of(ROWS), by)
+    table = volume(table_of(ROWS), by)
     step, request = step_totals(ROWS), request_totals(ROWS)
     for phase in Phase:
-        own = found.filter(phase=phase.value)
+        rows = table.filter(phase=phase.value)
         for name in BYTES:
-            assert own[name].sum() == pytest.approx(float(getattr(step[phase], name)))
+            assert rows[name].sum() == pytest.approx(float(getattr(step[phase], name)))
         for name in BYTES[:3]:
             whole = float(getattr(request[phase], name))
-            assert own[f"request_{name}"].sum() == pytest.approx(whole)
+            assert rows[f"request_{name}"].sum() == pytest.approx(whole)
 
 
 def test_bytes_of_unknown_size_are_null_not_zero() -> None:
-    found = volume(table_of(ROWS), ("axis",)).filter(axis="pp").row(0, named=True)
-    assert found["payload_bytes"] is None
-    assert found["wire_bytes"] is None
-    assert (found["count"], found["n_unsized"], found["request_count"]) == (1, 1, 9)
+    table = volume(table_of(ROWS), ("axis",)).filter(axis="pp").row(0, named=True)
+    assert table["payload_bytes"] is None
+    assert table["wire_bytes"] is None
+    assert (table["count"], table["n_unsized"], table["request_count"]) == (1, 1, 9)
 
 
 def test_sizes_are_counted_once_each() -> None:
-    found = size_distribution(table_of(ROWS), ("axis",))
-    assert found.filter(phase="prefill").select("axis", "payload_bytes", "count").rows() == [
+    table = size_distribution(table_of(ROWS), ("axis",))
+    assert table.filter(phase="prefill").select("axis", "payload_bytes", "count").rows() == [
         ("dp", 62, 1),
         ("tp", 200, 3),
     ]
-    assert found["count"].sum() == volume(table_of(ROWS))["count"].sum()
+    assert table["count"].sum() == volume(table_of(ROWS))["count"].sum()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 11, 100, 101])
 def test_percentiles_are_those_of_the_sorted_sizes(n: int) -> None:
     rows = [made(Kind.ALL_REDUCE, axis="tp", part=Part.MLP, n=i + 1) for i in range(n)]
-    found = size_summary(table_of(rows)).row(0, named=True)
+    table = size_summary(table_of(rows)).row(0, named=True)
     sizes = [2 * (i + 1) for i in range(n)]
     for name, percent in (("p50", 50), ("p90", 90), ("p99", 99)):
         smallest = next(s for i, s in enumerate(sizes, start=1) if 100 * i >= percent * n)
-        assert found[f"{name}_bytes"] == smallest
-    assert (found["min_bytes"], found["max_bytes"], found["count"]) == (2, 2 * n, n)
+        assert table[f"{name}_bytes"] == smallest
+    assert (table["min_bytes"], table["max_bytes"], table["count"]) == (2, 2 * n, n)
 
 
 def test_no_rows_have_no_volume() -> None:

@@ -159,13 +159,13 @@ def test_the_comparison_names_source_line_and_layers_of_what_was_not_asked_for(
     assert comparison is not None
     sides = {"left": {"name": "predicted"}, "right": {"name": "compiled"}}
     document = comparison_document(comparison, **sides)
-    found = [
+    rows = [
         (row["verdict"], row["layers"], row["right"]["source_line"])
         for row in document["rows"]
         if row["verdict"] in {"extra", "changed"}
     ]
     line = "/home/me/src/meshscope/programs/decoder.py:7"
-    assert found == [("extra", [], line), ("changed", [1], line)]
+    assert rows == [("extra", [], line), ("changed", [1], line)]
     json.dumps(document, allow_nan=False)
 
 

@@ -19,7 +19,7 @@ from meshscope.units import format_shape
 class Verdict(StrEnum):
     """How a collective of the left table compares with its match in the right one.
 
-    The values are those of JSON; `label` is the text for readers.
+    The values are those of JSON; `views.words` has the labels for readers.
     """
 
     EQUAL = "equal"
@@ -28,14 +28,6 @@ class Verdict(StrEnum):
     CHANGED = "changed"  # another kind, shape, axis, layer or part
     MISSING = "missing"  # only left
     EXTRA = "extra"  # only right
-
-    @property
-    def label(self) -> str:
-        """The verdict in words: `equal`, `more bytes`, `fewer bytes`, ..."""
-        return _VERDICT_LABELS.get(self, self.value)
-
-
-_VERDICT_LABELS = {Verdict.MORE_BYTES: "more bytes", Verdict.FEWER_BYTES: "fewer bytes"}
 
 
 UNKNOWN = "?"

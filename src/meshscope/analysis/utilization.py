@@ -1,4 +1,4 @@
-"""How much of the chips' peaks a step uses: MFU over model FLOPs, MBU over the bytes it must read."""
+"""Utilization of a step: MFU, MBU, model FLOPs, parameter counts and the pipeline bubble."""
 
 from collections import Counter
 from math import prod
@@ -22,50 +22,50 @@ from meshscope.spec.workload import Workload
 
 
 def model_flops(model: Model, workload: Workload, phase: Phase) -> float:
-    """FLOPs that one step of the phase needs for the whole batch, whatever the program computes.
+    """FLOPs that the model needs for one step of the whole batch, independent of the program.
 
-    Two for each weight of a matrix that a token meets (of routed experts its own share; of the
-    embedding none; the output head for the last position of each sequence alone), and for attention two
-    for each product of a query with a key, and of a weight with a value, over the context that a layer
-    sees: all of it, at most a window, or what an indexer chooses; that half of a causal context is masked
-    is not taken off. The indexer's own products, with every position or entry, count, too. Compressed
-    entries count as positions; what pools them and mixes residual streams, element by element, does not
-    count. A decode step is the mean one.
+    Matrix products count two FLOPs per weight and token: all matrices of a layer, the chosen experts only,
+    no embedding, and the output head for the last position of each sequence. Attention counts two FLOPs per
+    element of each query-key product and of each weight-value product over the context of the layer: full,
+    a window, or the positions that an indexer selects. The causal mask is not subtracted. The products of
+    the indexer with every position or entry are included. Compressed entries count as positions; elementwise
+    work such as pooling is excluded. A decode step is the mean over all decode steps.
 
-    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, the forward pass of it; the indexer:
+    Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), appendix B, forward pass only; the indexer:
     DeepSeek-V3.2-Exp, "Boosting Long-Context Efficiency with DeepSeek Sparse Attention", equation 1;
-    entries: transformers' DeepSeek-V4, of sections 2.3.1 and 2.3.2 of its report.
+    entries: the DeepSeek-V4 of transformers, which implements sections 2.3.1 and 2.3.2 of its report.
     """
     contexts = _contexts(workload, phase)
     n_new = workload.prompt if phase is Phase.PREFILL else 1
     per_token = sum(
-        n * (2.0 * _met_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
+        n * (2.0 * _active_weights(model, layer) + _mean_attention_flops(model, layer, contexts))
         for layer, n in Counter(model.layers).items()
     )
-    head = 2.0 * sum(prod(weight.shape) for weight in _met_once(model))
+    head = 2.0 * sum(prod(weight.shape) for weight in _head_matrices(model))
     return workload.batch * (n_new * per_token + head)
 
 
 def _contexts(workload: Workload, phase: Phase) -> range:
-    """Positions that a query attends to in each step of the phase."""
+    """Context length of each step of the phase."""
     if phase is Phase.PREFILL:
         return range(workload.prompt, workload.prompt + 1)
     return range(workload.prompt + 1, workload.prompt + max(workload.n_decode_steps, 1) + 1)
 
 
-def _met_once(model: Model) -> list[Weight]:
-    """The matrices behind the last layer, which the last position of a sequence alone meets."""
+def _head_matrices(model: Model) -> list[Weight]:
+    """The matrices after the last layer, which only the last position of a sequence needs."""
     embed, *others = outer_weights(model, Plan())
     matrices = [weight for weight in others if not weight.is_vector]
     return [embed, *matrices] if model.has_tied_embeddings else matrices
 
 
-def _met_weights(model: Model, layer: Layer) -> float:
-    """Elements of the matrices that one token is multiplied with in a layer."""
+def _active_weights(model: Model, layer: Layer) -> float:
+    """Weights of a layer that multiply one token."""
     return sum(
         prod(weight.shape) * _share(model, weight)
         for weight in layer_weights(model, Plan(), layer)
-        if not weight.is_vector and weight.dtype is None  # a table of integers multiplies nothing
+        if not weight.is_vector
+        and weight.dtype is None  # an integer table is no factor of a product
     )
 
 
@@ -123,23 +123,24 @@ def _indexer_flops(indexer: Indexer, n_positions: int) -> float:
 
 
 def n_parameters(model: Model) -> tuple[int, int, int]:
-    """Parameters of the model: all, those that a token meets (its experts only), and of the embedding.
+    """Parameters of the model: total, active per token (chosen experts only), and of the embedding.
 
     Source: shapes of the checkpoint as `meshscope.spec.plan.weights` declares them.
     """
     outer = sum(prod(weight.shape) for weight in outer_weights(model, Plan()))
-    total, met = float(outer), float(outer)
+    total, active = float(outer), float(outer)
     for layer in model.layers:
         for weight in layer_weights(model, Plan(), layer):
             total += prod(weight.shape)
-            met += prod(weight.shape) * _share(model, weight)
-    return round(total), round(met), model.vocab * model.hidden
+            active += prod(weight.shape) * _share(model, weight)
+    return round(total), round(active), model.vocab * model.hidden
 
 
 def mfu(flops: float, step_s: float, n_chips: int, chip: Chip) -> float | None:
-    """Model FLOPs utilisation: model FLOPs of a step over what all chips could do in its time in bf16.
+    """Model FLOPs utilization (MFU): achieved model FLOP rate over the bf16 peak of all chips.
 
-    The time is the whole step, idle and communication included.
+    MFU = model FLOPs / (step time * chips * peak FLOP rate of a chip). The step time includes idle time and
+    communication.
 
     Source: Chowdhery et al., "PaLM" (arXiv 2204.02311), section 4.1 and appendix B; peaks:
     `meshscope.spec.hardware.chips`.
@@ -150,10 +151,11 @@ def mfu(flops: float, step_s: float, n_chips: int, chip: Chip) -> float | None:
 
 
 def mbu(memory: Memory, step_s: float, chip: Chip) -> float | None:
-    """Model bandwidth utilisation: weights and KV cache of a device over what its HBM gives in a step.
+    """Model bandwidth utilization (MBU): required over available HBM bandwidth of a device in a step.
 
-    Meant for decode, where each step reads both once. The cache counts as it is stored, full; of experts
-    all count, whether a token met them or not, so that a small batch of a mixture of experts is overstated.
+    MBU = (weight bytes + KV cache bytes) / (step time * peak HBM bandwidth of a device). MBU applies to
+    decode, where each step reads both once. The cache counts at its full allocated size and all experts
+    count, so MBU overstates small batches of a mixture of experts.
 
     Source: Agarwal et al., "LLM Inference Performance Engineering: Best Practices" (Databricks, 2023):
     (total model parameter size + KV cache size) / TPOT over peak bandwidth.
@@ -165,11 +167,11 @@ def mbu(memory: Memory, step_s: float, chip: Chip) -> float | None:
 
 
 def bubble_frac(n_stages: int, n_microbatches: int) -> float:
-    """Share of a pipelined step in which a stage has nothing to do: (p - 1) / (m + p - 1).
+    """Bubble fraction of a pipelined step: the idle fraction of a stage, (p - 1) / (m + p - 1).
 
-    For p stages of equal length and m micro-batches that follow each other, forward only.
+    This holds for p stages of equal duration and m sequential microbatches, forward only.
 
-    Source: Huang et al., "GPipe" (arXiv 1811.06965), section 2.3; Narayanan et al. (arXiv 2104.04473),
-    section 2.2.1, give it over the ideal time, (p - 1) / m.
+    Source: Huang et al., "GPipe" (arXiv 1811.06965), section 2.3. Narayanan et al. (arXiv 2104.04473),
+    section 2.2.1, relate the bubble to the ideal time instead, (p - 1) / m.
     """
     return (n_stages - 1) / (n_microbatches + n_stages - 1)

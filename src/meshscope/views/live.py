@@ -25,6 +25,7 @@ from meshscope.views.model import (
 )
 from meshscope.views.plain import plain
 from meshscope.views.tables import rich_table
+from meshscope.views.words import counted
 
 MAX_FINDINGS = 8  # printed lines; the rest is counted
 
@@ -65,12 +66,12 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
 
 
 def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
-    steps = joined([f"{_counted(n, f'{p} step')}" for p, n in measured.n_profiled_steps.items()])
+    steps = joined([counted(n, f"{p} step") for p, n in measured.n_profiled_steps.items()])
     findings = measured.findings
     if not findings:
         yield Text(f"profile: {steps}, complete: every collective of every device", style="green")
     else:
-        head = f"profile: {steps}; {_counted(len(findings), 'finding')} that limit its figures"
+        head = f"profile: {steps}; {counted(len(findings), 'finding')} that limit its figures"
         yield Text(head, style="bold red")
         yield from (Text(f"  {plain(finding)}") for finding in findings[:MAX_FINDINGS])
         if len(findings) > MAX_FINDINGS:
@@ -79,10 +80,6 @@ def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
         yield Text(PROMOTED, style="yellow")
     if runs_on_cpu(run):
         yield Text(f"note: {SHARED_CORES}", style="yellow")
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def latency_view(latency: Latency) -> ViewTable:

@@ -1,4 +1,4 @@
-"""What charts show, from tables made by hand: sums, folds, first devices, loops and layers."""
+"""Chart data from small tables: sums, folded matrices, first devices, loops and layers."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def _events(n_devices: int, kind: str = "all_reduce", **more: Any) -> pl.DataFra
     return pl.DataFrame([row], schema=POLARS_SCHEMA)
 
 
-def test_segments_sum_to_the_step_and_waiting_for_stages_is_apart() -> None:
+def test_segments_sum_to_the_step_and_separate_waits_for_stages() -> None:
     segments = dict(segments_of(STEP))
     assert sum(segments.values()) == STEP.step.value_s
     assert segments["waiting for memory"] == 2.0
@@ -52,7 +52,7 @@ def test_segments_sum_to_the_step_and_waiting_for_stages_is_apart() -> None:
     assert segments["exposed over dp+tp"] == 1.0
 
 
-def test_a_measured_step_is_divided_as_the_profiled_steps_were() -> None:
+def test_a_measured_step_is_divided_like_the_profiled_steps() -> None:
     loads = tuple(
         DeviceLoad(phase=Phase.DECODE, device=i, busy_s=6.0, collective_s=c, wait_s=None, idle_s=2.0, window_s=8.0)
         for i, c in enumerate((1.0, 3.0))
@@ -68,13 +68,13 @@ def test_a_measured_step_is_divided_as_the_profiled_steps_were() -> None:
 
 def test_a_large_matrix_is_folded_without_losing_a_byte() -> None:
     n = 4 * MAX_SIDE
-    (found,) = matrices(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
-    assert (found.fold, found.axis) == (4, "tp")
-    assert sum(n_bytes for *_, n_bytes in found.cells) == n * 2 * 100.0
-    assert max(max(a, b) for a, b, _ in found.cells) == MAX_SIDE - 1
+    (matrix,) = matrices(MetricInputs(events=_events(n), n_devices=n), Source.COMPILED)
+    assert (matrix.fold, matrix.axis) == (4, "tp")
+    assert sum(n_bytes for *_, n_bytes in matrix.cells) == n * 2 * 100.0
+    assert max(max(a, b) for a, b, _ in matrix.cells) == MAX_SIDE - 1
 
 
-def test_every_chip_stands_on_the_torus_once_with_its_devices() -> None:
+def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
     topology = parse_topology("v4:2x2x2")
     events = _events(16)
     (torus,) = tori(link_traffic(events, topology), topology, Source.COMPILED)
@@ -85,9 +85,9 @@ def test_every_chip_stands_on_the_torus_once_with_its_devices() -> None:
     assert all(link.load_bytes > 0 for link in torus.links)
 
 
-def test_the_roof_is_that_of_one_device() -> None:
-    subject = MetricInputs(events=_events(2), topology=parse_topology("v4:2x2x1"), times=(STEP,))
-    roof = roofline_of(subject)
+def test_peaks_are_those_of_one_device() -> None:
+    inputs = MetricInputs(events=_events(2), topology=parse_topology("v4:2x2x1"), times=(STEP,))
+    roof = roofline_of(inputs)
     assert roof is not None
     assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.75e14 / 2, 1.2e12 / 2)
     assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
@@ -99,24 +99,24 @@ def test_the_roof_is_that_of_one_device() -> None:
     )
 
 
-def test_a_layer_is_the_second_turn_of_the_longest_loop(tmp_path: Path) -> None:
+def test_a_layer_is_the_second_iteration_of_the_longest_loop(tmp_path: Path) -> None:
     rows = [
         ("core", "embed", None, 0.0, 1.0, [], []),
         ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
         ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
     ]
     names = ("lane", "part", "axis", "start_s", "dur_s", "repeats", "periods_s")
-    told = {"source": "compiled", "phase": "decode", "kind": None, "hlo_name": "a"}
+    constants = {"source": "compiled", "phase": "decode", "kind": None, "hlo_name": "a"}
     types = {"repeats": pl.List(pl.Int64), "periods_s": pl.List(pl.Float64)}
     frame = pl.DataFrame(
-        [dict(zip(names, r, strict=True)) | told for r in rows], schema_overrides=types
+        [dict(zip(names, r, strict=True)) | constants for r in rows], schema_overrides=types
     )
     frame.write_parquet(tmp_path / TIMELINE)
-    (found,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert found.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
-    assert found.end_s == 1.0 + 9 * 3.0 + 3.0
-    assert [span.n for span in found.spans] == [1, 10, 10]
-    assert {span.lane for span in found.spans} == {"core", "tp"}
+    (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
+    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
+    assert step.end_s == 1.0 + 9 * 3.0 + 3.0
+    assert [span.n for span in step.spans] == [1, 10, 10]
+    assert {span.lane for span in step.spans} == {"core", "tp"}
 
 
 def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
@@ -129,13 +129,13 @@ def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:
         for device, step, start in spans
     ]  # fmt: skip
     timeline = pl.DataFrame(rows, schema=TIMELINE_SCHEMA)
-    subject = MetricInputs(events=_events(2, source="measured", phase="decode"), timeline=timeline)
-    (found,) = step_timelines(None, subject)
-    assert found.source == "measured"
-    assert found.spans == (
+    inputs = MetricInputs(events=_events(2, source="measured", phase="decode"), timeline=timeline)
+    (step,) = step_timelines(None, inputs)
+    assert step.source == "measured"
+    assert step.spans == (
         TimeSpan(lane="tp", label="all_reduce", start_s=0.0, dur_s=1.0, repeats=()),
     )
-    (bursts,) = axis_bursts(subject, Source.MEASURED)
+    (bursts,) = axis_bursts(inputs, Source.MEASURED)
     assert bursts.bursts == (("tp", 0.0, 1.0, 5.0),)
 
 

@@ -18,14 +18,14 @@ def test_parameters_are_those_of_the_model_card() -> None:
     assert n_parameters(read_model(LLAMA)) == (8_030_261_248, 8_030_261_248, 128_256 * 4096)
 
 
-def test_a_token_of_mixtral_meets_two_of_eight_experts() -> None:
+def test_a_token_of_mixtral_uses_two_of_eight_experts() -> None:
     """46.7 billion parameters, 12.9 billion a token (Jiang et al., arXiv 2401.04088, section 1: 47B, 13B)."""
     total, met, _ = n_parameters(read_model("mistralai/Mixtral-8x7B-v0.1"))
     assert total == pytest.approx(46.7e9, rel=0.002)
     assert met == pytest.approx(12.9e9, rel=0.002)
 
 
-def test_flops_of_a_dense_model_are_two_a_parameter_and_the_attention() -> None:
+def test_flops_of_a_dense_model_are_two_per_parameter_plus_attention() -> None:
     model, workload = read_model(LLAMA), Workload(batch=8, prompt=1024, output=128)
     n_matrix = 8_030_261_248 - 128_256 * 4096 * 2 - 65 * 4096
     attention = 4 * 32 * 32 * 128 * 1024
@@ -33,7 +33,7 @@ def test_flops_of_a_dense_model_are_two_a_parameter_and_the_attention() -> None:
     assert model_flops(model, workload, Phase.PREFILL) == pytest.approx(expected)
 
 
-def test_decode_sees_the_mean_context() -> None:
+def test_decode_uses_the_mean_context() -> None:
     model, workload = read_model(LLAMA), Workload(batch=2, prompt=10, output=4)
     contexts = [11, 12, 13]
     n_matrix = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
@@ -41,7 +41,7 @@ def test_decode_sees_the_mean_context() -> None:
     assert model_flops(model, workload, Phase.DECODE) == pytest.approx(expected)
 
 
-def test_an_indexer_looks_at_all_and_chooses_2048() -> None:
+def test_an_indexer_scores_all_positions_and_selects_2048() -> None:
     """DeepSeek-V3.2: 128 heads of 192 + 128 over its choice, 64 indexer heads of 128 over everything."""
     model, plain = (read_model(f"deepseek-ai/DeepSeek-{v}") for v in ("V3.2", "V3.1-Base"))
     workload = Workload(batch=1, prompt=8192, output=4)
@@ -53,7 +53,7 @@ def test_an_indexer_looks_at_all_and_chooses_2048() -> None:
         assert model_flops(model, workload, phase) == pytest.approx(expected, rel=1e-12)
 
 
-def test_windows_entries_and_choices_are_what_each_query_sees() -> None:
+def test_each_query_attends_to_its_window_entries_and_selection() -> None:
     """DeepSeek-V4, decode: every position and entry that a query may see, counted one by one.
 
     Two contexts apart, so that the weights, which are the same, fall out.
@@ -104,7 +104,7 @@ def test_mbu_of_the_scaling_books_decode_step() -> None:
     assert mbu(each, 0.017, CHIPS["cpu"]) is None
 
 
-def test_the_bubble_is_what_a_drawn_pipeline_leaves_empty() -> None:
+def test_the_bubble_is_the_idle_part_of_a_drawn_pipeline() -> None:
     for p in range(1, 6):
         for m in range(1, 6):
             cells = {(stage, stage + i) for stage in range(p) for i in range(m)}
