@@ -1,4 +1,4 @@
-"""Sizes of number formats and how quantities are written for people."""
+"""Dtype sizes and formatting of quantities."""
 
 from typing import NamedTuple
 
@@ -11,16 +11,16 @@ from meshscope.errors import SpecError
 @pytest.mark.parametrize(
     ("typed", "name"), [("bfloat16", "bf16"), ("BF16", "bf16"), ("fp8", "f8e4m3fn"), ("s8", "s8")]
 )
-def test_dtype_name_is_the_one_xla_uses(typed: str, name: str) -> None:
+def test_dtype_names_are_those_of_xla(typed: str, name: str) -> None:
     assert units.dtype_name(typed) == name
 
 
-def test_unknown_dtype_offers_the_nearest() -> None:
+def test_an_unknown_dtype_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match=r"unknown dtype 'bflot16'. Did you mean 'bfloat16'"):
         units.dtype_name("bflot16")
 
 
-def test_every_dtype_alias_leads_to_a_known_format() -> None:
+def test_every_dtype_alias_is_known() -> None:
     assert set(units.DTYPE_ALIASES.values()) <= set(units.DTYPE_BITS)
 
 

@@ -135,7 +135,10 @@ def test_what_is_no_hlo_is_one_message_and_leaves_nothing(
     ("arguments", "message"),
     [
         (("none.txt", *TP8), "none.txt: cannot be read"),
-        (("{dump}", "--topology", "v6e-8", "--plan", "tp=4"), "needs 4 devices, the slice has 8"),
+        (
+            ("{dump}", "--topology", "v6e-8", "--plan", "tp=4"),
+            "needs 4 devices, but the slice has 8",
+        ),
         (("{dump}", "{copy}", *TP8), "Rename one, or import them one by one."),
     ],
     ids=["missing", "plan", "same name"],

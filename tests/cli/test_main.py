@@ -48,7 +48,7 @@ def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*PREDICT[:-1], "tp=7"), "meshscope: plan 'tp=7' needs 7 devices, the slice has 8."),
+        ((*PREDICT[:-1], "tp=7"), "meshscope: plan 'tp=7' needs 7 devices, but the slice has 8."),
         (("show", "no\x1b[31mwhere"), "meshscope: no run at 'no\\x1b[31mwhere'."),
         (("predict", "./none.json", *PREDICT[2:]), "meshscope: no config file at 'none.json'."),
     ],

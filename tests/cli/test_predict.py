@@ -84,10 +84,10 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--frontend", "torchxla", "--loop", "scan"), "torchxla has no --loop scan"),
+        (("--frontend", "torchxla", "--loop", "scan"), "torchxla does not support --loop scan"),
         (("--layers", "0"), "has 64 layers. Use 1 to 64."),
         (("--dtype", "bf61"), "Did you mean 'bf16'"),
-        (("--output", "0"), "output=0 must be at least 1."),
+        (("--output", "0"), "output=0 is too small. Use at least 1."),
         (("--out", "/proc/none/run"), "cannot write the run '/proc/none/run'"),
         (("--out", "."), "'.' exists"),
         (("--out", ""), "'.' exists"),

@@ -1,4 +1,4 @@
-"""The models that come with meshscope have the sizes that were published for them."""
+"""Built-in models have their published sizes."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from meshscope.spec.plan.weights import device_weight_bytes
 
 
 class Size(NamedTuple):
-    """Parameters as the model card or report gives them, in 1e9."""
+    """Parameters in 1e9, from the model card or report."""
 
     model: str
     n_billions: float
@@ -45,15 +45,15 @@ SIZES = [
 
 
 @pytest.mark.parametrize("case", SIZES, ids=lambda case: case.model)
-def test_parameter_count_is_the_published_one(case: Size) -> None:
-    """Two or three digits are published; 1 % tells a wrong geometry from rounding."""
+def test_parameter_count_equals_the_published_one(case: Size) -> None:
+    """Two or three digits are published; 1 % separates a wrong geometry from rounding."""
     n_parameters = device_weight_bytes(read_model(case.model), Plan(), "s8")  # one byte each
     assert n_parameters == pytest.approx(case.n_billions * 1e9, rel=0.01)
 
 
-def test_every_model_of_the_catalog_is_held_to_a_published_size() -> None:
+def test_every_model_has_a_published_size() -> None:
     assert {case.model for case in SIZES} == set(CATALOG)
 
 
-def test_every_entry_stands_under_its_own_name_and_says_where_it_was_read() -> None:
+def test_every_entry_has_its_name_as_key_and_a_source() -> None:
     assert all(name == entry.name and entry.source for name, entry in CATALOG.items())

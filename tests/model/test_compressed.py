@@ -1,4 +1,4 @@
-"""DeepSeek-V4 configs: layers by list, by ratio or by default; new keys and older ones alike."""
+"""DeepSeek-V4 configs: layers by list, ratio or default; new and older keys."""
 
 from typing import Any
 
@@ -42,8 +42,8 @@ def _attention(**changes: Any) -> CompressedAttention:
     return attention
 
 
-def test_layers_without_a_list_are_those_of_transformers() -> None:
-    """Two heavily compressed layers, then both kinds in turn; tables of experts in the first three."""
+def test_default_layers_are_those_of_transformers() -> None:
+    """Heavily compressed layers first, then both kinds alternate; hash routing in the first three."""
     assert [layer.name for layer in _model().layers] == [
         "heavily_compressed/hash_moe",
         "heavily_compressed/hash_moe",
@@ -53,7 +53,7 @@ def test_layers_without_a_list_are_those_of_transformers() -> None:
     ]
 
 
-def test_ratios_beyond_the_last_layer_are_left_out() -> None:
+def test_ratios_beyond_the_last_layer_are_ignored() -> None:
     kinds = [layer.attention for layer in _model(compress_ratios=[0, 4, 128, 4, 0, 0]).layers]
     assert kinds == [
         AttentionKind.SLIDING,
@@ -64,7 +64,7 @@ def test_ratios_beyond_the_last_layer_are_left_out() -> None:
     ]
 
 
-def test_layer_types_count_before_ratios() -> None:
+def test_layer_types_take_precedence_over_ratios() -> None:
     names = ["sliding_attention"] * 5
     layers = _model(layer_types=names, compress_ratios=[4] * 5, num_hash_layers=0).layers
     assert {layer.name for layer in layers} == {"sliding/moe"}
@@ -91,7 +91,7 @@ def test_rates_are_read_under_both_names(keys: dict[str, Any]) -> None:
     ("keys", "rope_dim"),
     [({}, 16), ({"qk_rope_head_dim": 32}, 32), ({"partial_rotary_factor": 0.5}, 64)],
 )
-def test_a_share_of_the_head_turns(keys: dict[str, Any], rope_dim: int) -> None:
+def test_rotated_fraction_of_a_head(keys: dict[str, Any], rope_dim: int) -> None:
     assert _attention(**keys).rope_dim == rope_dim
 
 
@@ -108,8 +108,8 @@ def test_a_share_of_the_head_turns(keys: dict[str, Any], rope_dim: int) -> None:
         },
     ],
 )
-def test_scaling_is_for_layers_with_entries_alone(keys: dict[str, Any]) -> None:
-    """Flat, YaRN leaves cosine and sine as they are; nested, the config says so itself."""
+def test_scaling_applies_to_compressed_layers_only(keys: dict[str, Any]) -> None:
+    """YaRN of a flat config does not scale cosine and sine; a nested config sets the factor."""
     attention = _attention(**keys)
     assert attention.rope == Rope(theta=10_000.0, is_interleaved=True)
     assert attention.compressed_rope == Rope(
@@ -136,7 +136,7 @@ def test_scaling_is_for_layers_with_entries_alone(keys: dict[str, Any]) -> None:
         ({"rope_scaling": [1]}, "'rope_scaling' must be an object"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(keys: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_value_is_refused_with_its_key(keys: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint):
         _model(**keys)
 
@@ -148,12 +148,12 @@ def test_a_model_is_stored_and_read_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-V4", "deepseek-ai/deepseek-v4-flash"])
-def test_other_ids_of_a_model_are_found(name: str) -> None:
+def test_aliases_of_a_model(name: str) -> None:
     assert read_model(name) == read_model("deepseek-ai/DeepSeek-V4-Flash-Base")
 
 
 def test_the_published_layers_repeat_in_three_loops() -> None:
-    """Two layers see a window alone, one more has a table of experts, then two kinds in turn."""
+    """Two window-only layers, one more with hash routing, then two alternating kinds."""
     repeats = repeats_of(read_model("DeepSeek-V4").layers)
     assert [(len(repeat.body), repeat.times) for repeat in repeats] == [(1, 2), (1, 1), (2, 20)]
 

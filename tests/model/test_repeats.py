@@ -1,4 +1,4 @@
-"""Layers as loops: every layer once, in order, and no shorter description missed where it is plain."""
+"""Loops over layers: every layer once, in order, in few loops."""
 
 import numpy as np
 import pytest
@@ -13,18 +13,18 @@ C = Layer(attention=AttentionKind.SLIDING, mlp=MlpKind.MOE)
 
 
 def _kinds(repeats: tuple[Repeat, ...]) -> list[Layer]:
-    """The layers that the loops stand for, by their index."""
-    found = {
+    """The layers covered by the loops, by index."""
+    layers = {
         index: layer
         for repeat in repeats
         for position, layer in enumerate(repeat.body)
         for index in repeat.layers_at(position)
     }
-    return [found[index] for index in range(len(found))]
+    return [layers[index] for index in range(len(layers))]
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_loops_stand_for_every_layer_in_its_place(seed: int) -> None:
+def test_loops_cover_every_layer_in_order(seed: int) -> None:
     random = np.random.default_rng(seed)
     layers = [(A, B, C)[i] for i in random.integers(0, 3, random.integers(1, 30))]
     assert _kinds(repeats_of(layers)) == layers
@@ -41,13 +41,13 @@ def test_loops_stand_for_every_layer_in_its_place(seed: int) -> None:
     ],
 )
 def test_loops_of_published_models(model: str, loops: list[tuple[int, int, int]]) -> None:
-    found = repeats_of(read_model(model).layers)
-    assert [(r.first, len(r.body), r.times) for r in found] == loops
+    repeats = repeats_of(read_model(model).layers)
+    assert [(r.first, len(r.body), r.times) for r in repeats] == loops
 
 
-def test_a_pattern_that_holds_longer_wins() -> None:
-    found = repeats_of([A, A, B, A, A, B, C])
-    assert [(r.first, len(r.body), r.times) for r in found] == [(0, 3, 2), (6, 1, 1)]
+def test_the_pattern_that_covers_more_layers_wins() -> None:
+    repeats = repeats_of([A, A, B, A, A, B, C])
+    assert [(r.first, len(r.body), r.times) for r in repeats] == [(0, 3, 2), (6, 1, 1)]
 
 
 def test_layers_of_a_position_are_a_period_apart() -> None:

@@ -1,4 +1,4 @@
-"""How a sequence lies over cp: blocks, rounded shares, rings."""
+"""Context parallelism: local tokens, cache slots and ring pairs."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from meshscope.spec.workload import Workload
         ("cp=2,tp=4", 128, 1, 64 + 1),
     ],
 )
-def test_a_device_has_room_for_its_block_and_its_share_rounded_up(
+def test_cache_slots_are_the_block_plus_a_rounded_share(
     plan: str, prompt: int, output: int, n_slots: int
 ) -> None:
     workload = Workload(prompt=prompt, output=output)
@@ -29,6 +29,6 @@ def test_a_device_has_room_for_its_block_and_its_share_rounded_up(
     assert cache_bytes == n_slots * bytes_a_slot
 
 
-def test_a_ring_leads_through_each_group_and_back() -> None:
+def test_a_ring_passes_through_each_group() -> None:
     groups = Mesh(axes=(("cp", 3), ("tp", 2))).groups("cp")
     assert ring_pairs(groups) == ((0, 2), (2, 4), (4, 0), (1, 3), (3, 5), (5, 1))

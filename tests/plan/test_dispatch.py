@@ -1,4 +1,4 @@
-"""What travels to experts: rooms, losses and loads against arithmetic done by hand."""
+"""Dispatch to experts: buffers, dropped rows and traffic against explicit arithmetic."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -17,11 +17,11 @@ def _dispatch(
     plan: str, n_tokens: int, form: DispatchForm = RAGGED, factor: float | None = None
 ) -> Dispatch:
     assert DEEPSEEK is not None
-    found = dispatch_of(
+    dispatch = dispatch_of(
         DEEPSEEK, parse_plan(plan), n_tokens=n_tokens, form=form, capacity_factor=factor
     )
-    assert found is not None
-    return found
+    assert dispatch is not None
+    return dispatch
 
 
 class Room(NamedTuple):
@@ -44,7 +44,7 @@ class Room(NamedTuple):
         Room(CAPACITY, 1.01, 64 * 17, 17, 32768 - 64 * 17),  # rounded up
     ],
 )
-def test_room_is_for_the_worst_routing_unless_a_factor_says_less(case: Room) -> None:
+def test_buffers_fit_the_worst_routing_without_a_capacity_factor(case: Room) -> None:
     dispatch = _dispatch("dp=8,tp=8,ep=64", 128, case.form, case.factor)
     assert dispatch.n_rows == 1024
     assert (dispatch.n_buffer_rows, dispatch.n_slots) == (case.n_buffer_rows, case.n_slots)
@@ -52,7 +52,7 @@ def test_room_is_for_the_worst_routing_unless_a_factor_says_less(case: Room) -> 
 
 
 @pytest.mark.parametrize("plan", ["tp=8", "tp=8,ep=8", "dp=2,tp=4,ep=4"])
-def test_no_row_travels_where_all_devices_of_the_experts_hold_the_same_tokens(plan: str) -> None:
+def test_no_rows_are_exchanged_if_all_expert_devices_have_the_same_tokens(plan: str) -> None:
     assert DEEPSEEK is not None
     assert (
         dispatch_of(DEEPSEEK, parse_plan(plan), n_tokens=8, form=RAGGED, capacity_factor=None)
@@ -74,7 +74,7 @@ def test_axes_and_tokens_of_an_exchange(plan: str, axes: tuple[str, ...], n_toke
     assert _dispatch(plan, n_tokens).axes == axes
 
 
-def test_received_rows_grow_with_the_skew_up_to_what_there_is_and_what_has_room() -> None:
+def test_received_rows_grow_with_the_skew_up_to_the_buffer_and_all_rows() -> None:
     dispatch = _dispatch("dp=8,tp=8,ep=64", 128)
     assert dispatch.received_rows(1) == Fraction(1024 * 63, 64)
     assert dispatch.received_rows(1.5) == Fraction(3, 2) * dispatch.received_rows(1)
@@ -83,7 +83,7 @@ def test_received_rows_grow_with_the_skew_up_to_what_there_is_and_what_has_room(
     assert bounded.received_rows(1e9) == Fraction(1280 * 63, 64)
 
 
-def test_fixed_slots_travel_whatever_the_routing() -> None:
+def test_fixed_slots_are_sent_for_any_routing() -> None:
     dispatch = _dispatch("dp=8,ep=8", 10, CAPACITY, 2.0)
     assert dispatch.n_slots == 20
     assert {dispatch.received_rows(skew) for skew in (1, 2, 100)} == {Fraction(7 * 20)}
@@ -104,7 +104,7 @@ def test_fixed_slots_travel_whatever_the_routing() -> None:
         (64.0, 10, 0),  # never more than there are tokens
     ],
 )
-def test_slots_of_experts_are_for_one_expert_alone(
+def test_expert_slots_are_reserved_for_one_expert(
     factor: float | None, n_expert_slots: int, n_worst_dropped: int
 ) -> None:
     assert DEEPSEEK is not None

@@ -1,4 +1,4 @@
-"""An experiment that was built is consistent, and says of its groups whether they cross slices."""
+"""Experiments are consistent, are stored without loss, and know which groups cross slices."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def _experiment(
     )
 
 
-def test_the_plan_is_filled_to_the_slice_and_the_model_cut_to_its_first_layers() -> None:
+def test_the_plan_fills_the_slice_and_the_model_is_truncated() -> None:
     experiment = _experiment("fsdp=-1,tp=2", n_layers=4)
     assert str(experiment.plan) == "fsdp=4,tp=2"
     assert experiment.model.n_layers == 4
@@ -42,7 +42,9 @@ def test_the_plan_is_filled_to_the_slice_and_the_model_cut_to_its_first_layers()
 
 @pytest.mark.parametrize("n_layers", [0, 33])
 def test_layers_outside_the_model_are_refused(n_layers: int) -> None:
-    with pytest.raises(SpecError, match=f"--layers {n_layers}: .* has 32 layers. Use 1 to 32"):
+    with pytest.raises(
+        SpecError, match=f"--layers {n_layers} is invalid: .* has 32 layers. Use 1 to 32"
+    ):
         _experiment("tp=8", n_layers=n_layers)
 
 
@@ -57,18 +59,18 @@ def test_a_request_longer_than_the_model_is_refused() -> None:
         (
             "cp=8",
             Engine.VLLM,
-            "does not have cp yet. Use tp, pp, or --engine meshscope for cp.",
+            "does not support cp. Use tp, pp, or --engine meshscope for cp.",
         ),
         (
             "dp=2,tp=4",
             Engine.VLLM,
-            "does not have dp yet. Use tp, pp, or --engine meshscope for dp.",
+            "does not support dp. Use tp, pp, or --engine meshscope for dp.",
         ),
-        ("fsdp=8", Engine.VLLM, "does not have fsdp yet."),
-        ("tp=8,sp", Engine.VLLM, "does not have sp yet."),
+        ("fsdp=8", Engine.VLLM, "does not support fsdp."),
+        ("tp=8,sp", Engine.VLLM, "does not support sp."),
     ],
 )
-def test_an_axis_that_the_engine_lacks_is_refused(plan: str, engine: Engine, remedy: str) -> None:
+def test_an_unsupported_axis_is_refused(plan: str, engine: Engine, remedy: str) -> None:
     with pytest.raises(PlanError) as caught:
         _experiment(plan, engine=engine)
     assert remedy in str(caught.value)
@@ -81,27 +83,27 @@ def test_an_axis_that_the_engine_lacks_is_refused(plan: str, engine: Engine, rem
             "pp=2,tp=4",
             Engine.MESHSCOPE,
             Program(partitioner=Partitioner.AUTO),
-            "--partitioner auto has no pipeline; .* Use --partitioner manual, or a plan without pp",
+            "--partitioner auto does not support pp, .* Use --partitioner manual, or a plan without pp",
         ),
         (
             "pp=2,dp=2,tp=2",
             Engine.MESHSCOPE,
             Program(microbatches=3),
-            "--microbatches 3 does not divide the 4 sequences of a device. Use a divisor of 4",
+            "--microbatches 3 does not divide the 4 sequences per device. Use a divisor of 4",
         ),
-        ("tp=8", Engine.MESHSCOPE, Program(microbatches=2), "or use it with pp=N"),
-        ("pp=8", Engine.VLLM, Program(microbatches=2), "Leave it out"),
+        ("tp=8", Engine.MESHSCOPE, Program(microbatches=2), "or use a plan with pp=N"),
+        ("pp=8", Engine.VLLM, Program(microbatches=2), "Drop it"),
     ],
 )
-def test_a_pipeline_that_cannot_be_is_refused(
+def test_an_invalid_pipeline_is_refused(
     plan: str, engine: Engine, program: Program, remedy: str
 ) -> None:
     with pytest.raises(PlanError, match=remedy):
         _experiment(plan, engine=engine, program=program)
 
 
-def test_keys_are_gathered_where_there_is_no_ring_and_asking_for_one_is_refused() -> None:
-    """Within the stages of a pipeline on CPU devices, and of compressed attention."""
+def test_allgather_is_the_default_without_a_ring_and_requesting_a_ring_is_refused() -> None:
+    """Pipeline stages on CPU devices, and compressed attention."""
     ring = Program(context=ContextForm.RING)
     for plan, topology, model in (
         ("pp=2,cp=2,tp=2", "cpu:8", "Llama-3.1-8B"),
@@ -109,14 +111,16 @@ def test_keys_are_gathered_where_there_is_no_ring_and_asking_for_one_is_refused(
     ):
         gathered = _experiment(plan, topology, model=model)
         assert gathered.context_form is ContextForm.ALLGATHER
-        with pytest.raises(SpecError, match=r"no --context ring: .* Use --context allgather, or"):
+        with pytest.raises(
+            SpecError, match=r"does not support --context ring: .* Use --context allgather, or"
+        ):
             _experiment(plan, topology, model=model, program=ring)
     for plan, topology in (("pp=2,cp=2,tp=2", "v6e-8"), ("cp=2,tp=4", "cpu:8")):
         assert _experiment(plan, topology).context_form is ContextForm.RING
 
 
-def test_there_is_at_least_one_microbatch() -> None:
-    with pytest.raises(SpecError, match="microbatches=0 must be at least 1"):
+def test_microbatches_must_be_positive() -> None:
+    with pytest.raises(SpecError, match=r"microbatches=0 is too small. Use at least 1"):
         Program(microbatches=0)
 
 
@@ -147,7 +151,7 @@ def test_prefill_has_microbatches_and_a_decode_step_is_one(
         ("dp=4,tp=4", "2xtpu7x-8", False, True),  # 8 devices a slice, on 4 chips
     ],
 )
-def test_groups_cross_slices_where_a_group_has_devices_of_two(
+def test_groups_cross_slices_if_a_group_has_devices_of_two(
     plan: str, topology: str, *, tp: bool | None, data: bool | None
 ) -> None:
     experiment = _experiment(plan, topology)
@@ -157,20 +161,20 @@ def test_groups_cross_slices_where_a_group_has_devices_of_two(
         assert experiment.crosses_slices(groups("dp")) is data
 
 
-def test_the_auto_partitioner_does_not_have_cp() -> None:
-    with pytest.raises(PlanError, match=r"cp=2 needs .* Use --partitioner manual"):
+def test_the_auto_partitioner_does_not_support_cp() -> None:
+    with pytest.raises(PlanError, match=r"cp=2 merges .* Use --partitioner manual"):
         _experiment("cp=2,tp=4", program=Program(partitioner=Partitioner.AUTO))
 
 
 @pytest.mark.parametrize("form", ContextForm)
 @pytest.mark.parametrize("plan", ["tp=8", "fsdp=2,tp=4,sp", "cp=2,tp=4", "pp=2,tp=4"])
-def test_an_experiment_comes_back_from_what_it_writes(plan: str, form: ContextForm) -> None:
+def test_an_experiment_is_read_back_unchanged(plan: str, form: ContextForm) -> None:
     experiment = _experiment(plan, n_layers=2, program=Program(context=form))
     assert experiment_from_dict(experiment.as_dict()) == experiment
 
 
-def test_a_stored_experiment_without_a_value_is_refused_with_the_remedy() -> None:
+def test_a_stored_experiment_with_a_missing_value_is_refused() -> None:
     values = _experiment("tp=8").as_dict()
     del values["engine"]
-    with pytest.raises(SpecError, match=r"lacks engine\. Make the run again"):
+    with pytest.raises(SpecError, match=r"lacks engine\. Rerun the experiment"):
         experiment_from_dict(values)

@@ -1,4 +1,4 @@
-"""Which parts of a program are computed by kernels follows from model, plan, workload and slice."""
+"""Kernel choices for each part of a program, by model, plan, workload and slice."""
 
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from meshscope.spec.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
 CUDNN = "cuDNN attention"
-ONCE = "plain: the compiler's own fusion reads the cache once, at the rate of the HBM"
-LATENTS = "plain: JAX has no kernel for a cache of latents"
+ONCE = "plain: the compiler's fusion already reads the cache once at HBM bandwidth"
+LATENTS = "plain: JAX has no decode kernel for latent caches"
 LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
 DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"
 
@@ -47,7 +47,7 @@ CASES = [
     Case(
         DEEPSEEK_SPARSE,
         {
-            "prefill_attention": "plain: the kernel has no mask that is computed from the tokens",
+            "prefill_attention": "plain: splash attention has no data-dependent masks",
             "decode_attention": LATENTS,
             "experts": RAGGED,
         },
@@ -85,7 +85,7 @@ CASES = [
     ),
     Case(
         LLAMA,
-        _all("the kernels take bf16 and f32, not f16"),
+        _all("the kernels support bf16 and f32, not f16"),
         workload={"activation_dtype": "f16"},
     ),
     Case(QWEN_MOE, _all("the kernels run on TPU only", moe=True), topology="cpu:8"),
@@ -101,17 +101,17 @@ CASES = [
         for model, prefill, plan, workload in (
             (LLAMA, CUDNN, "tp=8", {}),
             (QWEN_MOE, CUDNN, "tp=8", {"prompt": 100}),
-            (GPT_OSS, "cuDNN attention has no sinks", "tp=8", {}),
+            (GPT_OSS, "cuDNN attention does not support attention sinks", "tp=8", {}),
             (
                 DEEPSEEK,
-                "cuDNN attention takes keys and values of grouped heads only",
+                "cuDNN attention supports grouped-query attention only",
                 "tp=8",
                 {},
             ),
             (LLAMA, "cp splits the sequence", "cp=2,tp=4", {}),
             (
                 LLAMA,
-                "cuDNN attention takes bf16 and f16, not f32",
+                "cuDNN attention supports bf16 and f16, not f32",
                 "tp=8",
                 {"activation_dtype": "f32"},
             ),
@@ -132,7 +132,7 @@ def _experiment(case: Case) -> Experiment:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.model}-{c.topology}")
-def test_each_part_says_its_way_and_the_manifest_keeps_it(case: Case) -> None:
+def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
     experiment = _experiment(case)
 
     assert experiment.as_dict()["kernels"] == case.expected
@@ -140,12 +140,12 @@ def test_each_part_says_its_way_and_the_manifest_keeps_it(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "message"),
     [
         (
             Case(LLAMA, {}, topology="cpu:8"),
             (
-                "--kernels on: no kernel can be used for prefill attention, because the kernels run on TPU "
+                "--kernels on: no kernel for prefill attention, because the kernels run on TPU "
                 "only (meta-llama/Llama-3.1-8B, plan 'tp=8', cpu:8). Use --kernels auto or off."
             ),
         ),
@@ -159,17 +159,17 @@ def test_each_part_says_its_way_and_the_manifest_keeps_it(case: Case) -> None:
         ),
     ],
 )
-def test_kernels_that_are_asked_for_and_cannot_be_used_are_refused(case: Case, told: str) -> None:
+def test_kernels_on_is_refused_if_a_kernel_cannot_be_used(case: Case, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         _experiment(case._replace(program={**case.program, "kernels": Kernels.ON}))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_kernels_that_can_be_used_may_be_asked_for() -> None:
-    asked = _experiment(Case(QWEN_MOE, {}, program={"kernels": Kernels.ON}))
-    assert asked.kernels == _experiment(Case(QWEN_MOE, {})).kernels
+def test_kernels_on_equals_auto_if_all_kernels_can_be_used() -> None:
+    forced = _experiment(Case(QWEN_MOE, {}, program={"kernels": Kernels.ON}))
+    assert forced.kernels == _experiment(Case(QWEN_MOE, {})).kernels
 
 
-def test_the_block_is_the_largest_that_divides_the_prompt() -> None:
+def test_the_block_size_is_the_largest_divisor_of_the_prompt() -> None:
     prompts = (128, 256, 384, 512, 1024, 8192, 100, 130)
     assert [splash_block(n) for n in prompts] == [128, 256, 128, 512, 512, 512, None, None]

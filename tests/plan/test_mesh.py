@@ -21,12 +21,12 @@ EVERY_MESH = pytest.mark.parametrize("mesh", MESHES, ids=LABELS)
 
 
 def _coordinates(mesh: Mesh) -> list[tuple[int, ...]]:
-    """The coordinates of device 0, 1, 2, ...: the last axis moves fastest."""
+    """The coordinates of devices 0, 1, 2, ...; the last axis varies fastest."""
     return list(product(*(range(size) for size in mesh.sizes)))
 
 
 def _groups_by_brute_force(mesh: Mesh, names: tuple[str, ...]) -> Groups:
-    """Devices that agree on every other axis meet; groups and members in the order of the devices."""
+    """Groups of devices that agree on all other axes, in device order."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for device, coordinates in enumerate(_coordinates(mesh)):
         others = (c for name, c in zip(mesh.names, coordinates, strict=True) if name not in names)
@@ -58,7 +58,7 @@ def test_groups_cover_every_device_once(mesh: Mesh) -> None:
 
 
 @EVERY_MESH
-def test_an_axis_that_the_mesh_lacks_leaves_every_device_alone(mesh: Mesh) -> None:
+def test_groups_of_a_missing_axis_have_one_device(mesh: Mesh) -> None:
     assert mesh.size("ep") == 1
     assert mesh.groups("ep") == tuple((device,) for device in range(mesh.n_devices))
 
@@ -73,7 +73,7 @@ def test_the_axis_is_found_from_its_groups_in_any_order(mesh: Mesh) -> None:
         assert mesh.axis_of_groups(tuple(map(tuple, groups))) == expected
 
 
-def test_two_axes_of_equal_size_are_told_apart() -> None:
+def test_two_axes_of_equal_size_are_distinguished() -> None:
     mesh = Mesh(axes=(("fsdp", 2), ("tp", 2)))
     assert mesh.axis_of_groups(((0, 1), (2, 3))) == "tp"
     assert mesh.axis_of_groups(((0, 2), (1, 3))) == "fsdp"
@@ -84,7 +84,7 @@ def test_two_axes_of_equal_size_are_told_apart() -> None:
     [((0, 3), (1, 2)), ((0, 1),), ((0, 1), (2, 3), (4, 5)), ((0,), (1,), (2,), (3,)), ()],
     ids=["diagonal", "one of two", "more devices", "lone devices", "none"],
 )
-def test_foreign_groups_have_no_axis(groups: Groups) -> None:
+def test_groups_of_no_axis(groups: Groups) -> None:
     assert Mesh(axes=(("dp", 2), ("tp", 2))).axis_of_groups(groups) is None
 
 
@@ -100,13 +100,11 @@ def test_foreign_groups_have_no_axis(groups: Groups) -> None:
     ],
     ids=["rings along tp", "stage boundary", "diagonal", "no move", "a device too many", "none"],
 )
-def test_the_axis_of_pairs_is_the_one_along_which_they_move(
-    pairs: Groups, axis: str | None
-) -> None:
+def test_the_axis_of_pairs_is_the_one_they_cross(pairs: Groups, axis: str | None) -> None:
     assert Mesh(axes=(("pp", 2), ("tp", 4))).axis_of_pairs(pairs) == axis
 
 
-def test_groups_are_made_once() -> None:
+def test_groups_are_cached() -> None:
     axes = (("fsdp", 16), ("tp", 64))
     assert Mesh(axes=axes).groups("tp") is Mesh(axes=axes).groups("tp")
 

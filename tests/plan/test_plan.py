@@ -1,4 +1,4 @@
-"""Plans from what people type, and the refusals of those that cannot be."""
+"""Parsing of plans and refusal of invalid ones."""
 
 from dataclasses import replace
 
@@ -36,36 +36,36 @@ LLAMA = read_model("Llama-3.1-8B")  # 32 layers, 32 heads, 8 KV heads, hidden 40
         ("dp_shard=4,tensor_parallel_degree=2", Plan(fsdp=4, tp=2)),
     ],
 )
-def test_a_plan_is_read_as_people_type_it(text: str, plan: Plan) -> None:
+def test_plans_are_parsed(text: str, plan: Plan) -> None:
     assert parse_plan(text) == plan
 
 
 @pytest.mark.parametrize("text", ["tp=1", "dp=2,tp=4,sp", "fsdp=8", "pp=2,dp=2,cp=2,tp=2,ep=4"])
-def test_a_plan_is_written_as_it_is_read(text: str) -> None:
+def test_plans_are_printed_as_typed(text: str) -> None:
     assert str(parse_plan(text)) == text
 
 
-def test_every_alias_leads_to_an_axis() -> None:
+def test_every_alias_names_an_axis() -> None:
     assert set(ALIASES.values()) <= {*AXES, "sp"}
 
 
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("", "is empty. Write for example 'tp=8'"),
+        ("", "is empty. Use for example 'tp=8'"),
         ("tq=8", "unknown axis 'tq'. Did you mean .*'tp'"),
         ("TP=8", "unknown axis 'TP'. Did you mean .*'tp'"),
         ("tp", "tp needs a whole number, got ''"),
         ("tp=two", "tp needs a whole number, got 'two'"),
-        ("tp=2,tensor=4", "tp is given twice. Give it once"),
-        ("tp=0", "tp=0 must be at least 1, or -1 to fill"),
-        ("tp=-2", "tp=-2 must be at least 1"),
-        ("dp=2,fsdp=2", "dp and fsdp share one place in the mesh. Use one of them"),
+        ("tp=2,tensor=4", "tp appears twice. Give it once"),
+        ("tp=0", "tp=0 is invalid. Use at least 1, or -1 to fill"),
+        ("tp=-2", "tp=-2 is invalid. Use at least 1"),
+        ("dp=2,fsdp=2", "dp and fsdp cannot be combined. Use one of them"),
         ("sp", "sp splits the sequence over the tp axis, which has size 1. Add tp=N"),
-        ("tp=8,sp=maybe", "sp is on or off, got 'maybe'"),
+        ("tp=8,sp=maybe", "sp takes no size, got 'maybe'"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_with_the_remedy(text: str, remedy: str) -> None:
+def test_an_invalid_plan_is_refused_with_the_remedy(text: str, remedy: str) -> None:
     with pytest.raises(PlanError, match=remedy):
         parse_plan(text)
 
@@ -105,10 +105,14 @@ def test_minus_one_fills_the_slice(text: str, n_devices: int, filled: str) -> No
 @pytest.mark.parametrize(
     ("text", "n_devices", "remedy"),
     [
-        ("tp=4", 8, "needs 4 devices, the slice has 8. Change the plan or the topology, or set"),
-        ("tp=16", 8, "needs 16 devices, the slice has 8"),
-        ("dp=-1,tp=3", 8, "8 devices do not divide by 3"),
-        ("dp=-1,tp=-1", 8, "only one axis can be -1, got dp and tp"),
+        (
+            "tp=4",
+            8,
+            "needs 4 devices, but the slice has 8. Change the plan or the topology, or set",
+        ),
+        ("tp=16", 8, "needs 16 devices, but the slice has 8"),
+        ("dp=-1,tp=3", 8, "3 does not divide 8 devices"),
+        ("dp=-1,tp=-1", 8, "dp and tp are -1, but only one axis can be"),
         ("tp=-1,sp", 1, "sp splits the sequence over the tp axis, which has size 1"),
     ],
 )
@@ -122,24 +126,24 @@ def test_a_plan_that_does_not_cover_the_slice_is_refused(
 @pytest.mark.parametrize(
     ("text", "batch", "prompt", "remedy"),
     [
-        ("dp=4", 6, 128, "batch=6 is not divisible by dp=4. Use a multiple, e.g. --batch 8"),
-        ("fsdp=8", 1, 128, "batch=1 is not divisible by fsdp=8. Use a multiple, e.g. --batch 8"),
+        ("dp=4", 6, 128, "dp=4 does not divide batch=6. Use a multiple, e.g. --batch 8"),
+        ("fsdp=8", 1, 128, "fsdp=8 does not divide batch=1. Use a multiple, e.g. --batch 8"),
         (
             "tp=8,sp",
             1,
             100,
-            "prompt=100 is not divisible by tp=8. Use a multiple, e.g. --prompt 104",
+            "tp=8 does not divide prompt=100. Use a multiple, e.g. --prompt 104",
         ),
-        ("cp=8", 1, 4, "prompt=4 is not divisible by cp=8. Use a multiple, e.g. --prompt 8"),
+        ("cp=8", 1, 4, "cp=8 does not divide prompt=4. Use a multiple, e.g. --prompt 8"),
         (
             "cp=2,tp=4,sp",
             1,
             100,
-            "cp and sp split the prompt, and prompt=100 is not divisible by cp=2 x tp=4. Use a multiple",
+            "cp and sp split the prompt, but cp=2 x tp=4 does not divide prompt=100. Use a multiple",
         ),
     ],
 )
-def test_a_request_that_the_plan_does_not_divide_is_refused(
+def test_an_indivisible_workload_is_refused(
     text: str, batch: int, prompt: int, remedy: str
 ) -> None:
     with pytest.raises(PlanError, match=remedy):
@@ -149,30 +153,30 @@ def test_a_request_that_the_plan_does_not_divide_is_refused(
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("tp=64", "n_heads=32 is not divisible by tp=64"),
-        ("tp=3", "n_heads=32 is not divisible by tp=3"),
-        ("fsdp=3", "hidden=4096 is not divisible by fsdp=3. Use an fsdp that divides it"),
-        ("pp=33", "n_layers=32 are fewer than pp=33 stages. Use pp<=32"),
-        ("dp=8,ep=8", "ep=8 lays out experts, and meta-llama/Llama-3.1-8B has none"),
+        ("tp=64", "tp=64 does not divide n_heads=32"),
+        ("tp=3", "tp=3 does not divide n_heads=32"),
+        ("fsdp=3", "fsdp=3 does not divide hidden=4096. Use an fsdp that divides it"),
+        ("pp=33", "pp=33 exceeds n_layers=32 of .*. Use pp<=32"),
+        ("dp=8,ep=8", "ep=8 shards experts, but meta-llama/Llama-3.1-8B has none"),
     ],
 )
-def test_a_model_that_the_plan_does_not_divide_is_refused(text: str, remedy: str) -> None:
+def test_an_indivisible_model_is_refused(text: str, remedy: str) -> None:
     with pytest.raises(PlanError, match=remedy):
         check_model(parse_plan(text), LLAMA)
 
 
-def test_groups_of_heads_that_go_out_together_are_not_split() -> None:
-    """Each group ends in a sum of its own heads: tp splits between groups, not inside them."""
-    with pytest.raises(PlanError, match=r"o_groups=8 is not divisible by tp=16. Use a tp"):
+def test_tp_must_divide_the_output_groups() -> None:
+    """The output projection sums the heads of a group, so tp cannot split a group."""
+    with pytest.raises(PlanError, match=r"tp=16 does not divide o_groups=8. Use a tp"):
         check_model(Plan(tp=16), read_model("DeepSeek-V4"))
 
 
-def test_an_ffn_and_kv_heads_that_do_not_fit_are_refused() -> None:
+def test_tp_must_divide_ffn_and_match_kv_heads() -> None:
     odd = replace(LLAMA, ffn=100)
-    with pytest.raises(PlanError, match="ffn=100 is not divisible by tp=8"):
+    with pytest.raises(PlanError, match="tp=8 does not divide ffn=100"):
         check_model(Plan(tp=8), odd)
     attention = replace(LLAMA.attention, n_heads=24, n_kv_heads=6)
-    with pytest.raises(PlanError, match="of n_kv_heads=6 and tp=4 neither divides the other"):
+    with pytest.raises(PlanError, match="tp=4 neither divides nor is a multiple of n_kv_heads=6"):
         check_model(Plan(tp=4), replace(LLAMA, attention=attention))
 
 

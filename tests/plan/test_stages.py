@@ -1,4 +1,4 @@
-"""How layers are laid over the stages of a pipeline: nothing lost, nothing twice, room that is unused told."""
+"""Layers of pipeline stages: each exactly once, with unused slots marked."""
 
 from collections import Counter
 
@@ -42,7 +42,7 @@ MODELS = [
         (7, [7]),
     ],
 )
-def test_layers_are_split_as_vllm_splits_them(n_layers: int, sizes: list[int]) -> None:
+def test_layers_are_split_as_in_vllm(n_layers: int, sizes: list[int]) -> None:
     assert [len(layers) for layers in stage_layers(n_layers, len(sizes))] == sizes
 
 
@@ -89,7 +89,7 @@ def test_each_layer_is_run_and_stored_once(layers: tuple[Layer, ...], n_stages: 
             assert {index for index in held if index is not None} <= set(indices)
 
 
-def test_a_stage_has_room_for_the_most_layers_of_every_kind() -> None:
+def test_a_stage_allocates_the_largest_number_of_layers_of_each_kind() -> None:
     assert Counter(stored_layers(DEEPSEEK_V3, 2)) == {DENSE: 3, MOE: 30}
     assert stage_slots(DEEPSEEK_V3, DENSE, 2) == (0, 1, 2, None, None, None)
     assert Counter(stored_layers(DEEPSEEK_V3, 1)) == {DENSE: 3, MOE: 58}
@@ -99,11 +99,11 @@ def test_a_stage_has_room_for_the_most_layers_of_every_kind() -> None:
     ("local_batch", "n_stages", "expected"),
     [(8, 2, 2), (8, 4, 4), (8, 3, 2), (1, 4, 1), (6, 4, 3), (7, 4, 1), (5, 8, 5)],
 )
-def test_by_default_a_batch_is_cut_into_as_many_parts_as_stages_where_it_divides(
+def test_default_microbatches_are_the_largest_divisor_up_to_the_stages(
     local_batch: int, n_stages: int, expected: int
 ) -> None:
     assert default_microbatches(local_batch, n_stages) == expected
 
 
-def test_a_pipeline_is_done_when_the_last_part_has_left_the_last_stage() -> None:
+def test_ticks_of_a_pipeline() -> None:
     assert [n_ticks(n, 4) for n in (1, 4, 8)] == [4, 7, 11]

@@ -1,4 +1,4 @@
-"""Shapes and bytes of the weights against arithmetic done by hand."""
+"""Shapes and bytes of weights against explicit arithmetic."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -58,7 +58,7 @@ def test_local_and_gathered_shapes_of_a_layer() -> None:
     }
 
 
-def test_qwen2_has_biases_that_follow_their_heads() -> None:
+def test_qwen2_biases_are_split_with_their_heads() -> None:
     plan = Plan(tp=4)
     local = {
         w.name: w.local_shape(plan) for w in layer_weights(SMALL_QWEN2, plan, SMALL_QWEN2.layers[0])
@@ -84,7 +84,7 @@ def test_outer_weights_are_embedding_norm_and_the_head_unless_tied() -> None:
     assert [w.name for w in outer_weights(LLAMA_3B, plan)] == ["embed", "final_norm"]
 
 
-def test_weights_with_a_hidden_dimension_are_those_that_fsdp_splits() -> None:
+def test_fsdp_splits_weights_with_a_hidden_dimension() -> None:
     plan = Plan(fsdp=2)
     weights = [*layer_weights(QWEN, plan, QWEN.layers[0]), *outer_weights(QWEN, plan)]
     assert {w.name: w.fsdp_dim(plan) for w in weights if w.fsdp_dim(plan) is not None} == {
@@ -101,7 +101,7 @@ def test_weights_with_a_hidden_dimension_are_those_that_fsdp_splits() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOG)
-def test_every_weight_has_a_part_of_a_checkpoint_tensor_of_its_own(name: str) -> None:
+def test_every_weight_reads_a_distinct_part_of_the_checkpoint(name: str) -> None:
     model = read_model(name)
     outer = outer_weights(model, Plan())
     for layer in set(model.layers):
@@ -121,7 +121,7 @@ def test_kv_heads_are_replicated_up_to_tp(tp: int, n_heads: int) -> None:
     assert stored_kv_heads(SMALL_QWEN2.attention, Plan(tp=tp)) == n_heads
 
 
-# By hand, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,
+# Explicit, in elements. Qwen3-32B, one layer: q and o 2 x 5120 x 64 x 128, k and v 2 x 5120 x 8 x 128,
 # MLP 3 x 5120 x 25600, norms 2 x 5120 + 2 x 128; outside: 2 x 151936 x 5120 + 5120.
 QWEN_MATRICES = 64 * (2 * 5120 * 8192 + 2 * 5120 * 1024 + 3 * 5120 * 25600) + 2 * 151936 * 5120
 QWEN_NORMS = 64 * (2 * 5120 + 2 * 128) + 5120
@@ -151,18 +151,18 @@ class Held(NamedTuple):
 def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
     case: Held, dtype: str, n_bits: int
 ) -> None:
-    held_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
-    assert held_bytes == case.n_elements * n_bits // 8
+    device_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
+    assert device_bytes == case.n_elements * n_bits // 8
 
 
-def test_a_tied_embedding_is_held_once() -> None:
+def test_a_tied_embedding_is_stored_once() -> None:
     tied = device_weight_bytes(LLAMA_3B, Plan(), "bf16")
     untied = device_weight_bytes(replace(LLAMA_3B, has_tied_embeddings=False), Plan(), "bf16")
     assert untied - tied == 128256 * 3072 * 2
 
 
-def test_cache_bytes_are_the_published_ones_a_token() -> None:
-    """Scaling book, applied-inference.md: LLaMA-3-70B (L80 K8 H128) with an int8 cache, 160 kB a token."""
+def test_cache_bytes_per_token_equal_the_published_ones() -> None:
+    """Scaling book, applied-inference.md: LLaMA-3-70B (L80 K8 H128) with an int8 cache, 160 kB per token."""
     workload = Workload(batch=1, prompt=1, output=1, cache_dtype="s8")
     cache_bytes = device_cache_bytes(read_model("Llama-3.1-70B"), Plan(), workload)
     assert cache_bytes / workload.context == 160 * 1024
@@ -181,7 +181,7 @@ def test_batch_and_heads_split_the_cache_and_no_device_holds_less_than_a_head(
     assert device_cache_bytes(QWEN, parse_plan(plan), workload) == share * one_eighth
 
 
-def test_a_cache_of_entries_grows_by_the_rates_and_is_whole_on_every_device_of_tp() -> None:
+def test_compressed_caches_grow_with_their_rates_and_are_replicated_over_tp() -> None:
     """DeepSeek-V4-Flash at 1040 positions: window 128, heads of 512, indexer of 128, rates 4 and 128.
 
     All layers keep the window; 21 have 260 entries twice and 8 open positions of two halves, 20
@@ -193,14 +193,14 @@ def test_a_cache_of_entries_grows_by_the_rates_and_is_whole_on_every_device_of_t
     n_elements = 43 * window + 21 * sparse + 20 * heavy
     workload = Workload(batch=8, prompt=1024, output=16)
     for plan, n_sequences in (("tp=8", 8), ("dp=2,tp=4", 4)):
-        held_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan(plan), workload)
-        assert held_bytes == n_elements * n_sequences * 2
+        device_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan(plan), workload)
+        assert device_bytes == n_elements * n_sequences * 2
     over_cp = 43 * window + 21 * (sparse - 195 * (512 + 128)) + 20 * (heavy - 6 * 512)
-    held_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan("cp=4,tp=2"), workload)
-    assert held_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
+    device_bytes = device_cache_bytes(read_model("DeepSeek-V4"), parse_plan("cp=4,tp=2"), workload)
+    assert device_bytes == over_cp * 8 * 2  # of 260 and 9 entries, room for 65 and 3
 
 
-def test_a_table_of_experts_is_held_whole_in_its_own_format() -> None:
+def test_an_expert_table_is_replicated_and_keeps_its_dtype() -> None:
     """DeepSeek-V4-Flash: six experts for each of 129280 tokens, s32, whatever the other weights are."""
     model = read_model("DeepSeek-V4")
     weights = {w.name: w for w in layer_weights(model, Plan(tp=8), model.layers[0])}

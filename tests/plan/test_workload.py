@@ -1,4 +1,4 @@
-"""The request that is served."""
+"""Workloads: decode steps and validation."""
 
 import pytest
 
@@ -6,17 +6,17 @@ from meshscope.errors import SpecError
 from meshscope.spec.workload import Workload
 
 
-def test_prefill_makes_the_first_output_token_and_decode_the_others() -> None:
+def test_prefill_produces_the_first_output_token() -> None:
     workload = Workload(prompt=1024, output=128)
     assert (workload.context, workload.n_decode_steps) == (1152, 127)
 
 
 @pytest.mark.parametrize("name", ["batch", "prompt", "output"])
 def test_counts_are_at_least_one(name: str) -> None:
-    with pytest.raises(SpecError, match=f"{name}=0 must be at least 1"):
+    with pytest.raises(SpecError, match=f"{name}=0 is too small. Use at least 1"):
         Workload(**{name: 0})
 
 
-def test_number_formats_are_xla_names() -> None:
+def test_dtypes_are_xla_names() -> None:
     with pytest.raises(SpecError, match=r"weight_dtype='bfloat16' must be XLA's name"):
         Workload(weight_dtype="bfloat16")

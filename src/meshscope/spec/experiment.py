@@ -1,4 +1,4 @@
-"""One experiment: a model, a plan, a slice, a workload and a program, checked against each other."""
+"""An experiment: model, plan, slice, workload and program, checked for consistency."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,18 +44,16 @@ from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS
 
-DEFAULT_CAPACITY_FACTOR = (
-    2.0  # as in GShard (arXiv 2006.16668), where 2 N / E slots hold N tokens' rows
-)
+DEFAULT_CAPACITY_FACTOR = 2.0  # GShard (arXiv 2006.16668): 2 N / E slots per expert for N tokens
 
-# Unrolled, a layer of a 32B model costs the compiler one to two seconds; scanned layers cost it
-# once. Both count alike, so `--loop auto` unrolls only as many as compile in seconds.
+# Compiling an unrolled layer of a 32B model takes one to two seconds; scanned layers compile once.
+# The collectives are the same, so `--loop auto` unrolls only models that compile in seconds.
 MAX_UNROLLED_LAYERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What a user asks for; a built one is consistent (see `experiment_of`)."""
+    """A consistent experiment, as built by `experiment_of`."""
 
     model: Model
     plan: Plan
@@ -66,13 +64,13 @@ class Experiment:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Prefill, and decode when the request makes more than one token."""
+        """Prefill, and decode if the request has more than one output token."""
         has_decode = self.workload.n_decode_steps > 0
         return (Phase.PREFILL, Phase.DECODE) if has_decode else (Phase.PREFILL,)
 
     @property
     def is_scanned(self) -> bool:
-        """Whether the layers are one loop body."""
+        """Whether the layers are compiled as a loop."""
         if self.program.frontend is Frontend.TORCHXLA:
             return False  # a trace has no loops
         match self.program.loop:
@@ -85,7 +83,7 @@ class Experiment:
 
     @property
     def dispatch_form(self) -> DispatchForm:
-        """How rows travel to their experts: as asked, or without loss where the target can."""
+        """The dispatch form: as requested, else the default of partitioner and target."""
         if self.program.dispatch is not DispatchForm.AUTO:
             return self.program.dispatch
         is_torchxla = self.program.frontend is Frontend.TORCHXLA
@@ -95,62 +93,63 @@ class Experiment:
 
     @property
     def _natural_form(self) -> DispatchForm:
-        """Ragged where XLA has it: on GPU, and on TPU but for large slices of v5e.
+        """Ragged if XLA supports it (GPU and TPU, except large v5e slices), else capacity.
 
-        torch_xla has no ragged exchange.
+        torch_xla has no ragged all-to-all.
         """
         if self.program.frontend is Frontend.TORCHXLA:
             return DispatchForm.CAPACITY
         chip, n_chips = self.topology.chip, self.topology.n_chips
         max_chips = compiler_facts(chip.name).max_ragged_all_to_all_chips.value
         is_large = max_chips is not None and n_chips > max_chips
-        lacks_it = is_large or chip.kind is ChipKind.CPU
-        return DispatchForm.CAPACITY if lacks_it else DispatchForm.RAGGED
+        is_unsupported = is_large or chip.kind is ChipKind.CPU
+        return DispatchForm.CAPACITY if is_unsupported else DispatchForm.RAGGED
 
     @property
     def capacity_factor(self) -> float | None:
-        """Room over the mean; None for room for every routing.
+        """Buffer capacity over the mean load; None for buffers that fit any routing.
 
-        Where a TPU slice has no ragged exchange, room for every routing would be most of its
-        memory, so that a fixed factor is taken.
+        On a TPU without ragged all-to-all, buffers for any routing would take most of the memory,
+        so the default dispatch (`--dispatch auto`) uses a fixed factor.
         """
         if self.program.capacity_factor is not None:
             return self.program.capacity_factor
-        is_forced = self.dispatch_form is DispatchForm.CAPACITY is not self.program.dispatch
+        is_capacity = self.dispatch_form is DispatchForm.CAPACITY
+        is_fallback = is_capacity and self.program.dispatch is DispatchForm.AUTO
         is_tpu = self.topology.chip.kind is ChipKind.TPU
-        return DEFAULT_CAPACITY_FACTOR if is_forced and is_tpu else None
+        return DEFAULT_CAPACITY_FACTOR if is_fallback and is_tpu else None
 
     def dispatch(self, phase: Phase) -> Dispatch | None:
-        """The exchange of rows in a layer of experts; None without experts, or where no row travels.
+        """The dispatch of one MoE layer; None without experts or if no rows are exchanged.
 
-        In a pipeline, that of one micro-batch.
-        For JAX's auto partitioner, whose exchange is the compiler's: what it would be by hand.
+        In a pipeline, this is the dispatch of one micro-batch. With the auto partitioner, where the
+        compiler chooses the exchange, it is the dispatch of the manual partitioner.
         """
         if self.model.moe is None:
             return None
         is_torchxla = self.program.frontend is Frontend.TORCHXLA
-        is_ours = is_torchxla or self.program.partitioner is Partitioner.MANUAL
+        is_explicit = is_torchxla or self.program.partitioner is Partitioner.MANUAL
         return dispatch_of(
             self.model.moe,
             self.plan,
-            n_tokens=routed_tokens(self.plan, self._held_tokens(phase)),
-            form=self.dispatch_form if is_ours else self._natural_form,
-            capacity_factor=self.capacity_factor if is_ours else None,
+            n_tokens=routed_tokens(self.plan, self._local_tokens(phase)),
+            form=self.dispatch_form if is_explicit else self._natural_form,
+            capacity_factor=self.capacity_factor if is_explicit else None,
             has_expert_slots=is_torchxla,
         )
 
     @property
     def context_form(self) -> ContextForm:
-        """How the keys of other blocks come to queries: as asked, or around a ring where there is one."""
+        """The form of context parallelism: as requested, else a ring if supported."""
         if self.program.context is not ContextForm.AUTO:
             return self.program.context
         is_ring = why_no_ring(self.model, self.plan, self.topology) is None
         return ContextForm.RING if is_ring else ContextForm.ALLGATHER
 
     def n_microbatches(self, phase: Phase) -> int:
-        """How many micro-batches one step of the phase sends through our pipeline; 1 without one.
+        """Micro-batches per step of meshscope's pipeline; 1 without a pipeline.
 
-        A decode step is one micro-batch: its tokens need the step before.
+        A decode step is one micro-batch, as its tokens depend on the previous step.
         """
         has_pipeline = self.plan.pp > 1 and self.engine is Engine.MESHSCOPE
         if phase is Phase.DECODE or not has_pipeline:
@@ -160,7 +159,7 @@ class Experiment:
 
     @property
     def kernels(self) -> KernelChoices:
-        """Which parts of the program are computed by kernels, and why others are not."""
+        """The parts of the program that use kernels, and why others do not."""
         return kernel_choices(
             self.program.kernels,
             chip=self.topology.chip.kind,
@@ -171,17 +170,19 @@ class Experiment:
             has_kernels=self.program.frontend is Frontend.JAX,
         )
 
-    def _held_tokens(self, phase: Phase) -> int:
-        """Tokens of a step, or of one of its micro-batches, that a tp group holds together."""
+    def _local_tokens(self, phase: Phase) -> int:
+        """Tokens of a tp group in a step or micro-batch."""
         n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
-        if self.program.frontend is Frontend.JAX:  # torch_xla's experts see the tokens of all of cp
+        if (
+            self.program.frontend is Frontend.JAX
+        ):  # experts in torch_xla see the tokens of all cp devices
             n_tokens = local_tokens(self.plan, phase, n_tokens)
         n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
         return n_sequences * n_tokens
 
     @property
     def _dispatch_record(self) -> DispatchRecord | None:
-        """What one layer of each phase dispatches, balanced and under the routing skew."""
+        """The dispatch of one layer per phase, balanced and under the routing skew."""
         is_auto = self.program.partitioner is Partitioner.AUTO
         is_jax = self.program.frontend is Frontend.JAX
         if is_jax and is_auto and self.model.moe is not None:
@@ -197,12 +198,12 @@ class Experiment:
         return ProgramDispatch(routing_skew=skew, **facts) if facts else None
 
     def crosses_slices(self, groups: Groups) -> bool | None:
-        """Whether a group spans slices, over DCN; None on a single slice."""
+        """Whether any group spans slices and uses DCN; None for a single slice."""
         return self.topology.crosses_slices(groups)
 
     @property
     def record(self) -> ExperimentRecord:
-        """The experiment as a run stores it, with what follows from it."""
+        """The experiment with its derived values, as stored in a run."""
         return ExperimentRecord(
             model=self.model,
             plan=self.plan,
@@ -231,7 +232,7 @@ def experiment_from_dict(values: Mapping[str, Any]) -> Experiment:
         record = record_from_dict(values)
     except FormatError as error:
         raise SpecError(
-            f"the stored experiment is damaged: {error}. Make the run again."
+            f"the stored experiment is damaged: {error}. Rerun the experiment."
         ) from error
     return experiment_of_record(record)
 
@@ -251,7 +252,7 @@ def experiment_of_record(record: ExperimentRecord) -> Experiment:
         parts = {"model": model, "plan": plan, "topology": topology}
         parts |= {"workload": workload, "program": program, "engine": engine}
         missing = ", ".join(name for name, part in parts.items() if part is None)
-        raise SpecError(f"the stored experiment lacks {missing}. Make the run again.")
+        raise SpecError(f"the stored experiment lacks {missing}. Rerun the experiment.")
     return Experiment(
         model=model,
         plan=plan,
@@ -272,11 +273,12 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     engine: Engine = Engine.MESHSCOPE,
     n_layers: int | None = None,
 ) -> Experiment:
-    """The checked experiment: plan filled to the slice, model cut to `n_layers`."""
+    """Build and check an experiment; fills the plan to the slice and truncates the model."""
     if n_layers is not None:
         if not 1 <= n_layers <= model.n_layers:
             raise SpecError(
-                f"--layers {n_layers}: {model.name} has {model.n_layers} layers. Use 1 to {model.n_layers}."
+                f"--layers {n_layers} is invalid: {model.name} has {model.n_layers} layers. "
+                f"Use 1 to {model.n_layers}."
             )
         model = model.first(n_layers)
     plan = plan.filled(topology.n_devices)
@@ -309,11 +311,11 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
 
 
 def _check_kernels(experiment: Experiment) -> None:
-    """SpecError when kernels are asked for and one cannot be used."""
+    """Raise SpecError if `--kernels on` is set and a part cannot use its kernel."""
     refused = experiment.kernels.refused
     if experiment.program.kernels is Kernels.ON and refused:
-        whys = "; ".join(f"{part}, because {why}" for part, why in refused.items())
+        parts = "; ".join(f"{part}, because {reason}" for part, reason in refused.items())
         raise SpecError(
-            f"--kernels on: no kernel can be used for {whys} ({experiment.model.name}, plan "
+            f"--kernels on: no kernel for {parts} ({experiment.model.name}, plan "
             f"'{experiment.plan}', {experiment.topology.name}). Use --kernels auto or off."
         )

@@ -1,4 +1,4 @@
-"""Which program of a model is meant: who writes it, who partitions it, and in which forms."""
+"""Program options: front end, partitioner, loop, dispatch, context and kernels."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,21 +10,21 @@ from meshscope.spec.plan.kernel_choice import Kernels
 
 
 class Frontend(StrEnum):
-    """Who writes the program."""
+    """The framework that builds the program."""
 
     JAX = "jax"
     TORCHXLA = "torchxla"
 
 
 class Partitioner(StrEnum):
-    """Who inserts the collectives: we (`manual`), or the compiler from annotations (`auto`)."""
+    """Who inserts the collectives: the program (`manual`), or the compiler from annotations (`auto`)."""
 
     MANUAL = "manual"
     AUTO = "auto"
 
 
 class Loop(StrEnum):
-    """How layers are written: one after the other, or one body in a loop."""
+    """How layers are compiled: unrolled, or as the body of a loop."""
 
     AUTO = "auto"
     UNROLL = "unroll"
@@ -32,7 +32,7 @@ class Loop(StrEnum):
 
 
 class Engine(StrEnum):
-    """Whose conventions the prediction follows: our programs, or vLLM's as the paper measured them."""
+    """The conventions of the prediction: meshscope's programs, or vLLM as measured in the paper."""
 
     MESHSCOPE = "meshscope"
     VLLM = "vllm"
@@ -40,10 +40,10 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Which of the programs of a model is meant.
+    """Options of the program that runs a model.
 
-    `microbatches` is how many follow each other through a pipeline in prefill, on one device's share
-    of the batch; None is the largest number up to the number of stages that divides it.
+    `microbatches` is the number of prefill micro-batches per device in a pipeline; None selects the
+    largest divisor of the local batch up to the number of stages.
     """
 
     frontend: Frontend = Frontend.JAX
@@ -56,11 +56,11 @@ class Program:
     kernels: Kernels = Kernels.AUTO
 
     def __post_init__(self) -> None:
-        """A capacity is at least what balanced routing needs; there is at least one micro-batch."""
+        """Check the capacity factor and the number of micro-batches."""
         if self.capacity_factor is not None and not self.capacity_factor >= 1:
             raise SpecError(
-                f"capacity_factor={self.capacity_factor} leaves no room for balanced routing. "
-                "Use 1 or more, or leave it out: then there is room for every routing."
+                f"capacity_factor={self.capacity_factor} is too small for balanced routing. "
+                "Use 1 or more, or drop it to allow any routing."
             )
         if self.microbatches is not None and self.microbatches < 1:
-            raise SpecError(f"microbatches={self.microbatches} must be at least 1.")
+            raise SpecError(f"microbatches={self.microbatches} is too small. Use at least 1.")

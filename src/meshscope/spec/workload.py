@@ -1,4 +1,4 @@
-"""The request that is served: how many sequences, how long, in which number formats."""
+"""The workload: batch size, sequence lengths and dtypes."""
 
 from dataclasses import dataclass
 from math import inf
@@ -9,9 +9,9 @@ from meshscope.units import dtype_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A batch of `batch` sequences (over all devices), each `prompt` tokens in and `output` tokens out.
+    """A batch of `batch` sequences (over all devices) with `prompt` input and `output` output tokens.
 
-    `routing_skew` is how often the experts of the most loaded device are chosen, over the mean.
+    `routing_skew` is the load of the most loaded device's experts over the mean.
     """
 
     batch: int = 1
@@ -23,25 +23,25 @@ class Workload:
     routing_skew: float = 1.0
 
     def __post_init__(self) -> None:
-        """Counts are positive; number formats are XLA's names."""
+        """Check that counts are positive and dtypes are XLA's names."""
         for name in ("batch", "prompt", "output"):
             if getattr(self, name) < 1:
-                raise SpecError(f"{name}={getattr(self, name)} must be at least 1.")
+                raise SpecError(f"{name}={getattr(self, name)} is too small. Use at least 1.")
         if not 1 <= self.routing_skew < inf:
             raise SpecError(
-                f"routing_skew={self.routing_skew} must be at least 1: the load of the most loaded "
-                "device over the mean."
+                f"routing_skew={self.routing_skew} is invalid: it is the load of the most loaded device "
+                "over the mean. Use at least 1."
             )
         for name in ("weight_dtype", "activation_dtype", "cache_dtype"):
             if getattr(self, name) != dtype_name(getattr(self, name)):
-                raise SpecError(f"{name}={getattr(self, name)!r} must be XLA's name of the format.")
+                raise SpecError(f"{name}={getattr(self, name)!r} must be XLA's name of the dtype.")
 
     @property
     def context(self) -> int:
-        """Positions that the static cache holds: prompt and output."""
+        """Positions in the static cache: prompt plus output."""
         return self.prompt + self.output
 
     @property
     def n_decode_steps(self) -> int:
-        """Decode steps of the request; prefill makes the first output token."""
+        """Decode steps of the request; prefill produces the first output token."""
         return self.output - 1

@@ -1,4 +1,4 @@
-"""The arrays that a step keeps for later steps: keys and values, or latents, of every layer."""
+"""Cache arrays of each layer: keys and values, latents, or compressed entries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from meshscope.units import DTYPE_BITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheArray:
-    """One array of a layer's cache: [batch, slots, *shape], the dims of `shape` as in weights.
+    """One array of a layer's cache, [batch, slots, *shape]; `dims` are the logical axes of `shape`.
 
-    There is a slot for every `rate` positions, or a fixed number of slots that are used in turn.
+    It has one slot per `rate` positions, or a fixed number of slots that are reused cyclically.
     """
 
     name: str
@@ -35,11 +35,11 @@ class CacheArray:
     n_fixed_slots: int | None = None
 
     def n_slots(self, n_positions: int) -> int:
-        """Slots that `n_positions` of one sequence need; a window that is not full counts."""
+        """Slots for `n_positions` of one sequence; a fixed window counts in full."""
         return self.n_fixed_slots or -(-n_positions // self.rate)
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
-        """What one device holds of each position, in elements."""
+        """Shape per position on one device, in elements."""
         sizes = dict(plan.mesh.axes)
         return tuple(
             size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
@@ -48,7 +48,7 @@ class CacheArray:
 
 
 def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:
-    """The cache of one layer."""
+    """The cache arrays of one layer."""
     return tuple(_arrays(model, plan, layer))
 
 
@@ -73,7 +73,7 @@ def _arrays(model: Model, plan: Plan, layer: Layer) -> Iterator[CacheArray]:
 
 
 def _compressed_arrays(attention: CompressedAttention, layer: Layer) -> Iterator[CacheArray]:
-    """Keys of the window, entries, and the positions of which the next entry is made."""
+    """Keys of the window, compressed entries, and the positions of the next entry."""
     width = attention.head_dim
     yield CacheArray(
         name="window", dims=(Dim.NORM,), shape=(width,), n_fixed_slots=attention.window
@@ -94,21 +94,21 @@ def _compressed_arrays(attention: CompressedAttention, layer: Layer) -> Iterator
 def _entry_arrays(
     name: str, rate: int, widths: tuple[int, int], n_open: int
 ) -> Iterator[CacheArray]:
-    """Entries, and the last `n_open` positions; `widths` are those of an entry and of a position."""
-    of_entry, of_position = widths
-    yield CacheArray(name=name, dims=(Dim.NORM,), shape=(of_entry,), rate=rate)
+    """Entries and the last `n_open` positions; `widths` are those of an entry and of a position."""
+    entry_width, position_width = widths
+    yield CacheArray(name=name, dims=(Dim.NORM,), shape=(entry_width,), rate=rate)
     for part in ("kv", "gate"):
         yield CacheArray(
-            name=f"{name}_{part}", dims=(Dim.NORM,), shape=(of_position,), n_fixed_slots=n_open
+            name=f"{name}_{part}", dims=(Dim.NORM,), shape=(position_width,), n_fixed_slots=n_open
         )
 
 
 def device_cache_bytes(
     model: Model, plan: Plan, workload: Workload, layers: tuple[Layer, ...] | None = None
 ) -> int:
-    """Bytes of cache that one device holds for these layers, prompt and output.
+    """Cache bytes on one device for prompt and output.
 
-    By default for all that it has room for.
+    `layers` defaults to all layers that the device allocates.
     """
     n_positions = cache_slots(plan, workload)
     elements = sum(

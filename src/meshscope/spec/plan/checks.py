@@ -1,6 +1,6 @@
-"""What a plan, a program, a model and a slice must agree on before there is an experiment.
+"""Consistency checks between plan, program, model, workload and slice.
 
-Each check raises PlanError or SpecError with what does not fit, by which number, and the remedy.
+Each check raises PlanError or SpecError with the value, the rule and the remedy.
 """
 
 from math import prod
@@ -17,14 +17,13 @@ from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weigh
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
 
-# The axes that each engine's predictions, and the programs, have today.
+# Axes supported by each engine.
 SUPPORTED: dict[Engine, tuple[str, ...]] = {
     Engine.MESHSCOPE: ("tp", "sp", "dp", "fsdp", "ep", "pp", "cp"),
     Engine.VLLM: ("tp", "pp"),
 }
 
-
-# The forms of dispatch that each partitioner's programs are written in.
+# Dispatch forms implemented by the programs of each partitioner.
 DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
     Partitioner.MANUAL: (DispatchForm.RAGGED, DispatchForm.CAPACITY),
     Partitioner.AUTO: (
@@ -36,34 +35,34 @@ DISPATCH_FORMS: dict[Partitioner, tuple[DispatchForm, ...]] = {
 
 
 def check_frontend(program: Program, plan: Plan) -> None:
-    """An error when torch_xla is asked for what a trace of transformers' modules does not have."""
+    """Raise an error for options that the torch_xla front end does not implement."""
     if plan.pp > 1 and plan.cp > 1:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla has no pp with cp: its stages and its ring would be one "
-            "manual region inside the other. Leave one out, or use --frontend jax."
+            f"plan '{plan}': --frontend torchxla does not support pp with cp, which would nest manual "
+            "sharding regions. Drop one axis, or use --frontend jax."
         )
     if plan.pp > 1 and "tp" in exchange_axes(plan):
         raise PlanError(
-            f"plan '{plan}': in a stage, --frontend torchxla exchanges rows over {plan.data_axis} alone, and "
-            f"ep={plan.ep} lies over tp, too. Use ep={plan.data_size} or ep={plan.tp}, or --frontend jax."
+            f"plan '{plan}': with pp, --frontend torchxla exchanges rows over {plan.data_axis} only, but "
+            f"ep={plan.ep} includes tp. Use ep={plan.data_size} or ep={plan.tp}, or --frontend jax."
         )
-    lacking = {
+    unsupported = {
         "--loop scan": program.loop is Loop.SCAN,
         "--kernels on": program.kernels is Kernels.ON,
         f"--dispatch {program.dispatch}": program.dispatch
         not in {DispatchForm.AUTO, DispatchForm.CAPACITY},
     }
-    asked = [option for option, is_asked in lacking.items() if is_asked]
-    if asked:
+    options = [option for option, is_set in unsupported.items() if is_set]
+    if options:
         raise SpecError(
-            f"--frontend torchxla has no {' and no '.join(asked)}: it traces transformers' own modules, layer "
-            "by layer, and experts exchange a fixed number of rows. Leave the option out, or use "
-            "--frontend jax."
+            f"--frontend torchxla does not support {' or '.join(options)}: it traces the modules of "
+            "transformers layer by layer, and experts exchange a fixed number of rows. "
+            "Drop the option, or use --frontend jax."
         )
 
 
 def check_weights(plan: Plan, model: Model) -> None:
-    """PlanError when an axis does not divide the dimension of a weight that it splits."""
+    """Raise PlanError unless every axis divides the weight dimensions it splits."""
     sizes = dict(plan.mesh.axes)
     kinds = dict.fromkeys(model.layers)
     weights = [w for layer in kinds for w in layer_weights(model, plan, layer)]
@@ -73,78 +72,78 @@ def check_weights(plan: Plan, model: Model) -> None:
             if size % n_parts:
                 axes = " and ".join(mesh_axes_of(dim, plan))
                 raise PlanError(
-                    f"plan '{plan}' cannot split {model.name}: {weight.name} {list(weight.shape)} is "
-                    f"split {n_parts} ways over {axes}, and {size} is not divisible by {n_parts}. "
+                    f"plan '{plan}' cannot split {model.name}: {axes} splits {weight.name} "
+                    f"{list(weight.shape)} {n_parts} ways, but {n_parts} does not divide {size}. "
                     f"Use a smaller {axes}."
                 )
 
 
 def check_context(plan: Plan, program: Program) -> None:
-    """PlanError when cp meets what it is not written for: the auto partitioner."""
+    """Raise PlanError for cp with the auto partitioner."""
     if plan.cp > 1 and program.partitioner is Partitioner.AUTO:
         raise PlanError(
-            f"plan '{plan}': cp={plan.cp} needs partial softmaxes merged over devices, which "
-            "--partitioner auto does not make of annotations. Use --partitioner manual."
+            f"plan '{plan}': cp={plan.cp} merges partial softmaxes across devices, which annotations for "
+            "--partitioner auto cannot express. Use --partitioner manual."
         )
 
 
 def check_pipeline(plan: Plan, workload: Workload, program: Program, engine: Engine) -> None:
-    """PlanError when the program has no pipeline, or its micro-batches do not divide the batch."""
+    """Raise PlanError unless pp is supported and the micro-batches divide the batch."""
     n = program.microbatches
     if n is not None and (plan.pp == 1 or engine is not Engine.MESHSCOPE):
         raise PlanError(
-            f"plan '{plan}': --microbatches {n} follow each other through the stages of a pipeline of "
-            f"--engine {Engine.MESHSCOPE}. Leave it out, or use it with pp=N."
+            f"plan '{plan}': --microbatches {n} applies only to pipelines of --engine "
+            f"{Engine.MESHSCOPE}. Drop it, or use a plan with pp=N."
         )
     if plan.pp == 1 or engine is not Engine.MESHSCOPE:
         return
     if program.partitioner is Partitioner.AUTO:
         raise PlanError(
-            f"plan '{plan}': --partitioner auto has no pipeline; stages take turns, which annotations "
-            "cannot say. Use --partitioner manual, or a plan without pp."
+            f"plan '{plan}': --partitioner auto does not support pp, because annotations cannot express "
+            "stages. Use --partitioner manual, or a plan without pp."
         )
     local_batch = workload.batch // plan.data_size
     if n is not None and local_batch % n:
         raise PlanError(
-            f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences of a "
-            f"device. Use a divisor of {local_batch}, or leave it out."
+            f"plan '{plan}': --microbatches {n} does not divide the {local_batch} sequences per "
+            f"device. Use a divisor of {local_batch}, or drop it."
         )
 
 
 def check_ring(model: Model, plan: Plan, program: Program, topology: Topology) -> None:
-    """SpecError when a ring is asked for where there is none."""
-    why = why_no_ring(model, plan, topology)
-    if plan.cp > 1 and program.context is ContextForm.RING and why is not None:
+    """Raise SpecError if `--context ring` is requested but not supported."""
+    reason = why_no_ring(model, plan, topology)
+    if plan.cp > 1 and program.context is ContextForm.RING and reason is not None:
         raise SpecError(
-            f"plan '{plan}' of {model.name} has no --context {ContextForm.RING}: {why}. "
-            f"Use --context {ContextForm.ALLGATHER}, or leave it out."
+            f"plan '{plan}' of {model.name} does not support --context {ContextForm.RING}: {reason}. "
+            f"Use --context {ContextForm.ALLGATHER}, or drop it."
         )
 
 
 def check_dispatch(program: Program, topology: Topology) -> None:
-    """SpecError when the partitioner or the target does not have this form of dispatch."""
+    """Raise SpecError unless partitioner and target support the dispatch form."""
     if program.frontend is Frontend.TORCHXLA:
         return
     forms = DISPATCH_FORMS[program.partitioner]
     if program.dispatch not in (DispatchForm.AUTO, *forms):
         raise SpecError(
-            f"--dispatch {program.dispatch} is not a form of the {program.partitioner} partitioner. "
-            f"Use {' or '.join(forms)}, or leave it out."
+            f"--dispatch {program.dispatch} is not supported by --partitioner {program.partitioner}. "
+            f"Use {' or '.join(forms)}, or drop it."
         )
     if program.dispatch is DispatchForm.RAGGED and topology.chip.kind is ChipKind.CPU:
         raise SpecError(
-            "--dispatch ragged: XLA has no ragged all-to-all on CPU devices. "
-            "Use --dispatch capacity, which drops nothing either unless --capacity-factor says so."
+            "--dispatch ragged: XLA has no ragged all-to-all on CPU. Use --dispatch capacity, which "
+            "drops no tokens unless --capacity-factor is set."
         )
 
 
 def check_axes(plan: Plan, engine: Engine) -> None:
-    """PlanError when the plan uses an axis that the engine does not have."""
+    """Raise PlanError if the plan uses an axis that the engine does not support."""
     used = [axis for axis in AXES if getattr(plan, axis) != 1] + ["sp"] * plan.sp
     for axis in used:
         if axis not in SUPPORTED[engine]:
             others = [f", or --engine {e} for {axis}" for e in Engine if axis in SUPPORTED[e]]
             raise PlanError(
-                f"plan '{plan}': --engine {engine} does not have {axis} yet. "
+                f"plan '{plan}': --engine {engine} does not support {axis}. "
                 f"Use {', '.join(SUPPORTED[engine])}{''.join(others)}."
             )

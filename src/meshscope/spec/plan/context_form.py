@@ -1,7 +1,7 @@
-"""How a sequence lies over cp: contiguous blocks of the prompt, then generated tokens dealt in turn.
+"""Context parallelism: contiguous blocks of the prompt, round-robin generated tokens.
 
-A device keeps its block of the prompt in the first slots of its cache, and of the tokens that are
-generated every cp-th one behind it: decode then finds as many of them on each device.
+A device caches its block of the prompt in its first slots, followed by every cp-th generated token,
+so that decode is balanced across devices.
 """
 
 from enum import StrEnum
@@ -16,28 +16,28 @@ from meshscope.spec.workload import Workload
 
 
 class ContextForm(StrEnum):
-    """How a block of the prompt sees the keys and values of the others, in prefill."""
+    """How prefill shares keys and values between the blocks of a prompt."""
 
-    AUTO = "auto"  # a ring, where there is one
-    RING = "ring"  # they travel around, partial softmaxes are merged
-    ALLGATHER = "allgather"  # every device gathers them all
+    AUTO = "auto"  # ring if supported, else allgather
+    RING = "ring"  # ring permutes; partial softmaxes are merged
+    ALLGATHER = "allgather"  # every device gathers all keys and values
 
 
 def local_tokens(plan: Plan, phase: Phase, n_tokens: int) -> int:
-    """Of a step's `n_tokens` of a sequence, those of one device of cp.
+    """Tokens per cp device out of a step's `n_tokens` per sequence.
 
-    Prefill splits them; in decode all devices of cp hold the same token.
+    Prefill splits the tokens; in decode all cp devices process the same token.
     """
     return n_tokens // plan.cp if phase is Phase.PREFILL else n_tokens
 
 
 def cache_slots(plan: Plan, workload: Workload) -> int:
-    """Positions of a sequence that one device has room for: its block, and its share rounded up."""
+    """Cache positions per sequence on one device: its prompt block plus its share of the output."""
     return workload.prompt // plan.cp + -(-workload.output // plan.cp)
 
 
 def ring_pairs(groups: Groups) -> Groups:
-    """The (source, target) pairs of one turn of the ring: each device sends to the next of its group."""
+    """(source, target) pairs of one ring step: each device sends to the next one in its group."""
     return tuple(
         (source, target)
         for group in groups
@@ -46,18 +46,18 @@ def ring_pairs(groups: Groups) -> Groups:
 
 
 def index_candidates(indexer: Indexer, n_slots: int) -> int:
-    """Positions that one device proposes where an indexer chooses among those of all devices."""
+    """Candidates that each device proposes to an indexer that selects across devices."""
     return min(indexer.top_k, n_slots)
 
 
 def why_no_ring(model: Model, plan: Plan, topology: Topology) -> str | None:
-    """Why blocks of keys cannot travel around a ring; None where they can.
+    """The reason why ring attention is not supported; None if it is.
 
-    On CPU, a permute waits for all devices of the program, and takes any permute for its own: those
-    of stages that take different branches are mixed up.
+    XLA on CPU matches permutes across all devices of the program, so permutes of stages in
+    different branches are mixed up.
     """
     if isinstance(model.attention, CompressedAttention):
-        return "compressed entries are gathered, as many as a query may see"
+        return "compressed attention gathers its entries"
     if plan.pp > 1 and topology.chip.kind is ChipKind.CPU:
-        return "on CPU devices, XLA takes the permutes of a ring for the hand-over between stages"
+        return "XLA on CPU confuses ring permutes with the sends between pipeline stages"
     return None

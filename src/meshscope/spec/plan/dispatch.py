@@ -1,7 +1,7 @@
-"""How tokens reach their experts: over which axes, in which form, and how much of it at most.
+"""Dispatch of tokens to experts: axes, form, buffer sizes and traffic.
 
-A device routes `n_tokens` tokens to `n_active` experts each: `n_rows` rows. Where the experts lie
-over axes that also split the tokens, rows travel to the device of their expert and back.
+A device routes `n_tokens` tokens to `n_active` experts each: `n_rows` rows. If an axis splits both
+experts and tokens, rows are sent to the device of their expert and back.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,25 @@ from meshscope.spec.plan.plan import Plan
 
 
 class DispatchForm(StrEnum):
-    """How rows travel: as many as there are, or a fixed number to each device."""
+    """How rows are exchanged: in their actual number, or in a fixed number of slots."""
 
-    AUTO = "auto"  # chosen by Experiment.dispatch_form
-    RAGGED = "ragged"
-    CAPACITY = "capacity"
+    AUTO = "auto"  # ragged if XLA supports it, else capacity; one_hot with the auto partitioner
+    RAGGED = "ragged"  # ragged all-to-all of the actual rows
+    CAPACITY = "capacity"  # all-to-all of a fixed number of slots per device
     ONE_HOT = "one_hot"  # auto partitioner: einsums with a dispatch mask (GShard)
-    ONE_HOT_PINNED = "one_hot_pinned"  # the same, rows annotated on both sides of the exchange
-    GATHERED = "gathered"  # auto partitioner: rows gathered by index, grouped matmul
+    ONE_HOT_PINNED = (
+        "one_hot_pinned"  # as one_hot, with rows annotated before and after the exchange
+    )
+    GATHERED = "gathered"  # auto partitioner: rows gathered by index, then a grouped matmul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """One device's part in the exchange of rows, in one layer of one step.
+    """The exchange of rows in one layer of one step, per device.
 
-    `n_buffer_rows` is what a device can receive; `n_slots` of them from each device where every
-    pair of devices has the same fixed number, None where rows lie as they come. `n_expert_slots` of
-    those are for each expert, where a slot is for one expert alone and not for any of its device.
+    `n_buffer_rows` is the capacity of the receive buffer. `n_slots` of them are reserved for each
+    sending device; None if the exchange is ragged. `n_expert_slots` of those are reserved for each
+    expert; None if all experts of a device share its slots.
     """
 
     form: DispatchForm
@@ -45,39 +47,40 @@ class Dispatch:
 
     @property
     def n_rows(self) -> int:
-        """Rows that one device sends, those to itself included."""
+        """Rows that one device sends, including those to itself."""
         return self.n_tokens * self.n_active
 
     @property
     def n_worst_rows(self) -> int:
-        """Rows that one device receives when every token of all devices chooses its experts."""
+        """Rows that one device receives if all tokens of all devices choose its experts."""
         return self.n_ranks * self.n_tokens * min(self.n_active, self.n_local_experts)
 
     @property
     def n_worst_dropped(self) -> int:
-        """Rows that one device may have to drop of those sent to it, in the worst routing.
+        """Rows for one device that are dropped under the worst routing.
 
-        With slots for experts: all tokens choose the same ones of its experts.
+        With slots per expert, the worst case is that all tokens choose the same experts.
         """
         if self.n_expert_slots is not None:
-            n_room = self.n_ranks * min(self.n_active, self.n_local_experts) * self.n_expert_slots
-            return max(0, self.n_worst_rows - n_room)
+            n_used_experts = min(self.n_active, self.n_local_experts)
+            return max(0, self.n_worst_rows - self.n_ranks * n_used_experts * self.n_expert_slots)
         return max(0, self.n_worst_rows - self.n_buffer_rows)
 
     def received_rows(self, skew: float) -> Fraction:
-        """Rows that the most loaded device gets from others, its experts chosen `skew` times the mean.
+        """Rows that the most loaded device receives from others.
 
-        More than its buffer holds, or than there are choices, it does not get. A fixed number of
-        slots travels whatever the routing.
+        Its experts are chosen `skew` times as often as the mean, limited by its buffer and by the
+        number of choices. Fixed slots are sent whatever the routing.
         """
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
         share = Fraction(self.n_ranks - 1, self.n_ranks)
-        return min(Fraction(skew) * self.n_rows, Fraction(self._n_room)) * share
+        max_rows = min(self.n_worst_rows, self.n_buffer_rows)
+        return min(Fraction(skew) * self.n_rows, Fraction(max_rows)) * share
 
     @property
     def n_most_rows(self) -> Fraction:
-        """Rows that a device gets from others when all tokens choose its experts."""
+        """Rows that a device receives from others if all tokens choose its experts."""
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
         return min(
@@ -85,12 +88,8 @@ class Dispatch:
             Fraction(self.n_worst_rows * (self.n_ranks - 1), self.n_ranks),
         )
 
-    @property
-    def _n_room(self) -> int:
-        return min(self.n_worst_rows, self.n_buffer_rows)
 
-
-def dispatch_of(  # noqa: PLR0913  what travels, how, and how much of it
+def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
     moe: MixtureOfExperts,
     plan: Plan,
     *,
@@ -99,11 +98,11 @@ def dispatch_of(  # noqa: PLR0913  what travels, how, and how much of it
     capacity_factor: float | None,
     has_expert_slots: bool = False,
 ) -> Dispatch | None:
-    """The exchange of one device's `n_tokens`; None where no row travels.
+    """The exchange for one device's `n_tokens`; None if no rows are exchanged.
 
-    Without a capacity factor there is room for the worst routing, and nothing is ever dropped.
-    With one, a device has room for that many times the mean; or each expert has, at least one slot
-    of every device, where slots are for experts.
+    Without a capacity factor, buffers fit the worst routing and no row is dropped. With one, a
+    device has room for that multiple of the mean. With expert slots, the factor applies to each
+    expert, with at least one slot per device.
     """
     axes = exchange_axes(plan)
     if not axes:
@@ -141,20 +140,20 @@ def dispatch_of(  # noqa: PLR0913  what travels, how, and how much of it
 
 
 def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float | None) -> int:
-    """Of one device for one expert: room for all its tokens, or the factor times the mean, at least 1."""
+    """Slots of one device for one expert: all its tokens, or the factor times the mean (at least 1)."""
     if capacity_factor is None:
         return n_tokens
     return min(n_tokens, max(1, ceil(n_tokens * moe.n_active * capacity_factor / moe.n_experts)))
 
 
 def exchange_axes(plan: Plan) -> tuple[str, ...]:
-    """The axes over which rows travel: none where the experts lie over tp alone."""
+    """The axes of the dispatch all-to-all; () if the experts are sharded over tp only."""
     return plan.expert_axes if plan.data_axis in plan.expert_axes else ()
 
 
 def routed_tokens(plan: Plan, n_local_tokens: int) -> int:
-    """Tokens that one device routes, of `n_local_tokens` that its tp group holds together.
+    """Tokens that one device routes, given the `n_local_tokens` of its tp group.
 
-    Where rows travel over tp too, each device of the group routes its share, rounded up.
+    If the dispatch includes tp, each device of the group routes its share, rounded up.
     """
     return -(-n_local_tokens // plan.tp) if "tp" in exchange_axes(plan) else n_local_tokens

@@ -1,6 +1,6 @@
-"""Which way each part of a program is computed: by a kernel of JAX or XLA, or plainly, and why.
+"""Chooses between JAX or XLA kernels and plain operations for each part of a program.
 
-The figures behind the choices are in docs/kernels.md.
+The measurements behind the choices are in docs/kernels.md.
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from meshscope.spec.workload import Workload
 
 
 class Kernels(StrEnum):
-    """Whether kernels stand in for plain arithmetic."""
+    """Whether to use kernels."""
 
-    AUTO = "auto"  # where the chip has one and the shapes allow
-    ON = "on"  # or refuse
+    AUTO = "auto"  # if the chip and the shapes support them
+    ON = "on"  # raise an error if a kernel cannot be used
     OFF = "off"
 
 
 class Kernel(StrEnum):
-    """The kernels in use."""
+    """Kernels that programs use."""
 
     SPLASH = "splash attention"
     CUDNN = "cuDNN attention"
     RAGGED_DOT = "XLA's ragged dot kernel"
 
 
-# Rows and columns of the scores that splash attention holds at once, the largest that divides the
-# prompt; 128 is the least that the kernel takes (jax splash_attention_kernel.py, NUM_LANES), and
-# 512 is what MaxText starts from (configs/base.yml, sa_block_q).
+# Block sizes of splash attention in queries and keys; the largest that divides the prompt is used.
+# 128 is the kernel's minimum (jax splash_attention_kernel.py, NUM_LANES), 512 is MaxText's default
+# (configs/base.yml, sa_block_q).
 SPLASH_BLOCKS = (512, 256, 128)
 
 _FACTS = compiler_facts()
@@ -41,9 +41,10 @@ RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
 MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
 KERNEL_DTYPES = _FACTS.kernel_dtypes.value
 
-# cuDNN attention on GPUs, as JAX 0.11.2 checks it (jax/_src/cudnn/fused_attention_stablehlo.py,
-# check_layout and check_is_flash_attention). Hopper takes heads of up to 256 channels; JAX asks the
-# device for its generation, which it cannot do when it compiles without one.
+# Limits of cuDNN attention on GPUs, as JAX 0.11.2 checks them
+# (jax/_src/cudnn/fused_attention_stablehlo.py, check_layout and check_is_flash_attention). Hopper
+# supports heads of up to 256 channels, but JAX reads the generation from the device and cannot do
+# so when compiling without one.
 CUDNN_DTYPES = ("bf16", "f16")
 CUDNN_MAX_HEAD_DIM = 128
 CUDNN_HEAD_DIM_STEP = 8
@@ -51,7 +52,7 @@ CUDNN_HEAD_DIM_STEP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoice:
-    """The way that one part of the program takes: a kernel, or none for a reason."""
+    """The kernel of one part of the program, or the reason for plain operations."""
 
     kernel: Kernel | None = None
     reason: str | None = None
@@ -62,7 +63,7 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoices:
-    """The way of each part that has a kernel somewhere; None where the model lacks the part."""
+    """The choice for each part with kernels; None if the model lacks the part."""
 
     prefill_attention: KernelChoice
     decode_attention: KernelChoice
@@ -70,17 +71,17 @@ class KernelChoices:
 
     @property
     def has_expert_kernel(self) -> bool:
-        """Whether experts are computed by a kernel, which passes over those without rows."""
+        """Whether experts use the ragged dot kernel, which skips experts without rows."""
         return self.experts is not None and self.experts.kernel is Kernel.RAGGED_DOT
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why parts for which there is a kernel are plain all the same, by part."""
+        """The reason for plain operations, by part that has a kernel."""
         parts = {"prefill attention": self.prefill_attention, "the experts": self.experts}
         return {name: c.reason for name, c in parts.items() if c is not None and c.reason}
 
     def as_dict(self) -> dict[str, str]:
-        """One line a part, for the manifest."""
+        """One line per part, for the manifest."""
         parts = {
             "prefill_attention": self.prefill_attention,
             "decode_attention": self.decode_attention,
@@ -99,13 +100,13 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
     form: DispatchForm,
     has_kernels: bool = True,
 ) -> KernelChoices:
-    """The way of each part; `form` is how rows travel to their experts.
+    """The choice for each part; `form` is the dispatch form of the experts.
 
-    `has_kernels` is false for a front end that has none.
+    `has_kernels` is False for front ends without kernels.
     """
     common = _common_reason(kernels, chip, workload)
     if not has_kernels:
-        common = "the modules of transformers"
+        common = "the modules of transformers use no kernels"
     if chip is ChipKind.GPU and has_kernels and kernels is not Kernels.OFF:
         prefill = _choice(Kernel.CUDNN, _cudnn_reason(model, plan, workload))
     else:
@@ -120,7 +121,7 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
 
 
 def splash_block(prompt: int) -> int | None:
-    """Edge of the blocks of splash attention for a prompt; None where none divides it."""
+    """Block size of splash attention for a prompt; None if no block size divides it."""
     return next((size for size in SPLASH_BLOCKS if prompt % size == 0), None)
 
 
@@ -129,13 +130,13 @@ def _choice(kernel: Kernel, reason: str | None) -> KernelChoice:
 
 
 def _common_reason(kernels: Kernels, chip: ChipKind, workload: Workload) -> str | None:
-    """What stands against every kernel."""
+    """The reason that rules out all kernels, if any."""
     if kernels is Kernels.OFF:
         return "--kernels off"
     if chip is not ChipKind.TPU:
         return "the kernels run on TPU only"
     if workload.activation_dtype not in KERNEL_DTYPES:
-        return f"the kernels take {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
+        return f"the kernels support {' and '.join(KERNEL_DTYPES)}, not {workload.activation_dtype}"
     return None
 
 
@@ -146,7 +147,7 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
         case LatentAttention(indexer=None):
             pass
         case _:
-            return "the kernel has no mask that is computed from the tokens"
+            return "splash attention has no data-dependent masks"
     if plan.cp > 1:
         return "cp splits the sequence"
     if splash_block(workload.prompt) is None:
@@ -157,29 +158,27 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     attention = model.attention
     if not isinstance(attention, GroupedAttention):
-        return "cuDNN attention takes keys and values of grouped heads only"
+        return "cuDNN attention supports grouped-query attention only"
     if attention.has_sinks:
-        return "cuDNN attention has no sinks"
+        return "cuDNN attention does not support attention sinks"
     if attention.head_dim > CUDNN_MAX_HEAD_DIM or attention.head_dim % CUDNN_HEAD_DIM_STEP:
         return (
-            f"cuDNN attention takes heads of at most {CUDNN_MAX_HEAD_DIM} channels, in multiples of "
+            f"cuDNN attention supports head sizes up to {CUDNN_MAX_HEAD_DIM} in multiples of "
             f"{CUDNN_HEAD_DIM_STEP}, not {attention.head_dim}"
         )
     if workload.activation_dtype not in CUDNN_DTYPES:
-        return (
-            f"cuDNN attention takes {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
-        )
+        return f"cuDNN attention supports {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
     return "cp splits the sequence" if plan.cp > 1 else None
 
 
 def _decode_reason(model: Model) -> str:
     match model.attention:
         case GroupedAttention():
-            return "the compiler's own fusion reads the cache once, at the rate of the HBM"
+            return "the compiler's fusion already reads the cache once at HBM bandwidth"
         case LatentAttention():
-            return "JAX has no kernel for a cache of latents"
+            return "JAX has no decode kernel for latent caches"
         case CompressedAttention():
-            return "JAX has no kernel for a cache of compressed entries"
+            return "JAX has no decode kernel for compressed caches"
         case _:
             assert_never(model.attention)
 

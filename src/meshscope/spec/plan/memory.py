@@ -1,4 +1,4 @@
-"""How much memory one device needs, against what it has."""
+"""Memory that one device needs, compared with its HBM."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ from meshscope.spec.plan.weights import device_weight_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device; None is unknown.
+    """Bytes on one device; None if unknown.
 
-    `total_bytes` holds everything that lives at the peak of a step; `fits` compares it with the HBM
-    of one device.
+    `total_bytes` is the peak of a step; `fits` compares it with the HBM of one device.
     """
 
     weights_bytes: int
@@ -25,10 +24,10 @@ class Memory:
 
 
 def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]]) -> Memory:
-    """Bytes that one device needs, by the compiler's account of each phase; the hungrier one counts.
+    """Bytes on one device by the compiler's memory analysis; the larger phase counts.
 
-    An account holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program. Without
-    any, what is not known of weights and cache is None.
+    An analysis holds argument_bytes, output_bytes, alias_bytes and temp_bytes of one program.
+    Without any, everything except weights and cache is None.
     """
     workload, plan, model = experiment.workload, experiment.plan, experiment.model
     every = list(analyses)

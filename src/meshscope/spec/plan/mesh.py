@@ -1,4 +1,4 @@
-"""The logical mesh: axes with sizes over device ids 0..n-1 in row-major order, and who talks to whom."""
+"""The logical device mesh: named axes over device ids 0..n-1 in row-major order."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +33,7 @@ class Mesh:
         return prod(self.sizes)
 
     def size(self, name: str) -> int:
-        """Size of the axis; 1 when the mesh does not have it."""
+        """Size of the axis; 1 if the mesh does not have it."""
         return dict(self.axes).get(name, 1)
 
     def coordinates(self, device: int) -> tuple[int, ...]:
@@ -49,26 +49,23 @@ class Mesh:
         return _groups(self.axes, frozenset(names))
 
     def groups_of_stage(self, groups: Groups, stage: int) -> Groups:
-        """Those of the groups whose first device is one of this pipeline stage's.
-
-        Of a (source, target) pair that is the sender.
-        """
+        """The groups whose first device (the sender of a pair) belongs to this pipeline stage."""
         at = self.names.index("pp")
         return tuple(group for group in groups if self.coordinates(group[0])[at] == stage)
 
     def axis_of_groups(self, groups: Groups) -> str | None:
-        """The axes, joined by `+`, whose groups are exactly these; None when no choice of axes is."""
+        """The axes, joined by `+`, whose groups are exactly these; None if no axes match."""
         return _axis_by_groups(self.axes).get(_as_set(groups))
 
     def axis_of_pairs(self, pairs: Groups) -> str | None:
-        """The axes, joined by `+`, along which the (source, target) pairs move; None without a move."""
-        moved: set[str] = set()
+        """The axes, joined by `+`, that the (source, target) pairs cross; None if they cross none."""
+        crossed: set[str] = set()
         for source, target in pairs:
             if max(source, target) >= self.n_devices:
                 return None
-            here, there = self.coordinates(source), self.coordinates(target)
-            moved |= {n for n, a, b in zip(self.names, here, there, strict=True) if a != b}
-        return "+".join(n for n in self.names if n in moved) or None
+            ends = zip(self.coordinates(source), self.coordinates(target), strict=True)
+            crossed |= {name for name, (a, b) in zip(self.names, ends, strict=True) if a != b}
+        return "+".join(name for name in self.names if name in crossed) or None
 
 
 def _as_set(groups: Groups) -> frozenset[frozenset[int]]:
@@ -91,10 +88,11 @@ def _groups(axes: tuple[tuple[str, int], ...], names: frozenset[str]) -> Groups:
 
 @cache
 def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozenset[int]], str]:
-    """Every choice of axes larger than one, by its groups; a mesh has few axes, so few choices."""
+    """All combinations of axes larger than one, keyed by their groups."""
     names = [name for name, size in axes if size > 1]
-    found: dict[frozenset[frozenset[int]], str] = {}
+    axis_by_groups: dict[frozenset[frozenset[int]], str] = {}
     for n_axes in range(1, len(names) + 1):
-        for chosen in combinations(names, n_axes):
-            found.setdefault(_as_set(_groups(axes, frozenset(chosen))), "+".join(chosen))
-    return found
+        for subset in combinations(names, n_axes):
+            groups = _as_set(_groups(axes, frozenset(subset)))
+            axis_by_groups.setdefault(groups, "+".join(subset))
+    return axis_by_groups

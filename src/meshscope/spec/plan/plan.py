@@ -1,4 +1,4 @@
-"""A parallel plan: how many ways each axis splits the model, parsed from what people type."""
+"""Parallel plans: the size of each parallelism axis, parsed from text such as `dp=2,tp=4`."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -9,10 +9,10 @@ from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.workload import Workload
 
 AXES = ("pp", "dp", "fsdp", "cp", "tp", "ep")
-MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep lies over the minor ones
+MESH_AXES = ("pp", "dp", "fsdp", "cp", "tp")  # outermost first; ep reuses dp or fsdp, and tp
 FILL = -1
 
-# Names of the same axes in MaxText, vLLM and torchtitan.
+# Names of the axes in MaxText, vLLM and torchtitan.
 ALIASES: dict[str, str] = {
     "tensor_parallel_size": "tp",
     "tensor-parallel-size": "tp",
@@ -47,7 +47,7 @@ ALIASES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Sizes of the axes; `sp` is Megatron sequence parallelism over the tp axis."""
+    """Axis sizes; `sp` enables Megatron sequence parallelism over the tp axis."""
 
     tp: int = 1
     dp: int = 1
@@ -58,17 +58,15 @@ class Plan:
     sp: bool = False
 
     def __post_init__(self) -> None:
-        """Sizes are at least 1 (or -1, to be filled); dp and fsdp exclude each other."""
+        """Check that sizes are at least 1 (or -1 to fill) and that the axes can be combined."""
         for axis in AXES:
             size = getattr(self, axis)
             if size < 1 and size != FILL:
                 raise PlanError(
-                    f"plan '{self}': {axis}={size} must be at least 1, or -1 to fill the slice."
+                    f"plan '{self}': {axis}={size} is invalid. Use at least 1, or -1 to fill the slice."
                 )
         if self.dp != 1 and self.fsdp != 1:
-            raise PlanError(
-                f"plan '{self}': dp and fsdp share one place in the mesh. Use one of them."
-            )
+            raise PlanError(f"plan '{self}': dp and fsdp cannot be combined. Use one of them.")
         if FILL not in (self.ep, self.dp, self.fsdp, self.tp):
             _ = self.expert_axes
         if self.sp and self.tp == 1:
@@ -77,31 +75,31 @@ class Plan:
             )
 
     def __str__(self) -> str:
-        """The plan as it is typed: `dp=2,tp=4,sp`; `tp=1` when nothing is split."""
+        """The plan as typed, e.g. `dp=2,tp=4,sp`; `tp=1` for a single device."""
         named = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
         return ",".join((named or ["tp=1"]) + ["sp"] * self.sp)
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh (pp, dp or fsdp, cp, tp), with the axes of size 1 left out; a lone device is tp=1."""
+        """The mesh (pp, dp or fsdp, cp, tp) without axes of size 1; tp=1 for a single device."""
         axes = tuple((axis, getattr(self, axis)) for axis in MESH_AXES if getattr(self, axis) != 1)
         return Mesh(axes=axes or (("tp", 1),))
 
     @property
     def data_axis(self) -> str:
-        """The axis that splits the batch: fsdp, or dp."""
+        """The axis that splits the batch: fsdp or dp."""
         return "fsdp" if self.fsdp != 1 else "dp"
 
     @property
     def data_size(self) -> int:
-        """How many ways the batch is split."""
+        """Number of shards of the batch."""
         return self.dp * self.fsdp
 
     @property
     def expert_axes(self) -> tuple[str, ...]:
-        """The mesh axes that the experts are laid over, outermost first; () where none splits them.
+        """The mesh axes that shard the experts, outermost first; () if ep=1.
 
-        `ep` is the size of tp, of the data axis, or of both together; tp is meant where both fit.
+        `ep` is the size of tp, of the data axis, or of both; tp takes precedence if both match.
         """
         data, tp = self.data_size, self.tp
         if self.ep == 1:
@@ -113,21 +111,22 @@ class Plan:
         if self.ep == data * tp:
             return (self.data_axis, "tp")
         raise PlanError(
-            f"plan '{self}': ep={self.ep} must be the size of tp, of {self.data_axis}, or of both: "
-            f"{', '.join(str(size) for size in sorted({tp, data, data * tp}))} here."
+            f"plan '{self}': ep={self.ep} must equal tp, {self.data_axis}, or their product. "
+            f"Use {' or '.join(f'ep={size}' for size in sorted({tp, data, data * tp}))}."
         )
 
     @property
     def n_devices(self) -> int:
-        """Devices that the plan needs."""
+        """Number of devices that the plan needs."""
         return prod(getattr(self, axis) for axis in MESH_AXES)
 
     def filled(self, n_devices: int) -> "Plan":
-        """The plan with its -1 replaced so that it covers `n_devices`; PlanError when it cannot."""
+        """The plan with -1 replaced so that it covers `n_devices`; PlanError if impossible."""
         open_axes = [axis for axis in MESH_AXES if getattr(self, axis) == FILL]
         if len(open_axes) > 1:
             raise PlanError(
-                f"plan '{self}': only one axis can be -1, got {' and '.join(open_axes)}."
+                f"plan '{self}': {' and '.join(open_axes)} are -1, but only one axis can be. "
+                "Give sizes for the others."
             )
         plan = self
         if self.ep == FILL:
@@ -136,21 +135,21 @@ class Plan:
             known = prod(getattr(self, axis) for axis in MESH_AXES if axis != open_axes[0])
             if n_devices % known:
                 raise PlanError(
-                    f"plan '{self}': {n_devices} devices do not divide by {known}. Change an axis."
+                    f"plan '{self}': {known} does not divide {n_devices} devices. Change an axis."
                 )
             plan = replace(plan, **{open_axes[0]: n_devices // known})
         if self.ep == FILL:
             plan = replace(plan, ep=plan.data_size * plan.tp)
         if plan.n_devices != n_devices:
             raise PlanError(
-                f"plan '{plan}' needs {plan.n_devices} devices, the slice has {n_devices}. "
+                f"plan '{plan}' needs {plan.n_devices} devices, but the slice has {n_devices}. "
                 "Change the plan or the topology, or set one axis to -1 to fill the slice."
             )
         return plan
 
 
 def parse_plan(text: str) -> Plan:
-    """The Plan of `tp=4,dp=2`, `tp=8,sp`, `fsdp=-1,tp=2`; names of other tools are understood."""
+    """Parse `tp=4,dp=2`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
     values: dict[str, int | bool] = {}
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         name, separator, number = (part.strip() for part in item.partition("="))
@@ -161,10 +160,10 @@ def parse_plan(text: str) -> Plan:
                 f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
             )
         if axis in values:
-            raise PlanError(f"plan '{text}': {axis} is given twice. Give it once.")
+            raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
         values[axis] = _flag(text, number, separator) if axis == "sp" else _size(text, axis, number)
     if not values:
-        raise PlanError(f"plan '{text}' is empty. Write for example 'tp=8' or 'dp=2,tp=4'.")
+        raise PlanError(f"plan '{text}' is empty. Use for example 'tp=8' or 'dp=2,tp=4'.")
     return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
 
 
@@ -173,7 +172,7 @@ def _flag(text: str, number: str, separator: str) -> bool:
         return True
     if number.lower() in {"0", "false"}:
         return False
-    raise PlanError(f"plan '{text}': sp is on or off, got '{number}'. Write 'sp'.")
+    raise PlanError(f"plan '{text}': sp takes no size, got '{number}'. Use 'sp'.")
 
 
 def _size(text: str, axis: str, number: str) -> int:
@@ -184,31 +183,31 @@ def _size(text: str, axis: str, number: str) -> int:
 
 
 def check_batch(plan: Plan, workload: Workload) -> None:
-    """PlanError when the data axis does not divide the batch, or cp (and tp under sp) the prompt."""
+    """Raise PlanError unless the data axis divides the batch, and cp (times tp under sp) the prompt."""
     if workload.batch % plan.data_size:
         raise PlanError(
-            f"plan '{plan}': batch={workload.batch} is not divisible by {plan.data_axis}={plan.data_size}. "
+            f"plan '{plan}': {plan.data_axis}={plan.data_size} does not divide batch={workload.batch}. "
             f"Use a multiple, e.g. --batch {-(-workload.batch // plan.data_size) * plan.data_size}."
         )
-    over = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
-    over = {axis: size for axis, size in over.items() if size != 1}
-    n_parts = prod(over.values())
-    if workload.prompt % n_parts:
-        who = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in over)
-        sizes = " x ".join(f"{axis}={size}" for axis, size in over.items())
+    axis_sizes = {"cp": plan.cp, "tp": plan.tp if plan.sp else 1}
+    axis_sizes = {axis: size for axis, size in axis_sizes.items() if size != 1}
+    n_shards = prod(axis_sizes.values())
+    if workload.prompt % n_shards:
+        options = " and ".join({"cp": "cp", "tp": "sp"}[axis] for axis in axis_sizes)
+        sizes = " x ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
         raise PlanError(
-            f"plan '{plan}': {who} split{'s' * (len(over) == 1)} the prompt, and prompt={workload.prompt} "
-            f"is not divisible by {sizes}. "
-            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_parts) * n_parts}."
+            f"plan '{plan}': {options} split{'s' * (len(axis_sizes) == 1)} the prompt, but {sizes} does not "
+            f"divide prompt={workload.prompt}. "
+            f"Use a multiple, e.g. --prompt {-(-workload.prompt // n_shards) * n_shards}."
         )
 
 
 def check_model(plan: Plan, model: Model) -> None:
-    """PlanError when an axis does not divide what it splits in the model, with the number."""
+    """Raise PlanError unless every axis divides the model dimension it splits."""
     if plan.pp > model.n_layers:
         raise PlanError(
-            f"plan '{plan}' leaves a stage of {model.name} without layers: n_layers={model.n_layers} are "
-            f"fewer than pp={plan.pp} stages. Use pp<={model.n_layers}."
+            f"plan '{plan}': pp={plan.pp} exceeds n_layers={model.n_layers} of {model.name}. "
+            f"Use pp<={model.n_layers}."
         )
     _check_tp(plan, model)
     _check_experts(plan, model)
@@ -217,7 +216,7 @@ def check_model(plan: Plan, model: Model) -> None:
 
 
 def _check_tp(plan: Plan, model: Model) -> None:
-    """Heads and MLP widths divide by tp."""
+    """Raise PlanError unless tp divides heads and MLP widths."""
     attention, moe = model.attention, model.moe
     sizes = {"n_heads": attention.n_heads, "ffn": model.ffn}
     if isinstance(attention, CompressedAttention):
@@ -233,29 +232,28 @@ def _check_tp(plan: Plan, model: Model) -> None:
         n_kv_heads = attention.n_kv_heads
         if n_kv_heads % plan.tp and plan.tp % n_kv_heads:
             raise PlanError(
-                f"plan '{plan}' cannot split {model.name}: of n_kv_heads={n_kv_heads} and tp={plan.tp} "
-                "neither divides the other. Use a tp that divides the heads, or a multiple of them "
-                "(heads are replicated)."
+                f"plan '{plan}' cannot split {model.name}: tp={plan.tp} neither divides nor is a multiple "
+                f"of n_kv_heads={n_kv_heads}. Use a divisor, or a multiple (KV heads are replicated)."
             )
 
 
 def _check_experts(plan: Plan, model: Model) -> None:
-    """Experts divide by ep, and there are some."""
+    """Raise PlanError if ep does not divide the experts, or the model has none."""
     if plan.ep == 1:
         return
     if model.moe is None:
         raise PlanError(
-            f"plan '{plan}': ep={plan.ep} lays out experts, and {model.name} has none. Leave ep out."
+            f"plan '{plan}': ep={plan.ep} shards experts, but {model.name} has none. Drop ep."
         )
     if model.moe.n_experts % plan.ep:
         raise _indivisible(plan, model, ("n_experts", model.moe.n_experts), "ep")
 
 
-def _indivisible(plan: Plan, model: Model, split: tuple[str, int], over: str) -> PlanError:
-    """The error that `over` does not divide the size of what it splits."""
-    (label, size), n_parts = split, getattr(plan, over)
-    article = "an" if over[0] in "ef" else "a"
+def _indivisible(plan: Plan, model: Model, dimension: tuple[str, int], axis: str) -> PlanError:
+    """The error that `axis` does not divide a (name, size) of the model."""
+    (name, size), n_shards = dimension, getattr(plan, axis)
+    article = "an" if axis[0] in "ef" else "a"
     return PlanError(
-        f"plan '{plan}' cannot split {model.name}: {label}={size} is not divisible by {over}={n_parts}. "
-        f"Use {article} {over} that divides it."
+        f"plan '{plan}' cannot split {model.name}: {axis}={n_shards} does not divide {name}={size}. "
+        f"Use {article} {axis} that divides it."
     )

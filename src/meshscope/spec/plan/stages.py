@@ -1,8 +1,8 @@
-"""Pipeline stages: which layers each has, how they are stored, and how a batch passes through them.
+"""Pipeline stages: the layers of each stage, their storage, and the micro-batch schedule.
 
-A batch is cut into micro-batches that follow each other through the stages, one stage a tick
-(GPipe: Huang et al., arXiv 1811.06965, section 2.3): M micro-batches take M + P - 1 ticks over P
-stages, and in each tick a stage is either busy with one of them or idle.
+A batch is split into micro-batches that advance one stage per tick (GPipe: Huang et al., arXiv
+1811.06965, section 2.3). M micro-batches take M + P - 1 ticks over P stages; in each tick a stage
+processes one micro-batch or is idle.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from meshscope.spec.model.model import Layer
 def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
     """The layers of each pipeline stage.
 
-    Where they do not divide, one layer more goes to the stages before the last, counted from behind,
-    because the first and the last stage also hold the embedding and the head
-    (get_pp_indices in vllm/distributed/utils.py, vLLM pull request 13839).
+    Remaining layers go, one each, to the stages before the last, from the back: the first and last
+    stage also hold embedding and head (get_pp_indices in vllm/distributed/utils.py, vLLM pull
+    request 13839).
     """
     n_each, n_left = divmod(n_layers, n_stages)
     ends = [0]
@@ -29,9 +29,9 @@ def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRun:
-    """Stages in a row whose layers are of the same kinds in the same order: they share a program.
+    """Consecutive stages with the same kinds of layers in the same order, which share a program.
 
-    `first_layer` is that of the first stage; each stage begins where the one before it ends.
+    `first_layer` is the first layer of the first stage; the layers of the stages are consecutive.
     """
 
     stages: range
@@ -40,11 +40,11 @@ class StageRun:
 
 
 def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
-    """The stages as few programs: runs as long as the kinds of layers stay the same."""
-    of_stage = stage_layers(len(layers), n_stages)
+    """The stages as maximal runs with the same kinds of layers."""
+    layers_of_stage = stage_layers(len(layers), n_stages)
 
     def kinds(stage: int) -> tuple[Layer, ...]:
-        return tuple(layers[index] for index in of_stage[stage])
+        return tuple(layers[index] for index in layers_of_stage[stage])
 
     runs: list[StageRun] = []
     for shared, members in groupby(range(n_stages), kinds):
@@ -52,7 +52,7 @@ def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
         runs.append(
             StageRun(
                 stages=range(stages[0], stages[-1] + 1),
-                first_layer=of_stage[stages[0]].start,
+                first_layer=layers_of_stage[stages[0]].start,
                 kinds=shared,
             )
         )
@@ -60,23 +60,25 @@ def stage_runs(layers: Sequence[Layer], n_stages: int) -> tuple[StageRun, ...]:
 
 
 def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[int | None, ...]:
-    """Which layer is stored at each place of the arrays that stack the layers of one kind.
+    """The layer index of each slot in the stacked arrays of one kind of layer; None if unused.
 
-    One program for all stages gives every stage the same number of places, as many as the stage
-    with the most layers of the kind needs; None is room that a stage does not use.
+    All stages run one program, so each has as many slots as the stage with the most layers of the
+    kind.
     """
-    of_stage = [
+    layers_of_stage = [
         [index for index in indices if layers[index] == kind]
         for indices in stage_layers(len(layers), n_stages)
     ]
-    n_each = max(map(len, of_stage))
+    n_each = max(map(len, layers_of_stage))
     return tuple(
-        index for indices in of_stage for index in [*indices, *[None] * (n_each - len(indices))]
+        index
+        for indices in layers_of_stage
+        for index in [*indices, *[None] * (n_each - len(indices))]
     )
 
 
 def stored_layers(layers: Sequence[Layer], n_stages: int) -> tuple[Layer, ...]:
-    """The layers that one device has room for, unused room included."""
+    """The layers that one device allocates, including unused slots."""
     return tuple(
         kind
         for kind in dict.fromkeys(layers)
@@ -85,10 +87,10 @@ def stored_layers(layers: Sequence[Layer], n_stages: int) -> tuple[Layer, ...]:
 
 
 def default_microbatches(local_batch: int, n_stages: int) -> int:
-    """As many micro-batches as stages, or the largest smaller number that divides the batch."""
+    """The number of stages, or the largest smaller number that divides the batch."""
     return next(n for n in range(min(n_stages, local_batch), 0, -1) if local_batch % n == 0)
 
 
 def n_ticks(n_microbatches: int, n_stages: int) -> int:
-    """Ticks until the last micro-batch has left the last stage."""
+    """Ticks until the last micro-batch leaves the last stage."""
     return n_microbatches + n_stages - 1

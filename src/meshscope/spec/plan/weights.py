@@ -1,7 +1,7 @@
-"""The weights of a model under a plan: one declaration gives shapes, shardings and checkpoint names.
+"""Weights of a model under a plan: shapes, shardings and checkpoint names.
 
-A dimension carries a logical axis; `mesh_axes_of` maps it to mesh axes, so that a plan is data.
-Each attention and each MLP declares its own weights; `layer_weights` puts a layer together.
+Each dimension has a logical axis, which `mesh_axes_of` maps to mesh axes. Attention and MLP declare
+their weights; `layer_weights` combines them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,22 +38,20 @@ class Dim(StrEnum):
     """Logical axes of weights."""
 
     VOCAB = "vocab"
-    HIDDEN = (
-        "hidden"  # the residual width (or the rank that feeds heads) of a matrix; fsdp splits it
-    )
-    NORM = "norm"  # the width of a norm's scale, of a bias, of a latent; never split
+    HIDDEN = "hidden"  # residual width of a matrix, or the rank that feeds heads; split by fsdp
+    NORM = "norm"  # width of a norm's scale, a bias or a latent; never split
     HEADS = "heads"
     KV_HEADS = "kv_heads"
-    GROUPS = "groups"  # of heads that go out together
+    GROUPS = "groups"  # groups of heads in the output projection
     HEAD_DIM = "head_dim"
     FFN = "ffn"
     EXPERT = "expert"
-    EXPERT_HIDDEN = "expert_hidden"  # like HIDDEN, unless the experts lie over the data axis
-    EXPERT_FFN = "expert_ffn"  # like FFN, unless the experts lie over tp
+    EXPERT_HIDDEN = "expert_hidden"  # like HIDDEN, but unsplit if fsdp shards the experts
+    EXPERT_FFN = "expert_ffn"  # like FFN, but unsplit if tp shards the experts
 
 
 def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
-    """The mesh axes that split this logical axis, outermost first; () when none does."""
+    """The mesh axes that split this logical axis, outermost first; () if none does."""
     match dim:
         case Dim.VOCAB | Dim.HEADS | Dim.KV_HEADS | Dim.GROUPS | Dim.FFN:
             return ("tp",)
@@ -73,7 +71,7 @@ def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSlice:
-    """Of a tensor's last dimension (after transposition and reshaping), of size `whole`: which part."""
+    """A slice of a tensor's last dimension, of size `whole`, after transposing and reshaping."""
 
     whole: int
     start: int
@@ -82,19 +80,19 @@ class ColumnSlice:
 
     @property
     def size(self) -> int:
-        """Elements that are left."""
+        """Number of selected elements."""
         return len(range(self.start, self.stop, self.step))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One weight array, as stored for a plan: KV heads replicated and vocabulary padded where needed.
+    """One weight array as stored for a plan, with KV heads replicated and vocabulary padded.
 
-    `checkpoint` is the tensor's name in a Hugging Face checkpoint, with `{layer}` for the index and,
-    where each expert has a tensor of its own, `{expert}`; a matrix there is [out, in] and is
-    transposed before it is reshaped to `shape`. `cut` takes a part of its last dimension. `dtype` is
-    XLA's name of the format where it is not that of the other weights: a table of integers.
-    `is_vector` works element by element, whatever its shape: a norm's scale, a bias.
+    `checkpoint` is the name of the tensor in a Hugging Face checkpoint, with `{layer}` for the layer
+    index and `{expert}` if each expert has a separate tensor. Matrices there are [out, in], and are
+    transposed before they are reshaped to `shape`. `columns` selects a part of the last dimension.
+    `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
+    elementwise weights such as norm scales and biases, whatever their shape.
     """
 
     name: str
@@ -107,11 +105,11 @@ class Weight:
     is_vector: bool = False
 
     def local_bytes(self, plan: Plan, dtype: str) -> int:
-        """Bytes that one device holds, where weights are stored in `dtype`."""
+        """Bytes on one device if weights are stored in `dtype`."""
         return prod(self.local_shape(plan)) * DTYPE_BITS[self.dtype or dtype] // 8
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
-        """What one device holds, in elements."""
+        """Shape of one device's shard, in elements."""
         sizes = dict(plan.mesh.axes)
         return tuple(
             size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
@@ -119,13 +117,13 @@ class Weight:
         )
 
     def gathered_shape(self, plan: Plan) -> tuple[int, ...]:
-        """What one device holds while fsdp has it gathered."""
+        """Shape on one device after the fsdp all-gather."""
         at = self.fsdp_dim(plan)
         local = self.local_shape(plan)
         return tuple(self.shape[i] if i == at else size for i, size in enumerate(local))
 
     def fsdp_dim(self, plan: Plan) -> int | None:
-        """Index of the dimension that fsdp gathers; None when the weight is not gathered."""
+        """Index of the dimension that fsdp gathers; None if fsdp does not gather the weight."""
         for index, dim in enumerate(self.dims):
             if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
                 return index
@@ -133,24 +131,24 @@ class Weight:
 
 
 def stored_kv_heads(attention: GroupedAttention, plan: Plan) -> int:
-    """KV heads as stored: replicated up to tp when there are fewer heads than tp."""
+    """KV heads as stored: replicated up to tp if the model has fewer."""
     return max(attention.n_kv_heads, plan.tp)
 
 
 def padded_vocab(model: Model, plan: Plan) -> int:
-    """Rows of the embedding as stored: the vocabulary padded to a multiple of tp."""
+    """Rows of the stored embedding: the vocabulary padded to a multiple of tp."""
     return -(-model.vocab // plan.tp) * plan.tp
 
 
 def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of one layer, in the order in which the program meets them."""
+    """The weights of one layer in program order."""
     return (*attention_weights(model, plan, layer), *mlp_weights(model, layer))
 
 
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
-    After them comes what collapses parallel residual streams, if the model has some.
+    Models with hyper-connections also have the weights that collapse the parallel streams.
     """
     table = (padded_vocab(model, plan), model.hidden)
     matrix = (Dim.VOCAB, Dim.HIDDEN)
@@ -169,11 +167,11 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBuilder:
-    """Declares the weights of one part of a layer, whose tensors' names start with `base`."""
+    """Builds the weights of one part of a layer, whose tensor names start with `base`."""
 
     base: str = "model.layers.{layer}."
 
-    def matrix(  # noqa: PLR0913  a weight's own fields
+    def matrix(  # noqa: PLR0913  the fields of a weight
         self,
         name: str,
         dims: tuple[Dim, ...],
@@ -214,7 +212,7 @@ class WeightBuilder:
 
 
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of one layer's attention with the norm before it."""
+    """The weights of one layer's attention, including the norm before it."""
     tensor = norm_tensors(model.family)[0]
     norm = WeightBuilder().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
     match model.attention:
@@ -251,7 +249,7 @@ def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterato
 
 
 def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
-    """Heads are split over tp; what makes the latents is on every device."""
+    """Heads are split over tp; the projections to latents are replicated."""
     builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
     n, rank = attention.n_heads, attention.kv_rank
     latent = rank + attention.rope_dim
@@ -292,7 +290,7 @@ def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
 
 
 def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
-    """The indexer is small and on every device: its choice is the same for all heads."""
+    """The indexer is small and replicated: its selection is the same for all heads."""
     indexer = attention.indexer
     if indexer is None:
         return
@@ -308,7 +306,7 @@ def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
 
 
 def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) -> Iterator[Weight]:
-    """Heads, and the groups in which they go out, are split over tp; all else is on every device."""
+    """Heads and output groups are split over tp; the other weights are replicated."""
     builder = WeightBuilder(base="model.layers.{layer}.attn.")
     n, h, q = attention.n_heads, attention.head_dim, attention.q_rank
     groups, rank = attention.n_groups, attention.group_rank
@@ -335,14 +333,14 @@ def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) ->
 def _entry_weights(
     prefix: str, base: str, d: int, rate: int, widths: tuple[int, int]
 ) -> Iterator[Weight]:
-    """What makes an entry of `rate` positions; `widths` are those of an entry and of a position."""
+    """Compresses `rate` positions into an entry; `widths` are those of an entry and of a position."""
     builder = WeightBuilder(base="model.layers.{layer}.attn." + base)
-    of_entry, of_position = widths
-    shape = (d, of_position)
+    entry_width, position_width = widths
+    shape = (d, position_width)
     yield builder.matrix(f"{prefix}wkv", (Dim.HIDDEN, Dim.NORM), shape, "wkv.weight")
     yield builder.matrix(f"{prefix}wgate", (Dim.HIDDEN, Dim.NORM), shape, "wgate.weight")
-    yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, of_position), "ape")
-    yield builder.vector(f"{prefix}norm", (Dim.NORM,), (of_entry,), "norm.weight")
+    yield builder.vector(f"{prefix}bias", (Dim.NORM, Dim.NORM), (rate, position_width), "ape")
+    yield builder.vector(f"{prefix}norm", (Dim.NORM,), (entry_width,), "norm.weight")
 
 
 def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[Weight]:
@@ -356,7 +354,7 @@ def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[W
 
 
 def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
-    """What mixes parallel residual streams around a block; none without such streams."""
+    """Weights that mix parallel residual streams around a block; none without hyper-connections."""
     hyper = model.hyper
     if hyper is None:
         return
@@ -368,7 +366,7 @@ def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
 
 
 def _collapse_weights(model: Model) -> Iterator[Weight]:
-    """What collapses parallel residual streams behind the last layer; none without such streams."""
+    """Weights that collapse parallel residual streams after the last layer, if the model has any."""
     hyper = model.hyper
     if hyper is None:
         return
@@ -379,7 +377,7 @@ def _collapse_weights(model: Model) -> Iterator[Weight]:
 
 
 def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of what follows a layer's attention, with the norm before it."""
+    """The weights of a layer's feed-forward block, including the norm before it."""
     tensor = norm_tensors(model.family)[1]
     norm = WeightBuilder().vector("mlp_norm", (Dim.NORM,), (model.hidden,), tensor)
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
@@ -401,7 +399,7 @@ def dense_weights(model: Model) -> tuple[Weight, ...]:
 
 
 def shared_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of the shared experts, which are one gated MLP."""
+    """The weights of the shared experts, stored as one gated MLP."""
     moe = model.moe
     if moe is None or moe.shared_ffn is None:
         return ()
@@ -423,9 +421,9 @@ def _gated(
 
 
 def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ...]:
-    """The weights of the router, on every device, so that all agree without a word.
+    """The replicated weights of the router.
 
-    Where a table has the experts of every token id, there is nothing to choose and to correct.
+    With `has_table`, a table maps each token id to its experts and there is no correction bias.
     """
     moe = model.moe
     assert moe is not None
@@ -446,7 +444,7 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
 
 
 def expert_weights(model: Model) -> tuple[Weight, ...]:
-    """The weights of the routed experts, all of them in one array each."""
+    """The weights of the routed experts, stacked over experts."""
     moe = model.moe
     assert moe is not None
     is_fused = moe.activation is Activation.CLAMPED_SWIGLU
@@ -467,7 +465,7 @@ def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
-    """gpt-oss: gate and up lie side by side, [E, D, 2F], and are not transposed."""
+    """gpt-oss: gate and up columns alternate in one tensor [E, D, 2F], which is not transposed."""
     builder = WeightBuilder(base="model.layers.{layer}.mlp.experts.")
     n, d, f = moe.n_experts, model.hidden, moe.ffn
     for start, name in enumerate(("gate", "up")):
@@ -498,9 +496,9 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
-    """Bytes of weights that one device holds.
+    """Weight bytes on one device.
 
-    With a pipeline: room for its layers, as much on every stage, and embedding and head on each.
+    In a pipeline, every stage allocates the same number of layers, plus embedding and head.
     """
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
     layers = stored_layers(model.layers, plan.pp)
@@ -508,5 +506,5 @@ def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
 
 
 def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
-    """Bytes of the weights of one layer on one device."""
+    """Weight bytes of one layer on one device."""
     return sum(weight.local_bytes(plan, dtype) for weight in layer_weights(model, plan, layer))
