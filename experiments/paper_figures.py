@@ -31,16 +31,16 @@ from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import segments_of
+from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     BLUE,
     COLORS,
     GRAY,
     STYLE,
-    bytes_axis,
     legend_below,
     save,
-    seconds_axis,
     stacked,
+    unit_axis,
 )
 
 OUT = Path(__file__).parents[1] / "docs" / "figures"
@@ -295,7 +295,7 @@ def _draw_lines(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xticks([128, 256, 512])
     axes.set_xlabel("output tokens")
     axes.set_ylim(0)
-    bytes_axis(axes.yaxis)
+    unit_axis(axes.yaxis, Unit.BYTES)
 
 
 def _draw_bars(axes: Axes, points: Sequence[Point]) -> None:
@@ -311,7 +311,7 @@ def _draw_bars(axes: Axes, points: Sequence[Point]) -> None:
         range(len(places)), [place.replace(",", "\n").removeprefix("Llama-") for place in places]
     )
     if points[0].unit == "B":
-        bytes_axis(axes.yaxis)
+        unit_axis(axes.yaxis, Unit.BYTES)
     else:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
@@ -331,7 +331,7 @@ def _draw_latencies(axes: Axes, points: Sequence[Point]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    seconds_axis(axes.yaxis)
+    unit_axis(axes.yaxis, Unit.SECONDS)
 
 
 DRAWERS = {

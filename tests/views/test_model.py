@@ -49,10 +49,10 @@ def test_a_figure_writes_its_range() -> None:
     [
         ("busbw_bytes_per_s", Unit.BYTES_PER_S, "busbw"),
         ("payload_bytes", Unit.BYTES, "payload"),
-        ("mean_dur_s", Unit.SECONDS, "mean dur"),
-        ("mfu_frac", Unit.FRACTION, "mfu"),
-        ("model_flops", Unit.FLOPS, "model flops"),
-        ("n_devices", Unit.NUMBER, "n devices"),
+        ("mean_dur_s", Unit.SECONDS, "mean duration"),
+        ("mfu_frac", Unit.FRACTION, "MFU"),
+        ("model_flops", Unit.FLOPS, "model FLOPs"),
+        ("n_devices", Unit.NUMBER, "devices"),
     ],
 )
 def test_a_column_name_carries_its_unit(column: str, unit: Unit, label: str) -> None:

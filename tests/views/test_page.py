@@ -14,6 +14,7 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.experiment_record import NamedModel
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
+from meshscope.views.charts.cost import COLLECTIVES, COMPUTE, EXPOSED, IDLE, MEMORY, STAGES
 from meshscope.views.html.page import page_html
 
 HOSTILE = (
@@ -186,6 +187,13 @@ def test_the_headline_says_that_memory_does_not_fit(timed_run: RunRecord) -> Non
     )  # fmt: skip
     run = replace(timed_run, memory={Source.COMPILED: memory})
     assert "It does not fit: each device would need 200% of its HBM." in Page(page_html([run])).text
+
+
+def test_the_script_has_a_color_for_every_segment_of_a_step() -> None:
+    script = (resources.files("meshscope.views.html") / "charts.js").read_text()
+    for name in (COMPUTE, MEMORY, STAGES, IDLE, COLLECTIVES):
+        assert f'["{name}", "' in script
+    assert f"/^{EXPOSED}/" in script
 
 
 def test_the_package_contains_the_files_of_the_page() -> None:

@@ -31,7 +31,7 @@ def table_of_frame(frame: pl.DataFrame, *, title: str = "") -> ViewTable:
 
     A text column with one value in several rows moves to `shared`, unless all columns would.
     """
-    ordered = _by_phase(frame)
+    ordered = prefill_first(frame)
     filled = ordered.select(c for c in ordered.columns if not _is_empty(ordered[c]))
     timed = _with_seconds(filled)
     constant = [c for c in timed.columns if len(timed) > 1 and _is_constant_text(timed[c])]
@@ -57,7 +57,8 @@ def _columns(frame: pl.DataFrame) -> Iterator[ViewColumn]:
         yield ViewColumn(key=name, label=f"{label} share" if is_doubled else label, unit=unit)
 
 
-def _by_phase(frame: pl.DataFrame) -> pl.DataFrame:
+def prefill_first(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows with prefill before decode, otherwise in their order."""
     if "phase" not in frame.columns:
         return frame
     ranks = {phase.value: i for i, phase in enumerate(Phase)}

@@ -39,6 +39,9 @@ _SUFFIXES = {
 }
 
 
+# Words of column names that labels spell out.
+_WORDS = {"dur": "duration", "flops": "FLOPs", "hbm": "HBM", "mbu": "MBU", "mfu": "MFU"}
+
 _FORMATS: dict[Unit, Callable[[float], str]] = {
     Unit.SECONDS: format_seconds,
     Unit.BYTES: format_bytes,
@@ -147,9 +150,10 @@ def unit_of(column: str) -> Unit:
 
 
 def label_of(column: str) -> str:
-    """A column's name in words, without the unit: `mean_dur_s` -> `mean dur`."""
+    """A column's name in words, without its unit: `mean_dur_s` -> `mean duration`."""
     suffix = next((end for end in _SUFFIXES if end[0] == "_" and column.endswith(end)), "")
-    return (column.removesuffix(suffix) or column).replace("_", " ")
+    name = (column.removesuffix(suffix) or column).removeprefix("n_").removeprefix("is_")
+    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
 
 
 def joined(words: Sequence[str]) -> str:

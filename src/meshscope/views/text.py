@@ -45,22 +45,10 @@ COUNT = "count"
 
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The output of `show`, from the conditions of the run to the verdict."""
-    source = run.manifest.source
-    comparison = compare_sources(run)
     yield conditions(run)
     yield Text("")
     yield from live_lines(run)
-    for phase in phases_of(run):
-        sides, lines = phase_lines(run, phase, comparison)
-        yield _heading(phase_label(phase), phase, run.rows)
-        yield (
-            collectives_table(lines, sides=sides, console=console)
-            if lines
-            else Text("no collectives")
-        )
-        yield Text("")
-    yield Text(LEGEND, style="dim")
-    yield Text("")
+    yield from _collectives(run, console)
     yield rich_table(totals_table(run))
     yield Text("")
     yield from time_lines(run)
@@ -73,8 +61,23 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     if run.memory:
         yield rich_table(memory_table(run.memory))
         yield Text("")
-    yield from unattributed_lines(unattributed(run.rows_of(source)))
+    yield from unattributed_lines(unattributed(run.rows_of(run.manifest.source)))
     yield from source_verdicts(run)
+
+
+def _collectives(run: RunRecord, console: Console) -> Iterator[RenderableType]:
+    """The collectives of each phase, with the counts of all sources, and the legend."""
+    comparison = compare_sources(run)
+    for phase in phases_of(run):
+        sides, lines = phase_lines(run, phase, comparison)
+        yield _heading(phase_label(phase), phase, run.rows)
+        if lines:
+            yield collectives_table(lines, sides=sides, console=console)
+        else:
+            yield Text("no collectives")
+        yield Text("")
+    yield Text(LEGEND, style="dim")
+    yield Text("")
 
 
 def source_verdicts(run: RunRecord) -> Iterator[Text]:

@@ -1,6 +1,6 @@
 """Bars of the step time and its parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshscope.analysis.metric_inputs import MetricInputs
@@ -87,3 +87,8 @@ def _measured_segments(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[st
         (IDLE, window_s - sum(load.busy_s for load in loads)),
     )
     return tuple((label, step_s * seconds / window_s) for label, seconds in segments if seconds > 0)
+
+
+def strongest_costs(bars: Iterable[CostBar]) -> dict[Phase, CostBar]:
+    """The bar of each phase by the strongest source, from `cost_bars`."""
+    return {bar.phase: bar for bar in bars}  # weaker sources come first

@@ -122,8 +122,8 @@ def page_table(
 ) -> PageTable:
     """The table for a page; its notes say how many rows are hidden and what all rows share."""
     n_hidden = len(view.rows) - MAX_ROWS
-    hidden = f"{n_hidden:,} more rows with `show --json`." if n_hidden > 0 else ""
-    shared = ", ".join(f"{label} {_shared_text(label, text)}" for label, text in view.shared)
+    hidden = f"{n_hidden:,} more rows with show --json." if n_hidden > 0 else ""
+    shared = "; ".join(f"{label}: {_shared_text(label, text)}" for label, text in view.shared)
     notes = (hidden, note, *view.notes, f"All rows: {shared}." if shared else "")
     return PageTable(
         id=id_,

@@ -12,8 +12,8 @@ from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
-from meshscope.views.charts.cost import CostBar, cost_bars
-from meshscope.views.frames import metric_table
+from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs
+from meshscope.views.frames import metric_table, prefill_first
 from meshscope.views.html.blocks import PageTable, Paragraph, page_table, unknown
 from meshscope.views.model import UNKNOWN_LABEL
 from meshscope.views.plain import short
@@ -56,7 +56,7 @@ class PageRun:
     @property
     def strongest_costs(self) -> dict[Phase, CostBar]:
         """For each phase the step of the strongest source that has one."""
-        return {bar.phase: bar for bar in self.costs}  # weaker sources come first
+        return strongest_costs(self.costs)
 
     def with_letter(self, text: str) -> str:
         """The text after the letter of the run, if the page has several runs."""
@@ -67,7 +67,7 @@ class PageRun:
         return f"{name}-{self.letter.lower()}"
 
     def of_strongest(self, name: str) -> pl.DataFrame | Unavailable:
-        """The rows of a metric for the strongest source that has some."""
+        """The rows of a metric for the strongest source that has some, prefill first."""
         result = self.metrics[name]
         if isinstance(result, Unavailable):
             return result
@@ -75,7 +75,7 @@ class PageRun:
             sources = set(result["source"].unique())
             strongest = next((s for s in reversed(Source) if s.value in sources), self.source)
             result = result.filter(pl.col("source") == strongest.value)
-        return NO_ROWS if result.is_empty() else result
+        return NO_ROWS if result.is_empty() else prefill_first(result)
 
     def table(self, name: str, title: str, *, note: str = "") -> PageTable | Paragraph:
         """A metric as a table, or the reason why it is unavailable."""

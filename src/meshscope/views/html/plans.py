@@ -49,7 +49,7 @@ def plans_section(runs: Sequence[PageRun], factory: ChartFactory) -> Section:
         blocks += _scaling_charts(runs, factory)
         blocks += [block for run in runs[1:] for block in _why(runs[0], run)]
     else:
-        text = "This report has one run. Pass several runs to `meshscope report` to compare them."
+        text = "This report has one run. Pass several runs to meshscope report to compare them."
         blocks.append(Paragraph(text=text, class_name="unknown"))
     panel = Panel(title="", blocks=tuple(blocks))
     return Section(id="plans", title="Comparison of plans", lead="", panels=(panel,))

@@ -13,8 +13,8 @@ from meshscope.analysis.catalog import Result
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.events.enums import Source
 from meshscope.store.run import RunRecord
-from meshscope.units import format_bytes, format_seconds
 from meshscope.views.charts.cost import COMPUTE, IDLE, MEMORY, STAGES
+from meshscope.views.model import Unit, format_cell
 from meshscope.views.plain import plain
 
 # The Okabe-Ito palette, safe for color-blind readers.
@@ -88,14 +88,9 @@ def new_axes(height: float = 2.6, *, width: float = WIDTH) -> tuple[Figure, Axes
     return figure, figure.subplots()
 
 
-def seconds_axis(axis: Any) -> None:
-    """Formats ticks like `1.5 ms`."""
-    axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_seconds(value))
-
-
-def bytes_axis(axis: Any) -> None:
-    """Formats ticks like `20 MB`."""
-    axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_bytes(value))
+def unit_axis(axis: Any, unit: Unit) -> None:
+    """Formats ticks like the cells of a table: `1.5 ms`, `20 MB`."""
+    axis.set_major_formatter(lambda value, _: "0" if value == 0 else format_cell(value, unit))
 
 
 def gib_axis(axes: Axes, limit: float | None) -> None:

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import repetition_starts
-from meshscope.views.charts.cost import CostBar, cost_bars
+from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs
 from meshscope.views.charts.timeline import StepTimeline, TimeSpan, axis_bursts, step_timelines
+from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     BLUE,
     COLORS,
@@ -25,9 +26,9 @@ from meshscope.views.plots.style import (
     lane_axis,
     legend_below,
     new_axes,
-    seconds_axis,
     stacked,
     title,
+    unit_axis,
 )
 from meshscope.views.run_label import distinct_labels
 
@@ -67,7 +68,7 @@ def _cost_plots(labeled_bars: Sequence[tuple[str, CostBar]]) -> Iterator[Plot]:
         figure, axes = new_axes(0.7 + 0.45 * len(rows))
         stacked(axes, [(label, bar.segments or [("step", bar.step_s)]) for label, bar in rows])
         intervals(axes, [(bar.low_s, bar.high_s) for _, bar in rows])
-        seconds_axis(axes.xaxis)
+        unit_axis(axes.xaxis, Unit.SECONDS)
         title(axes, f"Time of one {phase} step on one device")
         legend_below(axes)
         yield Plot(name=f"cost-{phase}", figure=figure)
@@ -75,7 +76,7 @@ def _cost_plots(labeled_bars: Sequence[tuple[str, CostBar]]) -> Iterator[Plot]:
 
 def _strongest(run: PlotRun) -> Mapping[Phase, CostBar]:
     """For each phase the bar of the strongest source."""
-    return {bar.phase: bar for bar in cost_bars(run.inputs)}  # weaker sources come first
+    return strongest_costs(cost_bars(run.inputs))
 
 
 def scaling_plots(runs: Sequence[PlotRun]) -> Iterator[Plot]:
@@ -109,7 +110,7 @@ def _scaling_figure(points: Sequence[ScalingPoint], phase: Phase) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_xticks([*fastest], [str(n) for n in fastest])
     axes.minorticks_off()
-    seconds_axis(axes.yaxis)
+    unit_axis(axes.yaxis, Unit.SECONDS)
     axes.set_xlabel("devices")
     title(axes, f"Time of one {phase} step over devices")
     legend_below(axes, n_columns=3)
@@ -146,7 +147,7 @@ def _timeline_figure(timeline: StepTimeline, low: float, high: float, heading: s
             _draw_spans(axes, row, spans, (low, high), color=color(lane))
     lane_axis(axes, lanes)
     axes.set_xlim(low, high)
-    seconds_axis(axes.xaxis)
+    unit_axis(axes.xaxis, Unit.SECONDS)
     title(axes, heading)
     legend_below(axes, n_columns=6)
     return figure
@@ -202,7 +203,7 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
             axes.broken_barh(bars, rows, facecolors=COLORS[row % len(COLORS)], linewidth=0)
         lane_axis(axes, lanes)
         if bursts.unit == "s":
-            seconds_axis(axes.xaxis)
+            unit_axis(axes.xaxis, Unit.SECONDS)
         else:
             axes.set_xlabel("position in the schedule (operations, not time)")
         title(axes, f"Traffic of each mesh axis in one {bursts.phase} step")

@@ -14,17 +14,18 @@ from meshscope.analysis.metric import Unavailable
 from meshscope.views.charts.sizes import SizeCount, size_counts
 from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
 from meshscope.views.charts.volume import VolumeBar, volume_bars
+from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     COLORS,
     MARKERS,
     Plot,
     PlotRun,
-    bytes_axis,
     label_text,
     legend_below,
     new_axes,
     stacked,
     title,
+    unit_axis,
 )
 from meshscope.views.run_label import distinct_labels
 
@@ -79,7 +80,7 @@ def _volume_figure(rows: Sequence[tuple[str, Sequence[VolumeBar]]], heading: str
             for label, bars in rows
         ],
     )
-    bytes_axis(axes.xaxis)
+    unit_axis(axes.xaxis, Unit.BYTES)
     title(axes, heading)
     legend_below(axes, n_columns=3)
     return figure
@@ -113,7 +114,7 @@ def _log_axes(axes: Axes) -> None:
     """Bytes over counts, both logarithmic."""
     axes.set_xscale("log")
     axes.set_yscale("log")
-    bytes_axis(axes.xaxis)
+    unit_axis(axes.xaxis, Unit.BYTES)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
@@ -144,7 +145,7 @@ def _matrix_figure(matrix: Matrix) -> Figure:
     title(axes, f"Traffic matrix of one {matrix.phase} step")
     axes.spines[:].set_visible(True)
     bar = figure.colorbar(image, ax=axes, shrink=0.85)
-    bytes_axis(bar.ax.yaxis)
+    unit_axis(bar.ax.yaxis, Unit.BYTES)
     return figure
 
 
@@ -175,7 +176,7 @@ def _torus_figure(torus: Torus) -> Figure:
     scale = ScalarMappable(cmap=mpl.colormaps[HEAT], norm=Normalize(0, highest))
     label = f"bytes per link in one {torus.phase} step"
     bar = figure.colorbar(scale, ax=planes, shrink=0.8, label=label)
-    bytes_axis(bar.ax.yaxis)
+    unit_axis(bar.ax.yaxis, Unit.BYTES)
     return figure
 
 
