@@ -107,8 +107,8 @@ def _kernels(experiment: ExperimentRecord) -> str:
 
 
 def _microbatches(experiment: ExperimentRecord) -> str:
-    """The number of microbatches in prefill, if the plan has a pipeline."""
+    """The number of micro-batches in prefill, if the plan has a pipeline."""
     n = experiment.microbatches.get(Phase.PREFILL)
     if experiment.mesh.get("pp", 1) == 1 or n is None:
         return ""
-    return f"; {n} microbatch{'es' if n > 1 else ''} in prefill"
+    return f"; {n} micro-batch{'es' if n > 1 else ''} in prefill"
