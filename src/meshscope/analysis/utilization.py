@@ -2,19 +2,11 @@
 
 from collections import Counter
 from math import prod
-from typing import assert_never
 
 from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import Chip
-from meshscope.spec.model.model import (
-    AttentionKind,
-    CompressedAttention,
-    GroupedAttention,
-    Indexer,
-    LatentAttention,
-    Layer,
-    Model,
-)
+from meshscope.spec.model.flops import attention_flops
+from meshscope.spec.model.model import Layer, Model
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
@@ -76,50 +68,9 @@ def _share(model: Model, weight: Weight) -> float:
 
 
 def _mean_attention_flops(model: Model, layer: Layer, contexts: range) -> float:
-    """Of one query token in one layer, the mean over the contexts."""
-    return sum(_attention_flops(model, layer, context) for context in contexts) / len(contexts)
-
-
-def _attention_flops(model: Model, layer: Layer, context: int) -> float:
-    """Of one query token, products with keys and values, all heads, and those of the indexer."""
-    match model.attention:
-        case GroupedAttention() as grouped:
-            seen = context
-            if layer.attention is AttentionKind.SLIDING and grouped.window is not None:
-                seen = min(context, grouped.window)
-            return 4.0 * grouped.n_heads * grouped.head_dim * seen
-        case LatentAttention() as latent:
-            widths = latent.qk_dim + latent.value_dim
-            if latent.indexer is None:
-                return 2.0 * latent.n_heads * widths * context
-            seen = min(context, latent.indexer.top_k)
-            return 2.0 * latent.n_heads * widths * seen + _indexer_flops(latent.indexer, context)
-        case CompressedAttention() as compressed:
-            return _compressed_flops(compressed, layer.attention, context)
-        case _:
-            assert_never(model.attention)
-
-
-def _compressed_flops(attention: CompressedAttention, kind: AttentionKind, context: int) -> float:
-    """Products with the window's keys and with the entries of all full windows before, or their choice."""
-    seen, choosing_flops = min(context, attention.window), 0.0
-    match kind:
-        case AttentionKind.COMPRESSED_SPARSE:
-            n_entries = context // attention.sparse_rate
-            seen += min(n_entries, attention.indexer.top_k)
-            choosing_flops = _indexer_flops(attention.indexer, n_entries)
-        case AttentionKind.HEAVILY_COMPRESSED:
-            seen += context // attention.heavy_rate
-        case AttentionKind.FULL | AttentionKind.SLIDING:
-            pass
-        case _:
-            assert_never(kind)
-    return 4.0 * attention.n_heads * attention.head_dim * seen + choosing_flops
-
-
-def _indexer_flops(indexer: Indexer, n_positions: int) -> float:
-    """Of one query: its heads' products with the key of each position, and their weighted sum."""
-    return 2.0 * indexer.n_heads * (indexer.head_dim + 1) * n_positions
+    """FLOPs of one query token in one layer, averaged over the contexts."""
+    flops = sum(attention_flops(model.attention, layer.attention, n) for n in contexts)
+    return flops / len(contexts)
 
 
 def n_parameters(model: Model) -> tuple[int, int, int]:

@@ -1,0 +1,99 @@
+"""FLOPs of attention: keys per query, products per query-key pair, and the blocks that kernels compute."""
+
+from typing import Any, assert_never
+
+from meshscope.spec.model.model import (
+    Attention,
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    Indexer,
+    LatentAttention,
+)
+
+
+def attention_flops(attention: Attention, kind: AttentionKind, context: int) -> float:
+    """FLOPs of one query token over `context` positions in one layer, all heads, indexer included.
+
+    Two for each multiplication of a query with a key and of a weight with a value. A causal mask saves
+    nothing; a window or an indexer's choice does.
+    """
+    n_keys = attended_keys(attention, kind, context)
+    return pair_flops(attention) * n_keys + _indexer_flops(attention, kind, context)
+
+
+def attended_keys(attention: Attention, kind: AttentionKind, context: int) -> int:
+    """Keys that one query attends to: the context, at most the window, or the indexer's choice."""
+    match attention:
+        case GroupedAttention():
+            window = window_of(attention, kind)
+            return context if window is None else min(context, window)
+        case LatentAttention():
+            return context if attention.indexer is None else min(context, attention.indexer.top_k)
+        case CompressedAttention():
+            n_entries = context // entry_rate(attention, kind) if _has_entries(kind) else 0
+            if kind is AttentionKind.COMPRESSED_SPARSE:
+                n_entries = min(n_entries, attention.indexer.top_k)
+            return min(context, attention.window) + n_entries
+        case _:
+            assert_never(attention)
+
+
+def window_of(attention: Attention, kind: AttentionKind) -> int | None:
+    """The sliding window of a layer in positions; None if it attends to the whole context."""
+    if isinstance(attention, GroupedAttention) and kind is AttentionKind.SLIDING:
+        return attention.window
+    return None
+
+
+def entry_rate(attention: CompressedAttention, kind: AttentionKind) -> int:
+    """Positions per compressed entry."""
+    is_heavy = kind is AttentionKind.HEAVILY_COMPRESSED
+    return attention.heavy_rate if is_heavy else attention.sparse_rate
+
+
+def pair_flops(attention: Attention, *, is_absorbed: bool = False) -> float:
+    """FLOPs of one query with one key and its value, all heads.
+
+    `is_absorbed` counts latent attention on the latents themselves, as decode computes it.
+    """
+    match attention:
+        case LatentAttention() if is_absorbed:
+            widths = 2 * attention.kv_rank + attention.rope_dim
+        case LatentAttention():
+            widths = attention.qk_dim + attention.value_dim
+        case GroupedAttention() | CompressedAttention():
+            widths = 2 * attention.head_dim
+        case _:
+            assert_never(attention)
+    return 2.0 * attention.n_heads * widths
+
+
+def _has_entries(kind: AttentionKind) -> bool:
+    return kind in {AttentionKind.COMPRESSED_SPARSE, AttentionKind.HEAVILY_COMPRESSED}
+
+
+def _indexer_flops(attention: Attention, kind: AttentionKind, context: int) -> float:
+    """The indexer's products of one query with every position or entry, and their weighted sum."""
+    if isinstance(attention, LatentAttention) and attention.indexer is not None:
+        return _scored(attention.indexer, context)
+    if isinstance(attention, CompressedAttention) and kind is AttentionKind.COMPRESSED_SPARSE:
+        return _scored(attention.indexer, context // attention.sparse_rate)
+    return 0.0
+
+
+def _scored(indexer: Indexer, n_positions: int) -> float:
+    return 2.0 * indexer.n_heads * (indexer.head_dim + 1) * n_positions
+
+
+def window_blocks(window: Any, block: Any) -> Any:
+    """Key blocks that one block of queries touches under a window. The arguments may be arrays."""
+    return -(-(window - 1) // block) + 1
+
+
+def causal_blocks(n_rows: Any, width: Any) -> Any:
+    """Blocks of a causal band of `n_rows` block rows, each at most `width` <= `n_rows` blocks wide.
+
+    Splash attention computes these blocks whole. The arguments may be arrays.
+    """
+    return width * (width + 1) / 2 + (n_rows - width) * width

@@ -1,0 +1,49 @@
+"""Attention FLOPs against masks written out pair by pair."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.flops import (
+    attended_keys,
+    attention_flops,
+    causal_blocks,
+    pair_flops,
+    window_blocks,
+)
+from meshscope.spec.model.model import AttentionKind, GroupedAttention
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "block", "window"),
+    list(product((1, 2, 5, 9), (4, 8), (1, 3, 4, 5, 8, 9, 100))),
+)
+def test_blocks_are_those_of_the_mask(n_rows: int, block: int, window: int) -> None:
+    at = np.arange(n_rows * block)
+    distance = at[:, None] - at[None, :]
+    seen = (distance >= 0) & (distance < window)
+    blocks = seen.reshape(n_rows, block, n_rows, block).any(axis=(1, 3))
+    width = min(n_rows, window_blocks(window, block))
+    assert causal_blocks(n_rows, width) == blocks.sum()
+
+
+@pytest.mark.parametrize("context", [1, 100, 128, 129, 4096])
+def test_windowed_layers_of_gpt_oss_attend_to_their_window(context: int) -> None:
+    attention = read_model("openai/gpt-oss-120b").attention
+    assert isinstance(attention, GroupedAttention)
+    assert attention.window == 128
+    for kind, window in ((AttentionKind.SLIDING, 128), (AttentionKind.FULL, context)):
+        position = context - 1
+        n_keys = sum(position - window < key <= position for key in range(context))
+        assert attended_keys(attention, kind, context) == n_keys
+        widths = attention.n_heads * attention.head_dim  # of queries, and of weighted values
+        assert attention_flops(attention, kind, context) == 2 * 2 * widths * n_keys
+
+
+def test_latent_attention_multiplies_wider_when_absorbed() -> None:
+    """DeepSeek-V3: heads of 128 + 64 and 128, or latents of 512 + 64 and 512."""
+    attention = read_model("deepseek-ai/DeepSeek-V3.1-Base").attention
+    assert pair_flops(attention) == 2 * 128 * (192 + 128)
+    assert pair_flops(attention, is_absorbed=True) == 2 * 128 * (576 + 512)
