@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.backends.compile.compile import compile_experiment
-from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_form, stacked
+from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
-from meshscope.cost.features import CACHE, WEIGHTS
+from meshscope.cost.features import Cost
 from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
@@ -147,7 +147,7 @@ def _closed(experiment: Experiment, phase: Phase) -> ClosedSteps:
     form = plan_form(experiment, phase, efficiency=PEAKS)
     workload = experiment.workload
     sizes = {n: np.array([float(getattr(workload, n))]) for n in ("batch", "prompt", "output")}
-    return closed_steps(stacked([form]), np.zeros(1, dtype=np.int64), **sizes)
+    return closed_steps(plan_batch([form]), np.zeros(1, dtype=np.int64), **sizes)
 
 
 def _bytes_s(  # noqa: PLR0913, PLR0917  what the book gives
@@ -162,7 +162,9 @@ def _bytes_s(  # noqa: PLR0913, PLR0917  what the book gives
             batch=batch, prompt=context - 1, output=1, weight_dtype=dtype, cache_dtype=dtype
         ),
     )
-    read = _closed(experiment, Phase.DECODE).quantities[0][:, [WEIGHTS, CACHE]].sum()
+    read = (
+        _closed(experiment, Phase.DECODE).costs[0][:, [Cost.WEIGHT_BYTES, Cost.CACHE_BYTES]].sum()
+    )
     chip = experiment.topology.chip
     assert chip.hbm_bytes_per_s is not None
     return float(read) / (chip.hbm_bytes_per_s / chip.devices_per_chip)
@@ -177,7 +179,7 @@ def _serving_examples() -> list[Line]:
         topology=parse_topology("v5e:4x4"),
         workload=Workload(batch=1, prompt=8192, output=1),
     )
-    flops = _closed(prompt, Phase.PREFILL).quantities[0][:, :3].sum()
+    flops = _closed(prompt, Phase.PREFILL).costs[0][:, :3].sum()
     at_40 = float(flops) / (prompt.topology.chip.bf16_flops_per_s or 1) / 0.4
     common = {"source": f"{BOOK}, applied-inference.md", "sort": "formula", "is_device_bound": True}
     return [

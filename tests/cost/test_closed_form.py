@@ -1,33 +1,23 @@
-"""The closed form against the rows of the prediction, the declaration of weights, and itself one by one."""
+"""The closed form against predicted rows, declared weights and published worked examples."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from meshscope.cost.closed_form import closed_steps, plan_form, stacked
+from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
-from meshscope.cost.features import (
-    ACTS,
-    CACHE,
-    KERNEL,
-    MATMUL,
-    MOVED,
-    PARTS,
-    TILES,
-    VECTOR,
-    WEIGHTS,
-    expert_load,
-)
-from meshscope.cost.predicted import predicted_times
+from meshscope.cost.expert_load import expert_load
+from meshscope.cost.features import PARTS, Cost
+from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import SpecError
-from meshscope.events.enums import Part, Phase
+from meshscope.events.enums import Kind, Part, Phase
 from meshscope.interconnect import collective_time
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
-from meshscope.spec.model.model import MlpKind
+from meshscope.spec.model.model import GroupedAttention, MlpKind
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.plan.weights import device_weight_bytes, expert_weights, outer_weights
 from meshscope.spec.workload import Workload
@@ -69,13 +59,13 @@ def _closed(experiment: Experiment, phase: Phase):
     form = plan_form(experiment, phase)
     workload = experiment.workload
     sizes = {n: np.array([float(getattr(workload, n))]) for n in ("batch", "prompt", "output")}
-    return form, closed_steps(stacked([form]), np.zeros(1, dtype=np.int64), **sizes)
+    return form, closed_steps(plan_batch([form]), np.zeros(1, dtype=np.int64), **sizes)
 
 
 @pytest.mark.parametrize("experiment", CASES, ids=IDS)
 @pytest.mark.parametrize("phase", Phase)
-def test_communication_is_that_of_the_predicted_rows(experiment: Experiment, phase: Phase):
-    """Row by row through the model on one side, three small workloads and lines on the other."""
+def test_communication_equals_that_of_the_predicted_rows(experiment: Experiment, phase: Phase):
+    """Sum over the rows against payload coefficients from three reference workloads."""
     total = sum(
         row.count
         * collective_time(
@@ -88,30 +78,30 @@ def test_communication_is_that_of_the_predicted_rows(experiment: Experiment, pha
         if row.phase is phase
     )
     form, closed = _closed(experiment, phase)
-    assert closed.lines_s.sum() == pytest.approx(total, rel=1e-6)
+    assert closed.collectives_s.sum() == pytest.approx(total, rel=1e-6)
     payloads = sum(
         row.count * row.payload_bytes for row in predict(experiment) if row.phase is phase
     )
-    told = sum(
-        closed.payload_bytes[0, m] * (line.n_tick + line.n_once)
-        for m, line in enumerate(form.lines)
+    modeled = sum(
+        closed.payload_bytes[0, m] * (collective.n_tick + collective.n_once)
+        for m, collective in enumerate(form.collectives)
     )
-    assert told == pytest.approx(payloads, rel=1e-6)
+    assert modeled == pytest.approx(payloads, rel=1e-6)
 
 
 @pytest.mark.parametrize("experiment", [e for e in CASES if e.plan.pp == 1 and e.plan.fsdp == 1])
-def test_weights_are_read_once_a_step(experiment: Experiment):
-    """All that a device holds but the embedding's table, of which a step looks up rows; untied heads only.
+def test_weights_are_read_once_per_step(experiment: Experiment):
+    """All weights of a device except the embedding table, of which a step reads rows; untied heads only.
 
-    Of experts, those that some token of the step chooses.
+    Experts count if some token of the step chooses them.
     """
     _, closed = _closed(experiment, Phase.DECODE)
     model, plan = experiment.model, experiment.plan
     held = device_weight_bytes(model, plan, "bf16")
     table, norm, *_ = outer_weights(model, plan)
     outside = table.local_bytes(plan, "bf16") + norm.local_bytes(plan, "bf16")
-    norms = sum(2 * model.hidden for _ in model.layers)  # what stands before each MLP is no matrix
-    read = closed.quantities[0, :, WEIGHTS].sum()
+    norms = sum(2 * model.hidden for _ in model.layers)  # the norm before each MLP is not a matrix
+    read = closed.costs[0, :, Cost.WEIGHT_BYTES].sum()
     load = expert_load(experiment, Phase.DECODE)
     if load is not None:
         assert model.moe is not None
@@ -121,18 +111,18 @@ def test_weights_are_read_once_a_step(experiment: Experiment):
     assert held - outside - 2 * norms <= read <= held - outside
 
 
-def test_flops_of_a_dense_prompt_are_two_a_weight_and_token_and_those_of_attention():
+def test_dense_prefill_flops_are_two_per_weight_and_token_plus_attention():
     """Scaling book, part 4: 2 x tokens x parameters, and for attention 4 T S N H, halved by the mask."""
     experiment = _experiment(LLAMA, "v6e:1x1", "tp=1", (1, 4096))
     _, closed = _closed(experiment, Phase.PREFILL)
-    flops = closed.quantities[0, :, [MATMUL, KERNEL, VECTOR]].sum()
+    flops = closed.costs[0, :, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.VECTOR_FLOPS]].sum()
     in_layers = 6_979_321_856  # 8.03e9 parameters without embedding, head and norms
     causal = 4 * 32 * 32 * 128 * 4096 * (4096 + 512) / 2
     head = 2 * 128_256 * 4096
     assert flops == pytest.approx(2 * in_layers * 4096 + causal + head)
 
 
-def test_many_plans_together_come_out_as_one_by_one():
+def test_batched_evaluation_equals_single_evaluation():
     forms = [plan_form(e, phase) for e in CASES for phase in Phase]
     rng = np.random.default_rng(3)
     n = 200
@@ -140,10 +130,10 @@ def test_many_plans_together_come_out_as_one_by_one():
     batch = 16.0 * rng.integers(1, 9, n)
     prompt = 128.0 * rng.integers(1, 33, n)
     output = rng.integers(2, 400, n).astype(float)
-    together = closed_steps(stacked(forms), at, batch=batch, prompt=prompt, output=output)
+    together = closed_steps(plan_batch(forms), at, batch=batch, prompt=prompt, output=output)
     for i in range(0, n, 7):
         alone = closed_steps(
-            stacked([forms[at[i]]]),
+            plan_batch([forms[at[i]]]),
             np.zeros(1, dtype=np.int64),
             batch=batch[[i]],
             prompt=prompt[[i]],
@@ -154,7 +144,7 @@ def test_many_plans_together_come_out_as_one_by_one():
 
 
 @pytest.mark.parametrize("experiment", CASES, ids=IDS)
-def test_parts_make_up_the_predicted_step(experiment: Experiment):
+def test_parts_sum_to_the_step(experiment: Experiment):
     for time in predicted_times(experiment):
         assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.value_s)
         assert sum(part.compute_s for part in time.parts) == pytest.approx(time.compute_s)
@@ -162,8 +152,8 @@ def test_parts_make_up_the_predicted_step(experiment: Experiment):
         assert time.step.lower_s < time.step.value_s < time.step.upper_s
 
 
-def test_pipeline_waits_in_the_ticks_in_which_it_has_no_work():
-    """M micro-batches and P stages: of M + P - 1 ticks a stage works in M (GPipe, section 2.3)."""
+def test_pipeline_bubble_is_that_of_gpipe():
+    """With M micro-batches and P stages, a stage works in M of M + P - 1 ticks (GPipe, section 2.3)."""
     whole = _experiment(QWEN, "v6e-8", "tp=8", (8, 1024), 8)
     piped = _experiment(QWEN, "v6e-16", "pp=2,tp=8", (8, 1024), 8)
     (alone, _), (prefill, decode) = predicted_times(whole), predicted_times(piped)
@@ -173,7 +163,7 @@ def test_pipeline_waits_in_the_ticks_in_which_it_has_no_work():
     assert prefill.step.value_s < alone.step.value_s
 
 
-def test_time_at_published_peaks_is_the_longer_of_flops_and_bytes():
+def test_decode_at_published_peaks_reads_weights_and_cache():
     """Scaling book, part 9: LLaMA-3-70B int8 on 16 v5e, every weight and key read: 8.5 ms a step."""
     experiment = experiment_of(
         model=read_model("meta-llama/Llama-3.3-70B"),
@@ -184,29 +174,29 @@ def test_time_at_published_peaks_is_the_longer_of_flops_and_bytes():
     form = plan_form(experiment, Phase.DECODE, efficiency=PEAKS)
     sizes = {"batch": [32.0], "prompt": [8191.0], "output": [1.0]}
     closed = closed_steps(
-        stacked([form]),
+        plan_batch([form]),
         np.zeros(1, dtype=np.int64),
         **{name: np.array(value) for name, value in sizes.items()},
     )
-    read = closed.quantities[0, :, [WEIGHTS, CACHE]].sum()
-    # 16 devices share 8 key and value heads: what the book leaves out is that each is held twice.
+    read = closed.costs[0, :, [Cost.WEIGHT_BYTES, Cost.CACHE_BYTES]].sum()
+    # 16 devices store each of 8 key and value heads twice, which the book leaves out.
     table = 128_256 * 8192 / 16
     assert read == pytest.approx((70.55e9 / 16 - table) + 2 * 41.9e9 / 16, rel=0.03)
-    assert closed.quantities[0, :, ACTS].sum() < 0.05 * read
+    assert closed.costs[0, :, Cost.RESIDUAL_BYTES].sum() < 0.05 * read
 
 
-def test_chip_without_published_figures_has_no_predicted_time():
+def test_chip_without_published_figures_has_no_time():
     experiment = _experiment(LLAMA, "cpu:8", "tp=8", (1, 128), 2)
     assert predicted_times(experiment) == ()
     with pytest.raises(SpecError, match=r"run on live devices|calibrate"):
         plan_form(experiment, Phase.PREFILL)
 
 
-def test_parts_are_told_once():
+def test_parts_are_unique():
     assert len(set(PARTS)) == len(PARTS)
 
 
-def test_weights_gathered_ahead_on_v5e_hide_behind_the_layers_and_on_v6e_stop_them():
+def test_fsdp_gathers_overlap_the_layers_on_v5e_and_stall_them_on_v6e():
     hidden, shown = (
         predicted_times(_experiment(LLAMA, f"{chip}-8", "fsdp=8", (8, 2048), 8))[0]
         for chip in ("v5e", "v6e")
@@ -215,34 +205,66 @@ def test_weights_gathered_ahead_on_v5e_hide_behind_the_layers_and_on_v6e_stop_th
     assert shown.exposed_s == pytest.approx(shown.collective_s)
 
 
-def test_ring_of_cp_hides_behind_attention():
+def test_cp_ring_overlaps_attention():
     prefill, decode = predicted_times(_experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 8192), 3))
     assert prefill.exposed_by_axis_s["cp"] < 0.1 * prefill.exposed_by_axis_s["tp"]
     assert decode.exposed_by_axis_s["cp"] > 0
 
 
-def test_weights_of_few_heads_are_laid_out_and_the_cache_is_not():
-    """Llama-3.1-8B: two heads of keys and values a device, and one with four of queries; decode reads
-    its cache once, as the compiler lays it out."""
+def test_projections_of_few_heads_are_relaid_out_and_the_cache_is_not():
+    """Llama-3.1-8B with two key and value heads per device, and with one and four query heads."""
     slots, b = 512 + 128, 16
     two, one = (
         _closed(_experiment(LLAMA, f"v6e-{tp}", f"tp={tp}", (b, 512), 1), Phase.DECODE)[1]
         for tp in (4, 8)
     )
-    keys_and_values, queries = 2 * 4096, 4096  # a tile for each row of the residual stream
-    assert two.quantities[0, :, TILES].sum() == keys_and_values
-    assert one.quantities[0, :, TILES].sum() == queries
-    assert one.quantities[0, :, MOVED].sum() == 0
-    assert one.quantities[0, :, CACHE].sum() == 2 * b * slots * 128 * 2
+    keys_and_values, queries = 2 * 4096, 4096  # one tile per row of the residual stream
+    assert two.costs[0, :, Cost.TILES].sum() == keys_and_values
+    assert one.costs[0, :, Cost.TILES].sum() == queries
+    assert one.costs[0, :, Cost.MOVED_BYTES].sum() == 0
+    assert one.costs[0, :, Cost.CACHE_BYTES].sum() == 2 * b * slots * 128 * 2
 
 
-def test_experts_whose_rows_travel_pass_over_all_the_room_and_compute_what_is_expected():
-    """Without a capacity factor 8 devices have room for all rows of all tokens; with factor 1 for an eighth."""
+def test_exchanged_experts_move_the_whole_buffer_and_compute_the_expected_rows():
+    """Without a capacity factor, 8 devices have buffers for all rows of all tokens; with 1, for an eighth."""
     experiment = _experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3)
     narrow = replace(experiment, program=replace(experiment.program, capacity_factor=1.0))
     (_, wide_steps), (_, narrow_steps) = (_closed(e, Phase.PREFILL) for e in (experiment, narrow))
     experts = PARTS.index(Part.MOE_EXPERTS)
-    wide, less = wide_steps.quantities[0, experts], narrow_steps.quantities[0, experts]
-    assert wide[MATMUL] == less[MATMUL]
-    assert wide[TILES] == pytest.approx(8 * less[TILES])
+    wide, less = wide_steps.costs[0, experts], narrow_steps.costs[0, experts]
+    assert wide[Cost.MATMUL_FLOPS] == less[Cost.MATMUL_FLOPS]
+    assert wide[Cost.TILES] == pytest.approx(8 * less[Cost.TILES])
     assert wide_steps.step_s[0] > narrow_steps.step_s[0]
+
+
+@pytest.mark.parametrize("prompt", [512, 1024, 4096, 8192])
+def test_windowed_kernels_compute_the_blocks_of_their_window(prompt: int):
+    """gpt-oss: every other layer attends to 128 positions, in blocks of 512 x 512."""
+    experiment = _experiment("openai/gpt-oss-120b", "v6e-8", "tp=8", (8, prompt), 2)
+    _, closed = _closed(experiment, Phase.PREFILL)
+    attention = experiment.model.attention
+    assert isinstance(attention, GroupedAttention)
+    at = np.arange(prompt)
+    distance = at[:, None] - at[None, :]
+    n_pairs = 0
+    for window in (attention.window, None):
+        seen = (distance >= 0) & (distance < (window or prompt))
+        blocks = seen.reshape(prompt // 512, 512, prompt // 512, 512).any(axis=(1, 3))
+        n_pairs += blocks.sum() * 512 * 512
+    flops = 4 * attention.n_heads // 8 * attention.head_dim * n_pairs * 8
+    assert closed.costs[0, PARTS.index(Part.ATTN), Cost.KERNEL_FLOPS] == flops
+
+
+def test_rows_that_overlap_compute_have_no_exposed_time():
+    """libtpu gathers fsdp weights ahead on v5e, where the step counts them as hidden, and not on v6e."""
+    for chip, is_hidden in (("v5e", True), ("v6e", False)):
+        experiment = _experiment(LLAMA, f"{chip}-8", "fsdp=8", (8, 2048), 2)
+        rows = timed_predictions(predict(experiment), experiment)
+        gathers = [
+            row for row in rows if row.phase is Phase.PREFILL and row.kind is Kind.ALL_GATHER
+        ]
+        in_layers = [row.exposed_s for row in gathers if row.layer is not None]
+        outside = [row.exposed_s for row in gathers if row.layer is None]
+        assert in_layers
+        assert all((exposed_s is None) is is_hidden for exposed_s in in_layers)
+        assert None not in outside

@@ -1,10 +1,10 @@
-"""Passes over arrays: measured ones, by others, beside what the walk makes of the compiler's estimates."""
+"""Published times of elementwise ops beside the modeled times."""
 
 from typing import NamedTuple
 
 import pytest
 
-from meshscope.cost.op_cost import OpCosts, Work
+from meshscope.cost.op_cost import OpCost, OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.events.step_time import TimeBasis
 from meshscope.readers.hlo.collectives import module_collectives
@@ -13,8 +13,8 @@ from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.plan.plan import parse_plan
 
 
-class Pass(NamedTuple):
-    """An instruction as the compiler writes it, its estimate, and what was measured."""
+class MeasuredOp(NamedTuple):
+    """An instruction in compiled HLO, the compiler's estimate, and its measured time."""
 
     chip: str
     result: str
@@ -24,11 +24,11 @@ class Pass(NamedTuple):
     measured_us: float
 
 
-# Measured: openxla/xprof, a v6e profile (whose own text has these estimates) and the table of a MaxText
-# step on v5p, whose text has none; those are libtpu 0.0.42.1's for the same arrays.
+# Measured: openxla/xprof, a v6e profile (whose HLO has these estimates) and the op table of a MaxText step
+# on v5p (estimates of libtpu 0.0.42.1 for the same arrays).
 TILED = "{1,0:T(8,128)}"
 MEASURED = {
-    "v6e broadcast": Pass(
+    "v6e broadcast": MeasuredOp(
         "v6e",
         "f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",
         ("f32[]{:T(128)}",),
@@ -36,7 +36,7 @@ MEASURED = {
         27_402_272,
         4443.8,
     ),
-    "v6e add": Pass(
+    "v6e add": MeasuredOp(
         "v6e",
         "f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",
         ("f32[5,1024,1024,256]{3,2,1,0:T(8,128)}",),
@@ -44,7 +44,7 @@ MEASURED = {
         14_180_608,
         7917.5,
     ),
-    "v5p broadcast": Pass(
+    "v5p broadcast": MeasuredOp(
         "v5p",
         "f32[16,512,7168]{2,0,1:T(8,128)}",
         ("f32[]{:T(128)}",),
@@ -52,7 +52,7 @@ MEASURED = {
         648_725,
         110.6,
     ),
-    "v5p convert": Pass(
+    "v5p convert": MeasuredOp(
         "v5p",
         "bf16[32000,512]{1,0:T(8,128)(2,1)}",
         ("f32[32000,512]{1,0:T(8,128)}",),
@@ -63,43 +63,44 @@ MEASURED = {
 }
 
 
-def _work(one: Pass) -> Work:
-    names = [f"x{i}" for i in range(len(one.operands))]
+def _op_cost(op: MeasuredOp) -> OpCost:
+    names = [f"x{i}" for i in range(len(op.operands))]
     parameters = "\n".join(
         f"  %{name} = {shape} parameter({i})"
-        for i, (name, shape) in enumerate(zip(names, one.operands, strict=True))
+        for i, (name, shape) in enumerate(zip(names, op.operands, strict=True))
     )
     text = f"""\
 HloModule m, is_scheduled=true
 
-ENTRY %main () -> {one.result} {{
+ENTRY %main () -> {op.result} {{
 {parameters}
-  ROOT %y = {one.result} {one.opcode}({", ".join("%" + name for name in names)}), dimensions={{}}, \
-backend_config={{"window_config":{{"estimated_cycles":"{one.cycles}"}}}}
+  ROOT %y = {op.result} {op.opcode}({", ".join("%" + name for name in names)}), dimensions={{}}, \
+backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
 }}
 """
     module = parse_hlo(text, "test.hlo")
     assert module.entry is not None
-    found = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
-    work = OpCosts(found.flow, rates_of(chip_of(one.chip))).work(module.entry, module.entry.root)
-    assert work is not None
-    return work
+    collectives = module_collectives(module, mesh=parse_plan("tp=1").mesh, crosses_slices=False)
+    model = OpCostModel(collectives.flow, rates_of(chip_of(op.chip)))
+    cost = model.cost(module.entry, module.entry.root)
+    assert cost is not None
+    return cost
 
 
-@pytest.mark.parametrize("one", MEASURED.values(), ids=list(MEASURED))
-def test_large_pass_takes_what_was_measured(one: Pass):
-    """The share of the HBM's rate is a median of 22 passes from 58 to 89 %, hence the tolerance."""
-    price = _work(one).price
-    assert price.seconds.value_s == pytest.approx(one.measured_us * 1e-6, rel=0.15)
-    assert price.seconds.lower_s <= one.measured_us * 1e-6 <= price.seconds.upper_s
+@pytest.mark.parametrize("op", MEASURED.values(), ids=list(MEASURED))
+def test_large_op_takes_its_measured_time(op: MeasuredOp):
+    """The fraction of the HBM rate is the median of 22 ops from 58 to 89 %, hence the tolerance."""
+    time = _op_cost(op).time
+    assert time.seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.15)
+    assert time.seconds.lower_s <= op.measured_us * 1e-6 <= time.seconds.upper_s
 
 
-@pytest.mark.parametrize("one", MEASURED.values(), ids=list(MEASURED))
-def test_pass_never_takes_longer_than_the_compiler_says(one: Pass):
-    cycles = one.cycles // 10
-    work = _work(one._replace(cycles=cycles))
-    assert work.price.basis is TimeBasis.COMPILER_CYCLES
-    assert work.price.seconds.value_s == cycles / (chip_of(one.chip).clock_hz or 0)
+@pytest.mark.parametrize("op", MEASURED.values(), ids=list(MEASURED))
+def test_time_is_at_most_the_compiler_estimate(op: MeasuredOp):
+    cycles = op.cycles // 10
+    cost = _op_cost(op._replace(cycles=cycles))
+    assert cost.time.basis is TimeBasis.COMPILER_CYCLES
+    assert cost.time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,13 @@ def test_pass_never_takes_longer_than_the_compiler_says(one: Pass):
     ],
     ids=["partial tiles", "another tile", "another dimension along the lanes", "small"],
 )
-def test_what_is_laid_out_anew_or_small_takes_the_cycles_of_the_compiler(result: str, operand: str):
-    work = _work(Pass("v6e", result, (operand,), "copy", 1_000_000, 0.0))
-    assert work.price.basis is TimeBasis.COMPILER_CYCLES
+def test_relayouts_and_small_ops_take_the_compiler_cycles(result: str, operand: str):
+    cost = _op_cost(MeasuredOp("v6e", result, (operand,), "copy", 1_000_000, 0.0))
+    assert cost.time.basis is TimeBasis.COMPILER_CYCLES
 
 
-def test_what_the_vector_unit_computes_bounds_a_pass_in_vmem():
+def test_vector_work_bounds_an_op_in_vmem():
     """32 Mi exponentials, one register of 1024 a cycle: 18.7 us at 1.75 GHz; the bytes would take 6."""
     shape = "f32[8192,4096]{1,0:T(8,128)S(1)}"
-    work = _work(Pass("v6e", shape, (shape,), "exponential", 100_000_000, 0.0))
-    assert work.price.seconds.value_s == pytest.approx(8192 * 4096 / 1024 / 1.75e9, rel=0.2)
+    cost = _op_cost(MeasuredOp("v6e", shape, (shape,), "exponential", 100_000_000, 0.0))
+    assert cost.time.seconds.value_s == pytest.approx(8192 * 4096 / 1024 / 1.75e9, rel=0.2)

@@ -39,7 +39,7 @@ def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
     assert not any(note for note in step.notes if "loop" in note)
     known = [row for row in rows if row.dur_s is not None]
     # Every collective with a price has its row, and the rows add up to what ran.
-    if not timed.walked.unpriced:
+    if not timed.simulated.unestimated:
         assert len(known) == len(rows)
         assert sum(r.dur_s * r.count for r in known) == pytest.approx(step.collective_s)
         assert sum(r.exposed_s * r.count for r in known) == pytest.approx(step.exposed_s)
@@ -68,6 +68,6 @@ def test_permutes_of_a_windowed_einsum_hide_behind_its_products():
 
 def test_kernel_that_talks_without_saying_to_whom_has_no_time():
     timed, rows = _timed("v6e_kernel")
-    assert timed.walked.unpriced
+    assert timed.simulated.unestimated
     assert any("not in the times" in note for note in timed.time.notes)
     assert any(row.dur_s is None for row in rows)

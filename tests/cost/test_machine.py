@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from meshscope.cost.machine import ON_COPIES, ON_CORE, ON_LINKS, InFlight, Machine, Task
+from meshscope.cost.machine import COPY_LANE, CORE_LANE, LINK_LANE, InFlight, Machine, Task
 from meshscope.events.timeline import repetition_starts
 
 TICK = 1.0  # all durations are whole ticks, so that sampling at half ticks is exact
@@ -32,8 +32,8 @@ def _random_program(seed: int) -> Program:
         if choice < 0.4:
             steps.append(("run", f"w{i}", rng.randint(1, 6)))
         elif choice < 0.75:
-            lane = rng.choice([ON_LINKS, ON_LINKS, ON_COPIES])
-            resource = rng.choice(["x", "y"]) if lane == ON_LINKS else "copies"
+            lane = rng.choice([LINK_LANE, LINK_LANE, COPY_LANE])
+            resource = rng.choice(["x", "y"]) if lane == LINK_LANE else "copies"
             steps.append(("issue", f"c{i}", lane, rng.randint(1, 9), resource))
             open_names.append(f"c{i}")
         elif open_names:
@@ -45,7 +45,7 @@ def _play(machine: Machine, program: Program) -> None:
     flights: dict[str, InFlight] = {}
     for what, name, *rest in program.steps:
         if what == "run":
-            machine.run(_task(name, ON_CORE, rest[0]))
+            machine.run(_task(name, CORE_LANE, rest[0]))
         elif what == "issue":
             flights[name] = machine.issue(_task(name, rest[0], rest[1]), [rest[2]])
         else:
@@ -62,7 +62,7 @@ def _sampled(program: Program) -> tuple[float, Counter[str]]:
     def tick(*, is_computing: bool) -> None:
         nonlocal now
         active = [queue[0] for queue in queues.values() if queue]
-        on_links = any(under_way[name][0] == ON_LINKS for name in active)
+        on_links = any(under_way[name][0] == LINK_LANE for name in active)
         counts["compute" if is_computing else "exposed" if on_links else "idle"] += 1
         for name in active:
             under_way[name][2] -= 1
@@ -126,11 +126,11 @@ def test_collective_that_is_awaited_in_the_next_iteration_is_folded_right():
 
     def played(*, is_folded: bool) -> Machine:
         machine = Machine()
-        flights = [machine.issue(_task("ahead", ON_LINKS, 7), ["x"])]
+        flights = [machine.issue(_task("ahead", LINK_LANE, 7), ["x"])]
 
         def body() -> None:
-            following = machine.issue(_task("ahead", ON_LINKS, 7), ["x"])
-            machine.run(_task("work", ON_CORE, 5))
+            following = machine.issue(_task("ahead", LINK_LANE, 7), ["x"])
+            machine.run(_task("work", CORE_LANE, 5))
             machine.wait(flights.pop())
             flights.append(following)
 
@@ -144,25 +144,25 @@ def test_collective_that_is_awaited_in_the_next_iteration_is_folded_right():
 
     folded, written = played(is_folded=True), played(is_folded=False)
     assert folded.now_s == pytest.approx(written.now_s) == pytest.approx(51 * 7)
-    assert folded.tally["exposed", (ON_LINKS, "ahead")] == pytest.approx(51 * 7 - 50 * 5)
+    assert folded.tally["exposed", (LINK_LANE, "ahead")] == pytest.approx(51 * 7 - 50 * 5)
 
 
 def test_spans_of_nested_loops_expand_to_every_repetition():
     machine, written = Machine(), Machine()
 
     def inner(m: Machine) -> None:
-        m.run(_task("a", ON_CORE, 2))
-        m.run(_task("b", ON_CORE, 3))
+        m.run(_task("a", CORE_LANE, 2))
+        m.run(_task("b", CORE_LANE, 3))
 
     def outer(m: Machine) -> None:
         m.repeat(4, lambda: inner(m))
-        m.run(_task("c", ON_CORE, 1))
+        m.run(_task("c", CORE_LANE, 1))
 
     machine.repeat(6, lambda: outer(machine))
     for _ in range(6):
         for _ in range(4):
             inner(written)
-        written.run(_task("c", ON_CORE, 1))
+        written.run(_task("c", CORE_LANE, 1))
     assert len(machine.spans) < len(written.spans)
     for name in "abc":
         spans = [s for s in machine.spans if s.task.name == name]
@@ -173,7 +173,7 @@ def test_spans_of_nested_loops_expand_to_every_repetition():
 def test_collectives_on_different_links_run_together_and_on_the_same_one_queue():
     together, queued = Machine(), Machine()
     for machine, links in ((together, ("x+", "x-")), (queued, ("x+", "x+"))):
-        flights = [machine.issue(_task(f"p{i}", ON_LINKS, 10), [links[i]]) for i in range(2)]
+        flights = [machine.issue(_task(f"p{i}", LINK_LANE, 10), [links[i]]) for i in range(2)]
         for flight in flights:
             machine.wait(flight)
     assert together.now_s == 10

@@ -10,7 +10,7 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile import gpu
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
 from meshscope.backends.compile.cycles import Cycles
-from meshscope.cost.kernel_cost import known_flops
+from meshscope.cost.kernel_cost import known_kernel_flops
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
@@ -110,7 +110,7 @@ def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None
         if instruction.custom_call_target == "__cudnn$fmhaSoftmax"
     ]
     assert len(kernels) == ONE["h200_one"]["layers"]
-    n_flops = {known_flops(entry, kernel) for kernel in kernels}
+    n_flops = {known_kernel_flops(entry, kernel) for kernel in kernels}
     assert n_flops == {2 * (2 * 32 * 256 * 256 * 128) // 2}
 
 

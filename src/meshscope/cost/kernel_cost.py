@@ -1,13 +1,14 @@
-"""How much a kernel computes: by its own cost estimate, or by the shapes of the kernels that we know.
+"""FLOPs and bytes of kernels, from the author's cost estimate or from the shapes of known kernels.
 
-A custom call that talks to other chips is priced with the collectives, not here.
+Custom calls that communicate are priced as collectives, not here.
 """
 
 import re
-from dataclasses import dataclass
 from math import prod
 
+from meshscope.cost.expert_load import ExpertLoad
 from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.spec.model.flops import causal_blocks
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
@@ -15,50 +16,42 @@ _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLoad:
-    """What routing is expected to bring to one device in a layer: rows, and experts that have some."""
-
-    rows: int
-    experts: float
-
-
-def stated_cost(instruction: Instruction) -> tuple[int, int] | None:
-    """Flops and bytes that the kernel's author states; None where nothing is stated."""
-    flops, moved = (pattern.search(instruction.attributes) for pattern in (_FLOPS, _BYTES))
-    if flops is None or moved is None:
+def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
+    """FLOPs and bytes that the kernel's author declares; None without a declaration."""
+    flops, accessed = (pattern.search(instruction.attributes) for pattern in (_FLOPS, _BYTES))
+    if flops is None or accessed is None:
         return None
-    cost = int(flops[1]), int(moved[1])
+    cost = int(flops[1]), int(accessed[1])
     return cost if any(cost) else None
 
 
-def known_flops(computation: Computation, instruction: Instruction) -> int | None:
-    """Flops of an attention kernel or a ragged dot by its operands; None for another kernel."""
+def known_kernel_flops(computation: Computation, instruction: Instruction) -> int | None:
+    """FLOPs of an attention kernel or ragged dot from its operands; None for another kernel."""
     shapes = [
         array.dims
         for operand in computation.producers(instruction)
         for array in operand.arrays[:1]
         if array.dtype.startswith(("bf", "f"))
     ]
-    name = instruction.name
     if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
         return _cudnn_flops(instruction, shapes)
-    if name.startswith("splash_"):
+    if instruction.name.startswith("splash_"):
         return _splash_flops(computation, instruction, shapes)
-    if name.startswith("ragged-dot") and len(shapes) >= 2 and len(shapes[-1]) == 3:
+    is_ragged = instruction.name.startswith("ragged-dot")
+    if is_ragged and len(shapes) >= 2 and len(shapes[-1]) == 3:
         rows, weights = shapes[-2], shapes[-1]
         return 2 * prod(rows) * weights[-1]
-    return 0 if name.startswith("ragged-dot") else None
+    return 0 if is_ragged else None
 
 
 def ragged_dot_cost(
     computation: Computation, instruction: Instruction, load: ExpertLoad
 ) -> tuple[int, int] | None:
-    """Flops and bytes of a ragged dot for the rows that routing is expected to bring; None for another kernel.
+    """FLOPs and bytes of a ragged dot for the expected expert load; None for another kernel.
 
-    It states all rows that its buffer has room for, and the experts of all layers where they lie in a
-    stack. libtpu's kernel (0.0.42.1, read from the text in the compiled program) lists the tiles of
-    experts that have rows, and takes those alone: the others are neither computed nor read.
+    The kernel declares all rows of its buffer, and the experts of all layers of a stack. libtpu's
+    kernel (0.0.42.1, read from compiled programs) lists the tiles of experts with rows, and computes and
+    reads only these.
     """
     floats = [
         array
@@ -70,47 +63,48 @@ def ragged_dot_cost(
     if not is_ragged or len(floats[-1].dims) != 3 or len(floats[-2].dims) != 2:
         return None
     (n_rows, width), (n_experts, _, n_out) = floats[-2].dims, floats[-1].dims
-    n_kept = min(n_rows, load.rows)
+    n_used_rows = min(n_rows, load.rows)
     row_bytes = sum(array.n_bytes or 0 for array in (floats[-2], *instruction.arrays[:1])) / n_rows
     read_frac = min(1.0, load.experts / n_experts)
-    n_bytes = n_kept * row_bytes + read_frac * (floats[-1].n_bytes or 0)
-    return 2 * n_kept * width * n_out, round(n_bytes)
+    n_bytes = n_used_rows * row_bytes + read_frac * (floats[-1].n_bytes or 0)
+    return 2 * n_used_rows * width * n_out, round(n_bytes)
 
 
 def _cudnn_flops(instruction: Instruction, shapes: list[tuple[int, ...]]) -> int | None:
-    """Scores of [B, S, N, H] queries with [B, T, K, H] keys, and their product with the values.
+    """Products of [B, S, N, H] queries, [B, T, K, H] keys and their values.
 
-    A causal mask leaves half of the scores, a window its width of each query's.
+    A causal mask computes half of the pairs, a window at most its width per query.
     """
     if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes[:3]):
         return None
     queries, keys, values = shapes[:3]
-    seen = float(keys[1])
+    n_keys = float(keys[1])
     if _CAUSAL.search(instruction.attributes):
-        seen /= 2
+        n_keys /= 2
     window = _WINDOW.search(instruction.attributes)
     if window is not None and int(window[1]):
-        seen = min(seen, int(window[1]))
-    return round(2 * prod(queries[:3]) * seen * (queries[3] + values[3]))
+        n_keys = min(n_keys, int(window[1]))
+    return round(2 * prod(queries[:3]) * n_keys * (queries[3] + values[3]))
 
 
 def _splash_flops(
     computation: Computation, instruction: Instruction, shapes: list[tuple[int, ...]]
 ) -> int | None:
-    """Scores and their product with the values, for the blocks of a causal mask that are computed.
+    """Products of queries, keys and values in the blocks of the mask that splash attention computes.
 
-    The first operands are the grid of the mask's blocks, of which a causal mask leaves those on the
-    diagonal and below: (n + 1) / 2n. A kernel that is mapped over a batch has it in front.
+    The first two operands are the grid of mask blocks: rows of query blocks, and as many columns as the
+    widest row has key blocks, fewer than rows under a window. A batch dimension precedes both.
     """
     if len(shapes) < 3:
         return None
     queries, keys, values = shapes[:3]
     grids = [
-        array.dims
+        array.dims[-2:]
         for operand in computation.producers(instruction)[:2]
         for array in operand.arrays[:1]
+        if len(array.dims) >= 2
     ]
-    n_blocks = max((dims[-2] for dims in grids if len(dims) >= 2), default=1)
-    n_keys, n_queries = keys[-2], prod(queries[:-1])
-    causal = (n_blocks + 1) / (2 * n_blocks)
-    return round(2 * n_queries * n_keys * (queries[-1] + values[-1]) * causal)
+    n_rows, width = max(grids, default=(1, 1))
+    computed_frac = causal_blocks(n_rows, min(width, n_rows)) / n_rows**2
+    n_pairs = prod(queries[:-1]) * keys[-2]
+    return round(2 * n_pairs * (queries[-1] + values[-1]) * computed_frac)

@@ -1,4 +1,4 @@
-"""What a calibration says of one device's kernels: how far from the roofline, and what each start takes."""
+"""Kernel rates of one device from a calibration: slowdown against the roofline, and launch time."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from math import log
 
 from meshscope.interconnect.profile import ChipProfile
 
-# Where a product is as bound by memory as a pass over arrays is, in flops per byte. The product of one
-# row with 16-bit weights has 1.
-PASS_INTENSITY = 0.5
+# Arithmetic intensity (flops per byte) below which an op counts as elementwise. The product of one row
+# with 16-bit weights has 1.
+ELEMENTWISE_INTENSITY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRates:
-    """Time of a kernel over its time by the measured peaks, at some flops per byte; seconds per launch.
+    """Measured time over roofline time by arithmetic intensity, and seconds per launch.
 
-    `factors` are (flops per byte, factor), ascending. Between them the factor is interpolated over the
-    logarithm of flops per byte, beyond them it stays that of the nearest.
+    `factors` are (flops per byte, factor), ascending. Factors are interpolated over log intensity and
+    constant beyond both ends.
     """
 
     factors: tuple[tuple[float, float], ...]
     launch_s: float
 
     def factor(self, flops: float, n_bytes: float) -> float:
-        """The factor of a kernel; 1 for a pass over arrays and for one that moves no bytes."""
-        if not n_bytes or flops / n_bytes < PASS_INTENSITY or not self.factors:
+        """The factor of a kernel; 1 for elementwise ops and for kernels that move no bytes."""
+        if not n_bytes or flops / n_bytes < ELEMENTWISE_INTENSITY or not self.factors:
             return 1.0
         intensity = flops / n_bytes
         after = bisect_left([at for at, _ in self.factors], intensity)
@@ -38,14 +38,14 @@ class MeasuredRates:
 
 
 def measured_rates(profile: ChipProfile) -> MeasuredRates | None:
-    """The rates by flops per byte of a profile with products and a launch time; None without them."""
+    """The rates of a profile with product and launch times; None without them."""
     flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
     if not profile.products or profile.launch_s is None or not flops_per_s or not bytes_per_s:
         return None
     by_intensity: dict[float, list[float]] = {}
     for product in profile.products:
-        ideal_s = max(product.flops / flops_per_s, product.n_bytes / bytes_per_s)
-        factor = max(product.seconds - profile.launch_s, 0.0) / ideal_s
+        roofline_s = max(product.flops / flops_per_s, product.n_bytes / bytes_per_s)
+        factor = max(product.seconds - profile.launch_s, 0.0) / roofline_s
         by_intensity.setdefault(round(product.flops / product.n_bytes, 3), []).append(factor)
     factors = sorted((at, sum(values) / len(values)) for at, values in by_intensity.items())
     return MeasuredRates(factors=tuple(factors), launch_s=profile.launch_s)

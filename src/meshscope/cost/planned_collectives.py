@@ -1,227 +1,210 @@
-"""The collectives of a plan as lines: seconds of each by the size of the workload.
+"""Collectives of a plan's step: payload as a function of the workload, and alpha-beta lines.
 
-Payloads are linear in the terms of `meshscope.cost.features`: two or three small workloads tell the
-coefficients, by the same engine that predicts the rows of the table.
+Payloads are linear in the workload features. Two or three small reference workloads, run through the
+prediction engine, determine the coefficients.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
-from meshscope.cost.features import BS, ONE, TERMS, B, FloatArray
+from meshscope.cost.features import FloatArray
+from meshscope.cost.relayout import LANES
+from meshscope.cost.workload_features import Feature
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
-from meshscope.interconnect import (
-    LinkConstants,
-    collective_lines,
-    constants_of,
-    geometry_of,
-)
-from meshscope.prediction.meshscope_engine import meshscope_stages
+from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
+from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
-from meshscope.prediction.vllm_engine import vllm_stages
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.plan.stages import n_ticks
 from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
 
-LANE = 128  # tokens of the reference prompts are multiples of this and of what splits a prompt
+
+class HiddenBehind(StrEnum):
+    """Compute that overlaps an asynchronous collective."""
+
+    ATTENTION = "attention"
+    LAYERS = "layers"
 
 
-class Hides(StrEnum):
-    """Behind what a collective runs that does not stop the core."""
+def hidden_behind(
+    experiment: Experiment,
+    phase: Phase,
+    collective: PlannedCollective | Collective,
+    *,
+    is_in_layers: bool,
+) -> HiddenBehind | None:
+    """Compute that overlaps a collective; None for a synchronous one.
 
-    ATTENTION = "attention"  # the ring of cp
-    LAYERS = "layers"  # weights that fsdp gathers ahead
+    The ring of cp overlaps attention. On some chips, libtpu gathers the fsdp weights of prefill layers
+    ahead.
+    """
+    if collective.kind is Kind.PERMUTE and collective.part is Part.ATTN:
+        return HiddenBehind.ATTENTION
+    facts = compiler_facts(experiment.topology.chip.name)
+    is_ahead = facts.has_async_fsdp_gathers.value and phase is Phase.PREFILL
+    is_gather = collective.axis == "fsdp" and collective.kind is Kind.ALL_GATHER
+    return HiddenBehind.LAYERS if is_ahead and is_gather and is_in_layers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
-    """One collective of a plan's step: payload by terms, and the lines of its strategies.
+    """One collective of a plan's step: payload per feature, and latency and s/byte per strategy.
 
-    It runs `n_ticks` times in the layers of the fullest stage (in every micro-batch), and `n_once`
-    times outside of them. `hides` says behind what it runs; None: it stops the core. `ranges` are the payloads between which such collectives were measured.
+    It runs `n_tick` times per tick in the stage with the most layers, and `n_once` times per step outside
+    the ticks. `hidden_behind` is None for a synchronous collective. `ranges` are the measured payloads.
     """
 
     part: Part
     kind: Kind
     axis: str
-    payload: FloatArray  # [term]
+    payload: FloatArray  # [feature]
     latency_s: FloatArray  # [strategy]
     s_per_byte: FloatArray  # [strategy]
     n_tick: float
     n_once: float
     wire_factor: float
-    hides: Hides | None
+    hidden_behind: HiddenBehind | None
     ranges: tuple[tuple[int, int], ...]
 
 
 def collective_costs(
-    experiment: Experiment, phase: Phase, constants: LinkConstants | None = None
+    experiment: Experiment, phase: Phase, constants: LinkConstants
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of one phase of a plan; SpecError for a chip without published figures."""
-    counted = _counted(experiment, phase)
-    if not counted:
-        return ()
-    constants = constants or constants_of(experiment.topology.chip)
-    return tuple(_line(experiment, constants, entry, phase) for entry in counted)
+    """The collectives of one phase of a plan."""
+    references = _references(experiment, phase)
+    runs = [list(_runs(_with_workload(experiment, phase, ref), phase)) for ref in references]
+    features = [Feature.ONE, Feature.SEQUENCES, Feature.TOKENS][: len(references)]
+    rows = [[1.0, ref.b, ref.b * ref.s][: len(references)] for ref in references]
+    inverse = np.linalg.inv(np.array(rows))
+    costs: list[CollectiveCost] = []
+    for at, run in enumerate(runs[0]):
+        payloads = [_payload_bytes(other[at].collective) for other in runs]
+        payload = np.zeros(len(Feature))
+        payload[features] = inverse @ np.array(payloads, dtype=float)
+        costs.append(_cost(experiment, constants, run, payload, phase))
+    return tuple(costs)
+
+
+def _cost(
+    experiment: Experiment,
+    constants: LinkConstants,
+    run: "_Run",
+    payload: FloatArray,
+    phase: Phase,
+) -> CollectiveCost:
+    collective = run.collective
+    geometry = geometry_of(experiment.topology, collective.groups)
+    lines = collective_lines(collective.kind, geometry, constants)
+    return CollectiveCost(
+        part=collective.part,
+        kind=collective.kind,
+        axis=collective.axis,
+        payload=payload,
+        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
+        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
+        n_tick=run.n_tick,
+        n_once=run.n_once,
+        hidden_behind=hidden_behind(experiment, phase, collective, is_in_layers=run.n_tick > 0),
+        wire_factor=float(wire_factor(collective.kind, geometry.group_size)),
+        ranges=tuple(
+            (measured.min_payload_bytes, measured.max_payload_bytes)
+            for measured in constants.measured
+            if measured.contains(collective.kind, measured.min_payload_bytes, geometry.group_size)
+        ),
+    )
+
+
+def _payload_bytes(collective: PlannedCollective) -> int:
+    return array_bytes(collective.dtype, collective.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reference:
-    """A small workload: `b` sequences on a device in each micro-batch, prompts of `s` on a device of cp."""
+    """A small workload: `b` sequences per device and micro-batch, prompts of `s` tokens per cp device."""
 
     b: int
     s: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counted:
-    """A meeting with its payload by terms, how often it is met in a tick, and how often outside."""
-
-    meeting: PlannedCollective
-    payload: FloatArray
-    n_tick: float
-    n_once: float
-
-
-def _counted(experiment: Experiment, phase: Phase) -> list[_Counted]:
-    """Each meeting with its payload by terms, how often it is met in a tick, and how often outside."""
-    references = _references(experiment, phase)
-    seen = [_meetings(_with(experiment, phase, reference), phase) for reference in references]
-    terms = [ONE, B] if phase is Phase.DECODE else [ONE, B, BS]
-    rows = [[1.0, r.b, r.b * r.s][: len(terms)] for r in references]
-    inverse = np.linalg.inv(np.array(rows))
-    found: list[_Counted] = []
-    for at, (meeting, n_tick, n_once) in enumerate(seen[0]):
-        sizes = [_payload_bytes(same[at][0]) for same in seen]
-        payload = np.zeros(len(TERMS))
-        payload[terms] = inverse @ np.array(sizes, dtype=float)
-        found.append(_Counted(meeting=meeting, payload=payload, n_tick=n_tick, n_once=n_once))
-    return found
-
-
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
-    """Workloads of the same sort as the experiment's: whether sp splits the batch of decode stays as it is."""
+    """Reference workloads in which sp splits the decode batch if and only if it does in the experiment."""
     plan = experiment.plan
     n_local = experiment.workload.batch // plan.data_size // experiment.n_microbatches(phase)
     step = plan.tp if plan.sp and n_local % plan.tp == 0 else 1
     first = step if n_local % max(2, step) == 0 or step > 1 else 1
     second = first + (plan.tp if plan.sp else 1)
-    s = LANE * plan.tp
-    if phase is Phase.DECODE:
-        return [_Reference(b=first, s=s), _Reference(b=second, s=s)]
-    return [
-        _Reference(b=first, s=s),
-        _Reference(b=second, s=s),
-        _Reference(b=first, s=2 * s),
-    ]
+    s = LANES * plan.tp
+    references = [_Reference(b=first, s=s), _Reference(b=second, s=s)]
+    return references if phase is Phase.DECODE else [*references, _Reference(b=first, s=2 * s)]
 
 
-def _with(experiment: Experiment, phase: Phase, reference: _Reference) -> Experiment:
+def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) -> Experiment:
     plan, n_microbatches = experiment.plan, experiment.n_microbatches(phase)
     workload = replace(
         experiment.workload,
         batch=reference.b * plan.data_size * n_microbatches,
         prompt=reference.s * plan.cp,
     )
-    is_piped = plan.pp > 1 and phase is Phase.PREFILL
-    program = replace(experiment.program, microbatches=n_microbatches if is_piped else None)
+    is_pipelined = plan.pp > 1 and phase is Phase.PREFILL
+    program = replace(experiment.program, microbatches=n_microbatches if is_pipelined else None)
     return replace(experiment, workload=workload, program=program)
 
 
-def _meetings(experiment: Experiment, phase: Phase) -> list[tuple[PlannedCollective, float, float]]:
-    """What a device of the fullest stage meets, equal layers once with their number."""
-    workload = experiment.workload
-    step = PlannedStep(
-        phase=phase, n_tokens=workload.prompt if phase is Phase.PREFILL else 1, n_steps=1
-    )
-    engine = meshscope_stages if experiment.engine is Engine.MESHSCOPE else vllm_stages
-    stages = engine(experiment, step)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """A planned collective with its runs per tick and per step outside the ticks."""
+
+    collective: PlannedCollective
+    n_tick: float = 0.0
+    n_once: float = 0.0
+
+
+def _runs(experiment: Experiment, phase: Phase) -> Iterator[_Run]:
+    """The collectives of one device in the stage with the most layers; equal layers merged."""
+    n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
+    stages = planned_stages(experiment, PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1))
     if experiment.plan.pp == 1:
         (stage,) = stages
-        outside = [(m, 0.0, float(m.count)) for m in (*stage.before, *stage.after)]
-        return [*outside, *_of_layers(stage, 1)]
-    n_microbatches = experiment.n_microbatches(phase)
-    fullest = max(stages, key=lambda stage: len(stage.layers))
-    # Behind our stages comes what they do together.
-    last = [m for stage in stages[-2:] for m in stage.after if m.part is not Part.STAGE]
-    outside = [(m, 0.0, float(m.count)) for m in last]
-    handed = _handed_on(experiment, phase, stages)
-    return [*handed, *outside, *_of_layers(fullest, n_microbatches)]
+        outside = (*stage.before, *stage.after)
+        n_microbatches = 1
+    else:
+        yield from _stage_sends(experiment, phase, stages)
+        # In meshscope's engine, the collectives of all stages follow the last stage.
+        outside = tuple(c for s in stages[-2:] for c in s.after if c.part is not Part.STAGE)
+        stage = max(stages, key=lambda stage: len(stage.layers))
+        n_microbatches = experiment.n_microbatches(phase)
+    for collective in outside:
+        yield _Run(collective=collective, n_once=float(collective.count))
+    yield from _layer_runs(stage, n_microbatches)
 
 
-def _handed_on(
+def _stage_sends(
     experiment: Experiment, phase: Phase, stages: tuple[PlannedStage, ...]
-) -> list[tuple[PlannedCollective, float, float]]:
-    """What goes from stage to stage in each tick: ours in all of them, vLLM's over each boundary once."""
+) -> Iterator[_Run]:
+    """Sends between stages: meshscope's programs send in every tick, vLLM once per boundary."""
     pp, ticks = experiment.plan.pp, n_ticks(experiment.n_microbatches(phase), experiment.plan.pp)
     if experiment.engine is Engine.MESHSCOPE:
-        return [(m, m.count / ticks, 0.0) for m in stages[0].after if m.part is Part.STAGE]
-    met = [m for m in (*stages[0].after, *stages[1].before) if m.part is Part.STAGE]
-    sent = [m for m in met if m.kind is not Kind.RECV]
-    return [(m, m.count * (pp - 1) / pp, 0.0) for m in sent]
+        sends, scale = stages[0].after, 1 / ticks
+    else:
+        sends, scale = (*stages[0].after, *stages[1].before), (pp - 1) / pp
+    for send in sends:
+        if send.part is Part.STAGE and send.kind is not Kind.RECV:
+            yield _Run(collective=send, n_tick=send.count * scale)
 
 
-def _of_layers(
-    stage: PlannedStage, n_microbatches: int
-) -> list[tuple[PlannedCollective, float, float]]:
-    """The meetings of a stage's layers; layers that meet alike are taken together."""
-    kinds: dict[tuple[PlannedCollective, ...], int] = {}
-    by_id: dict[int, tuple[PlannedCollective, ...]] = {}
-    for _, meetings in stage.layers:
-        known = by_id.setdefault(id(meetings), meetings)
-        kinds[known] = kinds.get(known, 0) + 1
-    return [
-        (meeting, n * meeting.count / n_microbatches, 0.0)
-        for meetings, n in kinds.items()
-        for meeting in meetings
-    ]
-
-
-def _payload_bytes(meeting: PlannedCollective) -> int:
-    return array_bytes(meeting.dtype, meeting.shape)
-
-
-def _hides(experiment: Experiment, phase: Phase, counted: _Counted) -> Hides | None:
-    """What libtpu 0.0.42.1 makes asynchronous of our programs.
-
-    On v5e and tpu7x the gathers of a layer's weights in prefill, and on v5e in decode those of the MLP's
-    last matrix, which are left out here; on other chips none.
-    """
-    meeting = counted.meeting
-    if meeting.kind is Kind.PERMUTE and meeting.part is Part.ATTN:
-        return Hides.ATTENTION
-    facts = compiler_facts(experiment.topology.chip.name)
-    is_ahead = facts.has_async_fsdp_gathers.value and phase is Phase.PREFILL
-    is_gather = meeting.axis == "fsdp" and meeting.kind is Kind.ALL_GATHER
-    return Hides.LAYERS if is_ahead and is_gather and counted.n_tick else None
-
-
-def _line(
-    experiment: Experiment,
-    constants: LinkConstants,
-    counted: _Counted,
-    phase: Phase,
-) -> CollectiveCost:
-    meeting = counted.meeting
-    geometry = geometry_of(experiment.topology, meeting.groups)
-    lines = collective_lines(meeting.kind, geometry, constants)
-    return CollectiveCost(
-        part=meeting.part,
-        kind=meeting.kind,
-        axis=meeting.axis,
-        payload=counted.payload,
-        latency_s=np.array([line.latency_s for line in lines] or [0.0]),
-        s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
-        n_tick=counted.n_tick,
-        n_once=counted.n_once,
-        hides=_hides(experiment, phase, counted),
-        wire_factor=float(wire_factor(meeting.kind, geometry.group_size)),
-        ranges=tuple(
-            (known.min_payload_bytes, known.max_payload_bytes)
-            for known in constants.measured
-            if known.contains(meeting.kind, known.min_payload_bytes, geometry.group_size)
-        ),
-    )
+def _layer_runs(stage: PlannedStage, n_microbatches: int) -> Iterator[_Run]:
+    """The collectives of a stage's layers; layers with the same collectives are merged."""
+    by_id = {id(collectives): collectives for _, collectives in stage.layers}  # spares hashing
+    n_layers: Counter[tuple[PlannedCollective, ...]] = Counter()
+    for key, n in Counter(id(collectives) for _, collectives in stage.layers).items():
+        n_layers[by_id[key]] += n
+    for collectives, n in n_layers.items():
+        for collective in collectives:
+            yield _Run(collective=collective, n_tick=n * collective.count / n_microbatches)

@@ -1,4 +1,4 @@
-"""The predicted time of one experiment: the closed form of its plan, with intervals, for the report."""
+"""Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,33 +6,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_form, stacked
-from meshscope.cost.efficiency import Efficiency
-from meshscope.cost.features import (
-    ACTS,
-    CACHE,
-    KERNEL,
-    MATMUL,
-    PARTS,
-    PREFETCHED,
-    VECTOR,
-    WEIGHTS,
-    WIDE,
-)
-from meshscope.cost.rates import CYCLES_INTERVAL
+from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.efficiency import ChipEfficiency
+from meshscope.cost.features import PARTS, Cost
+from meshscope.cost.planned_collectives import hidden_behind
+from meshscope.cost.rates import Rates
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
 from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
 
-FLOPS, BYTES = (MATMUL, KERNEL, VECTOR), (WEIGHTS, CACHE, ACTS, WIDE, PREFETCHED)
+FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.VECTOR_FLOPS)
+HBM_BYTES = (
+    *(Cost.WEIGHT_BYTES, Cost.CACHE_BYTES, Cost.RESIDUAL_BYTES, Cost.WIDE_BYTES),
+    Cost.PREFETCHED_BYTES,
+)
 
 
 def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
-    """Whether published figures, or a profile, say enough of the chip for times."""
+    """Whether the chip has the published figures, or a profile, that times need."""
     return profile is not None or (
         chip.kind is not ChipKind.CPU and chip.bf16_flops_per_s is not None
     )
@@ -41,130 +36,131 @@ def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
 def predicted_times(
     experiment: Experiment, profile: ChipProfile | None = None
 ) -> tuple[StepTime, ...]:
-    """The time of each phase's step in closed form; none for a chip without published peaks or profile."""
+    """The closed-form step time of each phase; empty for a chip without published peaks or profile."""
     if not has_figures(experiment.topology.chip, profile):
         return ()
-    return tuple(_step(experiment, phase, profile) for phase in experiment.phases)
+    return tuple(_phase_time(experiment, phase, profile) for phase in experiment.phases)
 
 
-def _step(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
+def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
     form = plan_form(experiment, phase, profile=profile)
     workload = experiment.workload
     sizes = {
         name: np.array([float(getattr(workload, name))]) for name in ("batch", "prompt", "output")
     }
-    found = closed_steps(stacked([form]), np.zeros(1, dtype=np.int64), **sizes)
-    return step_time(form, found)
+    return step_time(form, closed_steps(plan_batch([form]), np.zeros(1, dtype=np.int64), **sizes))
 
 
-def step_time(form: PlanForm, found: ClosedSteps, at: int = 0) -> StepTime:
-    """One of the closed steps as the report has it."""
+def step_time(form: PlanForm, steps: ClosedSteps, at: int = 0) -> StepTime:
+    """The closed step number `at` as a StepTime."""
     by_axis: dict[str, float] = defaultdict(float)
-    for m, line in enumerate(form.lines):
-        by_axis[line.axis] += float(found.exposed_s[at, m])
-    compute_s = float(found.compute_s[at])
-    exposed_s = float(found.exposed_s[at].sum())
+    for m, collective in enumerate(form.collectives):
+        by_axis[collective.axis] += float(steps.exposed_s[at, m])
+    compute_s = float(steps.compute_s[at])
+    exposed_s = float(steps.exposed_s[at].sum())
     bases = {
         TimeBasis.ROOFLINE.value: compute_s,
         TimeBasis.INTERCONNECT_MODEL.value: exposed_s,
     }
-    bubble_s = float(found.bubble_s[at])
-    bubble_s = bubble_s if form.n_stages > 1 else 0.0
+    bubble_s = float(steps.bubble_s[at]) if form.n_stages > 1 else 0.0
+    source = form.efficiency.source
     return StepTime(
         source=Source.PREDICTED,
         phase=form.phase,
-        step=_interval(form, found, at),
+        step=_interval(form, steps, at),
         compute_s=compute_s,
         exposed_s=exposed_s,
         idle_s=bubble_s,
         bubble_s=bubble_s,
-        collective_s=float(found.lines_s[at].sum()),
+        collective_s=float(steps.collectives_s[at].sum()),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: seconds for basis, seconds in bases.items() if seconds},
-        parts=tuple(_parts(form, found, at)),
-        is_extrapolated=not all(_is_measured(form, found, at)),
-        notes=_notes(form),
+        parts=tuple(_parts(form, steps, at)),
+        is_extrapolated=not all(_is_measured(form, steps, at)),
+        notes=(f"compute by roofline: {source}",) if source else (),
     )
 
 
-def _notes(form: PlanForm) -> tuple[str, ...]:
-    source = form.efficiency.source
-    return (f"compute by roofline: {source}",) if source else ()
-
-
-def _parts(form: PlanForm, found: ClosedSteps, at: int) -> Iterable[PartCost]:
-    lines_s: dict[Part, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for m, line in enumerate(form.lines):
-        n = line.n_tick * form.n_microbatches + line.n_once
-        own = lines_s[line.part]
-        own[0] += float(found.lines_s[at, m])
-        own[1] += float(found.exposed_s[at, m])
-        own[2] += float(found.payload_bytes[at, m]) * line.wire_factor * n
-    for part in dict.fromkeys((*PARTS, *lines_s)):
-        quantities = found.quantities[at, PARTS.index(part)] if part in PARTS else None
-        compute_s = float(found.parts_s[at, PARTS.index(part)]) if part in PARTS else 0.0
-        collective_s, exposed_s, wire_bytes = lines_s[part]
-        if not compute_s and not collective_s:
+def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
+    collective_s: dict[Part, float] = defaultdict(float)
+    exposed_s: dict[Part, float] = defaultdict(float)
+    wire_bytes: dict[Part, float] = defaultdict(float)
+    for m, collective in enumerate(form.collectives):
+        n = collective.n_tick * form.n_microbatches + collective.n_once
+        payload_bytes = float(steps.payload_bytes[at, m])
+        collective_s[collective.part] += float(steps.collectives_s[at, m])
+        exposed_s[collective.part] += float(steps.exposed_s[at, m])
+        wire_bytes[collective.part] += payload_bytes * collective.wire_factor * n
+    for part in dict.fromkeys((*PARTS, *collective_s)):
+        index = PARTS.index(part) if part in PARTS else None
+        compute_s = 0.0 if index is None else float(steps.parts_s[at, index])
+        if not compute_s and not collective_s[part]:
             continue
+        costs = np.zeros(len(Cost)) if index is None else steps.costs[at, index]
         yield PartCost(
             part=part.value,
             compute_s=compute_s,
-            collective_s=collective_s,
-            exposed_s=exposed_s,
-            flops=0.0 if quantities is None else float(quantities[list(FLOPS)].sum()),
-            hbm_bytes=0.0 if quantities is None else float(quantities[list(BYTES)].sum()),
-            wire_bytes=wire_bytes,
+            collective_s=collective_s[part],
+            exposed_s=exposed_s[part],
+            flops=float(costs[list(FLOPS)].sum()),
+            hbm_bytes=float(costs[list(HBM_BYTES)].sum()),
+            wire_bytes=wire_bytes[part],
         )
 
 
-def _is_measured(form: PlanForm, found: ClosedSteps, at: int) -> Iterable[bool]:
-    """For each collective, whether its payload lies between measured ones."""
-    for m, line in enumerate(form.lines):
-        payload = found.payload_bytes[at, m]
-        yield not found.lines_s[at, m] or any(a <= payload <= b for a, b in line.ranges)
+def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[bool]:
+    """Whether the payload of each collective is inside a measured range."""
+    for m, collective in enumerate(form.collectives):
+        payload = steps.payload_bytes[at, m]
+        is_inside = any(low <= payload <= high for low, high in collective.ranges)
+        yield not steps.collectives_s[at, m] or is_inside
 
 
-def _interval(form: PlanForm, found: ClosedSteps, at: int) -> TimeEstimate:
-    """The ends of compute and of communication, each by its own factors."""
-    step_s = float(found.step_s[at])
-    low, high = _compute_factors(form.efficiency)
-    compute_s = float(found.step_s[at] - found.exposed_s[at].sum())
-    ends = [compute_s * low, compute_s * high]
-    spreads = None if form.constants is None else form.constants.spreads
-    if form.lines and spreads is None:
+def _interval(form: PlanForm, steps: ClosedSteps, at: int) -> TimeEstimate:
+    """The step with compute and communication bounded by their own factors."""
+    step_s = float(steps.step_s[at])
+    low, high = _compute_factors(form.efficiency, form.rates)
+    compute_s = float(steps.step_s[at] - steps.exposed_s[at].sum())
+    low_s, high_s = compute_s * low, compute_s * high
+    spreads = form.constants.spreads
+    if form.collectives and spreads is None:
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
-    for m, is_measured in enumerate(_is_measured(form, found, at)):
+    for m, is_measured in enumerate(_is_measured(form, steps, at)):
         assert spreads is not None
         spread = max(spreads.short, spreads.long) if is_measured else spreads.out_of_sample
-        ends[0] += float(found.exposed_s[at, m]) / spread
-        ends[1] += float(found.exposed_s[at, m]) * spread
-    return TimeEstimate(value_s=step_s, low_s=ends[0], high_s=ends[1])
+        low_s += float(steps.exposed_s[at, m]) / spread
+        high_s += float(steps.exposed_s[at, m]) * spread
+    return TimeEstimate(value_s=step_s, low_s=low_s, high_s=high_s)
 
 
-def _compute_factors(efficiency: Efficiency) -> tuple[float, float]:
-    """Of compute: how far compiled programs lie from the closed form, and measured ones from compiled."""
+def _compute_factors(efficiency: ChipEfficiency, rates: Rates) -> tuple[float, float]:
+    """Bounds of compute: closed form against compiled programs, and these against measurements."""
     if efficiency.spread is None:
-        usual, reach = efficiency.usual, efficiency.reach
-        low = min(usual.matmul / reach.matmul_interval[1], usual.weight / reach.hbm_interval[1])
-        high = max(usual.matmul / reach.matmul_interval[0], usual.weight / reach.hbm_interval[0])
+        default, peak = efficiency.default, efficiency.peak
+        low = min(default.matmul / peak.matmul_interval[1], default.weight / peak.hbm_interval[1])
+        high = max(default.matmul / peak.matmul_interval[0], default.weight / peak.hbm_interval[0])
         return min(low, 1.0), max(high, 1.0)
-    return CYCLES_INTERVAL[0] / efficiency.spread, CYCLES_INTERVAL[1] * efficiency.spread
+    low, high = rates.cycles_interval
+    return low / efficiency.spread, high * efficiency.spread
 
 
 def timed_predictions(
     rows: Iterable[Collective], experiment: Experiment, profile: ChipProfile | None = None
 ) -> list[Collective]:
-    """The predicted rows with the time of one execution; the ring of cp may hide, which a row cannot tell."""
+    """The predicted rows with the time of one execution.
+
+    A collective that overlaps compute has no exposed time of its own; the step has their total.
+    """
     rows = list(rows)
     chip = experiment.topology.chip
     if not rows or not has_figures(chip, profile):
         return rows
     constants = constants_of(chip) if profile is None else profile.constants
-    return [_timed(row, experiment, constants) for row in rows]
+    return [_timed_row(row, experiment, constants) for row in rows]
 
 
-def _timed(row: Collective, experiment: Experiment, constants: LinkConstants) -> Collective:
-    if row.payload_bytes is None or not row.groups:
+def _timed_row(row: Collective, experiment: Experiment, constants: LinkConstants) -> Collective:
+    if row.payload_bytes is None or not row.groups or row.phase is None:
         return row
     seconds = collective_time(
         row.kind,
@@ -173,10 +169,11 @@ def _timed(row: Collective, experiment: Experiment, constants: LinkConstants) ->
         topology=experiment.topology,
         constants=constants,
     ).seconds
-    is_ring = row.kind is Kind.PERMUTE and row.part is Part.ATTN
+    is_in_layers = row.layer is not None
+    hidden = hidden_behind(experiment, row.phase, row, is_in_layers=is_in_layers)
     return replace(
         row,
         dur_s=seconds,
-        exposed_s=None if is_ring else seconds,
+        exposed_s=seconds if hidden is None else None,
         time_basis=TimeBasis.INTERCONNECT_MODEL.value,
     )

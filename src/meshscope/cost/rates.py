@@ -1,7 +1,7 @@
-"""What a device of a chip reaches: its published peaks, and the shares of them that work gets.
+"""Peak rates of one device, and the fractions of them that large operations reach.
 
-Shares and intervals are measurements of others, each with its source; nothing here was measured by
-us on a TPU.
+The fractions and intervals are published measurements, each with its source; none was measured on a TPU
+by this project.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,12 @@ from meshscope.errors import SpecError
 from meshscope.events.step_time import TimeBasis, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.hardware.chips import Chip, ChipKind
-
-# Measured over estimated time of bf16 products of n x n matrices, where the estimate is that of
-# libtpu 0.0.42.1 at the clock of the chip: tpu7x 1024 0.96, 2048 1.22, 4096 1.07, 16384 1.03, 32768
-# 1.06; v6e 8192 0.78 and 0.86 (benchmarks/matmul_cycles.py, which names the sources). The interval
-# is that of these seven; single products below a microsecond (tpu7x 128 to 512) come out at 0.6 to 0.8.
-CYCLES_INTERVAL = (0.78, 1.22)
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """What large operations reach of the published peaks, with the range of what was measured."""
+class PeakEfficiency:
+    """Fraction of the published peaks that large operations reach, with the measured range."""
 
     matmul: float
     matmul_interval: tuple[float, float]
@@ -30,41 +25,47 @@ class Reach:
 
 
 # HBM: tpu7x reaches 87 % (Ironwood HBM microbenchmark from 512 MiB on, 6,400 of 7,380 GB/s) and v6e 83 %
-# (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); 75 % is what Ironwood has at 16 MiB. Large bf16 products: 83 %
-# and 97 % for tpu7x (16384) and v6e (8192^3: 754 and 827 of 918 TFLOP/s are 82 and 90 %).
-USUAL_REACH = Reach(matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_interval=(0.75, 1.0))
+# (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); Ironwood at 16 MiB reaches 75 %. Large bf16 products: tpu7x
+# 83 % (16384) and v6e 82 and 90 % (8192^3, 754 and 827 of 918 TFLOP/s); 97 % is the best of tpu7x.
+TPU_EFFICIENCY = PeakEfficiency(
+    matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_interval=(0.75, 1.0)
+)
 
-# HBM, the better of reading and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
+# HBM, the better of reads and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
 # PCIe 1,942 of 2,039, GH200 3,783 of 4,000 (RRZE-HPC/gpu-benches@1038c5d, gpu-stream): 88 to 96 %. bf16
 # products at their best shapes: A100 SXM 87 %, GH200 84 %, A100 PCIe 81 %, H100 SXM 80 %
-# (stas00/ml-engineering@b9e2972, compute/accelerator). Medians of both; the intervals are wider than what
-# was measured, by shapes that are not the best.
-GPU_REACH = Reach(matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0))
+# (stas00/ml-engineering@b9e2972, compute/accelerator). The values are medians; the intervals also allow
+# for less favorable shapes.
+GPU_EFFICIENCY = PeakEfficiency(
+    matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0)
+)
 
-# Of rates that were measured by shape on the device itself; the interval is a guess until steps judge it.
-MEASURED_REACH = Reach(matmul=1.0, matmul_interval=(0.85, 1.15), hbm=1.0, hbm_interval=(0.85, 1.15))
+# Rates that were measured by shape on the device itself. The interval is an assumption.
+MEASURED_EFFICIENCY = PeakEfficiency(
+    matmul=1.0, matmul_interval=(0.85, 1.15), hbm=1.0, hbm_interval=(0.85, 1.15)
+)
 
-# Of the peak, in attention kernels: ragged paged attention reaches 73 % in prefill on tpu7x, 63 % where
-# masked blocks count as work (arXiv 2604.15464); older kernels about half.
+# Fraction of the matmul peak in attention kernels: ragged paged attention reaches 73 % in prefill on
+# tpu7x, 63 % if masked blocks count as work (arXiv 2604.15464); older kernels reach about half.
 KERNEL_FRAC = 0.55
 KERNEL_INTERVAL = (0.4, 0.75)
 
-# Of the HBM's rate, in large passes over arrays that lie alike: the median of every second of 22 measured
-# passes in benchmarks/pass_cycles.py; the other eleven lie within 20 % of it, half of them within 11 %,
-# and the interval is that of all.
-PASS_FRAC = 0.76
-PASS_INTERVAL = (0.58, 0.90)
+# Fraction of the HBM rate in large elementwise ops without a relayout: the median of every second of 22
+# measured ops in benchmarks/pass_cycles.py. The other eleven are within 20 % of it, half of them within
+# 11 %; the interval covers all 22.
+ELEMENTWISE_FRAC = 0.76
+ELEMENTWISE_INTERVAL = (0.58, 0.90)
 
 # VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
 VMEM_OVER_HBM = 14.0
 
-# What nobody prices: from nothing to ten times what reading and writing its arrays takes.
+# Range for ops without a cost model: from zero to ten times the time of their bytes.
 UNKNOWN_FACTORS = (0.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpCost:
-    """What an operation takes, and where the figure comes from."""
+class OpTime:
+    """Time of one operation and its basis."""
 
     seconds: TimeEstimate
     basis: TimeBasis
@@ -77,15 +78,17 @@ class Rates:
     flops_per_s: float
     hbm_bytes_per_s: float
     clock_hz: float | None
-    reach: Reach = USUAL_REACH
+    efficiency: PeakEfficiency = TPU_EFFICIENCY
+    cycles_interval: tuple[float, float] = compiler_facts().cycles_interval.value
     measured: MeasuredRates | None = None
 
-    def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> OpCost:
-        """The compiler's cycles as time."""
+    def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> OpTime:
+        """Time of the compiler's cycles."""
         assert self.clock_hz is not None
-        low, high = CYCLES_INTERVAL
+        low, high = self.cycles_interval
         s = n / self.clock_hz
-        return OpCost(seconds=TimeEstimate(value_s=s, low_s=s * low, high_s=s * high), basis=basis)
+        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
+        return OpTime(seconds=seconds, basis=basis)
 
     def roofline(
         self,
@@ -95,74 +98,85 @@ class Rates:
         vmem_bytes: float = 0.0,
         flops_frac: float | None = None,
         flops_interval: tuple[float, float] | None = None,
-    ) -> OpCost:
-        """The longer of computing and moving bytes; products at the chip's reach unless told otherwise."""
-        usual = self.reach
-        frac = usual.matmul if flops_frac is None else flops_frac
-        interval = usual.matmul_interval if flops_interval is None else flops_interval
-        launch_s, factor = 0.0, 1.0
-        if self.measured is not None:
-            launch_s = self.measured.launch_s
-            is_kernel = flops_frac is not None
-            factor = 1.0 if is_kernel else self.measured.factor(flops, hbm_bytes)
+    ) -> OpTime:
+        """The longer of compute and memory time; compute at the matmul efficiency by default.
 
-        def at(flops_share: float, hbm_share: float) -> float:
-            of_bytes = (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s / hbm_share
-            return max(flops / self.flops_per_s / flops_share, of_bytes) * factor + launch_s
+        Measured rates add the launch and, to ops at the default efficiency, the slowdown of their shape.
+        """
+        peak = self.efficiency
+        frac = peak.matmul if flops_frac is None else flops_frac
+        interval = peak.matmul_interval if flops_interval is None else flops_interval
+        is_default = flops_frac is None
+        factor, launch_s = self._measured_overhead(flops, hbm_bytes, is_default=is_default)
+        memory_s = self._memory_s(hbm_bytes, vmem_bytes)
 
-        return OpCost(
-            seconds=TimeEstimate(
-                value_s=at(frac, usual.hbm),
-                low_s=at(interval[1], usual.hbm_interval[1]),
-                high_s=at(interval[0], usual.hbm_interval[0]),
-            ),
-            basis=TimeBasis.ROOFLINE,
+        def at(flops_frac: float, hbm_frac: float) -> float:
+            longer_s = max(flops / self.flops_per_s / flops_frac, memory_s / hbm_frac)
+            return longer_s * factor + launch_s
+
+        seconds = TimeEstimate(
+            value_s=at(frac, peak.hbm),
+            low_s=at(interval[1], peak.hbm_interval[1]),
+            high_s=at(interval[0], peak.hbm_interval[0]),
         )
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
 
-    def passing(self, *, hbm_bytes: float, vmem_bytes: float, vector_s: float) -> OpCost:
-        """A pass over arrays: the longer of moving its bytes and of its work on the vector unit."""
+    def _measured_overhead(
+        self, flops: float, hbm_bytes: float, *, is_default: bool
+    ) -> tuple[float, float]:
+        """Slowdown against the roofline, and seconds of the launch."""
+        if self.measured is None:
+            return 1.0, 0.0
+        factor = self.measured.factor(flops, hbm_bytes) if is_default else 1.0
+        return factor, self.measured.launch_s
 
-        def at(share: float) -> float:
-            of_bytes = (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s / share
-            return max(vector_s, of_bytes)
-
-        low, high = PASS_INTERVAL
-        return OpCost(
-            seconds=TimeEstimate(value_s=at(PASS_FRAC), low_s=at(high), high_s=at(low)),
-            basis=TimeBasis.ROOFLINE,
+    def elementwise(self, *, hbm_bytes: float, vmem_bytes: float, vector_s: float) -> OpTime:
+        """Time of an elementwise op: the longer of its memory time and `vector_s` on the vector unit."""
+        memory_s = self._memory_s(hbm_bytes, vmem_bytes)
+        low, high = ELEMENTWISE_INTERVAL
+        seconds = TimeEstimate(
+            value_s=max(vector_s, memory_s / ELEMENTWISE_FRAC),
+            low_s=max(vector_s, memory_s / high),
+            high_s=max(vector_s, memory_s / low),
         )
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
 
-    def unknown(self, *, n_bytes: float) -> OpCost:
-        """An operation that nobody prices: something between nothing and ten times its bytes."""
-        s = n_bytes / self.hbm_bytes_per_s / self.reach.hbm
+    def _memory_s(self, hbm_bytes: float, vmem_bytes: float) -> float:
+        return (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s
+
+    def unknown(self, *, n_bytes: float) -> OpTime:
+        """Time of an op without a cost model: that of its bytes, with a wide interval."""
+        s = n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
         low, high = UNKNOWN_FACTORS
-        return OpCost(
-            seconds=TimeEstimate(value_s=s, low_s=s * low, high_s=s * high),
-            basis=TimeBasis.ROOFLINE,
-        )
+        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
 
 
 def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
     """The rates of one device; SpecError for a chip without published peaks and without a profile.
 
-    A profile with products by shape counts before the published peaks.
+    A profile with products by shape takes precedence over published peaks, except on TPUs, whose
+    compiler states cycles.
     """
-    measured = None if profile is None else (profile.flops_per_s, profile.memory_bytes_per_s)
-    is_tpu = chip.kind is ChipKind.TPU  # whose compiler states cycles
+    is_tpu = chip.kind is ChipKind.TPU
     by_shape = None if profile is None or is_tpu else measured_rates(profile)
-    is_unpublished = chip.bf16_flops_per_s is None or by_shape is not None
-    if is_unpublished and measured is not None and None not in measured:
-        flops_per_s, bytes_per_s = (rate or 0.0 for rate in measured)
-        return Rates(
-            flops_per_s=flops_per_s,
-            hbm_bytes_per_s=bytes_per_s,
-            clock_hz=None,
-            reach=USUAL_REACH if by_shape is None else MEASURED_REACH,
-            measured=by_shape,
-        )
+    if profile is not None and (chip.bf16_flops_per_s is None or by_shape is not None):
+        flops_per_s, bytes_per_s = profile.flops_per_s, profile.memory_bytes_per_s
+        if flops_per_s is not None and bytes_per_s is not None:
+            return Rates(
+                flops_per_s=flops_per_s,
+                hbm_bytes_per_s=bytes_per_s,
+                clock_hz=None,
+                efficiency=TPU_EFFICIENCY if by_shape is None else MEASURED_EFFICIENCY,
+                measured=by_shape,
+            )
+    return _published_rates(chip)
+
+
+def _published_rates(chip: Chip) -> Rates:
     if chip.bf16_flops_per_s is None or chip.hbm_bytes_per_s is None:
         raise SpecError(
-            f"'{chip.name}' has no published peaks, so that no time can be told for it. "
+            f"'{chip.name}' has no published peaks, so its step time cannot be estimated. "
             "Use a TPU or GPU topology, or measure it with 'meshscope calibrate' and give --profile."
         )
     n = chip.devices_per_chip
@@ -170,10 +184,11 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
         flops_per_s=chip.bf16_flops_per_s / n,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         clock_hz=chip.clock_hz,
-        reach=reach_of(chip),
+        efficiency=peak_efficiency(chip),
+        cycles_interval=compiler_facts(chip.name).cycles_interval.value,
     )
 
 
-def reach_of(chip: Chip) -> Reach:
-    """What large operations usually reach on a chip of this kind."""
-    return GPU_REACH if chip.kind is ChipKind.GPU else USUAL_REACH
+def peak_efficiency(chip: Chip) -> PeakEfficiency:
+    """The efficiency of large operations on a chip of this kind."""
+    return GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY

@@ -1,4 +1,4 @@
-"""What a scheduled collective takes on the wires, and which of them it keeps from others."""
+"""Time and links of the collectives in a compiled schedule."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ from meshscope.spec.hardware.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEstimate:
-    """Seconds of a collective, the wires that it occupies, and how far the model was stretched for it."""
+    """Time of a collective, the links that it occupies, and the strategy.
+
+    `is_extrapolated` marks a time outside the measured range.
+    """
 
     seconds: TimeEstimate
     resources: tuple[Hashable, ...]
@@ -24,62 +27,52 @@ class CollectiveEstimate:
     strategy: str
 
 
-class CollectiveEstimates:
-    """The interconnect of a topology, as the model or a measured profile knows it."""
+class CollectiveEstimator:
+    """Estimates collectives on a topology with fitted or calibrated link constants."""
 
     def __init__(self, topology: Topology, constants: LinkConstants | None = None) -> None:
         self.topology = topology
         self.constants = constants or constants_of(topology.chip)
 
-    def price(self, operations: tuple[Operation, ...]) -> CollectiveEstimate | None:
-        """The price of one scheduled instruction with the arrays that it carries; None if not known.
+    def estimate(self, operations: tuple[Operation, ...]) -> CollectiveEstimate | None:
+        """The estimate of one scheduled instruction with all its arrays; None if bytes are unknown.
 
-        It is priced as what is carried out, whatever it means: a reduce-scatter that the compiler
-        wrote as an all-reduce costs an all-reduce. Combined arrays travel as one.
+        The opcode decides: a reduce-scatter that the compiler implements as an all-reduce costs an
+        all-reduce. Combined arrays count as one payload.
         """
         first = operations[0]
         sizes = [operation.payload_bytes for operation in operations]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes) or not first.groups:
             return None
-        return self.of(carried_out_as(first), first.groups, sum(known), first.algorithm)
-
-    def of(
-        self, kind: Kind, groups: Groups, payload_bytes: int, algorithm: str | None = None
-    ) -> CollectiveEstimate:
-        """The price of a collective of this kind."""
-        found = collective_time(
+        kind = KIND_OF_OPCODE.get(first.opcode, first.kind)
+        time = collective_time(
             kind,
-            groups=groups,
-            payload_bytes=payload_bytes,
+            groups=first.groups,
+            payload_bytes=sum(known),
             topology=self.topology,
-            algorithm=algorithm,
+            algorithm=first.algorithm,
             constants=self.constants,
         )
-        seconds = TimeEstimate(value_s=found.seconds, low_s=found.low_s, high_s=found.high_s)
+        seconds = TimeEstimate(value_s=time.seconds, low_s=time.low_s, high_s=time.high_s)
         return CollectiveEstimate(
             seconds=seconds,
-            resources=_occupied(self.topology, kind, groups),
-            is_extrapolated=found.is_extrapolated,
-            strategy=found.strategy,
+            resources=_occupied_links(self.topology, kind, first.groups),
+            is_extrapolated=time.is_extrapolated,
+            strategy=time.strategy,
         )
-
-
-def carried_out_as(operation: Operation) -> Kind:
-    """The kind that an operation costs: its opcode's, where that is one of XLA's collectives."""
-    return KIND_OF_OPCODE.get(operation.opcode, operation.kind)
 
 
 @lru_cache(maxsize=4096)
-def _occupied(topology: Topology, kind: Kind, groups: Groups) -> tuple[Hashable, ...]:
-    """Dimensions and directions of links that a collective uses on any chip, and the network of hosts.
+def _occupied_links(topology: Topology, kind: Kind, groups: Groups) -> tuple[Hashable, ...]:
+    """Dimensions and directions of the ICI links that a collective uses on any chip, and DCN.
 
-    Two collectives that share one of them follow each other. On a chip where one of the two is
-    silent they could run together; that is left out.
+    Collectives that share a link serialize. On chips where one of them is inactive they could overlap;
+    this is left out.
     """
-    found: set[Hashable] = set()
+    links: set[str] = set()
     if topology.crosses_slices(groups):
-        found.add("network")
+        links.add("network")
     try:
         loads = link_loads(kind, groups=groups, payload_bytes=1, topology=topology)
     except SpecError:
@@ -87,5 +80,5 @@ def _occupied(topology: Topology, kind: Kind, groups: Groups) -> tuple[Hashable,
     for load in loads:
         at = "xyz".index(load.dim)
         is_up = (load.target[at] > load.source[at]) != load.is_wrap
-        found.add(f"{load.dim}{'+' if is_up else '-'}")
-    return tuple(sorted(map(str, found))) or ("other",)
+        links.add(f"{load.dim}{'+' if is_up else '-'}")
+    return tuple(sorted(links)) or ("other",)

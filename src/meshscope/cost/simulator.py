@@ -1,30 +1,29 @@
-"""The walk of a compiled schedule: what a device does in one step, in the order of issue.
+"""Simulates a compiled schedule: what a device does in one step, in the order of issue.
 
-The order of instructions is the order of issue. The core works on one instruction at a time; a
-synchronous collective stops it; an asynchronous one runs beside it from its start to its done, which
-waits; so do copies between memories, one after the other. Loops repeat their body. Of a conditional
-the dearest branch runs: where it is that of a pipeline's stages, in the ticks in which a stage has
-work, and in the others the device waits for the slowest stage.
+The core runs one instruction at a time. A synchronous collective stalls it; an asynchronous one runs
+beside it from its start to its done, which waits. Copies between memories run the same way, one after
+the other. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch;
+if it selects a pipeline stage, it does so in the ticks in which the stage has work, and the device waits
+for the slowest stage in the others.
 
-Left out: that copies and the core share the HBM's rate, that links and cores share power, and what
-the host does.
+Left out: contention of copies and the core for HBM, power shared by links and cores, and the host.
 """
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from meshscope.cost.machine import (
-    ON_COPIES,
-    ON_CORE,
-    ON_LINKS,
+    COPY_LANE,
+    CORE_LANE,
+    LINK_LANE,
     InFlight,
     Machine,
     Span,
     Task,
 )
-from meshscope.cost.op_cost import OpCosts, Work, copied_bytes, part_of
-from meshscope.cost.rates import OpCost
-from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimates
+from meshscope.cost.op_cost import OpCost, OpCostModel, copied_bytes, part_of
+from meshscope.cost.rates import OpTime
+from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimator
 from meshscope.events.step_time import TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
@@ -33,19 +32,19 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
-Pick = Callable[[TimeEstimate], float]
+Bound = Callable[[TimeEstimate], float]
 _COPY_ENGINE = ("copies",)
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
-_MAX_HANDS = 3  # from the start of a copy over its done and a bitcast to who computes with it
+_MAX_USES = 3  # from a copy's start over its done and a bitcast to the op that computes with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledCollective:
-    """A collective where the schedule issues it: the arrays that one instruction carries."""
+    """The arrays that one scheduled instruction communicates, with their estimate if bytes are known."""
 
     operations: tuple[Operation, ...]
-    price: CollectiveEstimate | None
+    estimate: CollectiveEstimate | None
 
     @property
     def name(self) -> str:
@@ -54,78 +53,79 @@ class ScheduledCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walked:
-    """A step on the machine: its clock and tally at the end, its spans, and what doubts there are."""
+class SimulatedStep:
+    """A simulated step: the machine at its end, the costs behind it, and notes on its gaps."""
 
     machine: Machine
     collectives: Mapping[str, ScheduledCollective]
-    works: Mapping[str, Work]
+    op_costs: Mapping[str, OpCost]
     copied_bytes: Mapping[str, int]
-    unpriced: tuple[str, ...]
+    unestimated: tuple[str, ...]  # collectives without an estimate
     notes: tuple[str, ...]
 
     @property
     def spans(self) -> list[Span]:
-        """What ran when, repetitions folded."""
+        """The timeline, with repetitions folded."""
         return self.machine.spans
 
 
-class SimulatedSchedule:
-    """A module's schedule with every price found once; `walk` plays it."""
+class ScheduleSimulator:
+    """A module's schedule with the costs of its instructions; `simulate` runs it."""
 
     def __init__(
         self,
         module: HloModule,
-        found: ModuleCollectives,
-        prices: OpCosts,
-        wires: CollectiveEstimates,
+        module_collectives: ModuleCollectives,
+        op_costs: OpCostModel,
+        estimator: CollectiveEstimator,
     ) -> None:
         self.module = module
-        self.prices = prices
-        self.flow = found.flow
+        self.op_costs = op_costs
+        self.flow = module_collectives.flow
         self.collectives: dict[str, ScheduledCollective] = {}
-        self.issued: dict[int, list[ScheduledCollective]] = {}  # by id of the anchor
-        self.awaited: dict[int, list[str]] = {}  # by id of the instruction that holds a result
-        for operations in _by_instruction(found.scheduled):
-            self._add(ScheduledCollective(operations=operations, price=wires.price(operations)))
+        self.issued: dict[int, list[ScheduledCollective]] = {}  # by id of the scheduled instruction
+        self.awaited: dict[int, list[str]] = {}  # by id of the instruction with the result
+        for operations in _by_instruction(module_collectives.scheduled):
+            estimate = estimator.estimate(operations)
+            self._add(ScheduledCollective(operations=operations, estimate=estimate))
 
     def _add(self, collective: ScheduledCollective) -> None:
         first = collective.operations[0]
-        anchor = first.scheduled_op
+        scheduled = first.scheduled_op
         self.collectives.setdefault(collective.name, collective)
-        self.issued.setdefault(id(anchor.instruction), []).append(collective)
-        has_end = anchor.result is not None and anchor.result is not anchor.instruction
-        if first.is_async and has_end:
-            self.awaited.setdefault(id(anchor.result), []).append(collective.name)
+        self.issued.setdefault(id(scheduled.instruction), []).append(collective)
+        has_done = scheduled.result is not None and scheduled.result is not scheduled.instruction
+        if first.is_async and has_done:
+            self.awaited.setdefault(id(scheduled.result), []).append(collective.name)
 
-    def part_that_uses(self, computation: Computation, start: Instruction) -> str | None:
-        """The part of the model that uses the result of a copy; None where the text does not tell."""
+    def consumer_part(self, computation: Computation, start: Instruction) -> str | None:
+        """The model part that consumes the result of a copy; None if the HLO does not name one."""
         users = [start]
-        for _ in range(_MAX_HANDS):
+        for _ in range(_MAX_USES):
             users = [u for user in users for u in self.flow.users(computation, user)]
             parts = [part for user in users if (part := part_of(user)) is not None]
             if parts or not users:
                 return parts[0] if parts else None
         return None
 
-    def walk(self, pick: Pick) -> Walked:
-        """One run of the module; `pick` takes the low, the middle or the high end of a duration."""
+    def simulate(self, bound: Bound) -> SimulatedStep:
+        """One run of the module; `bound` takes the value or a bound of each duration."""
         assert self.module.entry is not None
-        player = _Simulator(self, pick)
-        player.play(self.module.entry, depth=0)
-        unpriced = [c.name for c in self.collectives.values() if c.price is None]
-        return Walked(
-            machine=player.machine,
+        run = _Run(self, bound)
+        run.execute(self.module.entry, depth=0)
+        unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
+        return SimulatedStep(
+            machine=run.machine,
             collectives=self.collectives,
-            works=player.works,
-            copied_bytes=player.copied_bytes,
-            unpriced=tuple(unpriced),
-            notes=tuple(dict.fromkeys(player.notes)),
+            op_costs=run.op_costs,
+            copied_bytes=run.copied_bytes,
+            unestimated=tuple(unestimated),
+            notes=tuple(dict.fromkeys(run.notes)),
         )
 
 
 def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, ...]]:
-    """The operations of each scheduled instruction; one reached by several calls counts once."""
+    """The operations of each scheduled instruction; one with several call sites counts once."""
     by_site: dict[int, dict[int, list[Operation]]] = {}
     for operation in operations:
         sites = by_site.setdefault(id(operation.site.instruction), {})
@@ -133,45 +133,45 @@ def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, 
     return [tuple(next(iter(sites.values()))) for sites in by_site.values()]
 
 
-class _Simulator:
-    """Plays computations on a machine."""
+class _Run:
+    """One execution of a schedule on a machine."""
 
-    def __init__(self, schedule: SimulatedSchedule, pick: Pick) -> None:
+    def __init__(self, schedule: ScheduleSimulator, bound: Bound) -> None:
         self.schedule = schedule
-        self.pick = pick
+        self.bound = bound
         self.machine = Machine()
-        self.works: dict[str, Work] = {}
+        self.op_costs: dict[str, OpCost] = {}
         self.copied_bytes: dict[str, int] = {}
         self.notes: list[str] = []
-        self._under_way: dict[str, InFlight] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._opcodes: dict[str, str] = {}
 
-    def play(self, computation: Computation, *, depth: int) -> None:
+    def execute(self, computation: Computation, *, depth: int) -> None:
         """Runs the instructions of a computation in order."""
         assert depth < _MAX_DEPTH, "the reader refuses calls that nest deeper"
         for instruction in computation.instructions:
-            self._play_one(computation, instruction, depth)
+            self._execute_one(computation, instruction, depth)
 
-    def _play_one(self, computation: Computation, instruction: Instruction, depth: int) -> None:
+    def _execute_one(self, computation: Computation, instruction: Instruction, depth: int) -> None:
         issued = self.schedule.issued.get(id(instruction), ())
         for collective in issued:
             self._issue(collective)
-        self._work_on(computation, instruction, depth, is_collective=bool(issued))
+        self._work(computation, instruction, depth, is_collective=bool(issued))
         for name in self.schedule.awaited.get(id(instruction), ()):
             self._await(name)
         if instruction.opcode.endswith("-done") and id(instruction) not in self.schedule.awaited:
             self._done(computation, instruction)
 
-    def _work_on(
+    def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool
     ) -> None:
-        """What the instruction asks of the core, or runs through other computations."""
+        """Runs the instruction on the core, or the computations that it calls."""
         opcode = instruction.opcode
         if opcode == "while":
             self._loop(computation, instruction, depth)
         elif opcode == "call":
             for inner in self._called(instruction, "to_apply"):
-                self.play(inner, depth=depth + 1)
+                self.execute(inner, depth=depth + 1)
         elif opcode == "conditional":
             self._branch(instruction, depth)
         elif opcode.endswith("-start") and not is_collective:
@@ -179,106 +179,102 @@ class _Simulator:
         elif instruction.estimated_cycles is not None or not (
             is_collective or id(instruction) in self.schedule.awaited
         ):
-            # A fusion around a collective, or its end, without an estimate of its own does nothing else.
+            # A fusion around a collective, or its done, without an estimate does nothing else.
             self._compute(computation, instruction)
 
     def _compute(self, computation: Computation, instruction: Instruction) -> None:
-        work = self.schedule.prices.work(computation, instruction)
-        if work is None:
+        cost = self.schedule.op_costs.cost(computation, instruction)
+        if cost is None:
             return
-        self.works[instruction.name] = work
-        seconds = self.pick(work.price.seconds)
-        self.machine.run(_task(instruction, ON_CORE, seconds, work.price, part_of(instruction)))
+        self.op_costs[instruction.name] = cost
+        seconds = self.bound(cost.time.seconds)
+        self.machine.run(_task(instruction, CORE_LANE, seconds, cost.time, part_of(instruction)))
 
     def _issue(self, collective: ScheduledCollective) -> None:
-        """A synchronous collective is awaited at once; one without a price takes no time here, and is told."""
-        first = collective.operations[0]
-        seconds = self.pick(collective.price.seconds) if collective.price else 0.0
-        resources = collective.price.resources if collective.price else ()
+        """Starts a collective; a synchronous one is awaited, one without an estimate takes no time."""
+        first, estimate = collective.operations[0], collective.estimate
         task = Task(
             name=collective.name,
-            lane=ON_LINKS,
-            seconds=seconds,
-            key=("collective", collective.name),
+            lane=LINK_LANE,
+            seconds=self.bound(estimate.seconds) if estimate else 0.0,
+            key=(LINK_LANE, collective.name),
         )
-        flight = self.machine.issue(task, resources)
+        issued = self.machine.issue(task, estimate.resources if estimate else ())
         if not first.is_async:
-            self.machine.wait(flight)
+            self.machine.wait(issued)
             return
-        self._under_way[collective.name] = flight
-        self._opcodes[collective.name] = first.scheduled_op.instruction.opcode.removesuffix(
-            "-start"
-        )
+        self._in_flight[collective.name] = issued
+        opcode = first.scheduled_op.instruction.opcode
+        self._opcodes[collective.name] = opcode.removesuffix("-start")
         if first.scheduled_op.result is None:
-            self.notes.append(f"where '{collective.name}' ends is not told; taken as synchronous")
+            self.notes.append(f"'{collective.name}' has no done; treated as synchronous")
             self._await(collective.name)
 
     def _await(self, name: str) -> None:
-        if (flight := self._under_way.pop(name, None)) is not None:
-            self.machine.wait(flight)
+        if (issued := self._in_flight.pop(name, None)) is not None:
+            self.machine.wait(issued)
 
     def _start_copy(self, computation: Computation, start: Instruction) -> None:
-        """A copy belongs to the part that uses what it brings; one for several parts, to the first."""
-        price = self.schedule.prices.copied(start)
+        """Starts a copy, attributed to the part that consumes it, the first of several."""
+        time = self.schedule.op_costs.copy_time(start)
         self.copied_bytes[start.name] = copied_bytes(start)
-        part = part_of(start) or self.schedule.part_that_uses(computation, start)
-        task = _task(start, ON_COPIES, self.pick(price.seconds), price, part)
-        self._under_way[start.name] = self.machine.issue(task, _COPY_ENGINE)
+        part = part_of(start) or self.schedule.consumer_part(computation, start)
+        task = _task(start, COPY_LANE, self.bound(time.seconds), time, part)
+        self._in_flight[start.name] = self.machine.issue(task, _COPY_ENGINE)
 
     def _done(self, computation: Computation, done: Instruction) -> None:
-        """The end of a copy, or of something that was started in an earlier iteration: the oldest of its sort."""
+        """Awaits a copy, or the oldest collective of this opcode, started in an earlier iteration."""
         start = computation.producer(done)
-        if start is not None and start.name in self._under_way:
+        if start is not None and start.name in self._in_flight:
             self._await(start.name)
             return
         base = done.opcode.removesuffix("-done")
-        open_names = [n for n in self._under_way if self._opcodes.get(n) == base]
-        if open_names and base in KIND_OF_OPCODE:
-            self._await(open_names[0])
+        matches = [name for name in self._in_flight if self._opcodes.get(name) == base]
+        if matches and base in KIND_OF_OPCODE:
+            self._await(matches[0])
 
     def _loop(self, computation: Computation, loop: Instruction, depth: int) -> None:
-        found = trip_count(self.schedule.module, loop, computation)
-        if found.count is None:
-            self.notes.append(f"{found.reason}; taken once")
+        trips = trip_count(self.schedule.module, loop, computation)
+        if trips.count is None:
+            self.notes.append(f"{trips.reason}; simulated once")
         bodies = self._called(loop, "body")
 
         def body() -> None:
             for inner in bodies:
-                self.play(inner, depth=depth + 1)
+                self.execute(inner, depth=depth + 1)
 
-        self.machine.repeat(1 if found.count is None else found.count, body)
+        self.machine.repeat(1 if trips.count is None else trips.count, body)
 
     def _branch(self, conditional: Instruction, depth: int) -> None:
-        """The dearest branch; a stage of a pipeline takes it in some ticks and waits in the others."""
+        """Runs the costliest branch; a pipeline stage runs it in some ticks and waits in the others."""
         branches = [
             self.schedule.module.computation(name, conditional)
             for names in conditional.called.values()
             for name in names
         ]
-        costs = [self._cost(branch, depth) for branch in branches]
-        if not branches or max(costs) <= 0:
+        durations_s = [self._duration_s(branch, depth) for branch in branches]
+        if not branches or max(durations_s) <= 0:
             return
-        dearest = branches[costs.index(max(costs))]
-        busy_frac = self._busy_frac(conditional, dearest)
-        if busy_frac == 1:
-            self.play(dearest, depth=depth + 1)
-            return
+        costliest = branches[durations_s.index(max(durations_s))]
+        busy_frac = self._busy_frac(conditional, costliest)
         machine = self.machine
         before_s, before = machine.now_s, dict(machine.tally)
-        self.play(dearest, depth=depth + 1)
+        self.execute(costliest, depth=depth + 1)
+        if busy_frac == 1:
+            return
         for key in list(machine.tally):
             grown = machine.tally[key] - before.get(key, 0)
             machine.tally[key] -= (1 - busy_frac) * grown
         machine.tally["idle", BUBBLE] += (1 - busy_frac) * (machine.now_s - before_s)
 
-    def _cost(self, branch: Computation, depth: int) -> float:
-        """Seconds of a branch by itself."""
-        player = _Simulator(self.schedule, self.pick)
-        player.play(branch, depth=depth + 1)
-        return player.machine.now_s
+    def _duration_s(self, branch: Computation, depth: int) -> float:
+        """Seconds of a branch on its own."""
+        run = _Run(self.schedule, self.bound)
+        run.execute(branch, depth=depth + 1)
+        return run.machine.now_s
 
     def _busy_frac(self, conditional: Instruction, branch: Computation) -> float:
-        """The share of a pipeline's ticks in which a stage has work; 1 outside of a pipeline's loop."""
+        """Fraction of a pipeline's ticks in which a stage has work; 1 outside a pipeline loop."""
         names = (conditional.op_name, *(i.op_name for i in branch.instructions))
         scopes = (scope_of(name) for name in names if name)
         scope = next((s for s in scopes if s.stages is not None and s.n_ticks > 1), None)
@@ -290,7 +286,7 @@ class _Simulator:
 
 
 def _task(
-    instruction: Instruction, lane: str, seconds: float, price: OpCost, part: str | None
+    instruction: Instruction, lane: str, seconds: float, time: OpTime, part: str | None
 ) -> Task:
-    key: tuple[Hashable, ...] = (lane, instruction.name, part, price.basis)
+    key: tuple[Hashable, ...] = (lane, instruction.name, part, time.basis)
     return Task(name=instruction.name, lane=lane, seconds=seconds, key=key)

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.cost.machine import ON_LINKS, Span
+from meshscope.cost.machine import LINK_LANE, Span
 from meshscope.cost.steps import TimedStep
 from meshscope.events.enums import Phase, Source
 from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
@@ -17,7 +17,7 @@ from meshscope.events.timeline import FOLDED_SCHEMA, TIMELINE
 
 def timeline_table(steps: Iterable[TimedStep]) -> pl.DataFrame:
     """One row per span, by FOLDED_SCHEMA."""
-    records = [_record(step, span) for step in steps for span in step.walked.spans]
+    records = [_record(step, span) for step in steps for span in step.simulated.spans]
     return pl.DataFrame(records, schema=FOLDED_SCHEMA, orient="row")
 
 
@@ -27,7 +27,7 @@ def write_timeline(folder: Path, steps: Iterable[TimedStep]) -> None:
 
 
 def _record(step: TimedStep, span: Span) -> tuple[Any, ...]:
-    is_collective = span.task.lane == ON_LINKS
+    is_collective = span.task.lane == LINK_LANE
     kind, axis, part, basis = _collective(step, span) if is_collective else _compute(span)
     return (
         Source.COMPILED.value,
@@ -47,7 +47,7 @@ def _record(step: TimedStep, span: Span) -> tuple[Any, ...]:
 
 def _collective(step: TimedStep, span: Span) -> tuple[str | None, ...]:
     """Kind, axis, part and time basis of a collective."""
-    first = step.walked.collectives[span.task.name].operations[0]
+    first = step.simulated.collectives[span.task.name].operations[0]
     part = None if first.scope.part is None else first.scope.part.value
     return first.kind.value, step.axes[span.task.name], part, "interconnect_model"
 

@@ -27,7 +27,7 @@ from meshscope.backends.compile.cycles import (
 )
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
-from meshscope.cost.features import expert_load
+from meshscope.cost.expert_load import expert_load
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.events.collective import Collective

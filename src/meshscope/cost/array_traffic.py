@@ -1,0 +1,181 @@
+"""Bytes that an HLO instruction reads and writes in HBM and VMEM, and its FLOPs."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
+from meshscope.units import DTYPE_BITS, array_bytes
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^{}]*\})?")
+_IN_VMEM = re.compile(r"S\([1-9]\d*\)")
+# These ops read only the part of their first operand that their result contains.
+_SLICING = frozenset({"gather", "dynamic-slice", "slice"})
+# These ops read only what their consumers read.
+_LAYOUT_ONLY = frozenset({"copy", "bitcast"})
+_MAX_NESTING = 8
+_CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayTraffic:
+    """Bytes moved, by memory."""
+
+    hbm_bytes: int = 0
+    vmem_bytes: int = 0
+
+    def __add__(self, other: "ArrayTraffic") -> "ArrayTraffic":
+        return ArrayTraffic(
+            hbm_bytes=self.hbm_bytes + other.hbm_bytes,
+            vmem_bytes=self.vmem_bytes + other.vmem_bytes,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in both memories."""
+        return self.hbm_bytes + self.vmem_bytes
+
+
+def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
+    """Bytes that an instruction reads and writes, each array once.
+
+    A sliced or gathered operand counts with the part that is read, an array updated in place with the
+    part that is written. Kernels that read an operand twice are undercounted.
+    """
+    reads = [_read(flow, computation, instruction, i) for i in range(len(instruction.operands))]
+    return sum(reads, start=_written(flow, computation, instruction))
+
+
+def array_traffic(shape_text: str) -> ArrayTraffic:
+    """Bytes of the arrays in a shape's text; memory space 0 is HBM, the others are VMEM."""
+    total = ArrayTraffic()
+    for dtype, dims, layout in _ARRAY.findall(shape_text):
+        if dtype in DTYPE_BITS:
+            n = array_bytes(dtype, tuple(int(d) for d in re.findall(r"\d+", dims)))
+            is_in_vmem = _IN_VMEM.search(layout) is not None
+            total += ArrayTraffic(vmem_bytes=n) if is_in_vmem else ArrayTraffic(hbm_bytes=n)
+    return total
+
+
+def _read(
+    flow: Dataflow, computation: Computation, instruction: Instruction, at: int
+) -> ArrayTraffic:
+    """Bytes read of operand number `at`."""
+    operand = computation.producer(instruction, at)
+    if operand is None:
+        return ArrayTraffic()
+    whole = array_traffic(operand.shape_text)
+    if instruction.opcode == "fusion":
+        n_bytes = _read_by_fusion(flow, flow.fused(instruction), at, 0)
+        return whole if n_bytes is None else _capped(whole, n_bytes)
+    if instruction.opcode in _SLICING and at == 0:
+        return _capped(whole, array_traffic(instruction.shape_text).n_bytes)
+    if instruction.opcode == "dynamic-update-slice" and at == 0:
+        return ArrayTraffic()
+    return whole
+
+
+def _written(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
+    whole = array_traffic(instruction.shape_text)
+    if instruction.opcode == "fusion" and _has_collective(flow.fused(instruction)):
+        return _computed_results(flow.fused(instruction))
+    inner, root = computation, instruction
+    for _ in range(_MAX_NESTING):
+        if root.opcode != "fusion":
+            break
+        inner = flow.fused(root)
+        root = inner.root
+    if root.opcode == "dynamic-update-slice" and (update := inner.producer(root, 1)):
+        return _capped(whole, array_traffic(update.shape_text).n_bytes)
+    return whole
+
+
+def _has_collective(fused: Computation) -> bool:
+    return any(inner.opcode in KIND_OF_OPCODE for inner in fused.instructions)
+
+
+def _computed_results(fused: Computation) -> ArrayTraffic:
+    """Results that a fusion around a collective computes itself, without the collective's arrays."""
+    results = fused.producers(fused.root) if fused.root.opcode == "tuple" else [fused.root]
+    computed = [r for r in results if r.opcode not in KIND_OF_OPCODE and r.opcode != "parameter"]
+    return sum((array_traffic(result.shape_text) for result in computed), start=ArrayTraffic())
+
+
+def _read_by_fusion(flow: Dataflow, fused: Computation, at: int, depth: int) -> int | None:
+    """Bytes that a fusion reads of one operand that it slices; None if it reads the whole operand."""
+    parameter = fused.parameters.get(at)
+    return None if parameter is None else _read_by_users(flow, fused, parameter, depth)
+
+
+def _read_by_users(
+    flow: Dataflow, fused: Computation, array: Instruction, depth: int
+) -> int | None:
+    users = flow.users(fused, array)
+    total = 0
+    for user in users:
+        n_bytes = _read_by(flow, fused, user, array.name, depth)
+        if n_bytes is None:
+            return None
+        total += n_bytes
+    return total if users else None
+
+
+def _read_by(
+    flow: Dataflow, fused: Computation, user: Instruction, name: str, depth: int
+) -> int | None:
+    at = user.operands.index(name)
+    if user.opcode in _SLICING and at == 0:
+        return array_traffic(user.shape_text).n_bytes
+    is_updated = user.opcode == "dynamic-update-slice" and at == 0
+    is_passed_through = user.opcode == "tuple" and user.is_root and _has_collective(fused)
+    if is_updated or is_passed_through or user.opcode in KIND_OF_OPCODE:
+        return 0  # the ICI DMA reads a collective's operand
+    if flow.consists_of(user, _LAYOUT_ONLY) and not user.is_root:
+        return _read_by_users(flow, fused, user, depth)
+    if user.opcode == "fusion" and depth < _MAX_NESTING:
+        return _read_by_fusion(flow, flow.fused(user), at, depth + 1)
+    return None
+
+
+def _capped(whole: ArrayTraffic, n_bytes: int) -> ArrayTraffic:
+    """At most `n_bytes`, in the memory of the whole array."""
+    if n_bytes >= whole.n_bytes:
+        return whole
+    return ArrayTraffic(vmem_bytes=n_bytes) if whole.vmem_bytes else ArrayTraffic(hbm_bytes=n_bytes)
+
+
+def flops(flow: Dataflow, computation: Computation, instruction: Instruction) -> int:
+    """FLOPs of the matrix products in an instruction and its fusions, two per multiplication."""
+    if instruction.opcode == "fusion":
+        return sum(_product_flops(c, i) for c, i in flow.inner(flow.fused(instruction)))
+    return _product_flops(computation, instruction)
+
+
+def _product_flops(computation: Computation, instruction: Instruction) -> int:
+    if instruction.opcode not in {"dot", "convolution"}:
+        return 0
+    sides = computation.producers(instruction)
+    if len(sides) != 2 or not sides[0].arrays or not instruction.arrays:
+        return 0
+    left, right = (side.arrays[0].dims for side in sides)
+    result = prod(instruction.arrays[0].dims)
+    if match := _CONTRACTING.search(instruction.attributes):
+        return 2 * result * prod(_sizes(left, (int(d) for d in match[1].split(",") if d)))
+    if match := _DIM_LABELS.search(instruction.attributes):
+        # A padded or dilated window holds a batch as a spatial dim, of which one position counts.
+        kernel, is_batch = match[2], "pad=" in instruction.attributes
+        counted = [
+            size
+            for label, size in zip(kernel, right, strict=True)
+            if label == "i" or (label != "o" and not is_batch)
+        ]
+        return 2 * result * prod(counted)
+    return 0
+
+
+def _sizes(dims: tuple[int, ...], which: Iterable[int]) -> list[int]:
+    return [dims[d] for d in which if d < len(dims)]

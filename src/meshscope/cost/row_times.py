@@ -1,0 +1,101 @@
+"""Times of collective rows from a simulated schedule."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from meshscope.cost.machine import LINK_LANE, Span
+from meshscope.cost.simulator import SimulatedStep
+from meshscope.events.collective import Collective
+from meshscope.events.step_time import TimeBasis
+from meshscope.events.timeline import repetition_starts
+from meshscope.readers.hlo.collectives import ModuleCollectives
+from meshscope.readers.hlo.operations import Operation, source_ops_of
+
+MAX_STARTS = 20_000  # start times kept per instruction
+
+
+def timed_rows(
+    rows: Sequence[Collective], module_collectives: ModuleCollectives, simulated: SimulatedStep
+) -> list[Collective]:
+    """The rows with start, duration and exposed time of their scheduled instructions."""
+    by_name: dict[str, list[Operation]] = defaultdict(list)
+    for operation in module_collectives.merged:
+        by_name[operation.scheduled_op.instruction.name].append(operation)
+    n_rows: Counter[str] = Counter()
+    timed: list[Collective] = []
+    starts: dict[str, list[float]] = {}
+    for row in rows:
+        name = row.hlo_name or ""
+        operations = by_name.get(name)
+        if not operations:
+            timed.append(row)
+            continue
+        if name not in starts:
+            starts[name] = _starts(simulated.spans, source_ops_of(operations)[0])
+        at = n_rows[name] // len(operations)
+        start_s = starts[name][at] if at < len(starts[name]) else None
+        timed.append(_timed_row(row, operations, simulated, start_s))
+        n_rows[name] += row.count
+    return timed
+
+
+def _timed_row(
+    row: Collective,
+    operations: Sequence[Operation],
+    simulated: SimulatedStep,
+    start_s: float | None,
+) -> Collective:
+    """The row with its mean time over all executions; arrays that travel together share it by payload."""
+    times = _mean_times(operations, simulated)
+    if times is None:
+        return row
+    dur_s, exposed_s = times
+    sizes = [operation.payload_bytes for operation in operations]
+    share = 1.0
+    if len(operations) > 1 and row.payload_bytes is not None and None not in sizes:
+        share = row.payload_bytes / max(1, sum(size or 0 for size in sizes))
+    return replace(
+        row,
+        start_s=start_s,
+        dur_s=dur_s * share,
+        exposed_s=None if exposed_s is None else exposed_s * share,
+        time_basis=TimeBasis.INTERCONNECT_MODEL.value,
+    )
+
+
+def _mean_times(
+    operations: Sequence[Operation], simulated: SimulatedStep
+) -> tuple[float, float | None] | None:
+    """Duration and exposed seconds of one execution; None without an estimate."""
+    names = [name for name in source_ops_of(operations) if name in simulated.collectives]
+    if not names or any(simulated.collectives[name].estimate is None for name in names):
+        return None
+    tally = simulated.machine.tally
+    dur_s = sum(tally.get(("dur", (LINK_LANE, name)), 0.0) for name in names)
+    exposed_s = sum(tally.get(("exposed", (LINK_LANE, name)), 0.0) for name in names)
+    n = operations[0].count if len(names) > 1 else tally.get(("n", (LINK_LANE, names[0])), 0.0)
+    if dur_s and n:
+        return dur_s / n, exposed_s / n
+    return _skipped_branch_times(operations, names, simulated)
+
+
+def _skipped_branch_times(
+    operations: Sequence[Operation], names: Sequence[str], simulated: SimulatedStep
+) -> tuple[float, float | None] | None:
+    """Times of a collective in a branch that the simulation skipped; None for several instructions."""
+    estimate = simulated.collectives[names[0]].estimate
+    if estimate is None or len(names) > 1:
+        return None
+    seconds = estimate.seconds.value_s
+    return seconds, None if operations[0].is_async else seconds
+
+
+def _starts(spans: Iterable[Span], name: str) -> list[float]:
+    """Start of each execution of an instruction, in order."""
+    starts: list[float] = []
+    for span in spans:
+        if span.task.name == name and len(starts) < MAX_STARTS:
+            repetitions = repetition_starts(span.start_s, span.repeats)
+            starts += repetitions[: MAX_STARTS - len(starts)].tolist()
+    return sorted(starts)
