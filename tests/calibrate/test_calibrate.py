@@ -52,7 +52,7 @@ def test_matrices_and_memory_are_measured(measured: Path) -> None:
     assert len(profile.conditions["devices"]) == 2
 
 
-def test_a_profile_is_not_replaced_unasked(measured: Path) -> None:
+def test_a_profile_is_not_replaced_without_force(measured: Path) -> None:
     before = measured.read_bytes()
     done = meshscope("--topology", "cpu:2", "--out", str(measured))
     assert (done.returncode, "--force" in done.stderr) == (1, True)
@@ -67,9 +67,7 @@ def test_a_missing_platform_is_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file.txt/x.json", "."])
-def test_a_place_that_cannot_be_written_is_told_before_measuring(
-    place: str, tmp_path: Path
-) -> None:
+def test_an_unwritable_output_is_refused_before_measuring(place: str, tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("", encoding="utf-8")
     done = meshscope("--topology", "cpu:2", "--out", str(tmp_path / place), "--force")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Fits of points whose constants are known, points of others, and profiles that are kept and read."""
+"""Fits of points with known constants, published points, and stored profiles."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def known(topology: Topology) -> LinkConstants:
     )
 
 
-def test_constants_of_a_torus_are_found_again() -> None:
+def test_constants_of_a_torus_are_recovered() -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     fitted = fit_constants(timed_by(known(topology), topology, plan), topology, source="")
     rates = fitted.constants.rates_of
@@ -72,7 +72,7 @@ def test_constants_of_a_torus_are_found_again() -> None:
     assert all(fit.largest_error_frac < 1e-3 for fit in fitted.fits)
 
 
-def test_noise_comes_back_as_the_interval() -> None:
+def test_noise_becomes_the_interval() -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = timed_by(known(topology), topology, plan, noise=0.1)
     spreads = fit_constants(points, topology, source="").constants.spreads
@@ -83,7 +83,7 @@ def test_noise_comes_back_as_the_interval() -> None:
     assert spreads.out_of_sample >= spreads.long
 
 
-def test_devices_of_one_memory_share_its_rate() -> None:
+def test_devices_of_one_memory_share_its_bandwidth() -> None:
     """cpu: seconds = floor + all bytes that all devices send / rate, whatever the axis."""
     topology, plan = parse_topology("cpu:8"), parse_plan("dp=2,tp=4")
     truth = LinkConstants(
@@ -107,7 +107,7 @@ def test_devices_of_one_memory_share_its_rate() -> None:
             for constants in (truth, fitted)
         ]
         assert times[1].seconds == pytest.approx(times[0].seconds, rel=1e-3)
-        assert times[1].is_extrapolated  # nobody measured groups of eight
+        assert times[1].is_extrapolated  # groups of eight were not measured
     eight = collective_time(
         Kind.ALL_REDUCE,
         groups=groups,
@@ -119,13 +119,13 @@ def test_devices_of_one_memory_share_its_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_points", "words"),
-    [(0, "not one point"), (3, "3 points, all below 65536 B, are too few to fit a rate")],
+    ("n_points", "message"),
+    [(0, "there are no points"), (3, "3 points, all below 65536 B, cannot fit a bandwidth")],
 )
-def test_too_few_points_are_refused(n_points: int, words: str) -> None:
+def test_too_few_points_are_refused(n_points: int, message: str) -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = timed_by(known(topology), topology, plan)[:n_points]
-    with pytest.raises(SpecError, match=words):
+    with pytest.raises(SpecError, match=message):
         fit_constants(points, topology, source="")
 
 
@@ -139,7 +139,7 @@ def test_times_that_fall_with_bytes_are_refused() -> None:
         fit_constants(points, topology, source="")
 
 
-def test_a_profile_is_read_as_it_was_kept(tmp_path: Path) -> None:
+def test_a_stored_profile_is_read_unchanged(tmp_path: Path) -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = timed_by(known(topology), topology, plan)
     write_points(points, "v6e", tmp_path / "points.csv")
@@ -180,7 +180,7 @@ def _points_file(folder: Path) -> Path:
     return path
 
 
-def test_rows_that_do_not_serve_are_told(tmp_path: Path) -> None:
+def test_unusable_rows_are_reported(tmp_path: Path) -> None:
     path = _points_file(tmp_path)
     with path.open("a", encoding="utf-8") as file:
         file.write(
@@ -235,7 +235,9 @@ def test_rates_are_those_of_nccl_tests() -> None:
     ("slice_name", "plan", "words"),
     [("cpu:8", "tp=4", "is for 4 devices")],
 )
-def test_what_cannot_be_measured_is_refused(slice_name: str, plan: str, words: str) -> None:
+def test_slices_and_plans_without_collectives_are_refused(
+    slice_name: str, plan: str, words: str
+) -> None:
     with pytest.raises(MeshscopeError, match=words):
         CalibrationRequest(
             topology=parse_topology(slice_name),
@@ -249,7 +251,7 @@ def test_what_cannot_be_measured_is_refused(slice_name: str, plan: str, words: s
 @pytest.mark.parametrize(
     ("n_points", "errors"), [(1, r"1\+0 +unknown +unknown"), (2, r"2\+0 +[\d.]+% +[\d.]+%")]
 )
-def test_a_line_through_its_only_point_tells_no_error(
+def test_a_line_through_a_single_point_has_no_error(
     n_points: int, errors: str, tmp_path: Path
 ) -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")

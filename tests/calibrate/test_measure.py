@@ -1,4 +1,4 @@
-"""What is timed is what is asked for: the compiler leaves every collective inside the loop."""
+"""The compiler keeps every timed collective inside the loop, at its full size."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print(json.dumps({"lines": found, "least": payload_of(KINDS[1], 4, 8)}))
 """
 
 
-def test_every_collective_stays_and_is_as_large_as_asked() -> None:
+def test_every_collective_is_kept_at_its_payload() -> None:
     """Two devices, payload 4,096 B: 1,024 elements go in or come out, by the nccl-tests rule."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -39,8 +39,8 @@ def test_every_collective_stays_and_is_as_large_as_asked() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True
     )
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["least"] == 32  # an element for each of eight devices
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["least"] == 32  # an element for each of eight devices
     shapes = {
         "all_reduce": "= f32[1024]{0} all-reduce(",
         "all_gather": "= f32[1024]{0} all-gather(",
@@ -49,5 +49,5 @@ def test_every_collective_stays_and_is_as_large_as_asked() -> None:
         "permute": "= f32[1024]{0} collective-permute(",
     }
     for kind, shape in shapes.items():
-        lines = told["lines"][kind]
+        lines = report["lines"][kind]
         assert any(shape in line for line in lines), (kind, lines)

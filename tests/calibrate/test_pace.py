@@ -1,4 +1,4 @@
-"""The time left of a calibration is that of the latest pieces of work, and never more than the budget."""
+"""The remaining time of a calibration follows its latest pieces of work, within the budget."""
 
 import pytest
 
@@ -10,7 +10,7 @@ KINDS = (Kind.ALL_REDUCE, Kind.PERMUTE)
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that tests advance."""
 
     now = 100.0
 
@@ -20,9 +20,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(child, "time", found)
-    return found
+    fake = Clock()
+    monkeypatch.setattr(child, "time", fake)
+    return fake
 
 
 def pace(budget_s: float) -> Pace:
@@ -31,7 +31,7 @@ def pace(budget_s: float) -> Pace:
     return Pace(work=work, budget_s=budget_s, began_s=100.0)
 
 
-def test_the_latest_size_tells_of_all_that_are_left(clock: Clock) -> None:
+def test_the_time_of_the_latest_size_applies_to_all_remaining_pieces(clock: Clock) -> None:
     going, left = pace(1000.0), list[float | None]()
     for number, _ in enumerate(going):
         left.append(going.left_s)
@@ -39,7 +39,7 @@ def test_the_latest_size_tells_of_all_that_are_left(clock: Clock) -> None:
     assert left == [None, 9.0, 8.0, 7.0, 6.0, 10.0, 12.0, 9.0, 6.0, 3.0]
 
 
-def test_nothing_is_begun_after_the_budget_and_the_time_left_is_within_it(clock: Clock) -> None:
+def test_no_piece_starts_after_the_budget_and_the_remaining_time_is_within_it(clock: Clock) -> None:
     going, left = pace(5.0), list[float | None]()
     for _ in going:
         left.append(going.left_s)

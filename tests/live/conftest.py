@@ -1,4 +1,4 @@
-"""A small model for live devices, and eight virtual ones, set before JAX is imported."""
+"""A small model, and eight virtual CPU devices requested before JAX is imported."""
 
 import json
 import os

@@ -103,9 +103,9 @@ def _write_tensors(tensors: dict[str, np.ndarray], folder: Path, n_files: int) -
     files: dict[str, str] = {}
     for index in range(n_files):
         file = f"model-{index + 1:05}-of-{n_files:05}.safetensors"
-        own = {name: tensors[name] for name in sorted(tensors)[index::n_files]}
-        save_file(own, folder / file, metadata={"format": "pt"})
-        files |= dict.fromkeys(own, file)
+        in_file = {name: tensors[name] for name in sorted(tensors)[index::n_files]}
+        save_file(in_file, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(in_file, file)
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 

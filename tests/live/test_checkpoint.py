@@ -1,4 +1,4 @@
-"""Real weights: the greedy text of SmolLM2-135M is that of transformers, under every plan."""
+"""Real weights: the greedy text of SmolLM2-135M equals that of transformers under every plan."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
         jax.devices()[: asked.topology.n_devices],
         make_weights=lambda program: placed_weights(asked, program, read),
         prompt=np.broadcast_to(np.array(prompt, np.int32), (asked.workload.batch, len(prompt))),
-        told=lambda _: None,
+        report=lambda _: None,
     )
     return host_tokens(session.request()[1])
 
@@ -83,7 +83,7 @@ def generated(asked: Experiment, folder: Path, prompt: tuple[int, ...]) -> list[
     ("plan", "n_devices"),
     [("tp=1", 1), ("tp=3", 3), ("dp=2", 2), ("pp=3", 3), ("fsdp=2", 2), ("tp=3,sp", 3)],
 )
-def test_greedy_text_is_that_of_transformers(
+def test_greedy_text_equals_that_of_transformers(
     folder: Path, expected: list[int], plan: str, n_devices: int
 ) -> None:
     texts = CheckpointText(folder)
@@ -123,7 +123,7 @@ def test_missing_tensors_are_named(config_file: Path, tmp_path: Path) -> None:
         Checkpoint(folder).check(small(config_file))
 
 
-def test_a_misshapen_tensor_is_told_with_both_shapes(config_file: Path, tmp_path: Path) -> None:
+def test_a_misshapen_tensor_is_refused_with_both_shapes(config_file: Path, tmp_path: Path) -> None:
     from meshscope.programs.jax.values import stored_weight  # noqa: PLC0415
     from meshscope.spec.plan.weights import outer_weights  # noqa: PLC0415
 
@@ -172,12 +172,12 @@ def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) 
 def test_a_misshapen_tensor_is_refused_before_anything_starts(
     config_file: Path, tmp_path: Path, name: str, shape: tuple[int, ...]
 ) -> None:
-    """Also one that has as many elements, but not their order."""
+    """This includes shapes with the right number of elements."""
     folder = small_checkpoint(config_file, tmp_path, **SHAPES | {name: shape})
-    told = (
+    message = (
         rf"tensor '{re.escape(name)}' has shape {re.escape(str(list(shape)))}, which does not make"
     )
-    with pytest.raises(SpecError, match=told) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         Checkpoint(folder).check(small(config_file))
     assert str(caught.value).count("has shape") == 1
 
@@ -188,8 +188,8 @@ def test_many_misshapen_tensors_are_counted(config_file: Path, tmp_path: Path) -
         Checkpoint(folder).check(small(config_file))
 
 
-def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="holds no checkpoint"):
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="contains neither"):
         Checkpoint(tmp_path)
     index: dict[str, Any] = {"weight_map": {"a": "one.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -197,7 +197,7 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(SpecError, match="is no safetensors file"):
+    with pytest.raises(SpecError, match="is not a safetensors file"):
         Checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""A command that is interrupted leaves no run and no child behind."""
+"""An interrupted command leaves no run and no worker behind."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ COMMANDS = {
 @pytest.mark.tpu
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupted_command_leaves_no_folder_and_no_child(
+def test_an_interrupted_command_leaves_no_folder_and_no_worker(
     name: str, number: int, config_file: Path, tmp_path: Path
 ) -> None:
     """After a kill, the next start removes what was left."""

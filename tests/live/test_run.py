@@ -1,4 +1,4 @@
-"""Live runs on virtual CPU devices: predicted, compiled and measured agree, times and traces are there."""
+"""Live runs on virtual CPU devices: predicted, compiled and measured agree; times and traces exist."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def meshscope(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def live(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """A run in float32, and the document that it printed."""
+    """A run in float32, and its JSON output."""
     folder = tmp_path_factory.mktemp("live")
     plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--loop", "scan")
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--json", folder=folder)
@@ -51,9 +51,9 @@ def test_predicted_compiled_and_measured_agree(live) -> None:
     run = read_run(live[0])
     assert run.sources == tuple(Source)
     for source in (Source.COMPILED, Source.MEASURED):
-        found = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
-        assert found.is_exact
-        assert found.matches
+        comparison = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+        assert comparison.is_exact
+        assert comparison.matches
     assert live[1]["verdict"]["verdict"] == "equal"
 
 
@@ -79,7 +79,7 @@ def test_every_executed_op_has_its_phase_step_and_layer(live) -> None:
     assert counts.to_list() == [1] * (2 * 3 * 4)
 
 
-def test_traces_for_others_are_kept(live) -> None:
+def test_traces_for_viewers_are_written(live) -> None:
     trace = live[0] / "trace"
     with gzip.open(trace / "chrome.trace.json.gz") as file:
         assert json.load(file)["traceEvents"]
@@ -87,7 +87,7 @@ def test_traces_for_others_are_kept(live) -> None:
     assert [path.suffixes for path in trace.glob("*.pb")] == [[".xplane", ".pb"]]
 
 
-def test_text_puts_the_sources_side_by_side(live) -> None:
+def test_text_shows_the_sources_side_by_side(live) -> None:
     shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
     assert "every collective of every device is in it" in shown
     assert "TTFT" in shown
@@ -102,7 +102,7 @@ def test_text_puts_the_sources_side_by_side(live) -> None:
     assert len(compared["verdicts"]) == 3
 
 
-def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Path) -> None:
+def test_promotion_of_16_bit_collectives_is_reported(config_file: Path, tmp_path: Path) -> None:
     plan = (
         "--topology",
         "cpu:2",
@@ -121,7 +121,7 @@ def test_promotion_of_16_bit_collectives_is_told(config_file: Path, tmp_path: Pa
     assert "collectives: predicted = measured, exactly" in done.stdout
 
 
-def test_hand_overs_of_a_pipeline_are_counted_too(config_file: Path, tmp_path: Path) -> None:
+def test_stage_sends_of_a_pipeline_are_counted(config_file: Path, tmp_path: Path) -> None:
     plan = ("--topology", "cpu:2", "--plan", "pp=2", "--repeats", "1")
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,10 +132,10 @@ def test_hand_overs_of_a_pipeline_are_counted_too(config_file: Path, tmp_path: P
     modules = {phase: read_hlo(tmp_path / "r" / HLO / hlo_name(phase)) for phase in Phase}
     profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
 
-    found = measured_of(profile, modules, compiled, n_steps={Phase.PREFILL: 1, Phase.DECODE: 2})
+    measured = measured_of(profile, modules, compiled, n_steps={Phase.PREFILL: 1, Phase.DECODE: 2})
 
-    (words,) = found.findings
-    assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", words)
+    (finding,) = measured.findings
+    assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", finding)
 
 
 def without_one_permute(profile: Profile) -> Profile:
@@ -148,9 +148,9 @@ def without_one_permute(profile: Profile) -> Profile:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_two_processes_make_one_run(config_file: Path, tmp_path: Path) -> None:
         (("--topology", "v6e:2x2", "--plan", "tp=4"), "needs tpu devices"),
     ],
 )
-def test_a_fault_of_the_user_is_one_message(
+def test_a_user_error_is_one_message(
     config_file: Path, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     plan = ("--topology", "cpu:2", "--plan", "tp=2", "--prompt", "8", "--output", "4")

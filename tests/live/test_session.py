@@ -1,4 +1,4 @@
-"""The cache between prefill and decode, which may lay it out in different ways."""
+"""The cache between prefill and decode, whose layouts may differ."""
 
 from pathlib import Path
 
@@ -36,21 +36,21 @@ def _session(config_file: Path) -> Session:
         jax.devices()[:4],
         make_weights=lambda program: random_weights(program, seed=1),
         prompt=np.arange(64, dtype=np.int32).reshape(4, 16),
-        told=lambda _: None,
+        report=lambda _: None,
     )
 
 
-def test_a_cache_that_decode_lays_out_its_own_way_gives_the_same_tokens(
+def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = _session(config_file)
+    shared = _session(config_file)
     monkeypatch.setattr(build, "MemoryLayout", _SlotsLast)
     monkeypatch.setattr(
         build, "_has_own_cache_layout", lambda _experiment, phase: phase is Phase.DECODE
     )
-    own = _session(config_file)
+    separate = _session(config_file)
 
-    assert "{1,3,2,0}" in own.hlo_texts()[Phase.DECODE].splitlines()[0]
-    assert host_tokens(own.request()[1]) == host_tokens(usual.request()[1])
-    cache = usual.new_cache()
-    assert usual.as_cache(cache) is cache
+    assert "{1,3,2,0}" in separate.hlo_texts()[Phase.DECODE].splitlines()[0]
+    assert host_tokens(separate.request()[1]) == host_tokens(shared.request()[1])
+    cache = shared.new_cache()
+    assert shared.as_cache(cache) is cache

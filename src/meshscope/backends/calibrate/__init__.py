@@ -1,1 +1,1 @@
-"""Measures what live devices do: collectives over each mesh axis, matrices, memory; fits a profile of the chip."""
+"""Measures collectives, matrix products and memory on live devices, and fits the constants of a chip."""

@@ -1,4 +1,4 @@
-"""Calibrates a chip: measures in a child process, or takes points from a file, and fits a profile."""
+"""Calibrates a chip: measures in a worker process, or reads points from a file, and fits a profile."""
 
 import csv
 import json
@@ -31,11 +31,11 @@ LIVE = "devices"
 def measured_profile(
     request: CalibrationRequest, *, points_file: Path, progress: Progress
 ) -> ChipProfile:
-    """Measures on live devices and fits; what was measured stays in `points_file` even if no fit is found."""
+    """Measures on live devices and fits; `points_file` keeps the measurements even if the fit fails."""
     check_can_run()
     report = _report(request, progress)
     progress(LIVE, "done", None)
-    points = [_timed(request.plan, told) for told in report["points"]]
+    points = [_timed(request.plan, record) for record in report["points"]]
     write_points(points, request.topology.chip.name, points_file)
     source = f"measured on {request.topology.name}, plan '{request.plan}'"
     try:
@@ -45,7 +45,7 @@ def measured_profile(
             else unfitted(request.topology, source=source)
         )
     except MeshscopeError as error:
-        raise SpecError(f"{error} What was measured is in {points_file}.") from None
+        raise SpecError(f"{error} The measured points are in {points_file}.") from None
     conditions = {
         "devices": report["devices"],
         "n_cpus": report["n_cpus"],
@@ -73,7 +73,7 @@ def measured_profile(
 
 
 def published_profile(read: ReadPoints, topology: Topology, *, source: str) -> ChipProfile:
-    """A profile from the points of a file; matrices and memory are not known."""
+    """Fits a profile to the points of a file; matrices and memory stay unknown."""
     fitted = fit_constants(read.points, topology, source=source)
     return ChipProfile(
         chip=topology.chip.name,
@@ -96,16 +96,16 @@ def _now() -> dict[str, str]:
     }
 
 
-def _timed(plan: Plan, told: Mapping[str, Any]) -> TimedCollective:
-    kind = Kind(told["kind"])
-    groups = plan.mesh.groups(told["axis"])
+def _timed(plan: Plan, record: Mapping[str, Any]) -> TimedCollective:
+    kind = Kind(record["kind"])
+    groups = plan.mesh.groups(record["axis"])
     return TimedCollective(
-        axis=told["axis"],
+        axis=record["axis"],
         groups=ring_pairs(groups) if kind is Kind.PERMUTE else groups,
         kind=kind,
-        payload_bytes=told["payload_bytes"],
-        seconds=told["seconds"],
-        repeats_s=tuple(told["repeats_s"]),
+        payload_bytes=record["payload_bytes"],
+        seconds=record["seconds"],
+        repeats_s=tuple(record["repeats_s"]),
     )
 
 
@@ -122,7 +122,7 @@ def _row(point: TimedCollective) -> dict[str, Any]:
 
 
 def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> None:
-    """The points as a CSV file that `--points` reads."""
+    """Writes the points as a CSV file for `--points`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -136,15 +136,15 @@ def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> No
 
 
 def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
-    """Runs the child to its end; its report, or its failure as one message."""
+    """Runs the worker; returns its report or raises its failure."""
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
         folder = Path(scratch)
-        asked, log = folder / "request.json", folder / "log"
-        asked.write_text(json.dumps(request.as_dict()), encoding="utf-8")
-        with worker_process((*CHILD, str(asked), str(folder)), log) as child:
+        request_file, log = folder / "request.json", folder / "log"
+        request_file.write_text(json.dumps(request.as_dict()), encoding="utf-8")
+        with worker_process((*CHILD, str(request_file), str(folder)), log) as child:
             returncode = followed(child, LIVE, progress)
         if returncode:
-            failure = failure_of(returncode, error_report(asked), log)
+            failure = failure_of(returncode, error_report(request_file), log)
             raise worker_error(_task(request), failure)
         return json.loads((folder / REPORT).read_text(encoding="utf-8"))
 

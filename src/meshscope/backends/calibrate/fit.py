@@ -1,4 +1,7 @@
-"""From timed collectives to the constants of a chip: one line a kind and size of group, judged on held-out sizes."""
+"""Fits the constants of a chip to timed collectives: one line per kind and group size.
+
+Every second size is held out to estimate the error.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,83 +30,83 @@ from meshscope.spec.hardware.topology import Topology
 
 Points = Sequence[TimedCollective]
 
-FEW = 6  # points of a kind and size of group: fewer are fitted together with the others
-SMALL_BYTES = 1 << 16  # below, a time tells of the floor
+MIN_POINTS = 6  # per kind and group size; with fewer, all kinds share one line
+SMALL_BYTES = 1 << 16  # latency dominates the time of smaller payloads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """Constants, and how each fit came out."""
+    """Constants, and the quality of each fit."""
 
     constants: LinkConstants
     fits: tuple[FittedKind, ...]
 
 
 def fit_constants(points: Points, topology: Topology, *, source: str) -> Fitted:
-    """The constants that the points of one chip tell; SpecError for too few points or a negative line.
+    """Fits constants to the points of one chip; SpecError for too few points or a negative latency.
 
-    In each kind and size of group every second size judges. Points that are few, as published ones
-    are, make one line for all kinds, and nothing judges it.
+    Within a kind and group size, every second size is held out. A few points, such as published
+    ones, share one line without held-out sizes.
     """
     if not points:
-        raise SpecError("there is not one point to fit. Measure, or give points of this chip.")
+        raise SpecError("there are no points to fit. Measure, or give points of this chip.")
     base = _base(topology)
     counts = Counter((point.kind, point.group_size) for point in points)
-    if min(counts.values()) < FEW:
+    if min(counts.values()) < MIN_POINTS:
         return _fitted_together(points, topology, base, source)
     lines: dict[tuple[Kind, int], LineFit] = {}
     errors: dict[tuple[Kind, int], list[tuple[bool, float]]] = {}
     for key in dict.fromkeys((point.kind, point.group_size) for point in points):
-        own = sorted(
+        of_key = sorted(
             (point for point in points if (point.kind, point.group_size) == key),
             key=lambda point: point.payload_bytes,
         )
-        lines[key], errors[key] = _fitted_and_judged(own, topology, base)
+        lines[key], errors[key] = _fit_with_holdout(of_key, topology, base)
     constants = _constants(base, lines, points, source)
     return Fitted(
         constants=replace(constants, spreads=_spreads(errors, lines, points, topology, base)),
-        fits=tuple(_told(key, line, errors[key]) for key, line in lines.items()),
+        fits=tuple(_fitted_kind(key, line, errors[key]) for key, line in lines.items()),
     )
 
 
 def unfitted(topology: Topology, *, source: str) -> Fitted:
-    """The constants of one device, which has no collectives: those of its chip, fitted elsewhere."""
+    """The constants of a single device, which has no collectives: those of its chip."""
     is_cpu = topology.chip.kind is ChipKind.CPU
     constants = _base(topology) if is_cpu else constants_of(topology.chip)
-    words = source if is_cpu else f"{source}; collectives: {constants.source}"
-    return Fitted(constants=replace(constants, source=words), fits=())
+    origin = source if is_cpu else f"{source}; collectives: {constants.source}"
+    return Fitted(constants=replace(constants, source=origin), fits=())
 
 
 def _fitted_together(
     points: Points, topology: Topology, base: LinkConstants, source: str
 ) -> Fitted:
-    """One floor, the median of what small collectives take, and one rate, through the others."""
+    """One latency, the median of small collectives, and one bandwidth, fitted to the others."""
     work = [_work(point, topology, base) for point in points]
     if all(map(_is_small, points)):
         raise SpecError(
-            f"{len(points)} points, all below {SMALL_BYTES} B, are too few to fit a rate. "
-            "Give large ones, too."
+            f"{len(points)} points, all below {SMALL_BYTES} B, cannot fit a bandwidth. "
+            "Add larger payloads."
         )
     timed = list(zip(points, work, strict=True))
-    small = [point.seconds - own for point, own in timed if _is_small(point)]
-    large = [(own, point.seconds) for point, own in timed if not _is_small(point)]
-    latency_s = median(small) if small else _published_floor_s(topology)
+    small = [point.seconds - s for point, s in timed if _is_small(point)]
+    large = [(s, point.seconds) for point, s in timed if not _is_small(point)]
+    latency_s = median(small) if small else constants_of(topology.chip).rates.latency_s
     if not small:
-        source = f"{source}; no small ones, floor of the published"
+        source = f"{source}; latency of the published constants"
     if latency_s < 0:
         raise SpecError(
-            f"small collectives take {-latency_s:.3g} s less than their bytes do at the published peak. "
-            "Check the topology and the plan: the groups may be others."
+            f"small collectives are {-latency_s:.3g} s faster than the published peak allows. "
+            "Check topology and plan: the groups may differ."
         )
     line = fit_line(
-        [own for own, _ in large],
+        [s for s, _ in large],
         [seconds for _, seconds in large],
         name=f"collectives of {topology.chip.name}",
         latency_s=latency_s,
     )
     errors = [
-        log((latency_s + line.inverse_bandwidth * own) / point.seconds)
-        for point, own in zip(points, work, strict=True)
+        log((latency_s + line.inverse_bandwidth * s) / point.seconds)
+        for point, s in zip(points, work, strict=True)
     ]
     peak = None if base.memory_bytes_per_s is None else 1 / line.inverse_bandwidth
     constants = replace(
@@ -116,20 +119,15 @@ def _fitted_together(
         source=source,
     )
     together = replace(line, log_errors=tuple(errors))
-    return Fitted(constants=constants, fits=(_told((None, 0), together, []),))
+    return Fitted(constants=constants, fits=(_fitted_kind((None, 0), together, []),))
 
 
 def _is_small(point: TimedCollective) -> bool:
     return point.payload_bytes < SMALL_BYTES
 
 
-def _published_floor_s(topology: Topology) -> float:
-    """SpecError for a chip of which nobody published anything."""
-    return constants_of(topology.chip).rates.latency_s
-
-
 def _base(topology: Topology) -> LinkConstants:
-    """Peaks to be corrected; where nobody published any, a memory that moves one byte a second."""
+    """Published peaks to correct; for CPUs, a memory of one byte per second."""
     if topology.chip.kind is not ChipKind.CPU:
         return spec_constants(topology.chip)
     return LinkConstants(
@@ -145,24 +143,24 @@ def _base(topology: Topology) -> LinkConstants:
 
 
 def _work(point: TimedCollective, topology: Topology, base: LinkConstants) -> float:
-    """Seconds of the bytes at the published peak; bytes moved, where a memory is shared."""
+    """Seconds of the bytes at the published peak; for CPUs, the bytes moved."""
     lines = collective_lines(point.kind, geometry_of(topology, point.groups), base)
     return point.payload_bytes * min((line.s_per_byte for line in lines), default=0.0)
 
 
-def _fitted_and_judged(
-    own: Points, topology: Topology, base: LinkConstants
+def _fit_with_holdout(
+    points: Points, topology: Topology, base: LinkConstants
 ) -> tuple[LineFit, list[tuple[bool, float]]]:
-    """The line, and (is short, ln error) of every point that judges it."""
-    fitted, judging = own[::2], own[1::2]
-    first = own[0]
+    """The line, and (is short, ln error) of every held-out point."""
+    fitted, held_out = points[::2], points[1::2]
+    first = points[0]
     line = fit_line(
         [_work(point, topology, base) for point in fitted],
         [point.seconds for point in fitted],
         name=f"{first.kind} over groups of {first.group_size}",
     )
     errors: list[tuple[bool, float]] = []
-    for point in judging:
+    for point in held_out:
         bytes_s = line.inverse_bandwidth * _work(point, topology, base)
         error = log((line.latency_s + bytes_s) / point.seconds)
         errors.append((bytes_s < line.latency_s, error))
@@ -172,7 +170,7 @@ def _fitted_and_judged(
 def _constants(
     base: LinkConstants, lines: dict[tuple[Kind, int], LineFit], points: Points, source: str
 ) -> LinkConstants:
-    # The fastest line is the memory's rate, of which the others reach a share.
+    # The fastest line sets the memory bandwidth; the efficiency of the others is relative to it.
     rate = max(1 / line.inverse_bandwidth for line in lines.values())
     peak = rate if base.memory_bytes_per_s is not None else 1.0
     by_kind = tuple(
@@ -190,8 +188,8 @@ def _constants(
         memory_bytes_per_s=None if base.memory_bytes_per_s is None else peak,
         hop_s=0.0 if base.memory_bytes_per_s is not None else base.hop_s,
         rates=RateConstants(
-            latency_s=median(own.rates.latency_s for own in by_kind),
-            efficiency=median(own.rates.efficiency for own in by_kind),
+            latency_s=median(fitted.rates.latency_s for fitted in by_kind),
+            efficiency=median(fitted.rates.efficiency for fitted in by_kind),
         ),
         by_kind=by_kind,
         measured=_ranges(points),
@@ -200,15 +198,15 @@ def _constants(
 
 
 def _ranges(points: Points) -> tuple[MeasuredRange, ...]:
-    """One a kind and size of group: between sizes of groups nothing was measured."""
-    found: list[MeasuredRange] = []
+    """The payloads measured for each kind and group size."""
+    ranges: list[MeasuredRange] = []
     for kind, group_size in dict.fromkeys((point.kind, point.group_size) for point in points):
         payloads = [
             point.payload_bytes
             for point in points
             if (point.kind, point.group_size) == (kind, group_size)
         ]
-        found.append(
+        ranges.append(
             MeasuredRange(
                 kind=kind,
                 min_payload_bytes=min(payloads),
@@ -217,7 +215,7 @@ def _ranges(points: Points) -> tuple[MeasuredRange, ...]:
                 max_group_size=group_size,
             )
         )
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _spreads(
@@ -227,38 +225,38 @@ def _spreads(
     topology: Topology,
     base: LinkConstants,
 ) -> Spreads | None:
-    """Intervals from held-out sizes; for what was not measured, from kinds judged by the other kinds."""
-    held = [pair for own in errors.values() for pair in own]
-    short = [error for is_short, error in held if is_short]
-    long = [error for is_short, error in held if not is_short]
-    unseen: list[float] = []
+    """Error intervals from held-out sizes; for unmeasured kinds, from predicting each by the others."""
+    held_out = [pair for pairs in errors.values() for pair in pairs]
+    short = [error for is_short, error in held_out if is_short]
+    long = [error for is_short, error in held_out if not is_short]
+    out_of_sample: list[float] = []
     for key in lines:
         others = [line for other, line in lines.items() if other != key]
         if others:
             latency_s = median(line.latency_s for line in others)
-            slowness = median(line.inverse_bandwidth for line in others)
-            unseen += [
-                log((latency_s + slowness * _work(point, topology, base)) / point.seconds)
+            inverse_bandwidth = median(line.inverse_bandwidth for line in others)
+            out_of_sample += [
+                log((latency_s + inverse_bandwidth * _work(point, topology, base)) / point.seconds)
                 for point in points
                 if (point.kind, point.group_size) == key
             ]
-    if not held or not unseen:
+    if not held_out or not out_of_sample:
         return None
     return Spreads(
-        short=spread_of(short or [error for _, error in held]),
+        short=spread_of(short or [error for _, error in held_out]),
         n_short=len(short),
-        long=spread_of(long or [error for _, error in held]),
+        long=spread_of(long or [error for _, error in held_out]),
         n_long=len(long),
-        out_of_sample=spread_of(unseen),
-        n_out_of_sample=len(unseen),
+        out_of_sample=spread_of(out_of_sample),
+        n_out_of_sample=len(out_of_sample),
     )
 
 
-def _told(
+def _fitted_kind(
     key: tuple[Kind | None, int], line: LineFit, errors: list[tuple[bool, float]]
 ) -> FittedKind:
     kind, group_size = key
-    every = [abs(error) for error in line.log_errors] + [abs(error) for _, error in errors]
+    log_errors = [*map(abs, line.log_errors), *(abs(error) for _, error in errors)]
     return FittedKind(
         kind=kind,
         group_size=group_size,
@@ -266,6 +264,6 @@ def _told(
         inverse_bandwidth=line.inverse_bandwidth,
         n_fitted=len(line.log_errors),
         n_holdout=len(errors),
-        median_error_frac=median(every),
-        largest_error_frac=max(every),
+        median_error_frac=median(log_errors),
+        largest_error_frac=max(log_errors),
     )

@@ -1,4 +1,4 @@
-"""Times one operation on live devices: repeated inside one program, so that starting it is not timed."""
+"""Times operations on live devices, repeated inside one program to exclude its launch."""
 
 import time
 from collections.abc import Callable
@@ -14,21 +14,19 @@ from jax.sharding import PartitionSpec as P
 from meshscope.events.enums import Kind
 
 ELEMENT_BYTES = 4  # float32, which every backend adds up as it is
-LEAST_S = (
-    0.005  # that the repetitions take together; short enough to meet no other program now and then
-)
-TIMES_LONGER = 4  # than one alone
-MOST_REPETITIONS = 1 << 14
+MIN_S = 0.005  # of all repetitions; short, so that other programs seldom interfere
+MIN_RATIO = 4  # of all repetitions over a single one
+MAX_REPETITIONS = 1 << 14
 
 Body = Callable[[Any], Any]
 
 
-def payload_of(kind: Kind, asked_bytes: int, group_size: int) -> int:
-    """The payload nearest to the asked one that the group can share, at least an element each."""
+def payload_of(kind: Kind, target_bytes: int, group_size: int) -> int:
+    """The largest payload up to the target that divides into the group; at least one element each."""
     step = ELEMENT_BYTES
     if kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL}:
         step *= group_size
-    return max(step, asked_bytes // step * step)
+    return max(step, target_bytes // step * step)
 
 
 def timed_collective(
@@ -36,32 +34,32 @@ def timed_collective(
 ) -> tuple[float, ...]:
     """Seconds of one collective over an axis of the mesh, measured `repeats` times."""
     n = mesh.shape[axis]
-    held_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
+    local_bytes = payload_bytes // n if kind is Kind.ALL_GATHER else payload_bytes
     return _timed(
-        mesh, collective_body(kind, axis, n), held_bytes // ELEMENT_BYTES, repeats=repeats
+        mesh, collective_body(kind, axis, n), local_bytes // ELEMENT_BYTES, repeats=repeats
     )
 
 
 def collective_body(kind: Kind, axis: str, n: int) -> Body:
-    """Once through the collective; gives back an array like the one it took, that depends on it."""
+    """The collective as a function that keeps the shape of its input, to be repeated in a loop."""
 
-    def kept(taken: Any, made: Any) -> Any:
-        made = lax.optimization_barrier(made)  # nobody may see that only a part is used
-        return lax.dynamic_update_slice(taken, made[: taken.size], (0,))
+    def kept(x: Any, out: Any) -> Any:
+        out = lax.optimization_barrier(out)  # the compiler must not drop the unused part
+        return lax.dynamic_update_slice(x, out[: x.size], (0,))
 
-    def body(taken: Any) -> Any:
+    def body(x: Any) -> Any:
         match kind:
             case Kind.ALL_REDUCE:
-                return lax.optimization_barrier(lax.psum(taken, axis))
+                return lax.optimization_barrier(lax.psum(x, axis))
             case Kind.ALL_GATHER:
-                return kept(taken, lax.all_gather(taken, axis, tiled=True))
+                return kept(x, lax.all_gather(x, axis, tiled=True))
             case Kind.REDUCE_SCATTER:
-                return kept(taken, lax.psum_scatter(taken, axis, tiled=True))
+                return kept(x, lax.psum_scatter(x, axis, tiled=True))
             case Kind.ALL_TO_ALL:
-                return lax.optimization_barrier(lax.all_to_all(taken, axis, 0, 0, tiled=True))
+                return lax.optimization_barrier(lax.all_to_all(x, axis, 0, 0, tiled=True))
             case Kind.PERMUTE:
                 pairs = [(i, (i + 1) % n) for i in range(n)]
-                return lax.optimization_barrier(lax.ppermute(taken, axis, pairs))
+                return lax.optimization_barrier(lax.ppermute(x, axis, pairs))
             case _:
                 raise AssertionError(kind)
 
@@ -69,11 +67,11 @@ def collective_body(kind: Kind, axis: str, n: int) -> Body:
 
 
 def _timed(mesh: Mesh, body: Body, n_elements: int, *, repeats: int) -> tuple[float, ...]:
-    """Seconds of the body: the difference of many and few repetitions, over their number."""
+    """Seconds of the body, from programs with many and with one repetition."""
     every = P(mesh.axis_names)
 
     def repeated(start: Any, count: Any) -> Any:
-        return lax.fori_loop(0, count, lambda _, taken: body(taken), start)
+        return lax.fori_loop(0, count, lambda _, x: body(x), start)
 
     program = jax.jit(
         jax.shard_map(repeated, mesh=mesh, in_specs=(every, P()), out_specs=every, check_vma=False)
@@ -86,40 +84,40 @@ def _timed(mesh: Mesh, body: Body, n_elements: int, *, repeats: int) -> tuple[fl
 def repeated_s(program: Any, start: Any, *, repeats: int) -> tuple[float, ...]:
     """Seconds of one repetition of `program(start, count)`, measured `repeats` times.
 
-    What many take beyond one, over their number: the start of a program is in both.
+    The time of many repetitions less that of one, over their number, excludes the launch.
     """
 
     def wall_s(count: int) -> float:
-        begun = time.perf_counter()
+        before = time.perf_counter()
         jax.block_until_ready(program(start, jnp.int32(count)))
-        return time.perf_counter() - begun
+        return time.perf_counter() - before
 
     wall_s(1)  # compiles
     many = 4
     while True:
         started_s = min(wall_s(1) for _ in range(repeats))
         walls_s = [wall_s(many) for _ in range(repeats)]
-        # Long enough beside what starting a program takes, and what else the machine does.
-        is_long = min(walls_s) >= max(LEAST_S, TIMES_LONGER * started_s)
-        if is_long or many >= MOST_REPETITIONS:
+        # Long compared with the launch of a program and with noise.
+        is_long = min(walls_s) >= max(MIN_S, MIN_RATIO * started_s)
+        if is_long or many >= MAX_REPETITIONS:
             return tuple((wall - started_s) / (many - 1) for wall in walls_s)
         many *= 4
 
 
 def timed_matrices(mesh: Mesh, n: int, dtype: str, *, repeats: int) -> float:
-    """Seconds of one product of two n x n matrices on every device at once."""
+    """Seconds of one product of two n x n matrices on all devices at once."""
 
-    def body(taken: Any) -> Any:
-        square = taken.reshape(n, n).astype(dtype)
+    def body(x: Any) -> Any:
+        square = x.reshape(n, n).astype(dtype)
         return lax.optimization_barrier(square @ square).astype(jnp.float32).ravel()
 
     return min(_timed(mesh, body, n * n, repeats=repeats))
 
 
 def timed_memory(mesh: Mesh, array_bytes: int, *, repeats: int) -> float:
-    """Seconds to read and write an array of this size on every device at once."""
+    """Seconds to read and write an array of this size on all devices at once."""
 
-    def body(taken: Any) -> Any:
-        return lax.optimization_barrier(taken + jnp.float32(1))
+    def body(x: Any) -> Any:
+        return lax.optimization_barrier(x + jnp.float32(1))
 
     return min(_timed(mesh, body, array_bytes // ELEMENT_BYTES, repeats=repeats))

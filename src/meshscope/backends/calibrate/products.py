@@ -1,7 +1,7 @@
-"""Times matrix products by shape, and the start of a kernel, on one live device.
+"""Times matrix products by shape, and the launch of a kernel, on one live device.
 
-Kernels follow each other inside one program, as in the step of a model, so that a product's time
-includes the gap before it.
+Kernels run back to back inside one program, as in a model step, so the time of a product includes
+the gap before it.
 """
 
 import time
@@ -19,14 +19,14 @@ from meshscope.programs.jax.build import JAX_DTYPES
 # each product reads its weight from memory, as a model's layers do.
 WEIGHT_BYTES = 1 << 28
 MAX_PRODUCTS = 32
-LEAST_S = 0.02  # of the programs that are timed together
+MIN_S = 0.02  # of programs timed together
 N_LAUNCHES = 256
 LAUNCH_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A compiled program, its arguments, and how many operations of interest one run has."""
+    """A compiled program, its arguments, and the number of timed operations in one run."""
 
     step: Any
     arguments: tuple[Any, ...]
@@ -34,7 +34,7 @@ class _Program:
 
 
 def timed_product(device: Any, shape: ProductShape, *, repeats: int) -> float:
-    """Seconds of one product, the least of `repeats` measurements."""
+    """Seconds of one product: the least of `repeats` measurements."""
     return _least_s(_products(device, shape), repeats=repeats)
 
 
@@ -86,7 +86,7 @@ def _compiled(step: Any, arguments: tuple[Any, ...], n_operations: int) -> _Prog
 
 
 def _least_s(program: _Program, *, repeats: int) -> float:
-    """The least time of one operation; programs are queued back to back, so that none waits for the host."""
+    """The least time of one operation; programs are queued, so none waits for the host."""
 
     def wall_s(n_runs: int) -> float:
         before = time.perf_counter()
@@ -95,6 +95,6 @@ def _least_s(program: _Program, *, repeats: int) -> float:
         return time.perf_counter() - before
 
     wall_s(1)
-    n_runs = max(1, round(LEAST_S / max(wall_s(2) / 2, 1e-7)))
+    n_runs = max(1, round(MIN_S / max(wall_s(2) / 2, 1e-7)))
     walls_s = [wall_s(n_runs) for _ in range(repeats)]
     return min(walls_s) / n_runs / program.n_operations

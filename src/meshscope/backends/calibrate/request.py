@@ -1,4 +1,4 @@
-"""What is asked of the child process that measures, and the files that pass between it and its parent."""
+"""The request to the measuring worker process: topology, plan, sizes and budget."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.units import DTYPE_BITS
 
 SMALLEST_BYTES = 4
-STEP = 8  # each size is this many times the one before
+STEP = 8  # ratio of consecutive sizes
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
 REPORT = "report.json"
@@ -50,9 +50,9 @@ class ProductShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
-    """Sizes from 4 B to `max_bytes`, each axis of the plan, each measured `repeats` times.
+    """Sizes from 4 B to `max_bytes` on each axis of the plan, each measured `repeats` times.
 
-    After `budget_s` seconds no further size is begun.
+    No measurement starts after `budget_s` seconds.
     """
 
     topology: Topology
@@ -62,14 +62,16 @@ class CalibrationRequest:
     repeats: int
 
     def __post_init__(self) -> None:
-        """The plan has an axis to talk over, and there are sizes."""
+        """Checks that the plan fits the topology and that --max-bytes allows a payload."""
         if self.plan.mesh.n_devices != self.topology.n_devices:
             raise SpecError(
-                f"plan '{self.plan}' is for {self.plan.mesh.n_devices} devices, '{self.topology.name}' has "
-                f"{self.topology.n_devices}. Let -1 fill, as in tp=-1."
+                f"plan '{self.plan}' is for {self.plan.mesh.n_devices} devices, but "
+                f"'{self.topology.name}' has {self.topology.n_devices}. Use -1 to fill, as in tp=-1."
             )
         if self.max_bytes < SMALLEST_BYTES:
-            raise SpecError(f"--max-bytes {self.max_bytes} is less than one element of 4 bytes.")
+            raise SpecError(
+                f"--max-bytes {self.max_bytes} is less than one element. Use 4 or more."
+            )
 
     @property
     def product_shapes(self) -> tuple["ProductShape", ...]:
@@ -96,7 +98,7 @@ class CalibrationRequest:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Payloads to ask for: powers, and the largest."""
+        """Target payloads in bytes: powers of STEP, and the largest."""
         sizes: list[int] = []
         size = SMALLEST_BYTES
         while size < self.max_bytes:
@@ -105,7 +107,7 @@ class CalibrationRequest:
         return (*sizes, self.max_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the child."""
+        """The request as JSON for the worker."""
         return {
             "topology": self.topology.name,
             "plan": str(self.plan),
@@ -115,12 +117,12 @@ class CalibrationRequest:
         }
 
 
-def request_from_dict(told: Mapping[str, Any]) -> CalibrationRequest:
-    """The request that the parent wrote."""
+def request_from_dict(document: Mapping[str, Any]) -> CalibrationRequest:
+    """Reads the request that the parent wrote."""
     return CalibrationRequest(
-        topology=parse_topology(told["topology"]),
-        plan=parse_plan(told["plan"]),
-        max_bytes=told["max_bytes"],
-        budget_s=told["budget_s"],
-        repeats=told["repeats"],
+        topology=parse_topology(document["topology"]),
+        plan=parse_plan(document["plan"]),
+        max_bytes=document["max_bytes"],
+        budget_s=document["budget_s"],
+        repeats=document["repeats"],
     )

@@ -1,8 +1,8 @@
-"""The child process: measures on the devices that JAX sees.
+"""Worker process that measures the devices that JAX sees.
 
-Started as `python -m meshscope.backends.calibrate.worker REQUEST.json OUT_DIR`; writes a report, or an error
-report. It is a process of its own because JAX reads its platform from the environment, and so that
-a crash is a message. It ends with its parent.
+`python -m meshscope.backends.calibrate.worker REQUEST.json OUT_DIR` writes a report or an error report.
+It is a separate process because JAX reads its platform from the environment and because a crash
+must not end the parent. It ends with its parent.
 """
 
 import json
@@ -23,26 +23,26 @@ from meshscope.units import format_bytes
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, report_progress, reported
 
-MATRIX_SIZES = (256, 512, 1024)  # of a CPU; twice and four times as large elsewhere too
+MATRIX_SIZES = (256, 512, 1024)  # of all chips; LARGE_MATRIX_SIZES on TPUs and GPUs only
 LARGE_MATRIX_SIZES = (2048, 4096, 8192)
 MEMORY_BYTES = (1 << 20, 1 << 24, 1 << 28)
 CPU_MEMORY_BYTES = (1 << 20, 1 << 24)
-GPU_MEMORY_BYTES = (*MEMORY_BYTES, 1 << 31)  # long beside the host's part in each turn of a loop
+GPU_MEMORY_BYTES = (*MEMORY_BYTES, 1 << 31)  # long compared with the host time of a loop iteration
 _MEMORY_BYTES = {
     ChipKind.CPU: CPU_MEMORY_BYTES,
     ChipKind.GPU: GPU_MEMORY_BYTES,
     ChipKind.TPU: MEMORY_BYTES,
 }
 
-Work = tuple[Kind, str, int]  # kind, axis, payload that is asked for
+Work = tuple[Kind, str, int]  # kind, axis, target payload in bytes
 
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """How fast the work goes; iterates over it until the budget is spent.
+    """Iterates over the work until the budget is spent, and estimates the remaining time.
 
-    The time left is that of the latest pieces, of which each size has as many, for all that are left:
-    the largest sizes take longer.
+    The estimate applies the mean time of the latest size to all remaining pieces; larger sizes
+    take longer.
     """
 
     work: list[Work]
@@ -51,7 +51,7 @@ class Pace:
     began_s: float = field(default_factory=time.monotonic)
 
     def __iter__(self) -> Iterator[Work]:
-        """The pieces of work, as long as there is time."""
+        """Pieces of work until the budget is spent."""
         for piece in self.work:
             if self.passed_s >= self.budget_s:
                 return
@@ -60,30 +60,30 @@ class Pace:
 
     @property
     def n_begun(self) -> int:
-        """How many pieces are done or being done."""
+        """Pieces that are done or in progress."""
         return len(self.begins_s)
 
     @property
     def passed_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self.began_s
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that the work has left, never more than the budget; None before a piece is done."""
-        latest = self.begins_s[-1 - self._n_of_a_size :]
+        """Estimated seconds left, at most the rest of the budget; None before the first piece is done."""
+        latest = self.begins_s[-1 - self._n_per_size :]
         if len(latest) < 2:
             return None
         each_s = (latest[-1] - latest[0]) / (len(latest) - 1)
         return min(each_s * (len(self.work) - self.n_begun + 1), self.budget_s - self.passed_s)
 
     @property
-    def _n_of_a_size(self) -> int:
+    def _n_per_size(self) -> int:
         return len({(kind, axis) for kind, axis, _ in self.work})
 
 
 def set_environment(request: CalibrationRequest) -> None:
-    """What JAX reads when it is imported; to be called before it is."""
+    """Sets the variables that JAX reads on import; call it before the import."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if request.topology.chip.kind is ChipKind.CPU:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -92,11 +92,11 @@ def set_environment(request: CalibrationRequest) -> None:
 
 
 def measure(request: CalibrationRequest) -> dict[str, Any]:
-    """Measures everything that the budget allows; the report for the parent."""
+    """Measures as much as the budget allows; returns the report."""
     import jax  # noqa: PLC0415  after set_environment
     import numpy as np  # noqa: PLC0415
 
-    from meshscope.backends.live.devices import described, live_devices  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.devices import device_record, live_devices  # noqa: PLC0415  imports JAX
 
     pace = Pace(work=list(_plan_of_work(request)), budget_s=request.budget_s)
     devices = live_devices(request.topology)
@@ -113,12 +113,12 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
         "seconds": pace.passed_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
-        "devices": [described(device) for device in devices],
+        "devices": [device_record(device) for device in devices],
     }
 
 
 def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
-    """Small sizes of all kinds and axes first, so that a short budget still tells of every kind."""
+    """Small sizes of all kinds and axes first, so that a short budget still covers every kind."""
     for size in request.sizes:
         for axis, n in zip(request.plan.mesh.names, request.plan.mesh.sizes, strict=True):
             for kind in KINDS if n > 1 else ():
@@ -128,16 +128,18 @@ def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
 def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> dict[str, Any]:
     from meshscope.backends.calibrate.measure import payload_of, timed_collective  # noqa: PLC0415
 
-    kind, axis, asked_bytes = piece
-    payload_bytes = payload_of(kind, asked_bytes, mesh.shape[axis])
-    words = f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
-    report_progress(words, pace.left_s)
+    kind, axis, target_bytes = piece
+    payload_bytes = payload_of(kind, target_bytes, mesh.shape[axis])
+    progress = (
+        f"{kind} over {axis}, {format_bytes(payload_bytes)}, {pace.n_begun} of {len(pace.work)}"
+    )
+    report_progress(progress, pace.left_s)
     repeats_s = timed_collective(mesh, kind, axis, payload_bytes, repeats=request.repeats)
     return {
         "kind": kind,
         "axis": axis,
         "payload_bytes": payload_bytes,
-        "seconds": min(repeats_s),  # what else the machine does only adds
+        "seconds": min(repeats_s),  # noise only adds time
         "repeats_s": repeats_s,
     }
 
@@ -180,7 +182,7 @@ def _kernels(request: CalibrationRequest, device: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Measures; every failure that Python sees becomes an error report."""
+    """Measures; a Python exception becomes an error report."""
     request_file, out_dir = arguments
     directory = Path(out_dir)
     end_with_parent()

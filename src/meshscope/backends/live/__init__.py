@@ -1,1 +1,1 @@
-"""Runs an experiment on live devices, times it, profiles it, and reads the profile into the table."""
+"""Runs an experiment on live devices, times and profiles it, and reads the profile."""

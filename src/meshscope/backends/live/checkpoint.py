@@ -1,6 +1,6 @@
-"""A checkpoint folder as Hugging Face writes it: config, safetensors (sharded or not), tokenizer.
+"""Reads a Hugging Face checkpoint folder: config, safetensors (sharded or not), tokenizer.
 
-Tensors are read one by one, when they are asked for; a file is mapped, never held.
+Tensors are read one at a time from mapped files.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_NAMES = 3  # of missing or misshapen tensors in a message
 
 
 class Checkpoint:
-    """The tensors of a folder, by name; SpecError where one is missing or a file is damaged."""
+    """The tensors of a folder by name; SpecError if one is missing or a file is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,30 +27,30 @@ class Checkpoint:
         self._opened: dict[str, Any] = {}
 
     def read(self, name: str) -> Any:
-        """The tensor as a numpy array, in the format in which it is stored."""
+        """The tensor as a NumPy array, in its stored dtype."""
         file = self._file(name)
         try:
             return self._open(file).get_tensor(name)
-        except Exception as error:  # safetensors raises what it likes
+        except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, by the header of its file."""
+        """The shape of the tensor, from the header of its file."""
         file = self._file(name)
         try:
             return tuple(self._open(file).get_slice(name).get_shape())
-        except Exception as error:  # safetensors raises what it likes
+        except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
 
     def check(self, experiment: Experiment) -> None:
-        """SpecError when tensors of the model are missing or misshapen; reads headers alone."""
+        """SpecError if tensors of the model are missing or misshapen; reads only headers."""
         model = experiment.model
         tensors = list(tensors_of(model, experiment.plan))
         missing = [f"'{name}'" for name, _ in tensors if name not in self._files]
         if missing:
             raise SpecError(
                 f"checkpoint '{self._folder}' lacks tensors of {model.name}: {_some(missing, ', ')}. "
-                "It belongs to another config, or is not whole."
+                "It belongs to another config or is incomplete."
             )
         misshapen = [fault for name, weight in tensors for fault in self._faults(name, weight)]
         if misshapen:
@@ -65,8 +65,8 @@ class Checkpoint:
     def _file(self, name: str) -> str:
         if name not in self._files:
             raise SpecError(
-                f"checkpoint '{self._folder}' has no tensor '{name}'. It belongs to another config, or "
-                "is not whole."
+                f"checkpoint '{self._folder}' has no tensor '{name}'. It belongs to another config or "
+                "is incomplete."
             )
         return self._files[name]
 
@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 def _some(faults: Sequence[str], between: str) -> str:
-    """The first faults, and how many more there are."""
+    """The first faults and the number of others."""
     more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
     return between.join(faults[:MAX_NAMES]) + more
 
@@ -99,14 +99,14 @@ def _files_of(folder: Path) -> dict[str, str]:
         if missing:
             raise SpecError(
                 f"checkpoint '{folder}' lacks {len(missing)} of its {len(set(files.values()))} files, "
-                f"such as '{missing[0]}'. Copy them, too."
+                f"such as '{missing[0]}'. Copy them as well."
             )
         return {str(name): str(file) for name, file in files.items()}
     if (folder / SINGLE).is_file():
         return dict.fromkeys(_opened(folder / SINGLE).keys(), SINGLE)
     raise SpecError(
-        f"'{folder}' holds no checkpoint: neither {SINGLE} nor {INDEX}. Give a folder as Hugging Face "
-        "writes it."
+        f"'{folder}' contains neither {SINGLE} nor {INDEX}. Give the folder of a Hugging Face "
+        "checkpoint."
     )
 
 
@@ -119,12 +119,12 @@ def _opened(path: Path) -> Any:
         ) from error
     try:
         return safe_open(str(path), framework="numpy")
-    except Exception as error:  # safetensors raises what it likes
-        raise SpecError(f"'{path}' is no safetensors file: {error}. Copy it again.") from error
+    except Exception as error:  # safetensors raises undocumented types
+        raise SpecError(f"'{path}' is not a safetensors file: {error}. Copy it again.") from error
 
 
 class CheckpointText:
-    """The checkpoint's tokenizer; token ids end where the model ends a text."""
+    """The tokenizer of the checkpoint; decoding stops at the first end-of-text token."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -138,30 +138,30 @@ class CheckpointText:
             raise SpecError(f"'{folder}' has no {TOKENIZER}. Copy it from the model's repository.")
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises what it likes
-            raise SpecError(f"'{path}' is no tokenizer: {error}. Copy it again.") from error
+        except Exception as error:  # tokenizers raises undocumented types
+            raise SpecError(f"'{path}' is not a tokenizer: {error}. Copy it again.") from error
         self._ends = _ends(folder)
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        """Token ids of the text, with what the tokenizer puts around it."""
+        """Token ids of the text, with the special tokens of the tokenizer."""
         ids = tuple(self._tokenizer.encode(text).ids)
         if not ids:
-            raise SpecError("--prompt-text makes no token. Give some text.")
+            raise SpecError("--prompt-text is empty. Give at least one token of text.")
         return ids
 
     def decoded(self, ids: Sequence[int]) -> str:
-        """The text of these token ids, up to the first that ends a text."""
+        """The text of these token ids, up to the first end-of-text token."""
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
         return str(self._tokenizer.decode(list(ids[:end]), skip_special_tokens=False))
 
 
 def _ends(folder: Path) -> frozenset[int]:
-    """Tokens that end a text, by generation_config.json or else config.json."""
+    """End-of-text tokens, from generation_config.json or else config.json."""
     for name in (GENERATION, CONFIG):
         path = folder / name
-        found = _read_json(path).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+        ids = _read_json(path).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset()
 
 
@@ -171,5 +171,5 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"'{path}' is not readable JSON: {error}. Copy it again.") from error
     if not isinstance(document, dict):
-        raise SpecError(f"'{path}' must hold a JSON object. Copy it again.")
+        raise SpecError(f"'{path}' is not a JSON object. Copy it again.")
     return document

@@ -1,11 +1,11 @@
-"""What the child process and its parent call the files that pass between them."""
+"""Names of the files and stages that a worker process and its parent share."""
 
 from meshscope.events.enums import Phase
 
 HLO, TRACE = "hlo", "trace"
 REPORT = "report.json"
 
-# What a live run does, one after the other.
+# Stages of a live run, in order.
 COMPILING, PLACING, WARMING_UP, TIMING, PROFILING = STAGES = (
     "compiling",
     "placing weights",
@@ -16,10 +16,10 @@ COMPILING, PLACING, WARMING_UP, TIMING, PROFILING = STAGES = (
 
 
 def stage_words(stage: str) -> str:
-    """The stage, and which of all it is."""
+    """The stage and its number."""
     return f"{stage}, step {STAGES.index(stage) + 1} of {len(STAGES)}"
 
 
 def hlo_name(phase: Phase) -> str:
-    """The file of a phase's optimised HLO."""
+    """Name of the file with the optimized HLO of a phase."""
     return f"{phase}.hlo.txt.gz"

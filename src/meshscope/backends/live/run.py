@@ -1,4 +1,4 @@
-"""Runs an experiment on live devices in a child process, and reads what it left: HLO and profile."""
+"""Runs an experiment on live devices in a worker process and reads its HLO and profile."""
 
 import importlib.util
 import json
@@ -37,14 +37,14 @@ from meshscope.workers.spawn import Progress, followed, worker_process
 
 CHILD = ("-m", "meshscope.backends.live.worker")
 OPS = "ops.parquet"
-LIVE, PROFILE = "devices", "profile"  # what progress is told of
+LIVE, PROFILE = "devices", "profile"  # subjects of progress reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How often, and on what: `warmup` requests before `repeats` timed ones, then one profiled.
+    """`warmup` requests, then `repeats` timed requests, then one profiled request.
 
-    `profiled_steps` is how many decode steps of it are recorded; `seed` makes weights and prompt.
+    `profiled_steps` is its number of decode steps; `seed` determines random weights and prompts.
     """
 
     repeats: int = 3
@@ -53,30 +53,30 @@ class RunOptions:
     seed: int = 0
     prompt_tokens: tuple[int, ...] | None = None
     checkpoint: str | None = None
-    coordinator: str | None = None  # HOST:PORT of process 0, where several processes run together
+    coordinator: str | None = None  # HOST:PORT of process 0, if there are several
     process_id: int = 0
     n_processes: int = 1
 
     def __post_init__(self) -> None:
-        """Several processes have a coordinator and a number each."""
+        """Checks that several processes have a coordinator and valid ids."""
         if (self.coordinator is not None) != (self.n_processes > 1):
             raise SpecError(
-                "--coordinator HOST:PORT and --n-processes N (2 or more) go together: give every process "
-                "the same two, and each its own --process-id."
+                "--coordinator HOST:PORT and --n-processes N (2 or more) need each other. Give every "
+                "process the same two and a different --process-id."
             )
         if self.process_id >= self.n_processes:
             raise SpecError(
-                f"--process-id {self.process_id}: of {self.n_processes} processes the last is "
-                f"{self.n_processes - 1}."
+                f"--process-id {self.process_id} is too large for --n-processes {self.n_processes}. "
+                f"Use 0 to {self.n_processes - 1}."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What live devices gave.
+    """The result of a live run.
 
-    `rows` are compiled and measured ones, `seconds` the time of each step of the way, `tokens` those
-    that each sequence got.
+    `rows` are compiled and measured, `seconds` are times of the stages, `tokens` are the output of
+    each sequence.
     """
 
     rows: list[Collective]
@@ -92,7 +92,7 @@ class RunResult:
 def run_experiment(
     experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
 ) -> RunResult:
-    """Runs in a child, leaves `hlo/` and `trace/` in `folder`, and reads both."""
+    """Runs in a worker that writes `hlo/` and `trace/` to `folder`, then reads both."""
     report = run_process(experiment, folder, options, progress=progress)
     progress(PROFILE, "reading", None)
     modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
@@ -119,9 +119,9 @@ def run_experiment(
 def run_process(
     experiment: Experiment, folder: Path, options: RunOptions, *, progress: Progress
 ) -> dict[str, Any]:
-    """Runs in a child, which leaves `hlo/` and `trace/` in `folder`; its report.
+    """Runs in a worker that writes `hlo/` and `trace/` to `folder`; returns its report.
 
-    Of several processes, the profiles of all come to the first, and the others keep none.
+    With several processes, process 0 gets all profiles.
     """
     if experiment.program.frontend is Frontend.TORCHXLA:
         _check_torchxla(experiment, options)
@@ -140,12 +140,12 @@ def run_process(
 
 
 def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
-    """Refuses what a traced program is not run with, before any process starts."""
+    """Raises for options that torch_xla programs do not support."""
     if options.checkpoint is not None or options.n_processes > 1:
-        what = "--checkpoint" if options.checkpoint is not None else "several processes"
+        option = "--checkpoint" if options.checkpoint is not None else "several processes"
         raise SpecError(
-            f"--frontend torchxla runs with random weights in one process, not with {what}. Leave it out, "
-            "or use --frontend jax."
+            f"--frontend torchxla runs with random weights in one process, not with {option}. "
+            "Leave it out, or use --frontend jax."
         )
     if experiment.topology.chip.kind is ChipKind.GPU:
         raise SpecError(
@@ -157,10 +157,10 @@ def _check_torchxla(experiment: Experiment, options: RunOptions) -> None:
 
 
 def check_can_run() -> None:
-    """Refuses where JAX is missing, before any process starts."""
+    """Raises MissingToolError if JAX is not installed."""
     if importlib.util.find_spec("jax") is None:
         raise MissingToolError(
-            f"run needs jax, not installed here ({platform.system()} {platform.machine()}). "
+            f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
             'Install the extra: pip install "meshscope[tpu]", or JAX for your GPU (docs.jax.dev).'
         )
 
@@ -171,7 +171,7 @@ def _measured(
     n_steps: Mapping[Phase, int],
     report: Mapping[str, Any],
 ) -> Measured:
-    """Everything measured besides the rows of the event table."""
+    """The measurements besides the rows of the event table."""
     return Measured(
         requests=tuple(
             Request(prefill_s=r["prefill_s"], decode_s=tuple(r["decode_s"]))
@@ -188,7 +188,7 @@ def _measured(
 def _costs(
     experiment: Experiment, costs: Mapping[str, Mapping[str, float]]
 ) -> tuple[StepCost, ...]:
-    """The compiler's account of a step; none where a loop's body would count once."""
+    """FLOPs and bytes of a step, by the compiler; none for loops, whose body counts only once."""
     if experiment.is_scanned:
         return ()
     return tuple(
@@ -204,7 +204,7 @@ def _costs(
 def _reported(
     experiment: Experiment, folder: Path, options: RunOptions, progress: Progress
 ) -> dict[str, Any]:
-    """Runs the child to its end; its report, or its failure as one message."""
+    """Runs the worker; returns its report or raises its failure."""
     with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
         request = Path(scratch) / "request.json"
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}

@@ -1,4 +1,4 @@
-"""An experiment on live devices: its compiled programs, its weights, and requests that are timed."""
+"""An experiment on live devices: compiled programs, weights, and timed requests."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.jax.build import BuiltProgram, build_program
 from meshscope.spec.experiment import Experiment
 
-# An event is recorded when it ends. A thread that has handed its result on may still be inside one,
-# where the machine is busy, and a profiler that stops at once would lose it.
+# Events are recorded when they end. On a busy machine, a thread may still be inside an event after
+# its result is ready, and a profiler that stops immediately would lose that event.
 DRAIN_S = 0.25
 
 MakeWeights = Callable[[BuiltProgram], Any]
@@ -26,11 +26,11 @@ MakeWeights = Callable[[BuiltProgram], Any]
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What stays on the devices between requests.
+    """Programs, weights and inputs that stay on the devices between requests.
 
-    `positions` holds the position of each step's first token; `new_cache` makes an empty cache,
-    `as_input` what a step takes of the tokens that the step before returned, `as_cache` the cache as
-    decode steps take it.
+    `positions` has the position of the first token of each step. `new_cache` makes an empty cache,
+    `as_input` turns the tokens of one step into the input of the next, and `as_cache` converts
+    the cache to the layout of decode steps.
     """
 
     experiment: Experiment
@@ -51,10 +51,10 @@ class Session:
         *,
         make_weights: MakeWeights,
         prompt: np.ndarray,
-        told: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> "Session":
-        """Compiles both phases, then puts weights and the prompt [B, S] on the devices."""
-        told(stage_words(COMPILING))
+        """Compiles both phases, then places weights and the prompt [B, S] on the devices."""
+        report(stage_words(COMPILING))
         programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
         seconds: dict[str, float] = {}
         compiled: dict[Phase, Any] = {}
@@ -62,7 +62,7 @@ class Session:
             before = time.perf_counter()
             compiled[phase] = program.lower().compile()
             seconds[f"{phase}.compile"] = time.perf_counter() - before
-        told(stage_words(PLACING))
+        report(stage_words(PLACING))
         before = time.perf_counter()
         prefill, last = programs[Phase.PREFILL], list(programs.values())[-1]
         weights = jax.block_until_ready(make_weights(prefill))
@@ -83,43 +83,43 @@ class Session:
         )
 
     def hlo_texts(self) -> dict[Phase, str]:
-        """The optimised HLO of each phase."""
+        """The optimized HLO of each phase."""
         return {phase: compiled.as_text() for phase, compiled in self.compiled.items()}
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """The compiler's account of each phase's memory on one device, in bytes."""
+        """Memory of each phase on one device in bytes, by the compiler."""
         return {p.value: memory_analysis(compiled) for p, compiled in self.compiled.items()}
 
     def costs(self) -> dict[str, dict[str, float]]:
-        """Flops and bytes that one step asks of one device; a loop's body counts once in them."""
-        found: dict[str, dict[str, float]] = {}
+        """FLOPs and bytes of one step on one device, by the compiler; loop bodies count once."""
+        costs: dict[str, dict[str, float]] = {}
         for phase, compiled in self.compiled.items():
             analysis = compiled.cost_analysis() or {}
             names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
-            found[phase.value] = {n: float(analysis[k]) for n, k in names.items() if k in analysis}
-        return found
+            costs[phase.value] = {n: float(analysis[k]) for n, k in names.items() if k in analysis}
+        return costs
 
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
-        """One request with every step waited for: its seconds, and the tokens [B] of each step.
+        """Runs one request, blocking after every step: seconds, and the tokens [B] of each step.
 
-        The first token is there when prefill is done; each decode step makes one more.
+        Prefill produces the first token, each decode step one more.
         """
         steps = self.positions[1:][:n_decode_steps]
         cache = jax.block_until_ready(self.new_cache())
         prefill_s, tokens, cache = self._step(
             Phase.PREFILL, self.prompt, cache, self.positions[0], 0
         )
-        made, decode_s = [tokens], list[float]()
+        outputs, decode_s = [tokens], list[float]()
         for number, position in enumerate(steps, start=1):
             step_s, tokens, cache = self._step(Phase.DECODE, tokens, cache, position, number)
             decode_s.append(step_s)
-            made.append(tokens)
-        return {"prefill_s": prefill_s, "decode_s": decode_s}, made
+            outputs.append(tokens)
+        return {"prefill_s": prefill_s, "decode_s": decode_s}, outputs
 
     def _step(
         self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
     ) -> tuple[float, Any, Any]:
-        """One step, marked in the trace and waited for; its seconds, next tokens and cache."""
+        """Runs one step, annotated in the trace: its seconds, next tokens and cache."""
         before = time.perf_counter()
         with jax.profiler.StepTraceAnnotation(phase.value, step_num=number):
             if phase is Phase.DECODE:
@@ -129,9 +129,9 @@ class Session:
         return time.perf_counter() - before, tokens, cache
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
-        """One more request, with the profiler on; at most so many decode steps."""
+        """Profiles one request of at most `n_decode_steps` decode steps; returns its seconds."""
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # calls of Python would be most of the events
+        options.python_tracer_level = 0  # Python calls would be most of the events
         jax.profiler.start_trace(str(directory), profiler_options=options)
         try:
             seconds, _ = self.request(n_decode_steps=n_decode_steps)
@@ -142,19 +142,19 @@ class Session:
 
 
 def on_devices(value: Any, sharding: Any) -> Any:
-    """The array on the devices of this process that the sharding gives a part of it."""
+    """Places the shards of an array on the devices of this process."""
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def host_tokens(made: list[Any]) -> list[list[int]]:
-    """The tokens [B] of each step as lists, one for each sequence, on every process."""
-    gathered = [multihost_utils.process_allgather(tokens, tiled=True) for tokens in made]
+def host_tokens(outputs: list[Any]) -> list[list[int]]:
+    """The tokens of each sequence, from the outputs [B] of each step, on every process."""
+    gathered = [multihost_utils.process_allgather(tokens, tiled=True) for tokens in outputs]
     return np.stack(gathered, axis=1).tolist()
 
 
 def _zeros_maker(abstract: Any) -> Any:
-    """A compiled function that makes zeros of these shapes on their devices."""
+    """A compiled function that makes zeros with these shapes and shardings."""
     leaves, structure = jax.tree.flatten(abstract)
 
     def new_cache() -> Any:
@@ -165,20 +165,17 @@ def _zeros_maker(abstract: Any) -> Any:
 
 
 def _cache_mover(compiled: dict[Phase, Any]) -> Callable[[Any], Any]:
-    """What lays a cache out as decode takes it, where that is another way than prefill leaves it.
+    """Converts the cache from the layout of prefill to that of decode; the identity if they agree.
 
-    A cache that lies right is not touched, so that the first decode step of a request pays for it.
+    The first decode step of a request includes the conversion.
     """
     if Phase.DECODE not in compiled:
         return _same
-    wanted = compiled[Phase.DECODE].input_formats[0][2]
-    if compiled[Phase.PREFILL].output_formats[2] == wanted:
+    target = compiled[Phase.DECODE].input_formats[0][2]
+    if compiled[Phase.PREFILL].output_formats[2] == target:
         return _same
 
-    def moved(cache: Any) -> Any:
-        return jax.device_put(cache, wanted, donate=True)
-
-    return moved
+    return lambda cache: jax.device_put(cache, target, donate=True)
 
 
 def _same(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The child process: runs an experiment on the devices that JAX or torch_xla opens, times it and profiles it.
+"""Worker process that runs, times and profiles an experiment with JAX or torch_xla.
 
-Started as `python -m meshscope.backends.live.worker REQUEST.json OUT_DIR`; writes the compiled HLO of each
-phase, a profile, and a report, or an error report. It is a process of its own because JAX reads its
-platform from the environment, and so that a crash is a message. It ends with its parent.
+`python -m meshscope.backends.live.worker REQUEST.json OUT_DIR` writes the compiled HLO of each phase, a
+profile and a report, or an error report. It is a separate process because JAX reads its platform
+from the environment and because a crash must not end the parent. It ends with its parent.
 """
 
 import gzip
@@ -33,16 +33,16 @@ from meshscope.spec.program import Frontend
 from meshscope.workers.progress import error_report
 from meshscope.workers.worker_main import end_with_parent, report_progress, reported
 
-GZIP_LEVEL = 1  # HLO text shrinks 15 times at level 1; higher levels cost seconds for little
+GZIP_LEVEL = 1  # HLO text shrinks 15 times; higher levels take seconds and gain little
 VERSIONED = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-DUMPS = "dumps"  # what XLA writes for torch_xla; removed when it was read
+DUMPS = "dumps"  # HLO that XLA writes for torch_xla; removed after reading
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 
 
 def set_environment(experiment: Experiment, out: Path, *, n_processes: int) -> None:
-    """What JAX or torch_xla reads when it is imported; to be called before it is.
+    """Sets the variables that JAX or torch_xla reads on import; call it before the import.
 
-    Virtual CPU devices are asked for by number; for others JAX's own choice of platform stands.
+    Requests virtual CPU devices by number. For other devices JAX chooses its platform.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if experiment.program.frontend is Frontend.TORCHXLA:
@@ -56,9 +56,9 @@ def set_environment(experiment: Experiment, out: Path, *, n_processes: int) -> N
 
 
 def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
-    """torch_xla opens the devices; JAX, on the CPU, rewrites programs and computes nothing.
+    """Gives the devices to torch_xla and the CPU to JAX, which only rewrites programs.
 
-    torch_xla does not hand out what was compiled, so XLA dumps it.
+    torch_xla gives no access to the compiled HLO, so XLA dumps it.
     """
     os.environ.update(tracing_environment(experiment.topology.n_devices))
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -73,7 +73,7 @@ def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
 
 
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Builds, compiles, runs, times and profiles; returns the report."""
+    """Compiles, times and profiles the experiment; returns the report."""
     session, devices = _started(experiment, options, out)
     for phase, text in session.hlo_texts().items():
         path = out / HLO / hlo_name(phase)
@@ -84,7 +84,7 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
     profiled = session.profiled(out / TRACE, n_decode_steps=options["profiled_steps"])
     _flatten(out / TRACE)
     if options["coordinator"] is not None:
-        from meshscope.backends.live.processes import gather_profiles  # noqa: PLC0415  imports JAX
+        from meshscope.backends.live.devices import gather_profiles  # noqa: PLC0415  imports JAX
 
         gather_profiles(out / TRACE, process_id=options["process_id"])
     memory = session.memory()
@@ -105,34 +105,37 @@ def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -
 def _started(
     experiment: Experiment, options: Mapping[str, Any], out: Path
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The programs on their devices, and what JAX or torch_xla calls these."""
+    """The session, and the description of its devices."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend is Frontend.TORCHXLA:
         from meshscope.programs.torchxla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
         from meshscope.programs.torchxla.session import TorchSession  # noqa: PLC0415
 
         report_progress("opening devices")
-        found = open_devices(experiment.topology)
+        devices = open_devices(experiment.topology)
         seed, dumps = options["seed"], out / DUMPS
         session = TorchSession.started(
             experiment, seed=seed, prompt=prompt, dumps=dumps, told=report_progress
         )
-        return session, found
-    from meshscope.backends.live.devices import described, live_devices  # noqa: PLC0415  imports JAX
-    from meshscope.backends.live.processes import join_processes  # noqa: PLC0415
+        return session, devices
+    from meshscope.backends.live.devices import (  # noqa: PLC0415  imports JAX
+        device_record,
+        join_processes,
+        live_devices,
+    )
     from meshscope.backends.live.session import Session  # noqa: PLC0415
 
     join_processes(options)
     devices = live_devices(experiment.topology)
     make_weights = _weights_maker(experiment, options)
     session = Session.started(
-        experiment, devices, make_weights=make_weights, prompt=prompt, told=report_progress
+        experiment, devices, make_weights=make_weights, prompt=prompt, report=report_progress
     )
-    return session, [described(device) for device in devices]
+    return session, [device_record(device) for device in devices]
 
 
 def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """From a program to its weights: those of the checkpoint, or random ones."""
+    """A function from a program to its weights, from the checkpoint or random."""
     from meshscope.programs.jax.values import placed_weights, random_weights  # noqa: PLC0415  imports JAX
 
     if options["checkpoint"] is None:
@@ -144,7 +147,7 @@ def _weights_maker(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 
 
 def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
-    """Token ids [B, S]: those given, the same for every sequence, or random ones."""
+    """Token ids [B, S]: the given ones for every sequence, or random ones."""
     import numpy as np  # noqa: PLC0415  slow to import
 
     workload = experiment.workload
@@ -158,7 +161,7 @@ def _prompt(experiment: Experiment, options: Mapping[str, Any]) -> Any:
 def _timed(
     session: Any, options: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[list[int]], float]:
-    """The timed requests, the tokens of each sequence, and the seconds of the warm-up before."""
+    """Times of the requests, tokens of each sequence, and seconds of the warm-up."""
     from meshscope.backends.live.session import host_tokens  # noqa: PLC0415  imports JAX
 
     before = time.perf_counter()
@@ -167,36 +170,36 @@ def _timed(
         session.request()
     warm_up_s = time.perf_counter() - before
     requests: list[dict[str, Any]] = []
-    made: list[Any] = []
+    outputs: list[Any] = []
     last_s = warm_up_s / options["warmup"]
     for index in range(options["repeats"]):
-        n_left = options["repeats"] - index + 1  # the one that is profiled among them
-        words = f"request {index + 1} of {options['repeats']}"
-        report_progress(f"{stage_words(TIMING)}, {words}", n_left * last_s)
-        seconds, made = session.request()
+        n_left = options["repeats"] - index + 1  # with the profiled one
+        progress = f"request {index + 1} of {options['repeats']}"
+        report_progress(f"{stage_words(TIMING)}, {progress}", n_left * last_s)
+        seconds, outputs = session.request()
         requests.append(seconds)
         last_s = seconds["prefill_s"] + sum(seconds["decode_s"])
-    return requests, host_tokens(made), warm_up_s
+    return requests, host_tokens(outputs), warm_up_s
 
 
 def _flatten(trace: Path) -> None:
-    """Profiles lie directly in the folder, named by their hosts; what JAX writes beside them goes."""
+    """Moves the profiles, named by host, up into the folder and removes everything else."""
     for profile in trace.glob("plugins/profile/*/*.xplane.pb"):
         profile.rename(trace / profile.name)
     shutil.rmtree(trace / "plugins", ignore_errors=True)
 
 
 def versions(names: Sequence[str] = VERSIONED) -> dict[str, str]:
-    """Versions of what compiled and ran the programs."""
+    """Versions of the installed packages among `names`."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for name in names:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _tracing_versions(experiment: Experiment) -> dict[str, str]:
@@ -205,7 +208,7 @@ def _tracing_versions(experiment: Experiment) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one request; every failure that Python sees becomes an error report."""
+    """Runs one request; a Python exception becomes an error report."""
     request_file, out_dir = arguments
     directory = Path(out_dir)
     end_with_parent()
