@@ -89,7 +89,7 @@ def test_traces_for_viewers_are_written(live) -> None:
 
 def test_text_shows_the_sources_side_by_side(live) -> None:
     shown = meshscope("show", str(live[0]), folder=live[0].parent).stdout
-    assert "every collective of every device is in it" in shown
+    assert "complete: every collective of every device" in shown
     assert "TTFT" in shown
     assert "virtual devices share the cores" in shown
     assert shown.rstrip().endswith(
@@ -117,7 +117,7 @@ def test_promotion_of_16_bit_collectives_is_reported(config_file: Path, tmp_path
     )
     done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "carries 16-bit collectives out in float32" in done.stdout
+    assert "XLA performs 16-bit collectives in float32" in done.stdout
     assert "collectives: predicted = measured, exactly" in done.stdout
 
 
