@@ -100,6 +100,21 @@ def test_decode_of_one_row_on_a_gpu_reads_each_weight_once() -> None:
     assert max(n_bytes for _, n_bytes in written) < 4096 * 1024 * 2
 
 
+def test_decode_of_several_sequences_on_a_gpu_leaves_the_cache_as_it_is() -> None:
+    """No kernel but the update of one position writes an array of the cache's size, 4 x 260 x 2 x 128."""
+    entry = read_hlo(GPU_DIR / "h200_tp4.decode.txt.gz").entry
+    assert entry is not None
+    n_bytes = 4 * 260 * 2 * 128 * 2
+    copies = [
+        instruction.name
+        for instruction in entry.instructions
+        if instruction.opcode in {"fusion", "copy"}
+        and "dynamic_update_slice" not in instruction.name
+        and any(array.n_bytes == n_bytes for array in instruction.arrays)
+    ]
+    assert not copies
+
+
 def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None:
     """Scores of 32 heads and 256 positions, and as much again with the values; half is masked."""
     entry = read_hlo(GPU_DIR / "h200_one.prefill.txt.gz").entry

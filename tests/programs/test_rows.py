@@ -54,9 +54,9 @@ def _logits(topology: str) -> np.ndarray:
     )
     program = build_program(experiment, Phase.DECODE, jax.devices()[:1])
     weights = random_weights(program, seed=0)
-    out = program.step(
-        weights, np.ones((1, 1), np.int32), empty_cache(program), np.int32(workload.prompt)
-    )
+    compiled = program.lower().compile()
+    cache = jax.device_put(empty_cache(program), compiled.input_formats[0][2])
+    out = compiled(weights, np.ones((1, 1), np.int32), cache, np.int32(workload.prompt))
     return np.asarray(program.logits(out))
 
 

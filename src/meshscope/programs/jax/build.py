@@ -113,10 +113,10 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
 def _has_own_cache_layout(experiment: Experiment, phase: Phase) -> bool:
     """Whether the compiler decides how the cache lies in memory.
 
-    As servers do for decode steps: given the usual layout, a TPU program turns the whole cache at its
-    beginning and back at its end, in every step.
+    Given the usual layout, a decode step on a TPU transposes the whole cache at its start and back at
+    its end, and so does one of several sequences on a GPU. Servers leave it transposed.
     """
-    return phase is Phase.DECODE and experiment.topology.chip.kind is ChipKind.TPU
+    return phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU
 
 
 def _pipeline(experiment: Experiment, decoder: Decoder, layout: ShardLayout) -> PipelineProgram:
