@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from meshscope.analysis.comparison import promotion_of
 from meshscope.analysis.join import compare
-from meshscope.analysis.promotion import promotion_of
 from meshscope.events.collective import Collective, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 

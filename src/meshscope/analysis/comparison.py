@@ -1,11 +1,18 @@
 """Comparisons of sources: the prediction with the compiled program of one run, or two runs."""
 
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+
 from meshscope.analysis.join import Comparison, compare
-from meshscope.analysis.promotion import promotion_of
 from meshscope.analysis.sides import Side, source_side
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.store.run import RunRecord
+from meshscope.units import DTYPE_BITS
+
+NARROW = frozenset({"bf16", "f16"})
+WIDE = "f32"
 
 
 def compare_sides(left: Side, right: Side) -> Comparison:
@@ -48,3 +55,40 @@ def runs_on_cpu(run: RunRecord) -> bool:
     """Whether the run's devices are virtual CPU devices."""
     chip = run.manifest.experiment.chip
     return chip is not None and chip.kind is ChipKind.CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """The predicted rows as the backend performs them; `count` operations of one step are promoted."""
+
+    rows: tuple[Collective, ...]
+    count: int
+
+
+def promotion_of(predicted: Iterable[Collective], compiled: Iterable[Collective]) -> Promotion:
+    """The predicted rows, in float32 if `compiled` has the same collective in float32 only."""
+    dtypes: dict[tuple[Hashable, ...], set[str | None]] = {}
+    for row in compiled:
+        dtypes.setdefault(_identity(row), set()).add(row.dtype)
+    rows: list[Collective] = []
+    count = 0
+    for row in predicted:
+        is_wide = row.dtype in NARROW and dtypes.get(_identity(row)) == {WIDE}
+        rows.append(_widened(row) if is_wide else row)
+        count += row.count * is_wide
+    return Promotion(rows=tuple(rows), count=count)
+
+
+def _identity(row: Collective) -> tuple[Hashable, ...]:
+    return (row.phase, row.part, row.kind, row.axis, row.shape)
+
+
+def _widened(row: Collective) -> Collective:
+    assert row.dtype is not None
+    factor = DTYPE_BITS[WIDE] // DTYPE_BITS[row.dtype]
+    return replace(
+        row,
+        dtype=WIDE,
+        payload_bytes=None if row.payload_bytes is None else row.payload_bytes * factor,
+        wire_bytes=None if row.wire_bytes is None else row.wire_bytes * factor,
+    )

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import polars as pl
 
+from meshscope.analysis.overlap import ratio
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 
 _LOADS = {
@@ -28,10 +29,9 @@ def device_idle(loads: Sequence[DeviceLoad]) -> pl.DataFrame:
     are excluded, because their bodies are counted.
     """
     table = pl.DataFrame([asdict(load) for load in loads], schema=_LOADS)
-    window, busy = pl.col("window_s"), pl.col("busy_s")
     return table.with_columns(
-        pl.when(window > 0).then(pl.col("idle_s") / window).alias("idle_frac"),
-        pl.when(busy > 0).then(pl.col("collective_s") / busy).alias("collective_frac"),
+        ratio("idle_s", "window_s").alias("idle_frac"),
+        ratio("collective_s", "busy_s").alias("collective_frac"),
     )
 
 
@@ -65,5 +65,4 @@ def waiting(times: Sequence[CollectiveTime]) -> pl.DataFrame:
     split underestimates waiting if even the last participant waits.
     """
     table = pl.DataFrame([asdict(time) for time in times], schema=_TIMES)
-    fraction = pl.when(pl.col("dur_s") > 0).then(pl.col("wait_s") / pl.col("dur_s"))
-    return table.with_columns(fraction.alias("wait_frac"))
+    return table.with_columns(ratio("wait_s", "dur_s").alias("wait_frac"))

@@ -4,12 +4,14 @@ Every change is right minus left, in one step of the phase on one device (with a
 every stage).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 
 from meshscope.analysis.request import basis_of, request_latency
 from meshscope.analysis.sides import ExperimentDifference, Side, experiment_differences
+from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
@@ -18,16 +20,9 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceTraffic:
-    """The collectives of one part over one axis in one step, and how many there are of each kind.
+class PlaceTraffic(Total):
+    """The collectives of one part over one axis in one step, and (kind, count) of each kind."""
 
-    `n_unsized` operations have no known size and contribute no bytes.
-    """
-
-    count: int = 0
-    payload_bytes: int = 0
-    wire_bytes: Fraction = Fraction(0)
-    n_unsized: int = 0
     kinds: tuple[tuple[str, int], ...] = ()
 
 
@@ -44,11 +39,6 @@ class PlaceChange:
     def wire_change(self) -> Fraction:
         """Wire bytes of the right side minus those of the left side."""
         return self.right.wire_bytes - self.left.wire_bytes
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether bytes, counts or kinds differ."""
-        return self.left != self.right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +83,8 @@ class PhaseChange:
     @property
     def count(self) -> tuple[int, int]:
         """Number of collectives of a step on the left and on the right side."""
-        return (
-            sum(place.left.count for place in self.places),
-            sum(place.right.count for place in self.places),
-        )
+        left = sum(place.left.count for place in self.places)
+        return left, sum(place.right.count for place in self.places)
 
     @property
     def step_change_s(self) -> float | None:
@@ -246,15 +234,7 @@ def _by_place(rows: Iterable[Collective]) -> dict[tuple[str, str], list[Collecti
 
 
 def _traffic(rows: Sequence[Collective]) -> PlaceTraffic:
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     for row in rows:
-        kinds[row.kind.value] = kinds.get(row.kind.value, 0) + row.count
-    return PlaceTraffic(
-        count=sum(row.count for row in rows),
-        payload_bytes=sum(row.count * (row.payload_bytes or 0) for row in rows),
-        wire_bytes=sum(
-            (row.count * (row.wire_bytes or Fraction(0)) for row in rows), start=Fraction(0)
-        ),
-        n_unsized=sum(row.count for row in rows if row.wire_bytes is None),
-        kinds=tuple(sorted(kinds.items())),
-    )
+        kinds[row.kind.value] += row.count
+    return PlaceTraffic(**asdict(step_total(rows)), kinds=tuple(sorted(kinds.items())))

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from meshscope.analysis.overlap import ratio
 from meshscope.analysis.spans import PS_PER_S, Spans, union
 from meshscope.analysis.volume import WHERE, collectives
 
@@ -127,9 +128,8 @@ def traffic_intervals(events: pl.DataFrame, *, max_gap: float = 0.0) -> pl.DataF
         up.sum().alias("up"),
     )
     joined = table.join(window, on=PLACED, how="left", nulls_equal=True, maintain_order="left")
-    fraction = pl.when(pl.col("window") > 0).then(pl.col("up") / pl.col("window"))
     down = (pl.col("window") - pl.col("up")).alias("down")
-    return joined.with_columns(down, fraction.alias("up_frac"))
+    return joined.with_columns(down, ratio("up", "window").alias("up_frac"))
 
 
 def _spread(value: pl.Expr, name: str) -> list[pl.Expr]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from typing import assert_never
 
 from meshscope.analysis.grouping import without_place
 from meshscope.events.collective import Collective, Groups
@@ -31,6 +30,8 @@ class Verdict(StrEnum):
 
 
 UNKNOWN = "?"
+POINT_TO_POINT = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
+_REDUCTIONS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})  # closer than other kinds
 SAME_MEANING = frozenset({Verdict.EQUAL, Verdict.MORE_BYTES, Verdict.FEWER_BYTES})
 
 
@@ -146,7 +147,7 @@ def _place(row: Collective) -> tuple[Hashable, ...]:
 
 def _meaning(row: Collective) -> tuple[Hashable, ...]:
     """Kind, axis, groups, dtype and payload, regardless of the shape of the payload."""
-    groups = _canonical(row.groups, is_ordered=_is_point_to_point(row.kind))
+    groups = _canonical(row.groups, is_ordered=row.kind in POINT_TO_POINT)
     return (row.kind, row.axis, groups, row.dtype, row.payload_bytes)
 
 
@@ -156,7 +157,7 @@ _PASSES: tuple[Callable[[Collective], tuple[Hashable, ...]], ...] = (
     lambda row: (*_place(row), *_meaning(row)),  # the same array in another shape
     lambda row: (row.phase, row.layer, *_meaning(row)),  # in another part of the layer
     lambda row: (*_place(row), row.kind, row.axis, row.payload_bytes),
-    lambda row: (*_place(row), row.axis, row.payload_bytes, _is_reduction(row.kind)),
+    lambda row: (*_place(row), row.axis, row.payload_bytes, row.kind in _REDUCTIONS),
     lambda row: (*_place(row), row.axis, row.payload_bytes),
     lambda row: (*_place(row), row.kind, row.axis, row.dtype),
     lambda row: (*_place(row), row.kind, row.axis, row.shape),
@@ -193,34 +194,27 @@ def _gathered(pieces: Sequence[_Piece]) -> tuple[Match, ...]:
     """Merges pieces that differ only in their layer into one Match."""
     members: dict[Match, list[_Piece]] = {}
     for piece in pieces:
-        members.setdefault(_shared(piece), []).append(piece)
-    matches = [
-        (_rank(shared, pieces_of_key), _match(shared, pieces_of_key))
-        for shared, pieces_of_key in members.items()
-    ]
-    return tuple(match for _, match in sorted(matches, key=lambda pair: pair[0]))
-
-
-def _shared(piece: _Piece) -> Match:
-    left = piece.left.row if piece.left else None
-    right = piece.right.row if piece.right else None
-    verdict = _verdict(left, right)
-    return Match(
-        verdict=verdict,
-        layers=(),
-        count=0,
-        left=without_place(left) if left else None,
-        right=without_place(right) if right else None,
-        note=_note(left, right) if left and right else None,
+        members.setdefault(_without_layer(piece), []).append(piece)
+    ordered = sorted(members.items(), key=lambda item: _rank(*item))
+    return tuple(
+        replace(
+            shared,
+            layers=tuple(sorted({n for p in same if (n := _layer(p)) is not None})),
+            count=sum(piece.count for piece in same),
+        )
+        for shared, same in ordered
     )
 
 
-def _match(shared: Match, pieces: Sequence[_Piece]) -> Match:
-    layers = {_layer(piece) for piece in pieces}
-    return replace(
-        shared,
-        layers=tuple(sorted(layer for layer in layers if layer is not None)),
-        count=sum(piece.count for piece in pieces),
+def _without_layer(piece: _Piece) -> Match:
+    left, right = (entry and entry.row for entry in (piece.left, piece.right))
+    return Match(
+        verdict=_verdict(left, right),
+        layers=(),
+        count=0,
+        left=left and without_place(left),
+        right=right and without_place(right),
+        note=_note(left, right) if left and right else None,
     )
 
 
@@ -281,28 +275,6 @@ def _moved(left: Collective, right: Collective) -> str | None:
     if left.layer != right.layer:
         return "in an unknown layer" if right.layer is None else "in another layer"
     return "in another stage" if left.stage != right.stage else None
-
-
-def _is_reduction(kind: Kind) -> bool:
-    """Whether the kind reduces; all-reduce and reduce-scatter are closer than other kinds."""
-    return kind in {Kind.ALL_REDUCE, Kind.REDUCE_SCATTER}
-
-
-def _is_point_to_point(kind: Kind) -> bool:
-    match kind:
-        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
-            return True
-        case (
-            Kind.ALL_REDUCE
-            | Kind.ALL_GATHER
-            | Kind.REDUCE_SCATTER
-            | Kind.ALL_TO_ALL
-            | Kind.GATHER
-            | Kind.BROADCAST
-        ):
-            return False
-        case _:
-            assert_never(kind)
 
 
 @cache

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import polars as pl
 
-from meshscope.analysis.volume import WHERE, collectives
+from meshscope.analysis.join import POINT_TO_POINT
+from meshscope.analysis.volume import WHERE, collectives, merged_groups
 from meshscope.events.enums import Kind
 
-PAIRS = frozenset({Kind.PERMUTE, Kind.SEND, Kind.RECV})
 SENT = {"from_device": pl.Int32, "to_device": pl.Int32, "wire_bytes": pl.Float64}
 
 
@@ -29,45 +29,30 @@ def traffic_matrix(events: pl.DataFrame, by: Sequence[str] = ("axis",)) -> pl.Da
     uses bidirectional and multiple rings, which changes the neighbors but not the sums.
     """
     keys = [*WHERE, *by]
-    weight = (pl.col("wire_bytes") * pl.col("count")).alias("wire_bytes")
+    wire_bytes = (pl.col("wire_bytes") * pl.col("count")).sum()
     sized = collectives(events).filter(pl.col("wire_bytes").is_not_null())
-    listed = pl.col("groups").cast(pl.List(pl.List(pl.String)))
-    group_key = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("group_key")
-    shared = (
-        sized.with_columns(weight, group_key)
-        .group_by(*keys, "kind", "group_key", maintain_order=True)
-        .agg(pl.col("wire_bytes").sum(), pl.col("groups").first())
-    )
-    pieces = [_sent(row, keys) for row in shared.iter_rows(named=True)]
+    shared = merged_groups(sized, (*keys, "kind"), wire_bytes)
+    sent = [
+        (*(row[key] for key in keys), source, target, row["wire_bytes"] * fraction)
+        for row in shared.iter_rows(named=True)
+        for group in row["groups"]
+        for source, target, fraction in _edges(Kind(row["kind"]), group)
+    ]
     schema = {**{key: events.schema[key] for key in keys}, **SENT}
-    table = pl.concat([pl.DataFrame(schema=schema), *pieces])
     pair = ("from_device", "to_device")
     return (
-        table.group_by(*keys, *pair, maintain_order=True)
+        pl.DataFrame(sent, schema=schema, orient="row")
+        .group_by(*keys, *pair, maintain_order=True)
         .agg(pl.col("wire_bytes").sum())
         .filter(pl.col("wire_bytes") > 0)
         .sort(*keys, *pair, maintain_order=True, nulls_last=True)
     )
 
 
-def _sent(row: dict[str, object], keys: Sequence[str]) -> pl.DataFrame:
-    groups, wire_bytes = row["groups"], row["wire_bytes"]
-    assert isinstance(groups, list)
-    assert isinstance(wire_bytes, float)
-    edges = [
-        (source, target, wire_bytes * share)
-        for group in groups
-        for source, target, share in _edges(Kind(str(row["kind"])), group)
-    ]
-    sent = pl.DataFrame(edges, schema=SENT, orient="row")
-    values = [pl.lit(row[key], dtype=pl.String if row[key] is None else None) for key in keys]
-    return sent.select(*(value.alias(key) for key, value in zip(keys, values, strict=True)), *SENT)
-
-
 def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]:
     """(source, target, fraction of the source's wire bytes) of one operation in one group."""
     n = len(group)
-    if kind in PAIRS:
+    if kind in POINT_TO_POINT:
         if kind is not Kind.RECV and n == 2 and group[0] != group[1]:
             yield group[0], group[1], 1.0
         return

@@ -56,9 +56,9 @@ def overlap(timeline: pl.DataFrame) -> pl.DataFrame:
         *(pl.col(name).mean() for name in _TIMES),
     )
     return table.sort("device", maintain_order=True).with_columns(
-        _ratio("hidden_s", "collective_s").alias("overlap_frac"),
-        _ratio("collective_s", "compute_s").alias("collective_compute_ratio"),
-        _ratio("idle_s", "step_s").alias("idle_frac"),
+        ratio("hidden_s", "collective_s").alias("overlap_frac"),
+        ratio("collective_s", "compute_s").alias("collective_compute_ratio"),
+        ratio("idle_s", "step_s").alias("idle_frac"),
     )
 
 
@@ -93,8 +93,10 @@ def _overlap_row(rows: pl.DataFrame, step: tuple[int, int]) -> tuple[object, ...
     return (*(named[key] for key in PLACE), bases or None, *map(seconds, lengths))
 
 
-def _ratio(above: str, below: str) -> pl.Expr:
-    return pl.when(pl.col(below) > 0).then(pl.col(above) / pl.col(below))
+def ratio(above: str | pl.Expr, below: str) -> pl.Expr:
+    """The quotient of two columns; null if the divisor is 0."""
+    dividend = pl.col(above) if isinstance(above, str) else above
+    return pl.when(pl.col(below) > 0).then(dividend / pl.col(below))
 
 
 def exposed_by(timeline: pl.DataFrame, column: str = "axis") -> pl.DataFrame:

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.volume import WHERE, collectives
+from meshscope.analysis.volume import WHERE, collectives, merged_groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.loads import link_loads
 from meshscope.spec.hardware.topology import Topology
@@ -36,13 +36,8 @@ def link_traffic(
     """
     keys = (*WHERE, *by)
     sized = collectives(events).filter(pl.col("payload_bytes").is_not_null())
-    listed = pl.col("groups").cast(pl.List(pl.List(pl.String)))
-    group_key = listed.list.eval(pl.element().list.join(",")).list.join(";").alias("group_key")
-    shared = (
-        sized.with_columns(group_key)
-        .group_by(*keys, "kind", "payload_bytes", "group_key", maintain_order=True)
-        .agg(pl.col("count").cast(pl.Int64).sum(), pl.col("groups").first())
-    )
+    count = pl.col("count").cast(pl.Int64).sum()
+    shared = merged_groups(sized, (*keys, "kind", "payload_bytes"), count)
     loads = [
         record for row in shared.iter_rows(named=True) for record in _links(row, keys, topology)
     ]

@@ -4,20 +4,15 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from meshscope.analysis.overlap import ratio
 from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 
 _WHERE = dict.fromkeys(("source", "phase"), pl.String)
-_SECONDS = (
-    "step_s",
-    "low_s",
-    "high_s",
-    "compute_s",
-    "collective_s",
-    "exposed_s",
-    "idle_s",
-    "bubble_s",
+_PARTS = (
+    *("compute_s", "collective_s", "exposed_s", "idle_s", "bubble_s"),
+    *("unestimated_frac", "is_extrapolated"),
 )
 
 
@@ -33,37 +28,24 @@ def step_time(times: Iterable[StepTime]) -> pl.DataFrame:
     communication is a union of intervals, including synchronous collectives, as in `overlap`.
     """
     rows = [
-        (
-            time.source.value,
-            time.phase.value,
-            time.step.value_s,
-            time.step.low_s,
-            time.step.high_s,
-            time.compute_s,
-            time.collective_s,
-            time.exposed_s,
-            time.idle_s,
-            time.bubble_s,
-            time.unestimated_frac,
-            time.is_extrapolated,
-            basis_of([time]),
-        )
+        {
+            **{name: getattr(time, name) for name in _PARTS},
+            "source": time.source.value,
+            "phase": time.phase.value,
+            "step_s": time.step.value_s,
+            "low_s": time.step.low_s,
+            "high_s": time.step.high_s,
+            "time_basis": basis_of([time]),
+        }
         for time in times
     ]
-    schema = _WHERE | dict.fromkeys((*_SECONDS, "unestimated_frac"), pl.Float64)
+    schema = _WHERE | dict.fromkeys(("step_s", "low_s", "high_s", *_PARTS), pl.Float64)
     schema |= {"is_extrapolated": pl.Boolean, "time_basis": pl.String}
-    table = pl.DataFrame(rows, schema=schema, orient="row")
     hidden = (pl.col("collective_s") - pl.col("exposed_s")).clip(lower_bound=0)
-    return table.with_columns(
-        pl.when(pl.col("step_s") > 0)
-        .then(pl.col("exposed_s") / pl.col("step_s"))
-        .alias("exposed_frac"),
-        pl.when(pl.col("collective_s") > 0)
-        .then(hidden / pl.col("collective_s"))
-        .alias("overlap_frac"),
-        pl.when(pl.col("compute_s") > 0)
-        .then(pl.col("collective_s") / pl.col("compute_s"))
-        .alias("collective_compute_ratio"),
+    return pl.DataFrame(rows, schema=schema).with_columns(
+        ratio("exposed_s", "step_s").alias("exposed_frac"),
+        ratio(hidden, "collective_s").alias("overlap_frac"),
+        ratio("collective_s", "compute_s").alias("collective_compute_ratio"),
     )
 
 
@@ -91,13 +73,12 @@ def part_costs(times: Iterable[StepTime]) -> pl.DataFrame:
     Source: simulation of the compiled schedule, as `step_time`; FLOPs and HBM bytes follow from the shapes
     of the operations.
     """
+    names = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
     rows = [
-        (time.source.value, time.phase.value, part.part, part.compute_s, part.collective_s,
-         part.exposed_s, part.flops, part.hbm_bytes, part.wire_bytes)
+        (time.source.value, time.phase.value, part.part, *(getattr(part, n) for n in names))
         for time in times
         for part in time.parts
-    ]  # fmt: skip
-    names = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
+    ]
     schema = {**_WHERE, "part": pl.String, **dict.fromkeys(names, pl.Float64)}
     return pl.DataFrame(rows, schema=schema, orient="row")
 

@@ -22,23 +22,31 @@ class Total:
     n_unsized: int
 
 
+def step_total(rows: Iterable[Collective]) -> Total:
+    """The total of one step."""
+    return _total(list(rows), lambda row: row.count)
+
+
+def request_total(rows: Iterable[Collective]) -> Total:
+    """The total of all steps."""
+    return _total(list(rows), lambda row: row.count * row.n_steps)
+
+
 def step_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
     """The total of one step of each phase; the key None holds collectives of unknown phase."""
-    return _totals(rows, lambda row: row.count)
+    return {phase: step_total(of_phase) for phase, of_phase in _by_phase(rows).items()}
 
 
 def request_totals(rows: Iterable[Collective]) -> dict[Phase | None, Total]:
     """The total of all steps of each phase; the key None holds collectives of unknown phase."""
-    return _totals(rows, lambda row: row.count * row.n_steps)
+    return {phase: request_total(of_phase) for phase, of_phase in _by_phase(rows).items()}
 
 
-def _totals(
-    rows: Iterable[Collective], times: Callable[[Collective], int]
-) -> dict[Phase | None, Total]:
+def _by_phase(rows: Iterable[Collective]) -> dict[Phase | None, list[Collective]]:
     by_phase: dict[Phase | None, list[Collective]] = {}
     for row in rows:
         by_phase.setdefault(row.phase, []).append(row)
-    return {phase: _total(of_phase, times) for phase, of_phase in by_phase.items()}
+    return by_phase
 
 
 def _total(rows: list[Collective], times: Callable[[Collective], int]) -> Total:

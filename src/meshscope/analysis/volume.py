@@ -21,6 +21,14 @@ def collectives(events: pl.DataFrame) -> pl.DataFrame:
     return events.filter(pl.col("kind").is_not_null())
 
 
+def merged_groups(rows: pl.DataFrame, keys: Sequence[str], *totals: pl.Expr) -> pl.DataFrame:
+    """One row for equal `keys` and equal device groups, with `totals` and the column `groups`."""
+    lists = pl.col("groups").cast(pl.List(pl.List(pl.String)))
+    key = lists.list.eval(pl.element().list.join(",")).list.join(";").alias("group_key")
+    grouped = rows.with_columns(key).group_by(*keys, "group_key", maintain_order=True)
+    return grouped.agg(*totals, pl.col("groups").first())
+
+
 def volume(events: pl.DataFrame, by: Sequence[str] = BY) -> pl.DataFrame:
     """Number of collectives, payload bytes and wire bytes by source, phase, axis, kind and part.
 

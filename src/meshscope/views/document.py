@@ -20,7 +20,7 @@ from meshscope.analysis.comparison import (
 from meshscope.analysis.grouping import Group, grouped
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.request import request_latency
-from meshscope.analysis.totals import Total, request_totals, step_totals
+from meshscope.analysis.totals import Total, request_total, request_totals, step_total, step_totals
 from meshscope.analysis.unattributed import unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -28,7 +28,7 @@ from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.roofs import roofline_document
 from meshscope.views.times import time_document
-from meshscope.views.words import one_total, verdict_sentence
+from meshscope.views.words import verdict_sentence
 
 # Columns of the event table that a collective of all devices has no value for.
 NULL_COLUMNS = ("device",)
@@ -128,16 +128,12 @@ def _phase_differences(comparison: Comparison, phase: Phase | None) -> dict[str,
 
 
 def _difference(matches: list[Match]) -> dict[str, Any]:
-    left, right = left_rows(matches), right_rows(matches)
+    sides = {"left": left_rows(matches), "right": right_rows(matches)}
     return {
         "count": sum(match.count for match in matches),
-        "step": _sides(one_total(step_totals(left)), one_total(step_totals(right))),
-        "request": _sides(one_total(request_totals(left)), one_total(request_totals(right))),
+        "step": {side: _total(step_total(rows)) for side, rows in sides.items()},
+        "request": {side: _total(request_total(rows)) for side, rows in sides.items()},
     }
-
-
-def _sides(left: Total, right: Total) -> dict[str, Any]:
-    return {"left": _total(left), "right": _total(right)}
 
 
 def _total(total: Total) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The JSON document that explains why one side costs more: sentences and figures."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +10,7 @@ from meshscope.analysis.explanation import (
     PlaceTraffic,
     StepBreakdown,
 )
+from meshscope.serialize import to_plain
 from meshscope.views.explanation import sentences
 
 
@@ -46,13 +46,8 @@ def _place_document(place: PlaceChange) -> dict[str, Any]:
 
 
 def _traffic_document(traffic: PlaceTraffic) -> dict[str, Any]:
-    return {
-        "count": traffic.count,
-        "payload_bytes": traffic.payload_bytes,
-        "wire_bytes": float(traffic.wire_bytes),
-        "n_unsized": traffic.n_unsized,
-        "kinds": dict(traffic.kinds),
-    }
+    wire_bytes, kinds = float(traffic.wire_bytes), dict(traffic.kinds)
+    return {**asdict(traffic), "wire_bytes": wire_bytes, "kinds": kinds}
 
 
 def _time_document(change: PhaseChange) -> dict[str, Any] | None:
@@ -67,15 +62,9 @@ def _time_document(change: PhaseChange) -> dict[str, Any] | None:
 
 
 def _cost_document(cost: StepBreakdown) -> dict[str, Any]:
-    parts: Mapping[str, tuple[float, float]] = cost.by_part_s
+    values = to_plain(cost)
+    parts = values.pop("by_part_s")
     return {
-        "step_s": cost.step_s,
-        "low_s": cost.low_s,
-        "high_s": cost.high_s,
-        "compute_s": cost.compute_s,
-        "exposed_s": cost.exposed_s,
-        "idle_s": cost.idle_s,
-        "exposed_by_axis_s": dict(cost.exposed_by_axis_s),
+        **values,
         "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
-        "basis": cost.basis,
     }

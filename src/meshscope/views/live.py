@@ -17,6 +17,7 @@ from meshscope.units import format_seconds
 from meshscope.views.model import (
     UNKNOWN_LABEL,
     CellValue,
+    Figure,
     Unit,
     ViewTable,
     figure_column,
@@ -194,31 +195,20 @@ def roofline_view(rooflines: Sequence[StepRoofline]) -> ViewTable:
         columns=(
             text_column("one step of a device"),
             figure_column("time", Unit.SECONDS),
-            figure_column("bytes"),
-            figure_column("of HBM peak"),
-            figure_column("FLOPs"),
-            figure_column("of bf16 peak"),
+            *map(figure_column, ("bytes", "of HBM peak", "FLOPs", "of bf16 peak")),
         ),
         rows=tuple(
             (
                 step.phase.value,
                 step.step_s,
-                _amount(step.accessed_bytes, "B"),
-                _share(step.hbm_frac),
-                _amount(step.flops, "FLOP"),
-                _share(step.flops_frac),
+                Figure(value=step.accessed_bytes, unit=Unit.BYTES),
+                Figure(value=step.hbm_frac, unit=Unit.FRACTION),
+                Figure(value=step.flops, unit=Unit.FLOPS),
+                Figure(value=step.flops_frac, unit=Unit.FRACTION),
             )
             for step in rooflines
         ),
     )
-
-
-def _amount(value: float | None, unit: str) -> str:
-    return UNKNOWN_LABEL if value is None else f"{value:.3g} {unit}"
-
-
-def _share(frac: float | None) -> str:
-    return UNKNOWN_LABEL if frac is None else f"{frac:.1%}"
 
 
 def _slowest_collectives(times: Sequence[CollectiveTime]) -> str:

@@ -9,7 +9,7 @@ from meshscope.analysis.comparison import compare_sides, compare_sources
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.sides import Side, source_side
-from meshscope.analysis.totals import Total, request_totals, step_totals
+from meshscope.analysis.totals import Total, request_total, step_total
 from meshscope.analysis.unattributed import unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -33,7 +33,6 @@ from meshscope.views.tables import new_table, rich_table
 from meshscope.views.times import time_lines
 from meshscope.views.words import (
     counted,
-    one_total,
     phase_label,
     signed_bytes,
     verdict_label,
@@ -218,7 +217,7 @@ def _bytes_table(matches: Sequence[Match]) -> ViewTable:
         of_verdict = [match for match in matches if match.verdict is verdict]
         if of_verdict:
             count = sum(match.count for match in of_verdict)
-            changes = (*_change(of_verdict, step_totals), *_change(of_verdict, request_totals))
+            changes = (*_change(of_verdict, step_total), *_change(of_verdict, request_total))
             rows.append((verdict_label(verdict), count, *changes))
     columns = (text_column("verdict"), figure_column("count"))
     bytes_columns = (figure_column(span, Unit.BYTES) for span in spans)
@@ -227,10 +226,10 @@ def _bytes_table(matches: Sequence[Match]) -> ViewTable:
 
 def _change(
     matches: Sequence[Match],
-    totals: Callable[[Iterable[Collective]], dict[Phase | None, Total]],
+    total: Callable[[Iterable[Collective]], Total],
 ) -> tuple[str, str]:
     """Payload and wire bytes of the right side minus the left side."""
-    left, right = one_total(totals(left_rows(matches))), one_total(totals(right_rows(matches)))
+    left, right = total(left_rows(matches)), total(right_rows(matches))
     return (
         signed_bytes(right.payload_bytes - left.payload_bytes),
         signed_bytes(right.wire_bytes - left.wire_bytes),

@@ -1,11 +1,11 @@
 """Short phrases for collectives and comparisons, shared by text, HTML and JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import assert_never
 
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.totals import Total, step_totals
+from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.units import format_bytes, format_shape
@@ -69,12 +69,6 @@ def short_source_line(source_line: str) -> str:
     return f"{package.removeprefix('/')}{rest}"
 
 
-def one_total(totals: Mapping[Phase | None, Total]) -> Total:
-    """The only total of rows in a single phase; zero without rows."""
-    zero = Total(count=0, payload_bytes=0, wire_bytes=Fraction(0), n_unsized=0)
-    return next(iter(totals.values()), zero)
-
-
 def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
     """The verdict on the collectives of two tables, with the bytes of every difference in one step.
 
@@ -104,8 +98,8 @@ def _phase_findings(comparison: Comparison, phase: Phase | None) -> Iterable[str
 
 def _finding(verdict: Verdict, matches: list[Match]) -> str:
     """`3 with more bytes (+9.22 kB on the wire)`."""
-    left = one_total(step_totals(left_rows(matches)))
-    right = one_total(step_totals(right_rows(matches)))
+    left = step_total(left_rows(matches))
+    right = step_total(right_rows(matches))
     count = f"{sum(match.count for match in matches):,}"
     change = f"({signed_bytes(right.wire_bytes - left.wire_bytes)} on the wire)"
     match verdict:

@@ -1,6 +1,7 @@
 """Traffic of a step: the device-to-device matrix and the load of the torus links."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -115,22 +116,19 @@ def tori(link_traffic: pl.DataFrame, topology: Topology, source: Source) -> tupl
     )
 
 
-def _link(row: dict[str, object], *, has_peak: bool) -> Link:
-    load_bytes, link_s = row["load_bytes"], row["link_s"]
-    assert isinstance(load_bytes, float)
-    assert isinstance(link_s, float)
+def _link(row: dict[str, Any], *, has_peak: bool) -> Link:
     return Link(
-        slice_index=int(str(row["slice_index"])),
+        slice_index=row["slice_index"],
         source=_coordinates(row["from_chip"]),
         target=_coordinates(row["to_chip"]),
-        is_wrap=bool(row["is_wrap"]),
-        load_bytes=load_bytes,
-        link_s=link_s if has_peak else None,
+        is_wrap=row["is_wrap"],
+        load_bytes=row["load_bytes"],
+        link_s=row["link_s"] if has_peak else None,
     )
 
 
-def _coordinates(text: object) -> Coordinates:
-    x, y, z = (int(number) for number in str(text).split(","))
+def _coordinates(text: str) -> Coordinates:
+    x, y, z = map(int, text.split(","))
     return x, y, z
 
 

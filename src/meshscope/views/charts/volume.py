@@ -1,4 +1,4 @@
-"""Bytes that one device sends in a request, by phase, axis and kind."""
+"""Volume of a request and sizes of its collectives, by phase, axis and kind."""
 
 from dataclasses import dataclass
 
@@ -34,4 +34,32 @@ def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
             request_count=count,
         )
         for phase, axis, kind, n_bytes, count in sums.iter_rows()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCount:
+    """The collectives of one kind, axis and payload size in one step of the phase."""
+
+    phase: str
+    axis: str
+    kind: str
+    payload_bytes: int
+    count: int
+
+
+def size_counts(distribution: pl.DataFrame, source: Source) -> tuple[SizeCount, ...]:
+    """The metric `size_distribution` of one source, without unknown sizes."""
+    rows = distribution.filter(
+        pl.col("source") == source.value, pl.col("payload_bytes").is_not_null()
+    )
+    return tuple(
+        SizeCount(
+            phase=row["phase"] or UNKNOWN_PHASE_LABEL,
+            axis=row["axis"] or UNKNOWN_AXIS_LABEL,
+            kind=row["kind"],
+            payload_bytes=row["payload_bytes"],
+            count=row["count"],
+        )
+        for row in rows.iter_rows(named=True)
     )

@@ -6,9 +6,9 @@ from typing import Any
 from meshscope.analysis.roofline import Roofline
 from meshscope.spec.plan.memory import Memory
 from meshscope.views.charts.cost import CostBar
-from meshscope.views.charts.sizes import SizeCount
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Matrix, Torus
+from meshscope.views.charts.volume import SizeCount
 from meshscope.views.plain import short
 
 MAX_NAME = 80  # characters of a name in a chart

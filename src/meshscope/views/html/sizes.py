@@ -7,7 +7,7 @@ from meshscope.analysis.roofline import RooflineBound, roofline_bounds, roofline
 from meshscope.events.enums import Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.units import format_gib
-from meshscope.views.charts.sizes import size_counts
+from meshscope.views.charts.volume import size_counts
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import Block, Panel, Section, page_table, unknown
 from meshscope.views.html.drawing import ChartFactory, definition

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from meshscope.analysis.catalog import NO_COLLECTIVES
 from meshscope.analysis.metric import Unavailable
-from meshscope.views.charts.sizes import SizeCount, size_counts
 from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
-from meshscope.views.charts.volume import VolumeBar, volume_bars
+from meshscope.views.charts.volume import SizeCount, VolumeBar, size_counts, volume_bars
 from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     COLORS,
