@@ -85,7 +85,7 @@ def test_damaged_graph_is_told(tmp_path: Path) -> None:
     proto = tmp_path / "graph.pb"
     proto.write_bytes(b"\x0a\xff\xff no proto")
 
-    with pytest.raises(ParseError, match=r"no HLO proto that this XLA reads.*Save one with"):
+    with pytest.raises(ParseError, match=r"not an HLO proto that this XLA can read.*Save one with"):
         compile_graph(proto, V6E_8, tmp_path / "text")
 
 

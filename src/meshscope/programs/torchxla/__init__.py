@@ -1,1 +1,1 @@
-"""Programs written by Hugging Face transformers, laid out by the plan, traced by torch_xla; torch lives only here."""
+"""Hugging Face transformers models, sharded by the plan and traced by torch_xla."""

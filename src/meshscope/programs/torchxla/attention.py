@@ -1,8 +1,8 @@
-"""Attention that keeps sequences and heads in dimensions of their own, registered with transformers.
+"""Attention with separate batch and head dimensions, registered with transformers.
 
-transformers' own text multiplies [B*N, S, H]: sequences and heads lie in one dimension, of which an
-annotation cannot split the inner part, so that the partitioner gathers queries, keys and values.
-That is what `--partitioner auto` shows.
+The attention of transformers multiplies [B*N, S, H]. An annotation cannot split the inner part of
+the merged dimension, so the partitioner gathers queries, keys and values. `--partitioner auto`
+keeps that attention.
 
 Shapes: B batch, N query heads, K key and value heads, G = N/K, S queries, T slots, H width of a head.
 """
@@ -23,7 +23,7 @@ NAME = "meshscope_attention"
 
 
 def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
-    """Makes transformers call `attended` for the attention of this name; returns the name."""
+    """Register the attention with transformers; returns its name."""
     layouts = tensors.layouts
     is_split = experiment.plan.cp > 1
     of_context = ContextAttention(experiment=experiment, phase=phase, tensors=tensors)
@@ -57,7 +57,7 @@ def register_attention(experiment: Experiment, phase: Phase, tensors: Tensors) -
 
 
 def plain_attention(q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
-    """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as transformers' `eager` computes it."""
+    """[B, K, G, S, H], [B, K, T, H], [B, K, T, Hv] -> [B, S, K, G, Hv], as in transformers' `eager`."""
     scores = torch.einsum("bkgsh,bkth->bkgst", q, k) * scale + mask[:, :, None]
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     return torch.einsum("bkgst,bkth->bskgh", shares, v)

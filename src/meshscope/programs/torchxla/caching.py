@@ -1,4 +1,4 @@
-"""The static cache of transformers, its arrays arguments of the program.
+"""The static cache of transformers, with its arrays as program arguments.
 
 Shapes: B batch, K key and value heads (1 of latents), T slots, H width.
 """
@@ -25,7 +25,7 @@ ARRAYS = ("keys", "values")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What one layer keeps of a position: heads, and the width of each of the two arrays."""
+    """Shape of a layer's cache per position: heads, and the width of each of the two arrays."""
 
     n_heads: int
     widths: tuple[int, int]
@@ -33,7 +33,7 @@ class Kept:
 
 
 def kept(experiment: Experiment, tensors: Tensors) -> Kept:
-    """Of every layer: keys and values, or the two parts of a latent."""
+    """The cache of each layer: keys and values, or the two parts of a latent."""
     layouts, attention = tensors.layouts, experiment.model.attention
     context = layouts.axes("cp")
     match attention:
@@ -49,20 +49,20 @@ def kept(experiment: Experiment, tensors: Tensors) -> Kept:
 
 
 def n_cache_slots(experiment: Experiment) -> int:
-    """T, over all devices of cp."""
+    """Cache slots T over all cp devices."""
     return cache_slots(experiment.plan, experiment.workload) * experiment.plan.cp
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Makes the cache of one phase."""
+    """Builds the cache of one phase."""
 
     experiment: Experiment
     phase: Phase
     tensors: Tensors
 
     def arguments(self, model: Any, position: Any) -> Any:
-        """A cache that is full up to `position`, with arguments for arrays [B, K, T, H]."""
+        """A cache filled up to `position`, whose arrays [B, K, T, H] are program arguments."""
         n_slots = n_cache_slots(self.experiment)
         cache: Any = transformers.StaticCache(config=model.config, max_cache_len=n_slots)
         if self.experiment.plan.cp > 1:
@@ -84,15 +84,15 @@ class Caches:
             layer.dtype, layer.device = dtype, position.device
             layer.batch_size, layer.num_heads = workload.batch, what.n_heads
             layer.k_head_dim, layer.v_head_dim = what.widths
-            layer.cumulative_length = position.clone()  # each layer counts on by itself
+            layer.cumulative_length = position.clone()  # each layer advances its counter
             layer.is_initialized = True
         return cache
 
 
 class ContextLayer(StaticLayer):
-    """A static layer whose slots lie over cp: a block of the prompt each, then tokens dealt in turn.
+    """A static cache layer split over cp: one block of the prompt each, then round-robin tokens.
 
-    A device's slots are together: T is [cp, slots of one device].
+    The slots of a device are contiguous: T is [cp, slots per device].
     """
 
     def __init__(self, caches: Caches, n_slots: int) -> None:
@@ -100,7 +100,7 @@ class ContextLayer(StaticLayer):
         self.caches = caches
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Prefill attends to what it is given, block by block; decode to all that is cached."""
+        """Prefill attends to the given keys and values, decode to the whole cache."""
         given = (key_states, value_states)
         self.cumulative_length.add_(key_states.shape[2])
         if self.caches.phase is Phase.PREFILL:
@@ -117,7 +117,7 @@ class ContextLayer(StaticLayer):
         return self.keys, self.values
 
     def _with_blocks(self, array: Any, x: Any) -> Any:
-        """Each device's block of x [B, K, S, H] in its first slots."""
+        """Write each device's block of x [B, K, S, H] into its first slots."""
         tensors, size = self.caches.tensors, self.caches.experiment.plan.cp
         spec = kept(self.caches.experiment, tensors).spec
         shares: Spec = (*spec[:3], (), ())
@@ -129,9 +129,9 @@ class ContextLayer(StaticLayer):
         return tensors.annotate(both, shares).reshape(array.shape)
 
     def _is_here(self) -> Any:
-        """[1, 1, T, 1]: whether a slot is that of the step's token.
+        """[1, 1, T, 1]: whether a slot belongs to the token of this step.
 
-        A copy to its index would do as well, but for it the partitioner gathers the cache.
+        An indexed copy would be equivalent, but the partitioner gathers the cache for it.
         """
         experiment, position = self.caches.experiment, self.caches.tensors.position
         size, n_prompt = experiment.plan.cp, experiment.workload.prompt
@@ -144,15 +144,15 @@ class ContextLayer(StaticLayer):
 
 
 def argument_name(index: int, array: str) -> str:
-    """The name of a layer's array among the arguments."""
+    """The argument name of a layer's cache array."""
     return f"cache.{index}.{array}"
 
 
 def new_arrays(cache: Any, tensors: Tensors) -> dict[str, Any]:
-    """The arrays of a cache after the step by name, laid out as before it."""
-    found: dict[str, Any] = {}
+    """The cache arrays after the step by name, with unchanged sharding."""
+    arrays: dict[str, Any] = {}
     for index, layer in enumerate(cache.layers):
         for array in ARRAYS:
             name = argument_name(index, array)
-            found[name] = tensors.annotate(getattr(layer, array), tensors.arguments[name].spec)
-    return found
+            arrays[name] = tensors.annotate(getattr(layer, array), tensors.arguments[name].spec)
+    return arrays

@@ -1,4 +1,4 @@
-"""The config that transformers needs to build a model: the inverse of `arch/config.py`."""
+"""Converts a Model into a transformers config, the inverse of `spec/model/config.py`."""
 
 from math import prod
 from typing import Any, assert_never
@@ -20,9 +20,9 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.plan.weights import layer_weights, outer_weights
 from meshscope.units import format_bytes
 
-MAX_NAMED, MAX_TOLD_LAYERS = 4, 1  # of the parameters that a message names
+MAX_NAMED, MAX_NAMED_LAYERS = 4, 1  # parameters and layers listed in an error message
 
-# The families whose module text in transformers the hooks and the expert dispatch were tried with.
+# Families whose transformers modules are tested with the hooks and the expert dispatch.
 FAMILIES = (
     Family.LLAMA,
     Family.QWEN2,
@@ -35,17 +35,17 @@ FAMILIES = (
 
 
 def transformers_config(model: Model) -> dict[str, Any]:
-    """Keys of the model's config as transformers 5 names them, `model_type` among them.
+    """The config with the key names of transformers 5, including `model_type`.
 
-    SpecError for a family that this front end does not have.
+    SpecError if this front end does not support the family.
     """
     if model.family not in FAMILIES:
         raise SpecError(
-            f"--frontend torchxla has no rules for {model.family} ({model.name}): its modules in "
-            f"transformers were not tried, and all of its parameters would be left unsharded, {_largest(model)} "
-            f"and more. Use --frontend jax, or one of {', '.join(FAMILIES)}."
+            f"--frontend torchxla has no rules for {model.family} ({model.name}), so its parameters would "
+            f"not be sharded: {_largest(model)} and more. "
+            f"Use --frontend jax, or one of {', '.join(FAMILIES)}."
         )
-    # Stages of the same model with fewer layers keep their kinds, so the lists are written out.
+    # A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
     return {
         "model_type": model.family.value,
         "hidden_size": model.hidden,
@@ -65,11 +65,11 @@ def transformers_config(model: Model) -> dict[str, Any]:
 
 
 def _largest(model: Model) -> str:
-    """The largest parameters by name and size in bf16, as a checkpoint names them."""
+    """The largest parameters with their size in bf16, by checkpoint name."""
     plan, sizes = parse_plan("tp=1"), dict[str, int]()
-    layers = [layer_weights(model, plan, layer) for layer in model.layers[:MAX_TOLD_LAYERS]]
-    for index, own in enumerate([outer_weights(model, plan), *layers]):
-        for weight in own:
+    layers = [layer_weights(model, plan, layer) for layer in model.layers[:MAX_NAMED_LAYERS]]
+    for index, weights in enumerate([outer_weights(model, plan), *layers]):
+        for weight in weights:
             name = weight.checkpoint.format(layer=index - 1, expert="*")
             sizes[name] = sizes.get(name, 0) + 2 * prod(weight.shape)
     largest = sorted(sizes, key=lambda name: -sizes[name])[:MAX_NAMED]
@@ -84,7 +84,10 @@ def _attention(model: Model) -> dict[str, Any]:
         case LatentAttention():
             return _latent(model, attention)
         case CompressedAttention():
-            raise SpecError(f"{model.name}: compressed attention has no module here.")
+            raise SpecError(
+                f"{model.name}: --frontend torchxla does not support compressed attention. "
+                "Use --frontend jax."
+            )
         case _:
             assert_never(attention)
 
@@ -123,7 +126,7 @@ def _latent(model: Model, attention: LatentAttention) -> dict[str, Any]:
 
 
 def _rope(rope: Rope) -> dict[str, Any]:
-    """Only what the type of scaling reads: transformers warns of more."""
+    """Only the keys that the scaling type reads; transformers warns about others."""
     parameters: dict[str, Any] = {"rope_type": rope.rope_type.value, "rope_theta": rope.theta}
     match rope.rope_type:
         case RopeType.DEFAULT:
@@ -181,7 +184,7 @@ def _experts(model: Model) -> dict[str, Any]:
 
 
 def _no_experts(model: Model) -> dict[str, Any]:
-    """The first layers of a mixture may all be dense, and its class builds experts all the same."""
+    """Keys that keep MoE classes from building experts if all layers are dense."""
     if model.family is Family.QWEN3_MOE:
         return {"mlp_only_layers": list(range(model.n_layers))}
     if model.family in {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}:
@@ -194,7 +197,7 @@ def _deepseek_experts(model: Model, moe: MixtureOfExperts) -> dict[str, Any]:
     n_dense = kinds.count(MlpKind.DENSE)
     if kinds[:n_dense] != [MlpKind.DENSE] * n_dense:
         raise SpecError(
-            f"{model.name}: --frontend torchxla has dense layers only before those with experts. "
+            f"{model.name}: --frontend torchxla supports dense layers only before layers with experts. "
             "Use --frontend jax."
         )
     assert moe.shared_ffn is not None

@@ -1,8 +1,9 @@
-"""Attention over a sequence that cp splits, in a manual region: the ring, the gather, the merge.
+"""Context-parallel attention in a manual region: ring or all-gather in prefill, merge in decode.
 
-The same as `programs/context.py` does for JAX, and with the same layout (`plan/context.py`): a device
-has a contiguous block of the prompt, and generated tokens are dealt in turn. In prefill blocks of keys
-and values travel around or are gathered; in decode partial softmaxes are merged by two all-reduces.
+Algorithm and layout are those of the JAX program (`programs/jax/context_parallel.py`,
+`spec/plan/context_form.py`): a device has a contiguous block of the prompt and round-robin generated
+tokens. Prefill permutes or gathers keys and values; decode merges partial softmaxes with two
+all-reduces.
 
 Shapes: B batch, K key and value heads, G query heads of each, S queries, T keys, H width of a head.
 """
@@ -21,12 +22,12 @@ from meshscope.programs.torchxla.tensors import Tensors, all_gather, all_reduce,
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import ContextForm, ring_pairs
 
-LOWEST = -1e30  # of a score that is not seen; less than any that is
+LOWEST = -1e30  # score of masked positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialSoftmax:
-    """Attention to a part of the keys, in float32: sums of exponentials of scores less `largest`.
+    """Attention over a part of the keys in float32, with exponentials of scores minus `largest`.
 
     `numerator` [B, K, G, S, H], `total` and `largest` [B, K, G, S].
     """
@@ -36,7 +37,7 @@ class PartialSoftmax:
     largest: Any
 
     def scaled(self, largest: Any) -> "PartialSoftmax":
-        """The same with another, greater maximum."""
+        """Rescale to a larger maximum."""
         factor = torch.exp(self.largest - largest)
         return PartialSoftmax(
             numerator=self.numerator * factor[..., None],
@@ -45,7 +46,7 @@ class PartialSoftmax:
         )
 
     def merged(self, other: "PartialSoftmax") -> "PartialSoftmax":
-        """Attention to the keys of both."""
+        """Attention over the keys of both parts."""
         largest = torch.maximum(self.largest, other.largest)
         one, two = self.scaled(largest), other.scaled(largest)
         return PartialSoftmax(
@@ -54,7 +55,7 @@ class PartialSoftmax:
 
 
 def partly_attended(q: Any, k: Any, v: Any, is_seen: Any, scale: float) -> PartialSoftmax:
-    """Attention of q [B, K, G, S, H] to k, v [B, K, T, H], as far as `is_seen` [S, T]."""
+    """Attention of q [B, K, G, S, H] over k, v [B, K, T, H] with mask `is_seen` [S, T]."""
     scores = torch.einsum("bkgsh,bkth->bkgst", q, k).float() * scale
     scores = torch.where(is_seen, scores, torch.full_like(scores, LOWEST))
     largest = scores.amax(dim=-1)
@@ -68,7 +69,7 @@ def partly_attended(q: Any, k: Any, v: Any, is_seen: Any, scale: float) -> Parti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextAttention:
-    """Attention of one phase, its sequence split over cp."""
+    """Attention of one phase with the sequence split over cp."""
 
     experiment: Experiment
     phase: Phase
@@ -94,7 +95,7 @@ class ContextAttention:
         return self.tensors.left(out, (layouts.data, of_queries, heads, ()))
 
     def _of_blocks(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
-        """A block of the prompt's queries to the keys of all blocks."""
+        """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
         places = torch.arange(q.shape[3], device=torch_xla.device())
         own = rank * q.shape[3] + places
@@ -108,13 +109,13 @@ class ContextAttention:
             source = (rank + size - number) % size
             keys_at = source * q.shape[3] + places
             parts.append(partly_attended(q, k, v, keys_at[None, :] <= own[:, None], scale))
-            if number < size - 1:  # none is sent in the last turn
+            if number < size - 1:  # the last step sends nothing
                 k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
         whole = reduce(PartialSoftmax.merged, parts)
         return whole.numerator / whole.total[..., None]
 
     def _merged(self, q: Any, k: Any, v: Any, rank: Any, scale: float) -> Any:
-        """One token's query to the positions of all devices: a maximum, and one sum of all else."""
+        """Attention of one token over all devices' positions: an all-reduce max and an all-reduce sum."""
         groups = self.tensors.groups("cp")
         at = cached_positions(self.experiment, rank)
         position = self.tensors.entered(self.tensors.position, ())
@@ -128,7 +129,7 @@ class ContextAttention:
 
 
 def cached_positions(experiment: Experiment, rank: Any) -> Any:
-    """[T]: the position that each slot of one device's cache is for; `rank` [1] is its place in cp."""
+    """[T]: the position of each cache slot on the device with cp rank `rank` [1]."""
     size, n_prompt = experiment.plan.cp, experiment.workload.prompt
     n_block = n_prompt // size
     n_slots = n_block + -(-experiment.workload.output // size)

@@ -1,8 +1,8 @@
-"""A traced program on live devices, run by torch_xla itself.
+"""Runs a traced program on live devices with the torch_xla runtime.
 
-What torch_xla writes for manual regions it does not run: collectives of replicas, of which an SPMD
-program has one. The program that was made ready for partitions (`lowering.py`) comes back to it as a
-computation that it calls: one operation of a graph of its own, which its runtime compiles and runs.
+torch_xla traces the collectives of manual regions for replicas, which an SPMD program cannot run.
+The program rewritten for partitions (`lowering.py`) is passed back as a user computation: a single
+operation of a graph that the torch_xla runtime compiles and runs.
 """
 
 # pyright: reportMissingImports=false
@@ -25,39 +25,39 @@ from meshscope.programs.torchxla.tensors import TORCH_DTYPES, partition
 from meshscope.spec.hardware.topology import Topology
 
 _XLAC = torch_xla._XLAC  # noqa: SLF001  computations and names of graphs have no public name
-OTHERS = "others"  # the name of graphs that are no steps
+OTHERS = "others"  # name of graphs that are not steps
 
 
 def open_devices(topology: Topology) -> list[dict[str, Any]]:
-    """The devices that torch_xla opens, one for each of the slice; SpecError when there are others."""
+    """Open the devices of the slice in torch_xla; SpecError if their number differs."""
     kind = topology.chip.kind.value
     try:
         xr.use_spmd()
         _XLAC._xla_set_enable_alias_with_buffer_donor_config(True)  # noqa: SLF001
-        found = xr.global_runtime_device_attributes()
+        devices = xr.global_runtime_device_attributes()
     except RuntimeError as error:
         raise SpecError(
-            f"'{topology.name}' needs {kind} devices, and torch_xla opens none here ({str(error)[:200]}). "
-            "Run it on such a machine, or use --topology cpu:8 for virtual CPU devices."
+            f"'{topology.name}' needs {kind} devices, but torch_xla opens none ({str(error)[:200]}). "
+            "Run on a machine with such devices, or use --topology cpu:8 for virtual CPU devices."
         ) from error
-    if len(found) != topology.n_devices:
+    if len(devices) != topology.n_devices:
         raise SpecError(
-            f"'{topology.name}' has {topology.n_devices} devices, and torch_xla opens {len(found)} here, all "
-            f"of which take part in its programs. Use a topology of {len(found)}."
+            f"'{topology.name}' has {topology.n_devices} devices, but torch_xla opens {len(devices)} and "
+            f"runs programs on all of them. Use a topology with {len(devices)} devices."
         )
-    return [dict(device) for device in found]
+    return [dict(device) for device in devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveProgram:
-    """A traced program, ready to be called on tensors of torch_xla."""
+    """A traced program that is callable on torch_xla tensors."""
 
     program: TracedProgram
     computation: Any
     mesh: Any
 
     def placed(self, name: str, value: Any) -> Any:
-        """The value of an argument on the devices, as the plan lays it out."""
+        """An argument's value on the devices, sharded by the plan."""
         argument = self.program.arguments[name]
         array = torch.as_tensor(value).to(TORCH_DTYPES[argument.dtype])
         tensor = array.reshape(argument.shape).to(torch_xla.device())
@@ -65,7 +65,7 @@ class LiveProgram:
         return tensor
 
     def zeros(self, name: str) -> Any:
-        """An argument of zeros that the devices make."""
+        """An argument filled with zeros on the devices."""
         argument = self.program.arguments[name]
         dtype = TORCH_DTYPES[argument.dtype]
         tensor = torch.zeros(argument.shape, dtype=dtype, device=torch_xla.device())
@@ -74,9 +74,9 @@ class LiveProgram:
     def __call__(
         self, weights: Mapping[str, Any], tokens: Any, cache: Mapping[str, Any], position: Any
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """Next tokens [B], logits [B, 1, V] and the new cache by name, on the devices.
+        """Run one step: next tokens [B], logits [B, 1, V] and the new cache by name, on the devices.
 
-        `tokens` is [B, S], or the [B] of the step before.
+        `tokens` is [B, S], or the next tokens [B] of the previous step.
         """
         if tokens.dim() == 1:
             tokens = self._laid_out(tokens[:, None], self.program.arguments[TOKENS].spec)
@@ -84,13 +84,13 @@ class LiveProgram:
         phase = self.program.phase.value
         arguments = [given[name] for name in self.program.traced.parameters if name is not None]
         for array in cache.values():
-            _XLAC._set_buffer_donation(array, True)  # noqa: SLF001  its memory is the new one's
+            _XLAC._set_buffer_donation(array, True)  # noqa: SLF001  reuse its memory
         call = _XLAC._xla_user_computation  # noqa: SLF001
         results = call(f"xla::{phase}", arguments, self.computation)
         for result, spec in zip(results, self.program.result_specs, strict=True):
             self._laid_out(result, spec)
-        _XLAC._set_current_graph_name(phase)  # noqa: SLF001  the module's, in HLO and profile
-        under_way(results, is_waited_for=True)  # until then no part of a result can be asked for
+        _XLAC._set_current_graph_name(phase)  # noqa: SLF001  module name in HLO and profile
+        under_way(results, is_waited_for=True)  # shards are not accessible before
         _XLAC._set_current_graph_name(OTHERS)  # noqa: SLF001
         next_tokens, logits, *kept = results
         return next_tokens, logits, dict(zip(self.program.cache, kept, strict=True))
@@ -102,14 +102,14 @@ class LiveProgram:
 
 
 def under_way(tensors: list[Any], *, is_waited_for: bool = False) -> None:
-    """Has these tensors computed, and no others."""
+    """Start the computation of exactly these tensors; wait for it if `is_waited_for`."""
     _XLAC._xla_sync_multi(tensors, [], is_waited_for, True)  # noqa: SLF001
 
 
 def host_array(tensor: Any) -> np.ndarray:
-    """The whole tensor, once every device has made its part of it.
+    """The whole tensor on the host, assembled from its shards.
 
-    `tensor.cpu()` would compile a program to gather the parts, anew each time.
+    `tensor.cpu()` would compile a gather program on each call.
     """
     parts = _XLAC._get_local_shards([tensor])[0]  # noqa: SLF001
     places = _XLAC._get_local_shard_replica_and_indices([tensor])[0]  # noqa: SLF001
@@ -121,7 +121,7 @@ def host_array(tensor: Any) -> np.ndarray:
 
 
 def live_program(program: TracedProgram) -> LiveProgram:
-    """Hands the program to torch_xla; it is compiled when it first runs."""
+    """Pass the program to torch_xla, which compiles it on the first call."""
     mesh = program.layouts.mesh
     return LiveProgram(
         program=program,
@@ -131,11 +131,11 @@ def live_program(program: TracedProgram) -> LiveProgram:
 
 
 def order_of_collectives() -> Any:
-    """The zero that stands for torch_xla's token; nothing in a repaired program reads it."""
+    """A zero for torch_xla's ordering token, which the rewritten program does not read."""
     return torch.zeros(()).to(torch_xla.device())
 
 
 def forget_traces() -> None:
-    """Lets go of what was traced without memory: torch_xla would compute it with the next graph."""
+    """Free traced placeholder tensors, which torch_xla would compute with the next graph."""
     _XLAC._set_all_reduce_token(str(torch_xla.device()), None)  # noqa: SLF001
-    gc.collect()  # modules and their hooks hold each other
+    gc.collect()  # modules and their hooks reference each other

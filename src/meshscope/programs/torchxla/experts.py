@@ -1,10 +1,10 @@
-"""Experts with a static dispatch, registered with transformers: shapes do not depend on the routing.
+"""Experts with static dispatch, registered with transformers: shapes do not depend on the routing.
 
-Where the experts lie over the data axis, a manual region exchanges rows: every device has a fixed
-number of slots for each expert (GShard, arXiv 2006.16668), an all-to-all takes the rows to their
-experts and another brings them back. Nobody needs to be told how many rows there are, but what finds
-no slot is dropped. Elsewhere every device holds the tokens of its tp group: its experts see all of
-them, those that a token did not choose count nothing, and partial sums are added up.
+If the data axis shards the experts, a manual region exchanges rows. Every device has a fixed number
+of slots per expert (GShard, arXiv 2006.16668); one all-to-all sends rows to their experts, another
+returns them. No row counts are exchanged, and rows without a slot are dropped. Otherwise every
+device applies its experts to all tokens of its tp group, weights unselected experts with zero, and
+partial sums are reduced.
 
 Shapes: T tokens, D residual width, K experts a token, E experts, e of one device, C slots of an
 expert, n devices of the exchange, F width of an expert.
@@ -29,7 +29,7 @@ NAME = "meshscope_experts"
 
 
 def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> str:
-    """Makes transformers call the dispatch of this plan for the experts of this name; returns the name."""
+    """Register the plan's dispatch with transformers; returns its name."""
     moe = experiment.model.moe
     assert moe is not None
     is_exchanged = bool(exchange_axes(experiment.plan))
@@ -47,34 +47,34 @@ def register_experts(experiment: Experiment, phase: Phase, tensors: Tensors) -> 
 
 
 def _everywhere(module: Any, x: Any, chosen: Any, shares: Any, tensors: Tensors) -> Any:
-    """[T, D] in and out: all experts see all tokens, and the partitioner adds up their shares."""
+    """[T, D] -> [T, D]: all experts process all tokens, and the partitioner reduces their outputs."""
     layouts = tensors.layouts
     of_experts, of_ffn = layouts.split(Dim.EXPERT), layouts.split(Dim.EXPERT_FFN)
     with scope(Part.MOE_EXPERTS.value):
         gates = _stacked(module, "gate_up_proj")
         inner = torch.einsum("td,ehfd->ethf", x, gates)
         inner = module.act_fn(inner[:, :, 0]) * inner[:, :, 1]
-        # [E, T, F] stays where the weights are.
+        # [E, T, F] is sharded like the weights.
         tensors.annotate(inner, (of_experts, layouts.data, of_ffn))
     with scope(Part.MOE_COMBINE.value):
         hot = (chosen[..., None] == _own_experts(module, tensors)).to(x.dtype)
         share_of = (hot * shares.to(x.dtype)[..., None]).sum(dim=1)  # [T, E]
-        # Weighted first, so that one product sums over experts and their width: what the partitioner
-        # adds up is [T, D], and not [E, T, D].
+        # Weighting first lets one product sum over experts and their width, so the partitioner
+        # reduces [T, D] instead of [E, T, D].
         inner = inner * share_of.t()[..., None]
         out = torch.einsum("etf,edf->td", inner, module.down_proj)
         return tensors.annotate(out, (layouts.data, ()))
 
 
 def _own_experts(module: Any, tensors: Tensors) -> Any:
-    """[E], or [e] of a device in a manual region: the numbers of the experts whose weights are there."""
+    """Indices of the experts: all [E], or the local ones [e] in a manual region."""
     axes = tensors.layouts.split(Dim.EXPERT) if tensors.is_inside else ()
     numbers = torch.arange(module.num_experts, device=torch_xla.device())
     return tensors.entered(numbers, (axes,)) if axes else numbers
 
 
 def _stacked(module: Any, name: str) -> Any:
-    """[E, 2, F, D]: gate above up, each with a dimension of its own."""
+    """The fused gate and up weights as [E, 2, F, D]."""
     weight = getattr(module, name)
     return weight.reshape(weight.shape[0], 2, -1, weight.shape[2])
 
@@ -88,13 +88,17 @@ class _Exchange:
     tensors: Tensors
 
     def __call__(self, module: Any, x: Any, chosen: Any, shares: Any) -> Any:
-        """[T, D] in and out; tokens are laid out over the axes of the exchange and the data axis."""
-        if self.tensors.is_inside:  # of a stage: all is local already
+        """[T, D] -> [T, D]; tokens are split over the axes of the exchange and the data axis."""
+        if self.tensors.is_inside:  # in a pipeline stage all tensors are local
             gates = _stacked(module, "gate_up_proj")
             return self._local(module, x, chosen, shares, gates, module.down_proj)
         n_tokens = x.shape[0]
         data = self.tensors.layouts.data
-        for tensor in (x, chosen, shares):  # else the region's layout spreads into attention
+        for tensor in (
+            x,
+            chosen,
+            shares,
+        ):  # keeps the region's sharding from propagating to attention
             self.tensors.annotate(tensor, (data, ()))
         missing = -n_tokens % self._n_token_parts
         x, shares = _padded(x, missing), _padded(shares, missing)
@@ -117,7 +121,7 @@ class _Exchange:
 
     @property
     def _token_axes(self) -> tuple[str, ...]:
-        """What splits the tokens: the data axis, and tp where rows travel over it, too."""
+        """The axes that split the tokens: the data axis, and tp if the exchange includes it."""
         plan = self.experiment.plan
         axes = exchange_axes(plan)
         return self.tensors.layouts.axes(plan.data_axis, *(axis for axis in axes if axis == "tp"))
@@ -132,7 +136,7 @@ class _Exchange:
     def _local(  # noqa: PLR0913, PLR0917  tokens, their routing, the experts
         self, module: Any, x: Any, chosen: Any, shares: Any, gates: Any, downs: Any
     ) -> Any:
-        """[t, D] of one device in and out."""
+        """[t, D] -> [t, D] on one device."""
         plan, device = self.experiment.plan, torch_xla.device()
         n_tokens, n_active = chosen.shape
         n_experts = module.num_experts
@@ -148,7 +152,7 @@ class _Exchange:
             is_kept = (before < n_slots) & (flat < n_experts)
             nowhere = n_experts * n_slots
             place = torch.where(is_kept, flat * n_slots + before, nowhere)  # [t*K]
-            # Which token is in each slot; the last place takes what is dropped.
+            # The token in each slot; the last entry takes dropped rows.
             numbers = torch.arange(n_tokens * n_active, device=device) // n_active
             token_of = torch.full((nowhere + 1,), n_tokens, dtype=numbers.dtype, device=device)
             token_of = token_of.scatter(0, place, numbers)[:nowhere]

@@ -1,8 +1,8 @@
-"""The plan's mesh as the SPMD partitioner is told it, and what splits each parameter and activation.
+"""The mesh given to the SPMD partitioner, and the shardings of parameters and activations.
 
-A spec has for each dimension the mesh axes that split it, outermost first. Where a model has fewer
-key and value heads than tp devices, tp is told as two axes, `tp.kv` over the heads and `tp.rep` over
-their copies, so that such weights are split as far as heads allow without cutting one.
+A spec lists, for each dimension, the mesh axes that split it, outermost first. If a model has fewer
+KV heads than tp devices, tp becomes two axes, `tp.kv` over the heads and `tp.rep` over their
+copies, so that KV weights are split as far as possible without splitting a head.
 """
 
 from dataclasses import dataclass
@@ -22,33 +22,33 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Which axes split what; `mesh` is the plan's, tp in two where `has_kv_axis`."""
+    """Maps logical axes to mesh axes; with `has_kv_axis`, `mesh` has tp as two axes."""
 
     plan: Plan
     mesh: Mesh
     has_kv_axis: bool
 
     def axes(self, *names: str) -> tuple[str, ...]:
-        """The axes of the plan by these names, as they are in the mesh; those of size 1 left out."""
-        found: list[str] = []
+        """The mesh axes of these plan axes, without axes of size 1."""
+        axes: list[str] = []
         for name in names:
             parts = KV_AXES if name == "tp" and self.has_kv_axis else (name,)
-            found += [part for part in parts if self.mesh.size(part) > 1]
-        return tuple(found)
+            axes += [part for part in parts if self.mesh.size(part) > 1]
+        return tuple(axes)
 
     def split(self, dim: Dim) -> tuple[str, ...]:
-        """What splits a logical dimension of weights and caches."""
+        """The mesh axes that split a logical dimension of weights and caches."""
         if dim is Dim.KV_HEADS and self.has_kv_axis:
             return tuple(axis for axis in KV_AXES[:1] if self.mesh.size(axis) > 1)
         return self.axes(*mesh_axes_of(dim, self.plan))
 
     @property
     def data(self) -> tuple[str, ...]:
-        """What splits the batch."""
+        """The mesh axes that split the batch."""
         return self.axes(self.plan.data_axis)
 
     def sharding(self, spec: Spec) -> str:
-        """XLA's text of a spec: `{devices=[2,1,4]0,1,... last_tile_dim_replicate}`."""
+        """The spec in XLA's text form: `{devices=[2,1,4]0,1,... last_tile_dim_replicate}`."""
         used = [axis for axes in spec for axis in axes]
         if not used:
             return "{replicated}"
@@ -64,7 +64,7 @@ class Layouts:
         return f"{{devices=[{','.join(map(str, tiles))}]{','.join(map(str, ids))}{last}}}"
 
     def local_shape(self, shape: tuple[int, ...], spec: Spec) -> tuple[int, ...]:
-        """What one device holds, in elements; the last device of an uneven split holds less."""
+        """Shape of one device's shard in elements; the last shard of an uneven split is smaller."""
         return tuple(
             -(-size // prod(self.mesh.size(axis) for axis in axes))
             for size, axes in zip(shape, spec, strict=True)

@@ -1,9 +1,9 @@
-"""The program that torch_xla traced, made ready for XLA's compiler of another target, and compiled.
+"""Rewrites a program traced by torch_xla for the XLA compiler of another target, and compiles it.
 
-torch_xla writes an HLO proto; JAX's compiler client takes it as StableHLO. On the way arguments get
-the layouts of the plan and results share the memory of arguments that they replace, collectives are
-told to mean partitions (torch_xla writes them for replicas, of which an SPMD program has one), and
-the token with which torch_xla orders collectives is a constant.
+torch_xla emits an HLO proto; JAX's compiler client takes StableHLO. The rewrite shards arguments by
+the plan, aliases results with the arguments they replace, turns cross-replica collectives into
+cross-partition ones (an SPMD program has one replica), and replaces the token with which torch_xla
+orders collectives by a constant.
 """
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
@@ -23,22 +23,19 @@ from meshscope.programs.torchxla.regions import mark_regions
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-ORDER = "order"  # the argument, a zero, with which torch_xla orders collectives
+ORDER = "order"  # name of the zero argument with which torch_xla orders collectives
 _OF_GROUPS = ("all_reduce", "all_gather", "reduce_scatter")
 _OF_DEVICES = ("all_to_all", "collective_permute")
-_PARTITIONS = (
-    1  # the type of a channel between devices of one program (xla_data.proto, ChannelType)
-)
+_PARTITIONS = 1  # channel type between devices of one program (xla_data.proto, ChannelType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """A program as torch_xla traced it.
 
-    `parameters` are the names of its arguments by number, None for those without; () for a program of
-    someone else, whose arguments stay as they are. `shardings`
-    has XLA's text for each named argument and for each result by position, `aliases` the argument
-    whose memory a result takes.
+    `parameters` are the argument names by number, None if unnamed; () for imported programs, whose
+    arguments are left unchanged. `shardings` has XLA's text per named argument, `result_shardings`
+    per result, and `aliases` the argument whose memory a result reuses.
     """
 
     proto: bytes
@@ -51,7 +48,7 @@ class Traced:
 def parameters_of(
     proto: bytes, prefix: str, *, origin: str = "the traced program"
 ) -> tuple[str | None, ...]:
-    """Names of the parameters by number, from the scopes in which they came to be."""
+    """Parameter names by number, from the scopes in which they were created."""
     text = hlo_text(proto, origin)
     names: dict[int, str | None] = {}
     for line in text[text.index("\nENTRY ") :].splitlines():
@@ -62,7 +59,7 @@ def parameters_of(
 
 
 def _named(op_name: str, prefix: str) -> str | None:
-    """What follows the prefix in a component of an op_name, without the uniquifier."""
+    """The part of an op_name component after the prefix, without the uniquifying suffix."""
     for component in op_name.split("/"):
         if component.startswith(prefix):
             return re.sub(r"\.\d+$", "", component.removeprefix(prefix))
@@ -70,35 +67,35 @@ def _named(op_name: str, prefix: str) -> str | None:
 
 
 def hlo_text(proto: bytes, origin: str) -> str:
-    """The text of an HLO proto; ParseError when it is none."""
+    """The text of an HLO proto; ParseError if invalid."""
     try:
         module = xc.hlo.HloModule.from_serialized_hlo_module_proto(proto)
         return module.to_string()
     except (RuntimeError, ValueError, xc.XlaRuntimeError) as error:
         raise ParseError(
-            f"{origin}: holds no HLO proto ({str(error)[:200]}). Save one with "
+            f"{origin}: not an HLO proto ({str(error)[:200]}). Save one with "
             "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A compiled program, with as much of `jax.stages.Compiled` as the callers need."""
+    """A compiled program with the used part of the interface of `jax.stages.Compiled`."""
 
     executable: Any
 
     def as_text(self) -> str:
-        """Optimised HLO."""
+        """Optimized HLO text."""
         return self.executable.hlo_modules()[0].to_string()
 
     def memory_analysis(self) -> Any:
-        """The compiler's account of the memory of one device."""
+        """The compiler's memory statistics of one device."""
         return self.executable.get_compiled_memory_stats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A program in StableHLO for these devices; `n_channels` collectives were told to mean partitions."""
+    """A StableHLO program for these devices, with `n_channels` cross-partition collectives."""
 
     module: Any
     context: Any
@@ -106,7 +103,7 @@ class Lowered:
     n_channels: int
 
     def compile(self) -> Compiled:
-        """Compiled by the client of the devices."""
+        """Compile with the client of the devices."""
         options = _options(self.devices)
         client = self.devices[0].client
         with self.context:
@@ -118,7 +115,7 @@ class Lowered:
         return Compiled(executable=executable)
 
     def proto(self) -> bytes:
-        """The program as an HLO proto, with its scopes, for another runtime to compile."""
+        """The program as an HLO proto with its scopes, for another runtime."""
         with self.context:
             text = self.module.operation.get_asm(enable_debug_info=True)
             computation = _jax.mlir.mlir_module_to_xla_computation(
@@ -127,7 +124,7 @@ class Lowered:
         return computation.as_serialized_hlo_module_proto()
 
     def load(self) -> Any:
-        """Compiled and ready to run, for devices that are there."""
+        """Compile and load the program on attached devices."""
         options = _options(self.devices)
         with self.context:
             return self.devices[0].client.compile_and_load(
@@ -136,12 +133,12 @@ class Lowered:
 
 
 def lowered(traced: Traced, devices: list[Any], *, name: str) -> Lowered:
-    """The program made ready for these devices, in their order."""
+    """Lower the traced program for these devices, in their order."""
     try:
         bytecode = _jax.mlir.hlo_to_stablehlo(traced.proto)
     except (RuntimeError, ValueError) as error:
         raise ParseError(
-            f"the graph is no HLO proto that this XLA reads ({str(error)[:200]}). Save one with "
+            f"the graph is not an HLO proto that this XLA can read ({str(error)[:200]}). Save one with "
             "torch_xla._XLAC._get_xla_tensors_hlo_proto([tensors])."
         ) from error
     context = jax_mlir.make_ir_context()
@@ -171,7 +168,7 @@ def _operations(op: Any) -> Iterator[Any]:
 
 
 def _with_channels(module: Any) -> int:
-    """Every collective gets a channel of its own; how many there are."""
+    """Give every collective a unique channel; returns the number of collectives."""
     n_channels = 0
     for op in _operations(module.operation):
         name = op.name.removeprefix("stablehlo.")
@@ -187,11 +184,11 @@ def _with_channels(module: Any) -> int:
 
 
 def _with_layouts(main: Any, traced: Traced) -> None:
-    """Arguments and results laid out by the plan, and the memory that they share."""
+    """Set shardings of arguments and results, and their aliases."""
     number_of = {name: number for number, name in enumerate(traced.parameters) if name is not None}
     arguments: list[dict[str, Any]] = [{} for _ in traced.parameters]
     for name, text in traced.shardings.items():
-        if name in number_of:  # one that nothing uses is not there
+        if name in number_of:  # unused arguments are removed by the trace
             arguments[number_of[name]]["mhlo.sharding"] = ir.StringAttr.get(text)
     for result, name in traced.aliases.items():
         if name in number_of:
@@ -207,14 +204,14 @@ def _with_layouts(main: Any, traced: Traced) -> None:
 
 
 def _without_tokens(main: Any, traced: Traced) -> None:
-    """The constant zero in the place of the tokens; ParseError for another argument without a name."""
+    """Replace ordering tokens by a constant zero; ParseError for other unnamed arguments."""
     block = main.regions[0].blocks[0]
     for number, name in enumerate(traced.parameters):
         argument = block.arguments[number]
         if name is None:
             raise ParseError(
-                f"argument {number} of the traced program ({argument.type}) has no name: it is data that "
-                "torch_xla put on a device while tracing. Give it as an argument."
+                f"argument {number} of the traced program ({argument.type}) has no name: torch_xla "
+                "transferred it to a device while tracing. Pass it as an argument."
             )
         if name != ORDER:
             continue
@@ -228,7 +225,7 @@ def _without_tokens(main: Any, traced: Traced) -> None:
 
 
 def _options(devices: list[Any]) -> Any:
-    """One program, partitioned over all devices by the annotations that torch_xla writes (GSPMD)."""
+    """Options for one program partitioned over all devices by torch_xla's annotations (GSPMD)."""
     options = xc.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
     build = options.executable_build_options

@@ -1,4 +1,4 @@
-"""A transformers model without memory: every parameter is an argument of the program, laid out by rule."""
+"""A transformers model on the meta device, whose parameters become sharded program arguments."""
 
 # pyright: reportMissingImports=false
 from typing import Any
@@ -18,13 +18,13 @@ from meshscope.spec.plan.weights import Dim
 from meshscope.spec.program import Partitioner
 from meshscope.units import format_bytes
 
-MAX_NAMED = 4  # parameters named in a message
+MAX_NAMED = 4  # parameters listed in an error message
 
 
 def meta_model(experiment: Experiment, *, attention: str) -> Any:
-    """The model of the experiment as its class in transformers builds it, on torch's meta device.
+    """Build the model of the experiment with transformers on torch's meta device.
 
-    Rotary embeddings hold numbers that are computed, not learned: they are built with memory.
+    Rotary embeddings have computed values, so they are built with memory.
     """
     transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(**transformers_config(experiment.model))
@@ -32,7 +32,7 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model = model.to(TORCH_DTYPES[experiment.workload.weight_dtype])
     if experiment.program.partitioner is Partitioner.MANUAL:
-        # torch_xla's own remedy: a product that does not lay all tokens in one dimension.
+        # torch_xla's patch: a matmul that does not flatten all tokens into one dimension.
         apply_xla_patch_to_nn_linear(model)
         model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(
@@ -42,9 +42,9 @@ def meta_model(experiment: Experiment, *, attention: str) -> Any:
 
 
 def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict[str, Any]:
-    """Puts an argument in the place of every parameter and buffer; the values of those that are known.
+    """Replace every parameter and buffer by a program argument; returns the known values.
 
-    SpecError where the plan has no rule for a parameter.
+    SpecError if the plan has no rule for a parameter.
     """
     rules = rules_of(experiment.model, experiment.plan)
     named = dict(model.named_parameters(remove_duplicate=True))
@@ -60,7 +60,7 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
                 shared[id(parameter)] = make(tensors, full, parameter, rules[full])
             del module._parameters[name]  # noqa: SLF001
             module.__dict__[name] = shared[id(parameter)]
-            if callable(shared[id(parameter)]):  # a share, made whole when the module is called
+            if callable(shared[id(parameter)]):  # a shard, all-gathered when the module is called
                 tensors.shares.append((module, name, shared[id(parameter)]))
         for name, buffer in list(module._buffers.items()):  # noqa: SLF001
             if buffer is None:
@@ -82,12 +82,12 @@ def with_arguments(model: Any, experiment: Experiment, tensors: Tensors) -> dict
 
 
 def _own_parameters(module: Any) -> dict[str, Any]:
-    """Those of the module itself, where modules keep them."""
+    """Parameters of the module, without those of submodules."""
     return {n: p for n, p in module._parameters.items() if p is not None}  # noqa: SLF001
 
 
 def _complex_scaling(rotary: Any, tensors: Tensors) -> dict[str, Any]:
-    """A number that scales complex ones: torch_xla makes a constant of any other, and data of this."""
+    """Pass the scale of complex numbers as an argument: torch_xla does not trace it as a constant."""
     name = "model.rotary_emb.attention_scaling"
     value = np.float32(rotary.attention_scaling)
     rotary.attention_scaling = tensors.argument(name, (), torch.float32, ())
@@ -103,14 +103,14 @@ def _argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
 
 
 def _stacked_argument(tensors: Tensors, name: str, parameter: Any, rule: Rule) -> Any:
-    """One device's share of the weight of its own stage; a function that gathers it where fsdp splits it."""
+    """The local shard of a stage's weight, or a function that all-gathers it if fsdp splits it."""
     shape = tuple(parameter.shape)
     stored = rule.stored_shape(shape)
     spec = rule.spec(shape, tensors.layouts)
     n_stages = tensors.layouts.plan.pp
     tensor = tensors.argument(name, stored, parameter.dtype, spec, n_stages=n_stages)
     local = tensors.entered(tensor, (("pp",), *spec))[0]
-    n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # whose own dimension stays where ep lays it
+    n_of_experts = int(rule.dims[0] is Dim.EXPERT)  # the expert dimension stays sharded by ep
     dims = [dim for dim, axes in enumerate(spec) if "fsdp" in axes and dim >= n_of_experts]
 
     def whole() -> Any:
@@ -136,6 +136,6 @@ def _check_rules(experiment: Experiment, named: dict[str, Any], rules: Any) -> N
     total = format_bytes(sum(p.nbytes for p in missing.values()))
     raise SpecError(
         f"the plan has no rule for {len(missing)} parameters of {experiment.model.name} in transformers: "
-        f"{shown}{more}; every device would hold all {total} of them. Use --frontend jax, or add the "
+        f"{shown}{more}; every device would replicate all {total}. Use --frontend jax, or add the "
         "family's names to torchxla/rules.py."
     )

@@ -1,6 +1,6 @@
-"""Operators that transformers uses and torch_xla does not have, made of those that it has.
+"""Operators used by transformers that torch_xla lacks, composed of supported ones.
 
-Without them torch_xla would compute on the host, and a tensor without memory has nothing to compute.
+Without them torch_xla falls back to the host, which fails for tensors without memory.
 """
 
 # pyright: reportMissingImports=false
@@ -12,13 +12,13 @@ import torch
 
 @cache
 def add_operators() -> torch.library.Library:
-    """Registers them with torch, once; they last as long as the process."""
+    """Register the operators with torch, once per process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("polar", _polar, "XLA")
     return library
 
 
 def _polar(magnitude: Any, angle: Any) -> Any:
-    """DeepSeek-V2's rotary embedding: complex numbers of magnitude and angle."""
+    """Complex numbers from magnitude and angle, for the rotary embedding of DeepSeek-V2."""
     parts = torch.stack([magnitude * torch.cos(angle), magnitude * torch.sin(angle)], dim=-1)
-    return torch.view_as_complex_copy(parts)  # below functionalisation
+    return torch.view_as_complex_copy(parts)  # below functionalization

@@ -1,4 +1,4 @@
-"""One phase of an experiment as torch_xla traces it: a transformers model with a static cache."""
+"""Traces one phase of an experiment with torch_xla: a transformers model with a static cache."""
 
 # pyright: reportMissingImports=false
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ TOKENS, POSITION = "tokens", "position"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedProgram:
-    """A traced phase: its program, its arguments by name, and the values of those that are constants.
+    """A traced phase: the program, its arguments by name, and the values of constant arguments.
 
     It returns next tokens [B], logits [B, 1, V] and the new cache, in the order of `cache`.
     """
@@ -43,15 +43,15 @@ class TracedProgram:
     devices: list[Any]
 
     def lower(self) -> Lowered:
-        """Ready for the devices."""
+        """Lower the program for the devices."""
         return lowered(self.traced, self.devices, name=self.phase.value)
 
 
 def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> TracedProgram:
-    """Traces one phase for as many devices as the plan has, without weights."""
+    """Trace one phase for the plan's devices, without weights."""
     xr.use_spmd()
     add_operators()
-    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  numbers as constants
+    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  trace numbers as constants
     tensors = Tensors(layouts_of(experiment.model, experiment.plan))
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     attention = register_attention(experiment, phase, tensors) if is_manual else "eager"
@@ -71,7 +71,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
         next_tokens, logits, cache = step.traced(model)
     outputs = [next_tokens, logits, *cache.values()]
     proto = torch_xla._XLAC._get_xla_tensors_hlo_proto(outputs)  # noqa: SLF001
-    tensors.position = None  # what is registered with transformers outlives the trace
+    tensors.position = None  # objects registered with transformers outlive the trace
     layouts = tensors.layouts
     rows: Spec = (layouts.data, (), ())
     specs = (rows[:1], rows, *(tensors.arguments[n].spec for n in cache))
@@ -96,7 +96,7 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """What one step is given and what it returns."""
+    """Inputs and outputs of one step."""
 
     experiment: Experiment
     phase: Phase
@@ -104,7 +104,7 @@ class _Step:
 
     @property
     def streams(self) -> ResidualStreams:
-        """Where the tokens and what is made of them live."""
+        """Specs of tokens, residual stream and logits."""
         return streams_of(self.experiment, self.phase, self.tensors.layouts)
 
     def traced(self, model: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -132,7 +132,7 @@ class _Step:
         return next_tokens, logits, new_arrays(cache, self.tensors)
 
     def _mask(self, positions: Any) -> Any:
-        """[1, 1, S, T]: zero where a query sees a slot, the lowest number elsewhere."""
+        """[1, 1, S, T]: zero for visible slots, the lowest number for masked ones."""
         dtype = TORCH_DTYPES[self.experiment.workload.activation_dtype]
         slots = torch.arange(n_cache_slots(self.experiment), device=torch_xla.device())
         is_hidden = slots[None, :] > positions[:, None]

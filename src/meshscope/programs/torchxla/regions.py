@@ -1,8 +1,8 @@
-"""Manual regions of a traced program, told apart from what the partitioner lays out.
+"""Marks the operations of manual regions in a traced program.
 
-torch_xla marks where a region begins and ends, and nothing inside it. Numbers that both sides use
-would carry the mark of one to the other when XLA spreads shardings, and the partitioner then takes a
-whole tensor for a share. So everything inside is marked, with constants of its own.
+torch_xla marks the boundaries of a region, not the operations inside. Values used on both sides
+would propagate shardings across the boundary, and the partitioner would take a whole tensor for a
+shard. So all operations inside are marked as manual, and constants are copied into the region.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -16,10 +16,10 @@ BEGINS, ENDS = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
 
 def mark_regions(main: Any) -> int:
-    """Marks every operation inside a manual region of the function; how many there are."""
+    """Mark every operation inside manual regions of the function; returns their number."""
     block = main.regions[0].blocks[0]
-    local: set[Any] = set()  # values that are one device's share
-    fixed: set[Any] = set()  # values made of constants alone
+    local: set[Any] = set()  # values that are one device's shard
+    fixed: set[Any] = set()  # values computed from constants only
     copies: dict[Any, Any] = {}
     n_marked = 0
     for op in [op.operation for op in block]:
@@ -46,7 +46,7 @@ def _target(op: Any) -> str | None:
 
 
 def _take_in(op: Any, local: set[Any], fixed: set[Any], copies: dict[Any, Any]) -> None:
-    """Marks an operation of a region, and brings in what it uses of outside."""
+    """Mark an operation of a region, and bring its outside operands into the region."""
     for number, operand in enumerate(op.operands):
         if operand in local:
             continue
@@ -60,7 +60,7 @@ def _take_in(op: Any, local: set[Any], fixed: set[Any], copies: dict[Any, Any]) 
 
 
 def _behind(value: Any, user: Any) -> Any:
-    """The place right behind what makes a value, or at the front for an argument."""
+    """The insertion point after the definition of a value, or the block's start for arguments."""
     is_argument = isinstance(value.owner, ir.Block)
     if is_argument:
         return ir.InsertionPoint.at_block_begin(user.block)
@@ -68,9 +68,9 @@ def _behind(value: Any, user: Any) -> Any:
 
 
 def _copied(value: Any, copies: dict[Any, Any]) -> Any:
-    """A copy inside of a value made of constants.
+    """A copy, inside the region, of a value computed from constants.
 
-    The constants themselves enter as tensors do: XLA makes one of equal constants, marked or not.
+    The constants enter like tensors, because XLA merges equal constants whether marked or not.
     """
     for maker in _makers(value):
         if maker.results[0] in copies:
@@ -88,7 +88,7 @@ def _copied(value: Any, copies: dict[Any, Any]) -> Any:
 
 
 def _entered(value: Any, place: Any) -> Any:
-    """A tensor that is the same on every device, inside the region."""
+    """A replicated tensor, inside the region."""
     for target, sharding in (("Sharding", "{replicated}"), (BEGINS, "{manual}")):
         attributes: dict[str, Any] = {
             "call_target_name": ir.StringAttr.get(target),
@@ -102,7 +102,7 @@ def _entered(value: Any, place: Any) -> Any:
 
 
 def _makers(value: Any) -> Iterator[Any]:
-    """The operations that make a value, inputs before users."""
+    """The operations that compute a value, operands before users."""
     maker = value.owner.operation
     for operand in maker.operands:
         yield from _makers(operand)

@@ -1,4 +1,4 @@
-"""Where the residual stream of a transformers model lives, by the plan: specs of [B, S, D]."""
+"""Shardings of the residual stream [B, S, D] of a transformers model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,8 @@ from meshscope.spec.experiment import Experiment
 class ResidualStreams:
     """Specs of one phase: `residual` between blocks, `entered` inside them, `tokens` [B, S].
 
-    `logits` [B, 1, V] is for where the head makes them, `rows` for where they leave. `is_split` says whether sp splits the residual stream over tp.
+    `logits` [B, 1, V] is the sharding at the head's output, `rows` that of the program's output.
+    `is_split` is whether sp splits the residual stream over tp.
     """
 
     residual: Spec
@@ -23,7 +24,7 @@ class ResidualStreams:
 
 
 def streams_of(experiment: Experiment, phase: Phase, layouts: Layouts) -> ResidualStreams:
-    """Sp splits the prompt in prefill; in decode the batch, where tp divides it."""
+    """The specs of a phase: sp splits the prompt in prefill, and the batch in decode if tp divides it."""
     plan, workload = experiment.plan, experiment.workload
     data, tp = layouts.data, layouts.axes("tp")
     context = layouts.axes("cp") if phase is Phase.PREFILL else ()

@@ -1,8 +1,7 @@
-"""What splits each parameter of a transformers model, derived from the plan's own weights.
+"""Sharding rules for the parameters of a transformers model, derived from the plan's weights.
 
-`plan/weights.py` declares a weight once, with its name in a checkpoint. transformers stores some
-otherwise in its modules: all experts of a layer in one array, gate above up. The rules follow the
-declaration, so that one change of it reaches every front end.
+`spec/plan/weights.py` declares each weight with its checkpoint name. Modules of transformers store
+some of them differently: all experts of a layer in one array, with gate and up stacked.
 """
 
 from collections.abc import Mapping
@@ -19,9 +18,9 @@ EXPERTS = "mlp.experts."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Of one parameter: the logical dimensions of its `Weight`, and how its array is stored.
+    """The logical dimensions of a parameter's `Weight`, and how its array is stored.
 
-    `n_stacked` is how many equal parts lie behind each other in dimension 1: 2 where gate and up do.
+    `n_stacked` is the number of equal parts stacked in dimension 1: 2 for gate and up.
     """
 
     dims: tuple[Dim, ...]
@@ -30,13 +29,13 @@ class Rule:
     n_stacked: int = 1
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The parameter's shape as the program gets it: stacked parts have a dimension of their own."""
+        """The parameter's shape as a program argument, with stacked parts in a separate dimension."""
         if self.n_stacked == 1:
             return shape
         return (shape[0], self.n_stacked, shape[1] // self.n_stacked, *shape[2:])
 
     def spec(self, shape: tuple[int, ...], layouts: Layouts) -> Spec:
-        """What splits each dimension of `stored_shape`."""
+        """The mesh axes that split each dimension of `stored_shape`."""
         axes = [layouts.split(dim) for dim in self.dims]
         if len(shape) == 1:
             return (_outermost(axes),)
@@ -48,12 +47,12 @@ class Rule:
         return (_outermost(axes[n_in:]), _outermost(axes[:n_in]))
 
     def _n_dims_in(self, n_in: int) -> int:
-        """How many of the leading dimensions make the input of a matrix [out, in]."""
+        """Number of leading dimensions that form the input of a matrix [out, in]."""
         return next(n for n in range(1, len(self.sizes)) if prod(self.sizes[:n]) == n_in)
 
 
 def _outermost(axes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What splits dimensions that lie in one: only the outermost may be split."""
+    """The axes of merged dimensions, of which only the outermost may be split."""
     assert not any(axes[1:])
     return axes[0]
 
@@ -78,7 +77,7 @@ def _rule(weight: Weight) -> Rule:
 
 
 def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
-    """Of the experts of one layer, in transformers' arrays [E, 2F, D] and [E, D, F]."""
+    """Rules for the experts of one layer, stored by transformers as [E, 2F, D] and [E, D, F]."""
     by_name = {weight.name: weight for weight in weights}
     if "experts_w_gate" not in by_name:
         return {}
@@ -98,5 +97,5 @@ def _expert_rules(weights: tuple[Weight, ...], index: int) -> dict[str, Rule]:
 
 
 def _module_name(name: str, family: Family) -> str:
-    """Transformers keeps Mixtral's blocks under another name than published checkpoints do."""
+    """The module name of a checkpoint tensor; Mixtral's blocks have another name in transformers."""
     return name.replace("block_sparse_moe.", "mlp.") if family is Family.MIXTRAL else name

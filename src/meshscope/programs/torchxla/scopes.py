@@ -1,7 +1,7 @@
-"""Module names become scopes, and residual streams get their layout: hooks on a transformers model.
+"""Hooks on a transformers model that open named scopes and shard the residual stream.
 
-The scopes are those of every program (`hlo/attribution.py`): phase, layer, part. Hooks run in the
-order in which they are registered, so that what is laid out carries the scope of its module.
+The scopes are phase, layer and part, as in all programs (`readers/hlo/attribution.py`). Hooks run
+in registration order, so sharding annotations carry the scope of their module.
 """
 
 import re
@@ -24,7 +24,7 @@ _OUTER = {
 
 
 def scope_of_module(name: str, experiment: Experiment) -> str | None:
-    """The scope that a module adds to those around it; None for one that adds nothing."""
+    """The scope that a module adds; None if it adds none."""
     if name in _OUTER:
         return _OUTER[name].value
     match = _IN_LAYER.fullmatch(name)
@@ -47,14 +47,14 @@ def scope_of_module(name: str, experiment: Experiment) -> str | None:
 
 
 def add_scopes(model: Any, experiment: Experiment) -> None:
-    """Hooks that open a module's scope before its forward, and close it behind.
+    """Add hooks that open a module's scope before its forward pass and close it afterwards.
 
-    The last positions are taken between the layers and the head: that is the head's, too.
+    The selection of the last positions, between layers and head, is in the head's scope.
     """
     for name, module in model.named_modules():
-        own = scope_of_module(name, experiment)
-        if own is not None and module is not model.lm_head:
-            before, behind = _brackets(own)
+        module_scope = scope_of_module(name, experiment)
+        if module_scope is not None and module is not model.lm_head:
+            before, behind = _brackets(module_scope)
             module.register_forward_pre_hook(before)
             module.register_forward_hook(behind)
     before, behind = _brackets(Part.LM_HEAD.value)
@@ -63,7 +63,7 @@ def add_scopes(model: Any, experiment: Experiment) -> None:
 
 
 def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What opens a scope, and what closes it."""
+    """The hooks that open and close a scope."""
     opened: list[Any] = []
 
     def before(*_: Any) -> None:
@@ -77,7 +77,7 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
-    """Hooks that lay out the residual stream between blocks, and the logits; before the scopes' own."""
+    """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
     streams = streams_of(experiment, phase, tensors.layouts)
     _lay_out(model.model.embed_tokens, tensors, streams.residual)
     for layer in model.model.layers:
@@ -86,15 +86,13 @@ def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tenso
         if streams.is_split:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 _lay_out(norm, tensors, streams.residual, streams.entered)
-    if (
-        streams.is_split and experiment.plan.pp == 1
-    ):  # out of a pipeline come the last positions alone
+    if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
         _lay_out(model.model.norm, tensors, streams.residual)
     _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
 
 
 def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
-    """The output of a module laid out as one spec says, then as the next: the compiler moves it there."""
+    """Annotate the output of a module with one spec after another; the compiler reshards it."""
 
     def behind(_module: Any, _inputs: Any, output: Any) -> Any:
         x = output[0] if isinstance(output, tuple) else output

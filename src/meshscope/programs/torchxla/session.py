@@ -1,6 +1,6 @@
-"""A session on live devices run by torch_xla: requests that are timed, and one that it profiles.
+"""Timed requests and a profiled request on live devices with torch_xla.
 
-The same as `run/session.py` is for JAX's programs: the same requests, marks and folder.
+The counterpart of `backends/live/session.py` for JAX: same requests, step marks and output folder.
 """
 
 # pyright: reportMissingImports=false
@@ -29,17 +29,16 @@ from meshscope.programs.torchxla.lowering import ORDER
 from meshscope.programs.torchxla.program import POSITION, TOKENS, build_program
 from meshscope.spec.experiment import Experiment
 
-DEVIATION = 0.02  # of random weights, as transformers initialises them
-DRAIN_S = 0.25  # a thread that ends an event later than the profiler stops would lose it
+DEVIATION = 0.02  # standard deviation of random weights, as in transformers
+DRAIN_S = 0.25  # events that end after the profiler stops are lost
 _ALLOCATION = re.compile(r"^allocation \d+: size (?P<size>\d+), (?P<what>.*):$", re.MULTILINE)
 
 
 @dataclass(slots=True, kw_only=True)
 class TorchSession:
-    """What stays on the devices between requests.
+    """State on the devices between requests.
 
-    `dumps` is the folder into which XLA writes what it compiles; `positions` holds the position of
-    each step's first token.
+    `dumps` is XLA's dump folder; `positions` holds the position of each step's first token.
     """
 
     experiment: Experiment
@@ -60,9 +59,9 @@ class TorchSession:
         dumps: Path,
         told: Callable[[str], None],
     ) -> "TorchSession":
-        """Traces both phases, puts random weights and the prompt [B, S] on the devices, and compiles.
+        """Trace both phases, place random weights and the prompt [B, S], and compile.
 
-        torch_xla compiles what it runs first, so that the time of that step is in `compile`.
+        torch_xla compiles on the first run, so `compile` includes the time of that step.
         """
         told("tracing")
         traced = {phase: build_program(experiment, phase, []) for phase in experiment.phases}
@@ -91,55 +90,55 @@ class TorchSession:
         return session
 
     def hlo_texts(self) -> dict[Phase, str]:
-        """The optimised HLO of each phase, as XLA dumped it."""
+        """The optimized HLO of each phase, as dumped by XLA."""
         return {phase: self._dumped(phase, "after_optimizations.txt") for phase in self.programs}
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """The compiler's account of each phase's memory on one device, in bytes; {} where it dumps none."""
-        found: dict[str, dict[str, int]] = {}
+        """The compiler's memory analysis of each phase on one device, in bytes; {} if not dumped."""
+        analyses: dict[str, dict[str, int]] = {}
         for phase in self.programs:
             if not self._dumps_of(phase, "buffer-assignment.txt"):
                 return {}
-            found[phase.value] = _memory(self._dumped(phase, "buffer-assignment.txt"))
-        return found
+            analyses[phase.value] = _memory(self._dumped(phase, "buffer-assignment.txt"))
+        return analyses
 
     def costs(self) -> dict[str, dict[str, float]]:
-        """Nothing: torch_xla does not tell what the compiler says of flops and bytes."""
+        """Empty: torch_xla does not expose the compiler's cost analysis."""
         return {}
 
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
-        """One request with every step waited for: its seconds, and the tokens [B] of each step."""
+        """Run one request, waiting for each step; returns seconds and the tokens [B] of each step."""
         steps = self.positions[1:][:n_decode_steps]
         first = self.programs[Phase.PREFILL]
         cache = {name: first.zeros(name) for name in first.program.cache}
         under_way(list(cache.values()), is_waited_for=True)
-        prefill_s, (tokens, told), cache = self._step(
+        prefill_s, (tokens, host_tokens), cache = self._step(
             Phase.PREFILL, self.prompt, cache, self.positions[0], 0
         )
-        made, decode_s = [told], list[float]()
+        generated, decode_s = [host_tokens], list[float]()
         for number, position in enumerate(steps, start=1):
-            step_s, (tokens, told), cache = self._step(
+            step_s, (tokens, host_tokens), cache = self._step(
                 Phase.DECODE, tokens, cache, position, number
             )
             decode_s.append(step_s)
-            made.append(told)
-        return {"prefill_s": prefill_s, "decode_s": decode_s}, made
+            generated.append(host_tokens)
+        return {"prefill_s": prefill_s, "decode_s": decode_s}, generated
 
     def _step(
         self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
     ) -> tuple[float, tuple[Any, np.ndarray], Any]:
-        """One step, marked in the trace and waited for.
+        """Run one step, marked in the trace, and wait for it.
 
-        Its seconds, next tokens [B] on the devices and here, and the cache.
+        Returns its seconds, the next tokens [B] on devices and on the host, and the cache.
         """
         before = time.perf_counter()
         with xp.StepTrace(phase.value, step_num=number):
             tokens, _, cache = self.programs[phase](self.weights, tokens, cache, position)
-            told = host_array(tokens)  # torch_xla's own ways to wait let last events slip
-        return time.perf_counter() - before, (tokens, told), cache
+            host_tokens = host_array(tokens)  # torch_xla's waits return before the last events end
+        return time.perf_counter() - before, (tokens, host_tokens), cache
 
     def profiled(self, directory: Path, *, n_decode_steps: int) -> dict[str, Any]:
-        """One more request, with torch_xla's profiler on; at most so many decode steps."""
+        """Profile another request of at most `n_decode_steps` decode steps; returns its seconds."""
         xp.start_trace(str(directory))
         try:
             seconds, _ = self.request(n_decode_steps=n_decode_steps)
@@ -149,22 +148,22 @@ class TorchSession:
         return seconds
 
     def _dumps_of(self, phase: Phase, ending: str) -> list[Path]:
-        """Files of the module that is named after the phase; numbered in the order of compiling."""
+        """Dump files of the phase's module, in compilation order."""
         return sorted(self.dumps.glob(f"module_*.{phase.value}.*{ending}"))
 
     def _dumped(self, phase: Phase, ending: str) -> str:
-        """The text of the newest one; RunFailedError where XLA wrote none."""
-        found = self._dumps_of(phase, ending)
-        if not found:
+        """The text of the newest dump; RunFailedError if XLA wrote none."""
+        paths = self._dumps_of(phase, ending)
+        if not paths:
             raise RunFailedError(
-                f"XLA dumped no '{ending}' of {phase.value}: torch_xla's runtime does not heed "
-                "--xla_dump_to in XLA_FLAGS here, so that there is no compiled HLO to read."
+                f"XLA dumped no '{ending}' for {phase.value}: this torch_xla runtime ignores "
+                "--xla_dump_to in XLA_FLAGS, so there is no compiled HLO to read."
             )
-        return found[-1].read_text(encoding="utf-8")
+        return paths[-1].read_text(encoding="utf-8")
 
 
 def _memory(assignment: str) -> dict[str, int]:
-    """Bytes of a device's buffers, from XLA's buffer assignment: an aliased one is in and out at once."""
+    """Buffer bytes of a device from XLA's buffer assignment; aliased buffers are input and output."""
     sizes = [(int(m["size"]), m["what"]) for m in _ALLOCATION.finditer(assignment)]
     into = [(size, what) for size, what in sizes if "parameter " in what]
     out = [(size, what) for size, what in sizes if "maybe-live-out" in what]
@@ -177,18 +176,18 @@ def _memory(assignment: str) -> dict[str, int]:
 
 
 def _random_weights(live: LiveProgram, seed: int) -> dict[str, Any]:
-    """Random matrices, norms of one, biases of zero, constants as they are, and the order of collectives."""
+    """Weights on the devices: random matrices, norms of one, biases of zero, and the constants."""
     program = live.program
     given = {TOKENS, POSITION, *program.cache}
-    found: dict[str, Any] = {ORDER: order_of_collectives()}
+    weights: dict[str, Any] = {ORDER: order_of_collectives()}
     for number, (name, argument) in enumerate(program.arguments.items()):
         if name in given:
             continue
         value = program.constants.get(name)
         if value is None:
             value = _made(name, argument.shape, seed=seed + number)
-        found[name] = live.placed(name, value)
-    return found
+        weights[name] = live.placed(name, value)
+    return weights
 
 
 def _made(name: str, shape: tuple[int, ...], *, seed: int) -> Any:

@@ -1,9 +1,9 @@
-"""A pipeline put around the layers of a transformers model, in a manual region over all devices.
+"""A pipeline around the layers of a transformers model, in a manual region over all devices.
 
-A module takes the place of the layers and holds those of one stage; their weights are stacked over the
-stages, so that every device has its own. Micro-batches follow each other (GPipe, arXiv 1811.06965). A
-trace has no branches: in every tick each stage works on what it has, and what an idle one makes is
-dropped. So it meets its neighbours in tp in idle ticks, too.
+A module replaces the layers and holds those of one stage; weights are stacked over the stages, so
+that each device has those of its stage. Micro-batches follow GPipe (arXiv 1811.06965). A trace has
+no branches: every stage computes on every tick, also its tp collectives, and results of idle stages
+are dropped.
 
 Shapes: B batch, S positions of this step, D residual width, P stages, b one device's share of the
 batch, m that of a micro-batch, K key and value heads, T slots, H width.
@@ -40,38 +40,38 @@ STAGES = ("pp",)
 
 
 def layers_of_stage(experiment: Experiment) -> int:
-    """How many layers each stage has; PlanError where stages are not alike, or a bias is in the way."""
+    """Layers per stage; PlanError if stages differ, or if a bias would be added more than once."""
     plan, model = experiment.plan, experiment.model
     attention = model.attention
     has_bias = attention.has_o_bias if isinstance(attention, GroupedAttention) else False
     has_bias |= isinstance(attention, LatentAttention) and attention.has_bias
     if plan.tp > 1 and (has_bias or model.has_mlp_bias):
         raise PlanError(
-            f"plan '{plan}': in a stage, --frontend torchxla adds partial sums up behind transformers' own "
-            f"modules, and {model.name} has a bias in them, which would count {plan.tp} times. Use a plan "
-            "without tp or pp, or --frontend jax."
+            f"plan '{plan}': with pp, --frontend torchxla reduces the outputs of modules over tp, which "
+            f"would add the biases of {model.name} {plan.tp} times. Use a plan without tp or pp, or "
+            "--frontend jax."
         )
     stages = stage_layers(model.n_layers, plan.pp)
     kinds = {tuple(model.layers[index] for index in indices) for indices in stages}
     if len(kinds) > 1:
         raise PlanError(
-            f"plan '{plan}': --frontend torchxla traces one program for all stages, and those of {model.name} "
-            f"are not alike: {model.n_layers} layers, {', '.join(str(len(s)) for s in stages)} a stage. Use a pp "
-            "that divides layers of one kind, --layers, or --frontend jax."
+            f"plan '{plan}': --frontend torchxla traces one program for all stages, but the stages of "
+            f"{model.name} differ ({', '.join(str(len(s)) for s in stages)} of {model.n_layers} layers). Use a "
+            "pp that divides layers of one kind, --layers, or --frontend jax."
         )
     return len(stages[0])
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """Of one tick: which sequences [m] of the device's batch are worked on, and whether any is."""
+    """One tick: the sequences [m] of the device's batch, and whether the stage is busy."""
 
     rows: Any
     is_busy: Any
 
 
 class StageLayer(StaticLayer):
-    """The cache of a layer of every stage: its arrays [P, B, K, T, H], of which a device has [b, k, T, H]."""
+    """The cache of one layer per stage: arrays [P, B, K, T, H], of which a device has [b, k, T, H]."""
 
     def __init__(self, n_slots: int, position: Any) -> None:
         super().__init__(max_cache_len=n_slots)
@@ -80,16 +80,16 @@ class StageLayer(StaticLayer):
         self.local: list[Any] = []
 
     def enter(self, tensors: Tensors, spec: Spec) -> None:
-        """Takes this device's share of the arrays."""
+        """Enter the manual region with this device's shard of the arrays."""
         arrays: tuple[Any, Any] = (self.keys, self.values)
         self.local = [tensors.entered(array, spec)[0] for array in arrays]
 
     def leave(self, tensors: Tensors, spec: Spec) -> None:
-        """Puts the whole arrays together again."""
+        """Leave the manual region with the whole arrays."""
         self.keys, self.values = (tensors.left(array[None], spec) for array in self.local)
 
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """The cached keys and values of the micro-batch, this step's among them."""
+        """The cached keys and values of the micro-batch, including those of this step."""
         turn = self.turn
         assert turn is not None
         places = self.position + torch.arange(key_states.shape[2], device=torch_xla.device())
@@ -105,7 +105,7 @@ class StageLayer(StaticLayer):
 
 
 class StagedModel(torch.nn.Module):
-    """In the place of all layers: those of one stage, and the ticks around them."""
+    """Replaces all layers by those of one stage, run once per tick."""
 
     def __init__(
         self, layers: list[Any], experiment: Experiment, phase: Phase, tensors: Tensors
@@ -116,7 +116,7 @@ class StagedModel(torch.nn.Module):
         self.streams = streams_of(experiment, phase, tensors.layouts)
 
     def forward(self, hidden_states: Any, **given: Any) -> Any:
-        """[B, S, D] -> [B, 1, D], the last positions as the last stage made them."""
+        """[B, S, D] -> [B, 1, D], the last stage's output at the last positions."""
         tensors = self.tensors
         with scope(Part.EMBED.value):
             x = tensors.entered(hidden_states, self.streams.residual)
@@ -145,7 +145,7 @@ class StagedModel(torch.nn.Module):
         return tensors.left(out, self.streams.rows)
 
     def _of_last(self, out: Any, stage: Any) -> Any:
-        """[b, 1, D] as the last stage made it, on all stages; with sp, its last device or all have it."""
+        """Share the last stage's [b, 1, D] with all stages; with sp, one or all of its devices have it."""
         tensors, plan = self.tensors, self.experiment.plan
         is_last, axes = stage == plan.pp - 1, ("pp",)
         if self.streams.is_split and self.phase is Phase.PREFILL:
@@ -156,12 +156,12 @@ class StagedModel(torch.nn.Module):
 
     @property
     def _cache_spec(self) -> Spec:
-        from meshscope.programs.torchxla.caching import kept  # noqa: PLC0415  which knows of stages, too
+        from meshscope.programs.torchxla.caching import kept  # noqa: PLC0415  circular import
 
         return kept(self.experiment, self.tensors).spec
 
     def _ticks(self, x: Any, stage: Any, given: dict[str, Any]) -> Any:
-        """[b, S, D] -> [b, 1, D], of use on the last stage."""
+        """[b, S, D] -> [b, 1, D], valid on the last stage."""
         n_stages, device = self.experiment.plan.pp, torch_xla.device()
         n_parts = self.experiment.n_microbatches(self.phase)
         parts = x.reshape(n_parts, -1, *x.shape[1:])
@@ -186,11 +186,11 @@ class StagedModel(torch.nn.Module):
             if tick >= n_stages - 1:
                 lasts.append(y[:, -1:])
             if tick < ticks - 1:
-                coming = self._handed_on(y)
+                coming = self._send_to_next_stage(y)
         return torch.cat(lasts)
 
-    def _handed_on(self, x: Any) -> Any:
-        """To the next stage, from all but the last."""
+    def _send_to_next_stage(self, x: Any) -> Any:
+        """Permute activations to the next stage."""
         n_stages = self.experiment.plan.pp
         name = "stage0" if n_stages == 2 else f"stages0-{n_stages - 2}"
         groups = self.tensors.groups("pp")
@@ -200,7 +200,7 @@ class StagedModel(torch.nn.Module):
 
 
 def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
-    """Puts the pipeline in the place of the layers, of which those of the first stage stay."""
+    """Replace the layers by the pipeline, which keeps the layers of the first stage."""
     n_layers = layers_of_stage(experiment)
     layers = list(model.model.layers)[:n_layers]
     dim = 1 if phase is Phase.PREFILL else 0  # what sp splits: the prompt, or the batch
@@ -221,23 +221,20 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
     model.model.layers = torch.nn.ModuleList([pipeline])
 
 
-def _add_behind(block: Any, meeting: Callable[[Any], Any], part: Part | None = None) -> None:
-    """What devices exchange of a block's output, partial sums or shares of a stream.
-
-    In the block's scope, or in that of the part where a block has several.
-    """
+def _add_behind(block: Any, collective: Callable[[Any], Any], part: Part | None = None) -> None:
+    """Add a collective on a block's output, in the block's scope or in that of `part`."""
 
     def behind(_module: Any, _inputs: Any, output: Any) -> Any:
         with nullcontext() if part is None else scope(part.value):
             if isinstance(output, tuple):
-                return (meeting(output[0]), *output[1:])
-            return meeting(output)
+                return (collective(output[0]), *output[1:])
+            return collective(output)
 
     block.register_forward_hook(behind, prepend=True)
 
 
 def _gather_when_used(tensors: Tensors) -> None:
-    """Weights that fsdp splits, put together when their module is called, in its scope."""
+    """All-gather weights that fsdp splits when their module is called, in its scope."""
     for module, name, whole in tensors.shares:
 
         def before(*_: Any, module: Any = module, name: str = name, whole: Any = whole) -> None:
