@@ -20,7 +20,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.analysis.totals import request_totals
-from meshscope.cli.making import predicted_run
+from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
 from meshscope.spec.experiment import experiment_of
@@ -108,7 +108,7 @@ def run_of(
         workload=Workload(batch=1, prompt=PROMPT, output=output),
         engine=engine,
     )
-    return predicted_run(experiment)
+    return predicted_record(experiment, ("meshscope", "predict"))
 
 
 def figure_1() -> Iterator[Point]:

@@ -1,14 +1,56 @@
-"""See every byte that a large language model moves across a TPU slice, before you rent one."""
+"""Predicts, compiles and measures the collectives and step times of LLM inference on TPU slices."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshscope.api.runs import RunSet
+    from meshscope.api.compare import RunComparison, compare
+    from meshscope.api.compile import compile  # noqa: A004
+    from meshscope.api.import_ import import_
+    from meshscope.api.live import run
+    from meshscope.api.predict import predict
+    from meshscope.api.run import Run
+    from meshscope.api.runs import RunSet, open  # noqa: A004
+    from meshscope.errors import MeshscopeError
 
 __version__ = "0.1.0"
 
+# The public names by their modules, which are imported on first use: they load NumPy and polars.
+_PUBLIC = {
+    "MeshscopeError": "meshscope.errors",
+    "Run": "meshscope.api.run",
+    "RunComparison": "meshscope.api.compare",
+    "RunSet": "meshscope.api.runs",
+    "compare": "meshscope.api.compare",
+    "compile": "meshscope.api.compile",
+    "import_": "meshscope.api.import_",
+    "open": "meshscope.api.runs",
+    "predict": "meshscope.api.predict",
+    "run": "meshscope.api.live",
+}
 
-def open(pattern: str) -> "RunSet":  # noqa: A001  meshscope.open("runs/*") reads as it acts
-    """The runs at this path, or that this pattern matches, as tables for Python and notebooks."""
-    return import_module("meshscope.api.runs").open_runs(pattern)
+__all__ = [
+    "MeshscopeError",
+    "Run",
+    "RunComparison",
+    "RunSet",
+    "__version__",
+    "compare",
+    "compile",
+    "import_",
+    "open",
+    "predict",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'meshscope' has no attribute '{name}'")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

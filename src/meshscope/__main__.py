@@ -1,4 +1,4 @@
-"""`python -m meshscope` is the command `meshscope`."""
+"""Runs the command `meshscope` as `python -m meshscope`."""
 
 from meshscope.cli.main import main
 

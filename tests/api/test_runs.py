@@ -112,5 +112,5 @@ def test_importing_meshscope_loads_nothing_slow() -> None:
 
 def test_a_run_is_shown_in_one_line(folder: Path) -> None:
     text = repr(meshscope.open(str(folder))[0])
-    assert text.startswith("RunRecord('")
+    assert text.startswith("<Run predicted: ")
     assert (text.count("\n"), len(text) < 400) == (0, True)

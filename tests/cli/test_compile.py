@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import meshscope.cli.compile as command
+import meshscope.api.compile as command
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Source

@@ -96,7 +96,7 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
 # Stands in for a command that takes long: it says where it writes and waits inside.
 HOLD = """
 import sys, time
-import meshscope.cli.compile as command
+import meshscope.api.compile as command
 def compile_experiment(experiment, hlo_dir, *, progress, **_):
     progress("prefill", "compiling")
     time.sleep(60)

@@ -77,4 +77,4 @@ def test_chip_without_published_peaks_has_times_by_its_profile(meshscope, writte
 def test_profile_of_another_chip_is_refused(meshscope, written):
     status, _, told = meshscope("predict", *ASK, "--profile", str(written("cpu")))
     assert status == 1
-    assert "is of 'cpu', and the topology is of 'v6e'" in told
+    assert "is a profile of 'cpu', and the topology has 'v6e'" in told

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from meshscope.api.progress import ReportedProgress
 from meshscope.cli import display
 from meshscope.cli.display import format_left
-from meshscope.cli.progress import CompileProgress
+from meshscope.cli.progress import WorkProgress
 from meshscope.workers.progress import format_progress, parse_progress
 
 
@@ -27,7 +28,8 @@ def lines(text: str) -> list[str]:
 def test_a_file_gets_a_line_a_step_with_the_time_left_where_it_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with CompileProgress({"prefill": 31.4}, told_by="runs/a") as progress:
+    with WorkProgress() as display:
+        progress = ReportedProgress(display, {"prefill": 31.4}, earlier="runs/a")
         progress("prefill", "compiling")
         progress("decode", "compiling")
         progress("prefill", "compiled")
@@ -48,20 +50,21 @@ def test_a_terminal_counts_down_and_owns_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     now = time.monotonic()
-    with CompileProgress({"prefill": 30.0}) as progress:
-        assert progress.bars is not None
+    with WorkProgress() as display_:
+        assert display_.bars is not None
+        progress = ReportedProgress(display_, {"prefill": 30.0})
         progress("prefill", "compiling [bold]")
         progress("decode", "compiling")
         monkeypatch.setattr(display.time, "monotonic", lambda: now + 20.2)
-        progress.bars.refresh()
+        display_.bars.refresh()
         monkeypatch.setattr(display.time, "monotonic", lambda: now + 40)
-        progress.bars.refresh()
+        display_.bars.refresh()
         progress("prefill", "done")
-        progress.bars.refresh()
+        display_.bars.refresh()
     text = terminal.getvalue()
     assert "[bold]" in text
     assert "about 10 s left" in text
-    assert "longer than thought" in text
+    assert "longer than expected" in text
     assert "longer" not in text[text.rindex("prefill  done") :]
     decode = [line for line in text.splitlines() if "decode" in line]
     assert not any("left" in line for line in decode)
@@ -75,6 +78,6 @@ def test_time_left_is_rough(seconds: float, words: str) -> None:
 
 
 @pytest.mark.parametrize("left_s", [None, 12.5])
-def test_a_child_is_heard_as_it_told(left_s: float | None) -> None:
+def test_a_child_is_piped_as_it_told(left_s: float | None) -> None:
     assert parse_progress(format_progress("request 1 of 3", left_s)) == ("request 1 of 3", left_s)
     assert parse_progress("WARNING: a library") is None

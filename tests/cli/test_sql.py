@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,3 +135,24 @@ def test_unique_names() -> None:
 def test_json_values() -> None:
     values = (float("inf"), (1, [float("nan")]), True, b"x")
     assert _json_value(values) == [None, [1, [None]], True, "b'x'"]
+
+
+# The second query never checks for signals while it runs.
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from range(1000000000) order by random()",
+        "select count(*) from range(100000000000) a, range(1000) b where a.range * b.range = 7",
+    ],
+)
+@pytest.mark.usefixtures("sql")
+def test_ctrl_c_ends_a_query(query: str) -> None:
+    program = "import meshscope.cli.sql as s; q = s.answer; s.answer = lambda *a: print('on', flush=True) or q(*a); from meshscope.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "sql", str(Path("one").resolve()), query]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "on\n"
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (130, "", "")

@@ -88,7 +88,7 @@ def test_every_bad_experiment_is_named_before_the_first_starts(meshscope) -> Non
     done = meshscope("sweep", "s.yaml")
     assert (done.status, done.out) == (1, "")
     head, *faults = done.err.splitlines()
-    assert head == ("meshscope: s.yaml: 6 experiments of 7 cannot be; nothing was started.")
+    assert head == ("meshscope: s.yaml: 6 experiments of 7 cannot run; nothing was started.")
     for fault, words in zip(
         faults,
         [
@@ -96,8 +96,8 @@ def test_every_bad_experiment_is_named_before_the_first_starts(meshscope) -> Non
             "dp=3,tp=2",
             "Qwen/Qwen3-5B",
             "is neither a TPU",
-            "0 is too small",
-            "no option of predict",
+            "repeats=0 is too small",
+            "is not an option of predict",
         ],
         strict=True,
     ):
@@ -122,7 +122,7 @@ def test_the_same_experiment_twice_is_one(meshscope) -> None:
         }
     )
     done = meshscope("sweep", "s.yaml")
-    assert "1 of 2 experiments are in the file more than once" in done.err
+    assert "1 of 2 experiments are repeated in the file" in done.err
     assert len(runs()) == 1
 
 
@@ -139,7 +139,7 @@ def test_failures_are_told_kept_and_tried_again_when_asked(
     assert [e["failure"] for e in json.loads(done.out)["experiments"]] == ["no room."] * 2
     again = meshscope("sweep", "s.yaml")
     assert (again.status, runs()) == (1, [])
-    assert "0 are done and 2 have failed before" in again.err
+    assert "2 experiments: 0 done before, 2 failed before" in again.err
     assert meshscope("sweep", "s.yaml", "--retry-failed").status == 0
     assert len(runs()) == 2
     assert json.loads(Path("runs/s/failures.json").read_text())["failures"] == {}

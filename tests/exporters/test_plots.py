@@ -7,7 +7,7 @@ from xml.dom.minidom import parse
 
 import pytest
 
-from meshscope.cli.export import _write_plots
+from meshscope.api.export import write_plot_folder
 from meshscope.cli.main import main
 from meshscope.errors import MissingToolError
 from meshscope.store.read import read_run
@@ -59,7 +59,7 @@ def test_without_matplotlib_the_message_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingToolError, match="Install the extra"):
-        _write_plots([read_run(run / "one")], run / "plots", force=False)
+        write_plot_folder([read_run(run / "one")], run / "plots", force=False)
     assert not (run / "plots").exists()
 
 
@@ -89,7 +89,7 @@ def test_several_runs_stand_side_by_side(
     ("options", "message"),
     [
         (("--to", "perfetto", "--out", "x"), "--to perfetto takes one run, not 2"),
-        (("--to", "plots"), "plots of 2 runs belong to none of them. Say where with --out DIR."),
+        (("--to", "plots"), "plots of 2 runs need a folder. Give one with --out DIR."),
     ],
 )
 def test_several_runs_are_one_export_only_as_plots(

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from meshscope.errors import SpecError
-from meshscope.sweep.expansion import MAX_EXPERIMENTS, experiments_of
+from meshscope.sweep.expansion import MAX_EXPERIMENTS, entries_of
 
 KNOWN = ("model", "topology", "plan", "batch", "partitioner")
 
 
 def values(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(asked.values) for asked in experiments_of(document, known=KNOWN)]
+    return [dict(asked.values) for asked in entries_of(document, known=KNOWN)]
 
 
 def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
@@ -47,8 +47,8 @@ def test_grids_and_experiments_may_both_be_several() -> None:
         "grid": [{"model": "m", "batch": [1, 2]}, {"model": "n"}],
         "experiments": [{"model": ["o", "p"]}],
     }
-    asked = experiments_of(document, known=KNOWN)
-    assert [a.where for a in asked] == ["grid 1", "grid 1", "grid 2", *["experiments 1"] * 2]
+    asked = entries_of(document, known=KNOWN)
+    assert [a.section for a in asked] == ["grid 1", "grid 1", "grid 2", *["experiments 1"] * 2]
     assert str(asked[1]) == "grid 1 (model: m, batch: 2)"
 
 
@@ -66,23 +66,23 @@ ONE = {"model": "m"}
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"grids": {}}, "'grids' is no section. Did you mean 'grid'"),
+        ({"grids": {}}, "unknown section 'grids'. Did you mean 'grid'"),
         ({"grid": {"modell": "m"}}, "no option 'modell'. Did you mean 'model'"),
         ({"grid": {"model": []}}, "'model' must be a plain value or a list"),
         ({"grid": {"model": {"a": 1}}}, "'model' must be a plain value or a list"),
         ({"grid": {"model": [["m"]]}}, "'model' must be a plain value or a list"),
-        ({"experiments": ["m"]}, "experiments 1: must hold names with values"),
-        ({"experiments": []}, "asks for 0 experiments"),
-        ({}, "asks for 0 experiments"),
-        ({"defaults": {"batch": [1, 2]}, "grid": ONE}, "defaults: must be plain values"),
-        ({"grid": {"slice": "a", "topology": "b"}}, "'topology' is given twice"),
+        ({"experiments": ["m"]}, "experiments 1: must be a mapping of options"),
+        ({"experiments": []}, "0 experiments; 1 to"),
+        ({}, "0 experiments; 1 to"),
+        ({"defaults": {"batch": [1, 2]}, "grid": ONE}, "defaults: values must be plain"),
+        ({"grid": {"slice": "a", "topology": "b"}}, "'topology' repeats 'topology'"),
         ({"grid": {"batch": 1, "way": [{"batch": 2}]}}, "'batch' is set twice"),
-        ({"grid": {"way": [{"batch": [2, 3]}]}}, "way: must hold plain values alone"),
+        ({"grid": {"way": [{"batch": [2, 3]}]}}, "way: values must be plain"),
         ({"grid": {"way": [{"x": 1}]}}, "no option 'x'"),
-        ({"grid": ONE, "exclude": [{"model": "n"}]}, "exclude 1 meets no experiment"),
-        ({"grid": ONE, "exclude": [{}]}, "what is excluded is all there is"),
+        ({"grid": ONE, "exclude": [{"model": "n"}]}, "exclude 1 matches no experiment"),
+        ({"grid": ONE, "exclude": [{}]}, "'exclude' removes every experiment"),
         ({"grid": ONE, "exclude": {"model": "m"}}, "exclude: must be a list"),
-        ({"grid": {n: list(range(100)) for n in KNOWN}}, "asks for 10,000,000,000 experiments"),
+        ({"grid": {n: list(range(100)) for n in KNOWN}}, "10,000,000,000 experiments; 1 to"),
     ],
 )
 def test_a_fault_of_the_file_is_one_message(document: dict[str, Any], message: str) -> None:

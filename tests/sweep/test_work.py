@@ -17,7 +17,7 @@ from meshscope.sweep.work import Outcome, make_runs, time_left_s
 
 def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
     return PlannedRun(
-        name=name, command=command, words=(name,), experiment=ExperimentRecord(), told={}
+        name=name, command=command, words=(name,), experiment=ExperimentRecord(), options={}
     )
 
 
@@ -31,12 +31,12 @@ class Told:
     def started(self, planned: PlannedRun) -> None:
         self.lines.append(("started", planned.name))
 
-    def said(self, planned: PlannedRun, words: str) -> None:
-        self.last[planned.name] = words
+    def reported(self, planned: PlannedRun, message: str) -> None:
+        self.last[planned.name] = message
 
-    def ended(self, planned: PlannedRun, how: Outcome, seconds: float) -> None:
+    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
         assert seconds > 0
-        self.lines.append((how.value, planned.name))
+        self.lines.append((outcome.value, planned.name))
 
 
 Make = Callable[..., tuple[SweepFolder, Told]]
@@ -51,7 +51,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         told = Told()
         with locked_folder(tmp_path / "s") as folder:
             folder.write_mark({})
-            make_runs(runs, folder, n_jobs=n_jobs, force=False, progress=told)
+            make_runs(runs, folder, n_jobs=n_jobs, force=False, listener=told)
         return SweepFolder(tmp_path / "s"), told
 
     return made
@@ -62,8 +62,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     [
         ("sys.stderr.write('[1 s] x\\nmeshscope: no such plan.\\n  a\\n'); sys.exit(1)", "no such plan.\n  a"),
         ("os.kill(os.getpid(), 9)", "the command was killed; the machine probably ran out of memory."),
-        ("os.abort()", "the command crashed (SIGABRT). Its last words: none"),
-        ("raise ValueError('why')", "the command crashed (exit code 1). Its last words: ValueError: why"),
+        ("os.abort()", "the command crashed (SIGABRT). Its log says: none"),
+        ("raise ValueError('why')", "the command crashed (exit code 1). Its log says: ValueError: why"),
     ],
 )  # fmt: skip
 def test_a_failure_is_kept_in_words_and_stops_nothing(
@@ -107,7 +107,7 @@ def test_a_fault_of_the_sweep_ends_its_children(
 ) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(work, "WAIT_FOR_END_S", 0.5)
-    monkeypatch.setattr(Told, "said", lambda *_: 1 / int(not (tmp_path / "on").exists()))
+    monkeypatch.setattr(Told, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))
     program = (
         f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
@@ -122,7 +122,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(folder_module, "WAIT_FOR_LOCK_S", 0.2)
     with (
         locked_folder(tmp_path / "s"),
-        pytest.raises(RunError, match="another sweep works in"),
+        pytest.raises(RunError, match="another sweep is using"),
         locked_folder(tmp_path / "s"),
     ):
         pass

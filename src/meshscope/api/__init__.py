@@ -1,1 +1,1 @@
-"""The Python API: functions that return runs."""
+"""The Python API: predict, compile, run, import, open and compare runs."""

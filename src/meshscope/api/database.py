@@ -1,8 +1,6 @@
-"""DuckDB over one run or several: named views over their tables, and no way out of them.
+"""DuckDB over the tables of runs, sandboxed: a query reads these views and nothing else.
 
-Views, all with a column `run` (the folder's name): `events` is the event table, `collectives` its rows
-with a kind, `runs` has a row for each run, `timeline` a row for each execution where a time was
-modelled. What a query may do is read them.
+All views have a column `run`, the name of the run's folder.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -20,13 +18,14 @@ from meshscope.errors import RunError, SpecError
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_events, read_manifest
 
-MAX_RUNS = 10_000  # of one query; their tables are read into memory
+MAX_RUNS = 10_000  # in one query; their tables are read into memory
+_BATCH_ROWS = 10_000
 
-# What a query may be; nothing here changes a table or the settings.
+# Statements that change neither tables nor settings.
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 
 _LOCKDOWN = (
-    "SET python_enable_replacements = false",  # else SQL sees the variables of this program
+    "SET python_enable_replacements = false",  # else SQL reads variables of this program
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET enable_external_access = false",
@@ -43,7 +42,7 @@ _RUNS_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A view that queries read: its name and what it holds."""
+    """A view: its name and its contents."""
 
     name: str
     meaning: str
@@ -51,7 +50,7 @@ class View:
 
 VIEWS: tuple[View, ...] = (
     View(name="events", meaning="every row of the event table, of every run"),
-    View(name="collectives", meaning="the rows of `events` that have a kind"),
+    View(name="collectives", meaning="the rows of `events` with a kind"),
     View(
         name="runs",
         meaning="a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
@@ -60,7 +59,7 @@ VIEWS: tuple[View, ...] = (
     View(
         name="timeline",
         meaning="a row for each execution of a step, compute and copies among them, with the columns of "
-        "`events` and `step`, of runs whose time was modelled from a schedule or measured",
+        "`events` and `step`, of runs whose time was modeled from a schedule or measured",
     ),
 )
 
@@ -68,25 +67,23 @@ VIEWS: tuple[View, ...] = (
 def run_folders(pattern: str | Path) -> list[Path]:
     """The runs at this path: a run, a folder of runs, or those that a glob matches; sorted by path.
 
-    RunError where there is none. A folder that is no run is passed over, a run that cannot be read is
-    told by whoever reads it.
+    RunError if there is none. Other folders are skipped; damaged runs are included, and reading one
+    raises its error.
     """
     path = Path(pattern)
     if is_run(path) or path.is_file():
         return [path]
-    found = sorted(path.iterdir()) if path.is_dir() else sorted(_glob(str(pattern)))
-    runs = [folder for folder in found if is_run(folder) and not folder.name.startswith(".")]
-    if not runs and path.is_dir() and not any(map(_is_hidden, found)):
-        read_manifest(
-            path
-        )  # a folder that is neither a run nor has some: say what is wrong with it
+    entries = sorted(path.iterdir()) if path.is_dir() else sorted(_glob(str(pattern)))
+    runs = [folder for folder in entries if is_run(folder) and not folder.name.startswith(".")]
+    if not runs and path.is_dir() and not any(map(_is_hidden, entries)):
+        read_manifest(path)  # raises the error that fits the folder
     if not runs:
         raise RunError(
             f"no run at '{pattern}'. Give the folder of a run, or a pattern such as 'runs/*'."
         )
     if len(runs) > MAX_RUNS:
         raise RunError(
-            f"'{pattern}' matches {len(runs):,} runs; at most {MAX_RUNS:,} are read together."
+            f"'{pattern}' matches {len(runs):,} runs; at most {MAX_RUNS:,} can be read together. Narrow it."
         )
     return runs
 
@@ -102,11 +99,11 @@ def _glob(pattern: str) -> Iterator[Path]:
     try:
         yield from anchor.glob(relative)
     except (ValueError, NotImplementedError) as error:
-        raise RunError(f"'{pattern}' is no pattern of paths: {error}.") from error
+        raise RunError(f"'{pattern}' is not a path pattern: {error}.") from error
 
 
 def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
-    """A row for each run, with what its manifest tells."""
+    """A row for each run, from its manifest."""
     rows = [_run_row(name, folder) for name, folder in named(folders)]
     return pl.DataFrame(rows, schema=_RUNS_SCHEMA)
 
@@ -139,7 +136,7 @@ def _run_row(name: str, folder: Path) -> dict[str, Any]:
 
 
 def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
-    """Each run with its folder's name, or its path where two folders have the same name."""
+    """Each run by its folder's name, or by its path if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     return [
         (name if names.count(name) == 1 else str(folder), folder)
@@ -148,7 +145,7 @@ def named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def events_table(folders: Sequence[Path]) -> pl.DataFrame:
-    """The event tables of all runs, each row with its run's name last."""
+    """The event tables of all runs, with the run's name as the last column."""
     tables = [_with_run(read_events(folder), name) for name, folder in named(folders)]
     return pl.concat(tables)
 
@@ -170,7 +167,7 @@ def _with_run(table: pl.DataFrame, name: str) -> pl.DataFrame:
 
 @contextmanager
 def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
-    """A connection that has the views of these runs and reads nothing else; SpecError for faults of SQL."""
+    """A connection that reads the views of these runs and nothing else; SpecError for SQL errors."""
     tables = {
         "events": events_table(folders),
         "runs": runs_table(folders),
@@ -190,7 +187,7 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:
-    """Makes the tables by way of files, which is the only form that needs no further library."""
+    """Creates the tables from Parquet files: the other ways need pyarrow or pandas."""
     with TemporaryDirectory(prefix="meshscope-sql-") as scratch:
         for name, table in tables.items():
             path = Path(scratch) / f"{name}.parquet"
@@ -201,16 +198,24 @@ def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFra
 def answer(
     connection: duckdb.DuckDBPyConnection, query: str
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names, a repeated one with its number, and rows; SpecError for what does not read."""
+    """Unique column names and the rows; SpecError for anything but one reading query."""
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type not in _READING:
         raise SpecError("SQL: give one query that reads, such as a select.")
-    result = connection.execute(statements[0])
-    return unique([str(column[0]) for column in result.description or []]), result.fetchall()
+    rows: list[tuple[Any, ...]] = []
+    try:
+        result = connection.execute(statements[0])
+        while batch := result.fetchmany(_BATCH_ROWS):  # Ctrl-C takes effect between batches
+            rows += batch
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # how DuckDB reports Ctrl-C
+            raise KeyboardInterrupt from error
+        raise
+    return unique([str(column[0]) for column in result.description or []]), rows
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """The names, a repeated one with its number: a, a_2."""
+    """The names, a repeated one with a number: a, a_2."""
     return [
         name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}"
         for i, name in enumerate(names)

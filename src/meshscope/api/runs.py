@@ -1,15 +1,13 @@
-"""Runs for Python and notebooks: `meshscope.open("runs/*")`, its tables, metrics and SQL."""
+"""`meshscope.open`: the runs at a path or pattern, as one set of tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import ALIASES, METRICS, metrics_of
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.api.compare import RunComparison
 from meshscope.api.database import (
     answer,
     database,
@@ -19,64 +17,39 @@ from meshscope.api.database import (
     runs_table,
     timeline_table,
 )
-from meshscope.errors import SpecError, nearest
+from meshscope.api.metrics import Metrics, metrics_of_runs
+from meshscope.api.report import write_report
+from meshscope.api.run import Run, RunTime
+from meshscope.errors import RunError
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
-from meshscope.store.run import RunRecord
-from meshscope.views.notebook import folded_html, table_html
+from meshscope.views.notebook import table_html
 
 
-class Metrics(Mapping[str, pl.DataFrame]):
-    """Every metric of some runs by its name, each table with a column `run`.
+class RunSet(Sequence[Run]):
+    """Runs opened together; tables are read on first use.
 
-    `unknown` has a row for each metric that a run does not have, with the reason.
+    A set of one run has that run's members, too: `experiment`, `time`, `memory`, `path`, `compare`,
+    `save`, `text`.
     """
-
-    def __init__(self, tables: Mapping[str, pl.DataFrame], unknown: pl.DataFrame) -> None:
-        self._tables = dict(tables)
-        self.unknown = unknown
-
-    def __getitem__(self, name: str) -> pl.DataFrame:
-        """The table of this metric; SpecError offers the nearest names, or says why no run has it."""
-        name = ALIASES.get(name, name)
-        if name in self._tables:
-            return self._tables[name]
-        reasons = self.unknown.filter(pl.col("metric") == name)["reason"].unique().to_list()
-        if reasons:
-            raise SpecError(f"no run has the metric '{name}': {'; '.join(sorted(reasons))}.")
-        raise SpecError(f"unknown metric '{name}'. {nearest(name, [m.name for m in METRICS])}")
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of the metrics that at least one run has."""
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        """How many metrics at least one run has."""
-        return len(self._tables)
-
-    def _repr_html_(self) -> str:
-        """For notebooks: each metric, to be unfolded, then what is not known."""
-        titles = {metric.name: metric.title for metric in METRICS}
-        tables = [folded_html(table, title=titles[name]) for name, table in self._tables.items()]
-        return "".join([*tables, folded_html(self.unknown, title="not known")])
-
-
-class RunSet(Sequence[RunRecord]):
-    """Runs that were found together; tables are read when they are first asked for."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
 
     def __len__(self) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         return len(self.folders)
 
-    def __getitem__(self, index: int) -> RunRecord:  # type: ignore[override]  no slices
-        """The run at this place, read whole."""
-        return read_run(self.folders[index])
+    def __getitem__(self, index: int) -> Run:  # type: ignore[override]  no slices
+        """The run at this index, read whole."""
+        return Run(record=read_run(self.folders[index]))
 
     def __repr__(self) -> str:
-        """The paths of the runs."""
-        return f"Runs({', '.join(str(folder) for folder in self.folders)})"
+        """The run, or the paths of the runs."""
+        if len(self) == 1:
+            return repr(self._only)
+        return f"<RunSet of {len(self)}: {', '.join(str(folder) for folder in self.folders)}>"
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -89,30 +62,72 @@ class RunSet(Sequence[RunRecord]):
         return events_table(self.folders)
 
     @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """The collectives of all runs and sources, each row with its run's name in `run`."""
+        return self.events.filter(pl.col("kind").is_not_null())
+
+    @cached_property
     def timeline(self) -> pl.DataFrame:
-        """Single executions of the runs whose time was modelled from a schedule."""
+        """Single executions of the runs whose time was modeled from a schedule."""
         return timeline_table(self.folders)
 
+    @cached_property
     def metrics(self) -> Metrics:
         """Every metric of docs/metrics.md, of every run."""
-        tables: dict[str, list[pl.DataFrame]] = {}
-        unknown: list[tuple[str, str, str]] = []
-        for name, folder in named(self.folders):
-            for metric, result in metrics_of(metric_inputs(read_run(folder))).items():
-                if isinstance(result, Unavailable):
-                    unknown.append((name, metric, result.reason))
-                else:
-                    own = result.select(pl.lit(name).alias("run"), pl.all())
-                    tables.setdefault(metric, []).append(own)
-        joined = {name: pl.concat(own, how="diagonal_relaxed") for name, own in tables.items()}
-        schema: dict[str, Any] = dict.fromkeys(("run", "metric", "reason"), pl.String)
-        return Metrics(joined, pl.DataFrame(unknown, schema=schema, orient="row"))
+        return metrics_of_runs({name: read_run(folder) for name, folder in named(self.folders)})
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The answer of DuckDB over the views of docs/sql.md; SpecError for a query that does not read."""
+        """The result of a DuckDB query over the views of docs/sql.md; SpecError for a wrong query."""
         with database(self.folders) as connection:
             names, rows = answer(connection, query)
         return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None)
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
+        """Writes an HTML report of the runs side by side; several runs need a path."""
+        records = [run.record for run in self]
+        return write_report(records, None if path is None else Path(path), force=force)
+
+    @cached_property
+    def _only(self) -> Run:
+        if len(self) != 1:
+            raise RunError(f"{len(self)} runs are open. Choose one by its index, such as runs[0].")
+        return self[0]
+
+    @property
+    def experiment(self) -> ExperimentRecord:
+        """`Run.experiment` of the only run."""
+        return self._only.experiment
+
+    @property
+    def time(self) -> RunTime:
+        """`Run.time` of the only run."""
+        return self._only.time
+
+    @property
+    def memory(self) -> Memory | None:
+        """`Run.memory` of the only run."""
+        return self._only.memory
+
+    @property
+    def path(self) -> Path | None:
+        """`Run.path` of the only run."""
+        return self._only.path
+
+    def compare(self, other: "Run | str | Path | None" = None) -> RunComparison:
+        """`Run.compare` of the only run."""
+        return self._only.compare(other)
+
+    def save(self, path: str | Path, *, force: bool = False) -> Run:
+        """`Run.save` of the only run."""
+        return self._only.save(path, force=force)
+
+    def text(self, width: int = 100) -> str:
+        """`Run.text` of the only run."""
+        return self._only.text(width)
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """`Run.as_dict` of the only run."""
+        return self._only.as_dict()
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run."""
@@ -122,6 +137,20 @@ class RunSet(Sequence[RunRecord]):
         )
 
 
-def open_runs(pattern: str) -> RunSet:
-    """The runs at this path, or that this pattern matches; RunError where there is none."""
-    return RunSet(run_folders(pattern))
+def open(path: str | Path) -> RunSet:  # noqa: A001  meshscope.open("runs/*")
+    """Opens the runs at a path: a run, a folder of runs, or a pattern such as `runs/*`.
+
+    Example:
+        >>> runs = meshscope.open("runs/*")
+        >>> runs.sql("select run, sum(wire_bytes * count) from collectives group by run")
+
+    Args:
+        path: A run folder, a folder of runs, or a pattern.
+
+    Returns:
+        The runs, sorted by path; a set of one run has that run's members, too.
+
+    Raises:
+        RunError: There is no run, or one cannot be read.
+    """
+    return RunSet(run_folders(path))

@@ -1,1 +1,1 @@
-"""The command line: parses, calls, prints; no arithmetic."""
+"""The command line: parses options, calls the API, renders the result."""

@@ -1,4 +1,4 @@
-"""What is shown on standard error while something is made: rows that live on a terminal, plain lines elsewhere."""
+"""The display on standard error: live rows on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class Display:
-    """Holds the rows; `bars` is None where standard error is no terminal. Use it as a context manager."""
+    """A context manager that shows rows; `bars` is None if standard error is not a terminal."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         self._columns = columns
@@ -37,36 +37,36 @@ class Display:
         if self.bars is not None:
             self.bars.stop()
 
-    def write(self, words: str) -> None:
-        """A plain line, with the seconds since the beginning."""
+    def write(self, text: str) -> None:
+        """Writes a plain line that starts with the elapsed seconds."""
         elapsed_s = time.monotonic() - self._began_s
-        sys.stderr.write(f"[{elapsed_s:6.1f} s] {words}\n")
+        sys.stderr.write(f"[{elapsed_s:6.1f} s] {text}\n")
         sys.stderr.flush()
 
 
-def words_column() -> TextColumn:
-    """What a row is about, as it is: no markup."""
+def text_column() -> TextColumn:
+    """The description of a row, without markup."""
     return TextColumn("{task.description}", markup=False)
 
 
-class LeftColumn(ProgressColumn):
-    """The time left of a row whose field `ends_s` says when it will probably end; nothing where unknown."""
+class TimeLeftColumn(ProgressColumn):
+    """Time left of a row, from its field `ends_s`; empty if the field is not set."""
 
     def render(self, task: Task) -> Text:
-        """Counts down; what takes longer than it was thought to says so."""
+        """Counts down, and reports when the row takes longer than expected."""
         ends_s: float | None = task.fields.get("ends_s")
         if ends_s is None or task.finished:
             return Text("")
-        return Text(left_words(ends_s - time.monotonic()))
+        return Text(time_left_text(ends_s - time.monotonic()))
 
 
-def left_words(seconds: float) -> str:
+def time_left_text(seconds: float) -> str:
     """`about 12 s left`."""
-    return "longer than thought" if seconds < 0 else f"about {format_left(seconds)} left"
+    return "longer than expected" if seconds < 0 else f"about {format_left(seconds)} left"
 
 
 def format_left(seconds: float) -> str:
-    """A rough time for people: `40 s`, `12 min`, `3.5 h`."""
+    """A rough time: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

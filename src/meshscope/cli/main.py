@@ -1,4 +1,4 @@
-"""The command `meshscope`: finds the subcommand, and turns every foreseen fault into one message."""
+"""The command `meshscope`: runs a subcommand, and prints a user error as one message."""
 
 import errno
 import importlib
@@ -25,31 +25,25 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subcommand:
-    """A subcommand: its module is imported when it is used, so that the others cost nothing."""
+    """A subcommand; its module is imported only when it runs."""
 
     module: str
     summary: str
 
 
-# In the order of --help.
+# In the order of --help. A summary is the first line of the command's docstring.
 COMMANDS: dict[str, Subcommand] = {
     "predict": Subcommand(
-        module="predict", summary="Predict the collectives of a plan, without compiler or JAX."
+        module="predict", summary="Predict the collectives, memory and times of a plan."
     ),
     "compile": Subcommand(
-        module="compile",
-        summary="Compile for chips that are not there, into a run.",
+        module="compile", summary="Compile for a TPU or GPU slice without the hardware."
     ),
-    "run": Subcommand(
-        module="run", summary="Run on live devices, time and profile them, into a run."
-    ),
+    "run": Subcommand(module="run", summary="Run on live devices, timed and profiled."),
     "sweep": Subcommand(
-        module="sweep",
-        summary="Make many runs, resuming after interruptions.",
+        module="sweep", summary="Run many experiments, and resume after interruptions."
     ),
-    "import": Subcommand(
-        module="import_", summary="Read HLO text that someone else dumped, into a run."
-    ),
+    "import": Subcommand(module="import_", summary="Read HLO text dumped by another tool."),
     "show": Subcommand(module="show", summary="Show a run."),
     "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
@@ -60,16 +54,16 @@ COMMANDS: dict[str, Subcommand] = {
     ),
     "sql": Subcommand(module="sql", summary="Query the tables of one run or several with SQL."),
     "calibrate": Subcommand(
-        module="calibrate", summary="Measure what the chip here does, into a profile."
+        module="calibrate", summary="Measure the chip of this machine, into a profile."
     ),
 }
 
 
 class _LazyCommand(TyperCommand):
-    """Stands in the list of commands; parsing its arguments imports the command itself."""
+    """A command of the list whose module is imported when its arguments are parsed."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The context of the command that this one stands for."""
+        """The context of the imported command."""
         assert self.name is not None
         module = importlib.import_module(f"meshscope.cli.{COMMANDS[self.name].module}")
         single = typer.Typer(**SETTINGS)
@@ -96,21 +90,21 @@ def _app() -> typer.Typer:
             ),
         ] = False,
     ) -> None:
-        """See every byte that a large language model moves across a TPU slice, before you rent one."""
+        """See every byte that an LLM moves across a TPU slice, before you rent one."""
 
     for name, command in COMMANDS.items():
-        app.command(name, cls=_LazyCommand, help=command.summary)(_stand_in)
+        app.command(name, cls=_LazyCommand, help=command.summary)(_placeholder)
     return app
 
 
-def _stand_in() -> None:
+def _placeholder() -> None:
     raise AssertionError("_LazyCommand invokes the command itself")
 
 
 def main() -> None:
-    """Runs the command line and exits: 0 done, 1 the user's mistake, 2 usage, 130 interrupted."""
+    """Runs the command line and exits with 0, 1 (user error), 2 (usage) or 130 (interrupted)."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  never fail on a name
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  print any name
     signal.signal(signal.SIGTERM, _terminate)
     try:
         _run()
@@ -123,11 +117,11 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _fail(f"{error.strerror}. Free some space and run the command again.")
+        _fail(f"{error.strerror}. Free some space and rerun the command.")
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwinds the stack, so that children end and nothing half-written stays; once is enough."""
+    """Unwinds the stack once, so that workers end and half-written folders are removed."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
@@ -136,11 +130,11 @@ def _run() -> None:
     try:
         _app()(prog_name="meshscope")
     finally:
-        sys.stdout.flush()  # a closed pipe shows here, not when the interpreter ends
+        sys.stdout.flush()  # raises BrokenPipeError here, not at interpreter exit
 
 
 def _fail(message: str) -> None:
-    from meshscope.views.plain import plain  # noqa: PLC0415  only faults need it
+    from meshscope.views.plain import plain  # noqa: PLC0415  only errors need it
 
     lines = [plain(line) for line in message.splitlines()]
     sys.stderr.write("\n".join(["meshscope: " + lines[0], *lines[1:]]) + "\n")
@@ -148,6 +142,6 @@ def _fail(message: str) -> None:
 
 
 def _leave_quietly() -> None:
-    """The reader of the pipe has gone: what it wanted it has."""
+    """Exits without a message after the reader closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

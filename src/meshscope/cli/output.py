@@ -1,4 +1,4 @@
-"""Where commands print: results on standard output, progress and warnings on standard error."""
+"""Output of commands: results on standard output, progress and warnings on standard error."""
 
 import json
 import os
@@ -8,17 +8,31 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-PIPED_WIDTH = 100  # columns of a table in a file or a pipe, where nobody says otherwise
+from meshscope.api.run import Run
+from meshscope.views.text import run_text
+
+PIPED_WIDTH = 100  # columns of a table in a file or a pipe, unless COLUMNS is set
+
+
+def print_run(run: Run, *, as_json: bool) -> None:
+    """Prints the tables of the run, or its document; its warnings go to standard error."""
+    for warning in run.warnings:
+        note(warning)
+    if as_json:
+        print_json(run.as_dict())
+        return
+    console = new_console()
+    print_all(console, run_text(run.record, console))
 
 
 def new_console() -> Console:
-    """Standard output: colours on a terminal, plain text elsewhere; nothing is cut off."""
+    """Standard output: color on a terminal, plain text elsewhere; nothing is cut off."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_all(console: Console, parts: Iterable[RenderableType]) -> None:
-    """Prints the parts one below the other; a file or a pipe gets no blanks at the ends of lines."""
+    """Prints the parts one below the other, without trailing blanks in a file or a pipe."""
     if console.is_terminal:
         for part in parts:
             console.print(part)
@@ -30,10 +44,10 @@ def print_all(console: Console, parts: Iterable[RenderableType]) -> None:
 
 
 def print_json(document: Mapping[str, Any] | list[Any]) -> None:
-    """One document on one line, the only thing on standard output."""
+    """Prints one document on one line, the only output on standard output."""
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
 
 
 def note(message: str) -> None:
-    """A line on standard error."""
+    """Writes a line on standard error."""
     sys.stderr.write(message + "\n")

@@ -1,10 +1,14 @@
-"""`meshscope sql`: DuckDB over the tables of runs, with no way out of them."""
+"""`meshscope sql`: sandboxed DuckDB over the tables of runs."""
 
 import csv
 import json
 import math
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -18,21 +22,25 @@ from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.views.plain import plain
 from meshscope.views.tables import add_column, new_table
 
+GRACE_S = 2.0  # for an interrupted query to end
+
 
 def command(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run, a folder of runs, or a pattern: 'runs/*'.")
     ],
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='e.g. "select * from collectives"')],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help='Such as "select * from collectives".')
+    ],
     *,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
     """Query the tables of one run or several with SQL.
 
-    Views: `events` has every row, `collectives` those with a kind, `timeline` single executions where
-    time was modelled, `runs` a row for each run; the column `run` joins them. Columns: `describe events`,
-    questions with answers: docs/sql.md.
+    Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
+    with times, `runs` a row for each run; the column `run` joins them. `describe events` lists columns;
+    docs/sql.md has examples.
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")
@@ -46,13 +54,39 @@ def command(
 
 
 def _query(runs: str, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of the answer."""
-    with database(run_folders(runs)) as connection:
+    """Column names and rows of the result."""
+    with database(run_folders(runs)) as connection, _ended_by_signal():
         return answer(connection, query)
 
 
+@contextmanager
+def _ended_by_signal() -> Generator[None]:
+    """Ends the process if the block goes on for GRACE_S after Ctrl-C or SIGTERM.
+
+    DuckDB does not check for signals in all of its operators.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    is_done = threading.Event()
+
+    def watch() -> None:
+        number = os.read(read_end, 1)
+        if number and not is_done.wait(GRACE_S):
+            os._exit(128 + number[0])
+        os.close(read_end)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        signal.set_wakeup_fd(previous)
+        os.close(write_end)
+
+
 def _json_value(value: Any) -> Any:
-    """The value as JSON has it; what JSON has no form for becomes text, not a number null."""
+    """The value as JSON: text for types that JSON lacks, null for a number that is not finite."""
     if isinstance(value, Decimal):
         value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -85,5 +119,5 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def _plain_lines(text: str) -> str:
-    """Plain text that keeps its lines, which a query plan has."""
+    """Printable text that keeps its line breaks, for query plans."""
     return "\n".join(plain(line) for line in text.split("\n"))

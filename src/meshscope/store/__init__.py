@@ -1,1 +1,1 @@
-"""A run is a folder: the only interface between making and reading."""
+"""Run folders: writing, reading, and their typed contents."""

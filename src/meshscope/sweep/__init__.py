@@ -1,1 +1,1 @@
-"""Sweeps: many experiments of one file, each a run of its own, made once and for all."""
+"""Sweeps: the experiments of one file, each a run, resumed after interruptions."""

@@ -1,7 +1,7 @@
-"""Reads a sweep file: YAML of plain values, within limits, so that no file makes a large one of a small.
+"""Reads a sweep file: YAML of plain values, limited in size and depth.
 
-Words are read as YAML 1.2 has them: `on`, `off`, `yes`, `no` and `1:30` are texts, not booleans or
-numbers. A name that stands twice, an alias, and a tag are refused.
+Scalars follow YAML 1.2: `on`, `off`, `yes`, `no` and `1:30` are text, not booleans or numbers.
+Repeated keys, aliases and tags are refused.
 """
 
 import re
@@ -13,10 +13,10 @@ import yaml
 from meshscope.errors import ParseError
 
 MAX_BYTES = 1_000_000
-MAX_DEPTH = 8  # of lists and mappings in each other; the form itself needs 5
+MAX_DEPTH = 8  # of nested lists and mappings; a sweep file needs 5
 
 _TAG = "tag:yaml.org,2002:"
-# Tag, form and possible first characters of what is no text.
+# Tag, pattern and possible first characters of scalars that are not text.
 _FORMS = (
     (f"{_TAG}bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     (f"{_TAG}int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
@@ -31,7 +31,7 @@ _FORMS = (
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """What the file holds; ParseError, with file and line, where it is no sweep file."""
+    """The contents of the file; ParseError with file and line if it is not a sweep file."""
     text = _text(path)
     try:
         document = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader, and stricter
@@ -42,7 +42,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ParseError(f"{path}: not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(document, dict):
-        raise ParseError(f"{path}:1: a sweep file holds names with values, such as 'experiments:'.")
+        raise ParseError(f"{path}:1: a sweep file is a mapping, such as 'experiments:'.")
     return document
 
 
@@ -53,26 +53,26 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ParseError(f"cannot read '{path}': {error.strerror}. Give a sweep file.") from error
     if len(content) > MAX_BYTES:
-        raise ParseError(f"{path}: larger than {MAX_BYTES:,} bytes; a sweep file is not.")
+        raise ParseError(f"{path}: larger than {MAX_BYTES:,} bytes, the limit of a sweep file.")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ParseError(
-            f"{path}: not UTF-8 text (byte {error.start}). Save it as such."
+            f"{path}: not UTF-8 text (byte {error.start}). Save it as UTF-8."
         ) from error
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """The forms by first character, as PyYAML looks them up; of two that match the first counts."""
-    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    """The patterns by first character, as PyYAML looks them up; the first match counts."""
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for tag, form, firsts in _FORMS:
         for first in firsts:
-            found.setdefault(first, []).append((tag, re.compile(rf"^(?:{form})$")))
-    return found
+            resolvers.setdefault(first, []).append((tag, re.compile(rf"^(?:{form})$")))
+    return resolvers
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader without aliases, tags, deep nesting and repeated names."""
+    """A SafeLoader that refuses aliases, tags, deep nesting and repeated keys."""
 
     yaml_implicit_resolvers = _resolvers()
 
@@ -81,12 +81,14 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """The next node, one level deeper."""
+        """Composes the next node, one level deeper."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise _refused(event, "aliases (*name) are not read; use 'defaults', or write it out")
+            raise _refused(
+                event, "aliases (*name) are not allowed; use 'defaults', or repeat the values"
+            )
         if getattr(event, "tag", None) is not None:
-            raise _refused(event, f"tags ({event.tag}) are not read")
+            raise _refused(event, f"tags ({event.tag}) are not allowed")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _refused(event, f"nested more than {MAX_DEPTH} deep")
@@ -95,21 +97,21 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """The mapping, each of whose names is a text that stands once."""
+        """A mapping whose keys are text and unique."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(
-                    problem="a name must be a text", problem_mark=key.start_mark
+                    problem="a key must be text", problem_mark=key.start_mark
                 )
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"'{key.value}' stands twice; one of the two would be lost",
+                    problem=f"'{key.value}' is repeated",
                     problem_mark=key.start_mark,
                 )
             seen.add(key.value)
-        found = super().construct_mapping(node, deep=deep)
-        return {str(key): value for key, value in found.items()}
+        mapping = super().construct_mapping(node, deep=deep)
+        return {str(key): value for key, value in mapping.items()}
 
 
 def _refused(event: Any, problem: str) -> yaml.MarkedYAMLError:

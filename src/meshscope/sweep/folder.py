@@ -1,7 +1,7 @@
-"""The folder of a sweep: one sweep works in it at a time, and what it holds says what is left to do.
+"""The folder of a sweep: its runs and failures, used by one sweep at a time.
 
-A run that is there whole is done. A failure is kept in `failures.json`, so that a sweep that goes on
-does not try it again. Nothing else is remembered, so that nothing can contradict the folder.
+A complete run is done. `failures.json` stores failures, so that a resumed sweep does not retry them.
+The folder holds no other state.
 """
 
 import json
@@ -21,15 +21,15 @@ from meshscope.sweep.planned import PlannedRun
 
 try:
     import fcntl
-except ImportError:  # not on this platform: two sweeps of one folder are not told apart
+except ImportError:  # not on this platform: two sweeps of one folder are not detected
     fcntl = None
 
 MARK = "sweep.json"
 FAILURES = "failures.json"
 SUMMARY = "summary.parquet"
-LEFTOVERS = (".*.json.partial", ".*.log")  # of a sweep that was killed
+LEFTOVERS = (".*.json.partial", ".*.log")  # files of a killed sweep
 SCHEMA = 1
-WAIT_FOR_LOCK_S = 15.0  # children of a sweep that was killed need a moment to end
+WAIT_FOR_LOCK_S = 15.0  # for the children of a killed sweep to end
 
 
 class SweepFolder:
@@ -42,39 +42,39 @@ class SweepFolder:
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """What was said of each run that could not be made, by name."""
+        """The message of each failed run, by name."""
         return dict(self._failures)
 
     def keep_failure(self, planned: PlannedRun, message: str) -> None:
-        """Keeps what was said, and which command said it."""
+        """Stores the message of a failed run."""
         self._failures[planned.name] = message
         self._write_failures()
 
     def forget_failure(self, planned: PlannedRun) -> None:
-        """Forgets a failure, so that the run is tried again."""
+        """Removes a failure, so that the run is retried."""
         if self._failures.pop(planned.name, None) is not None:
             self._write_failures()
 
     def log(self, planned: PlannedRun) -> Path:
-        """Where the command that makes the run writes what it says, until it has ended."""
+        """The log of the command that makes the run; removed when the command has ended."""
         return self.path / f".{planned.name}.log"
 
     def is_done(self, planned: PlannedRun) -> bool:
-        """Whether the run is there; RunError where the place holds something else."""
+        """Whether the run is complete; RunError if its folder holds something else."""
         path = self.path / planned.name
         if not os.path.lexists(path):
             return False
         manifest = read_manifest(path)
-        differing = _difference(manifest, planned)
-        if differing is not None:
+        difference = _difference(manifest, planned)
+        if difference is not None:
             raise RunError(
-                f"'{path}' holds a run of another {differing}, made under the same options. Give "
+                f"'{path}' holds a run of another {difference} made with the same options. Use "
                 "--force to replace it, or another --out to keep both."
             )
         return True
 
     def write_mark(self, document: Mapping[str, Any]) -> None:
-        """Says whose folder this is, and what was asked for."""
+        """Writes sweep.json, which marks the folder and lists the experiments."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.path / MARK, {"tool": TOOL, "sweep": SCHEMA, "started": now, **document})
 
@@ -84,10 +84,9 @@ class SweepFolder:
 
 @contextmanager
 def locked_folder(path: Path) -> Generator[SweepFolder]:
-    """The folder, made where it is not there, for this sweep alone while the block runs.
+    """The folder, created if it is missing, for this sweep alone while the block runs.
 
-    RunError when it is something else, or another sweep works in it. What interrupted runs left is
-    removed.
+    RunError if it is something else, or another sweep uses it. Removes leftovers of interrupted runs.
     """
     check_is_sweep(path)
     try:
@@ -95,7 +94,7 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
         lock = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise RunError(
-            f"cannot make the folder '{path}': {error.strerror}. Choose another --out."
+            f"cannot create the folder '{path}': {error.strerror}. Choose another --out."
         ) from error
     try:
         _wait_for_lock(lock, path)
@@ -110,7 +109,7 @@ def locked_folder(path: Path) -> Generator[SweepFolder]:
 
 
 def check_is_sweep(path: Path) -> None:
-    """RunError unless a sweep may work in the folder: it is none yet, empty, or a sweep's."""
+    """RunError unless the folder is missing, empty, or the folder of a sweep."""
     if not os.path.lexists(path):
         return
     if not path.is_dir():
@@ -120,23 +119,23 @@ def check_is_sweep(path: Path) -> None:
         if document.get("tool") == TOOL and document.get("sweep") == SCHEMA:
             return
     elif all(entry.name.startswith(".") for entry in path.iterdir()):
-        return  # empty, or interrupted before its mark was there
+        return  # empty, or interrupted before its mark was written
     raise RunError(
-        f"'{path}' exists and is not the folder of a sweep; it is left as it is. Choose another --out."
+        f"'{path}' exists and is not the folder of a sweep; it is not changed. Choose another --out."
     )
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The runs in the folder of a sweep; RunError where it has none, or no summary of them."""
+    """The runs in the folder of a sweep; RunError if it has none, or no summary."""
     check_is_sweep(path)
     runs = sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
     if not runs or not (path / SUMMARY).is_file():
-        raise RunError(f"'{path}' has no summary of runs yet. Let the sweep come to its end.")
+        raise RunError(f"'{path}' has no summary of runs yet. Let the sweep finish.")
     return runs
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes the file so that it is there whole, whenever the process ends."""
+    """Writes the file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
         json.dump(document, file, indent=1, allow_nan=False)
@@ -154,7 +153,7 @@ def _wait_for_lock(lock: int, path: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() > last:
                 raise RunError(
-                    f"another sweep works in '{path}'. Wait for it, or choose another --out."
+                    f"another sweep is using '{path}'. Wait for it, or choose another --out."
                 ) from error
             time.sleep(0.1)
         else:
@@ -172,17 +171,17 @@ def _difference(manifest: Manifest, planned: PlannedRun) -> str | None:
 def _read_failures(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    found = _read_json(path).get("failures")
-    if not isinstance(found, dict):
-        raise RunError(f"'{path}' holds no failures. Remove it: all that failed is tried again.")
-    return {str(name): str(message) for name, message in found.items()}
+    failures = _read_json(path).get("failures")
+    if not isinstance(failures, dict):
+        raise RunError(f"'{path}' has no list of failures. Remove it; failed runs are retried.")
+    return {str(name): str(message) for name, message in failures.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot read '{path}': {error}. Remove it, and start again.") from error
+        raise RunError(f"cannot read '{path}': {error}. Remove it and start again.") from error
     if not isinstance(document, dict):
-        raise RunError(f"'{path}' is not a JSON object. Remove it, and start again.")
+        raise RunError(f"'{path}' is not a JSON object. Remove it and start again.")
     return document

@@ -1,4 +1,4 @@
-"""An experiment of a sweep that was checked: which command makes its run, and where the run will be."""
+"""A checked experiment of a sweep: the command that makes its run, and the name of its folder."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from meshscope.store.folder_names import MAX_NAME, safe_name
 
 
 class RunCommand(StrEnum):
-    """The commands that make a run of an experiment."""
+    """The commands that make a run."""
 
     PREDICT = "predict"
     COMPILE = "compile"
@@ -19,7 +19,7 @@ class RunCommand(StrEnum):
 
     @property
     def source(self) -> Source:
-        """The strongest source of the runs that the command makes."""
+        """The strongest source of the command's runs."""
         match self:
             case RunCommand.PREDICT:
                 return Source.PREDICTED
@@ -31,27 +31,27 @@ class RunCommand(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run to be made by `meshscope COMMAND WORDS`.
+    """A run that `meshscope COMMAND WORDS` makes.
 
-    `name` is that of its folder, `experiment` what its manifest will hold, `told` its options for
-    people, by name.
+    `name` is the name of its folder, `experiment` the one of its manifest, `options` the options that
+    differ from their defaults.
     """
 
     name: str
     command: RunCommand
     words: tuple[str, ...]
     experiment: ExperimentRecord
-    told: Mapping[str, str | int | float | bool]
+    options: Mapping[str, str | int | float | bool]
 
     def __str__(self) -> str:
-        """The command and its options in one line."""
+        """The command and its options on one line."""
         short = ("model", "topology", "plan")
-        told = (str(v) if name in short else f"{name}={v}" for name, v in self.told.items())
-        return " ".join([self.command.value, *told])
+        texts = (str(v) if name in short else f"{name}={v}" for name, v in self.options.items())
+        return " ".join([self.command.value, *texts])
 
 
 def run_name(readable: str, command: RunCommand, words: tuple[str, ...]) -> str:
-    """The name of the folder: readable, and another one for any other option."""
+    """A readable folder name that is unique to the command and its options."""
     digest = hashlib.sha256("\0".join([command.value, *words]).encode()).hexdigest()[:8]
     end = f"-{command}-{digest}"
     return safe_name(readable)[: MAX_NAME - len(end)] + end

@@ -1,4 +1,4 @@
-"""Makes the runs of a sweep, each in a process of its own, so that no failure reaches another."""
+"""Makes the runs of a sweep, each in its own process, so that a failure does not affect the others."""
 
 import os
 import signal
@@ -14,16 +14,16 @@ from typing import Protocol
 
 from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import PlannedRun, RunCommand
-from meshscope.workers.exit_status import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
+from meshscope.workers.exit_status import MAX_MESSAGE, exit_status, telling_line, was_killed
 
 POLL_S = 0.02
-WAIT_FOR_END_S = 20.0  # a child that is told to end removes what it wrote
-LOG_BYTES = 65_536  # of the end of a child's log
+WAIT_FOR_END_S = 20.0  # for a terminated child to remove its half-written run
+LOG_BYTES = 65_536  # read from the end of a child's log
 
-CHILD = ("-m", "meshscope.cli.child")
-SAID = "meshscope: "  # begins the one message of a command that failed
+CHILD = ("-m", "meshscope.sweep.child")
+MESSAGE = "meshscope: "  # prefix of the message of a failed command
 
-# How a command ends that was told to: by Ctrl-C, or by SIGTERM.
+# Exit codes of a command interrupted by Ctrl-C or SIGTERM.
 INTERRUPTED = (
     -signal.SIGINT,
     -signal.SIGTERM,
@@ -33,7 +33,7 @@ INTERRUPTED = (
 
 
 class Outcome(StrEnum):
-    """How the making of a run ended."""
+    """How a run ended."""
 
     DONE = "done"
     FAILED = "failed"
@@ -41,16 +41,16 @@ class Outcome(StrEnum):
 
 
 class SweepListener(Protocol):
-    """Is told what happens."""
+    """Receives the events of a sweep."""
 
     def started(self, planned: PlannedRun) -> None:
-        """The run is being made."""
+        """The run starts."""
 
-    def said(self, planned: PlannedRun, words: str) -> None:
-        """The last thing that its command said."""
+    def reported(self, planned: PlannedRun, message: str) -> None:
+        """The last line that its command wrote."""
 
-    def ended(self, planned: PlannedRun, how: Outcome, seconds: float) -> None:
-        """It is made, or could not be."""
+    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
+        """The run ended, after `seconds`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class _Child:
     log: Path
     started_s: float
 
-    def said(self) -> str:
-        """The end of what it wrote on standard error."""
+    def log_tail(self) -> str:
+        """The end of its standard error."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_BYTES))
             return file.read().decode(errors="replace")
 
     def close(self) -> None:
-        """Lets go of its standard input, which tells it to end if it still runs."""
+        """Closes its standard input, which ends it if it still runs."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -78,24 +78,24 @@ def make_runs(
     *,
     n_jobs: int,
     force: bool,
-    progress: SweepListener,
+    listener: SweepListener,
 ) -> None:
-    """Makes the runs in their order, so many at a time; what fails is kept, and stops nothing.
+    """Makes the runs in order, up to `n_jobs` in parallel; failures are stored and do not stop others.
 
-    A run on live devices has the machine for itself, as its times tell of nothing else then.
+    A run on live devices has the machine to itself, because others would change its times.
     """
     waiting, running = deque(planned), list[_Child]()
     try:
         while waiting or running:
             while waiting and _has_room(waiting[0], running, n_jobs):
                 running.append(_started(waiting.popleft(), folder, force=force))
-                progress.started(running[-1].planned)
+                listener.started(running[-1].planned)
             time.sleep(POLL_S)
             for child in [child for child in running if child.process.poll() is not None]:
                 running.remove(child)
-                progress.ended(child.planned, *_settled(child, folder))
+                listener.ended(child.planned, *_outcome(child, folder))
             for child in running:
-                progress.said(child.planned, _last_line(child.said()))
+                listener.reported(child.planned, _last_line(child.log_tail()))
     finally:
         _end(running)
 
@@ -108,7 +108,7 @@ def _has_room(planned: PlannedRun, running: Sequence[_Child], n_jobs: int) -> bo
 
 
 def _started(planned: PlannedRun, folder: SweepFolder, *, force: bool) -> _Child:
-    """The command in a child that holds our lock, and our pipe: it ends when we do, however we end."""
+    """Starts the command in a child that inherits the lock and ends when this process ends."""
     out = ("--out", str(folder.path / planned.name), *(["--force"] if force else []))
     command = [sys.executable, *CHILD, planned.command.value, *planned.words, *out]
     path = folder.log(planned)
@@ -123,30 +123,30 @@ def _started(planned: PlannedRun, folder: SweepFolder, *, force: bool) -> _Child
     return _Child(planned=planned, process=process, log=path, started_s=time.monotonic())
 
 
-def _settled(child: _Child, folder: SweepFolder) -> tuple[Outcome, float]:
-    """How the child ended, and the seconds it took; a failure is kept in the folder."""
+def _outcome(child: _Child, folder: SweepFolder) -> tuple[Outcome, float]:
+    """How the child ended, and after how many seconds; stores a failure in the folder."""
     seconds, code = time.monotonic() - child.started_s, child.process.returncode
-    said = child.said()
+    log = child.log_tail()
     child.log.unlink()
     child.close()
     if code in INTERRUPTED:
         return Outcome.INTERRUPTED, seconds
     if code:
-        folder.keep_failure(child.planned, failure_words(code, said))
+        folder.keep_failure(child.planned, failure_message(code, log))
         return Outcome.FAILED, seconds
     return Outcome.DONE, seconds
 
 
-def failure_words(returncode: int, log: str) -> str:
-    """Why a command failed: its own message, or how it ended and its last words."""
+def failure_message(returncode: int, log: str) -> str:
+    """Why a command failed: its own message, or its exit status and the line of its log that explains it."""
     if was_killed(returncode):
         return "the command was killed; the machine probably ran out of memory."
     lines = log.splitlines()
-    starts = [i for i, line in enumerate(lines) if line.startswith(SAID)]
+    starts = [i for i, line in enumerate(lines) if line.startswith(MESSAGE)]
     if starts:
-        message = "\n".join(lines[starts[-1] :]).removeprefix(SAID)
-        return message[:MAX_TOLD_CHARACTERS]
-    return f"the command crashed ({ending(returncode)}). Its last words: {last_words(log)}"
+        message = "\n".join(lines[starts[-1] :]).removeprefix(MESSAGE)
+        return message[:MAX_MESSAGE]
+    return f"the command crashed ({exit_status(returncode)}). Its log says: {telling_line(log)}"
 
 
 def _last_line(log: str) -> str:
@@ -155,7 +155,7 @@ def _last_line(log: str) -> str:
 
 
 def _end(running: Sequence[_Child]) -> None:
-    """Ends the children, and waits until they have removed what they wrote."""
+    """Terminates the children, and waits until they have removed their half-written runs."""
     for child in running:
         if child.process.poll() is None:
             child.process.terminate()
@@ -164,7 +164,7 @@ def _end(running: Sequence[_Child]) -> None:
         for child in running:
             child.process.wait(timeout=max(0.0, last - time.monotonic()))
     except subprocess.TimeoutExpired:
-        pass  # told twice, they end by force
+        pass  # then they are killed
     finally:
         for child in running:
             if child.process.poll() is None:
@@ -175,16 +175,17 @@ def _end(running: Sequence[_Child]) -> None:
 
 
 def time_left_s(
-    took: Sequence[tuple[RunCommand, float]], waiting: Sequence[RunCommand], *, n_jobs: int
+    durations: Sequence[tuple[RunCommand, float]], waiting: Sequence[RunCommand], *, n_jobs: int
 ) -> float | None:
-    """Seconds that the waiting runs will take, by the mean of those made so far; None before the first.
+    """Seconds until the waiting runs are made, from the mean duration of each command; None before the first.
 
-    A command of which none was made counts as the mean of all. Runs on live devices go one by one.
+    A command without a duration counts as the mean of all. Live runs run one by one.
     """
-    if not took:
+    if not durations:
         return None
     total = 0.0
     for command in waiting:
-        own = [seconds for made, seconds in took if made is command] or [s for _, s in took]
-        total += sum(own) / len(own) / (1 if command is RunCommand.RUN else n_jobs)
+        same = [seconds for made, seconds in durations if made is command]
+        seconds = same or [s for _, s in durations]
+        total += sum(seconds) / len(seconds) / (1 if command is RunCommand.RUN else n_jobs)
     return total

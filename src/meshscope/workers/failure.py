@@ -1,4 +1,4 @@
-"""Why a child process left no report, as far as it can be known."""
+"""The failure of a worker process: its own message, a library's, or its exit status and log."""
 
 import errno
 import json
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from meshscope.workers.exit_status import MAX_TOLD_CHARACTERS, ending, last_words, was_killed
+from meshscope.workers.exit_status import MAX_MESSAGE, exit_status, telling_line, was_killed
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class ExitKind(StrEnum):
-    """What became of the work."""
+    """Why a worker process ended without a result."""
 
-    OURS = "ours"  # the child found what was asked wrong, and has the message
+    OURS = "ours"  # a MeshscopeError
     REFUSED = "refused"  # a library raised
-    KILLED = "killed"  # by SIGKILL, as Linux does where memory runs out
+    KILLED = "killed"  # by SIGKILL, which Linux sends when memory runs out
     CRASHED = "crashed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """`words` are the message, of the library too, or the last words of the log; `kind` names the class."""
+    """`kind` names the exception or exit status; `words` are its message, or a line of the log."""
 
     how: ExitKind
     kind: str
@@ -31,15 +31,17 @@ class Failure:
 
 
 def failure_of(returncode: int, errors: Path, log: Path) -> Failure:
-    """Of a child that ended so; OSError where it had no room to write, as if we had written ourselves."""
+    """The failure of a worker that ended with this code; OSError if it had no space to write."""
     if errors.exists():
-        said = json.loads(errors.read_text(encoding="utf-8"))
-        if said["errno"] in NO_ROOM:
-            raise OSError(said["errno"], os.strerror(said["errno"]))
-        message = said["message"][:MAX_TOLD_CHARACTERS]
-        if said["is_ours"]:
-            return Failure(how=ExitKind.OURS, kind=said["type"], words=message)
-        return Failure(how=ExitKind.REFUSED, kind=said["type"], words=f"{said['type']}: {message}")
+        report = json.loads(errors.read_text(encoding="utf-8"))
+        if report["errno"] in NO_SPACE:
+            raise OSError(report["errno"], os.strerror(report["errno"]))
+        message = report["message"][:MAX_MESSAGE]
+        if report["is_ours"]:
+            return Failure(how=ExitKind.OURS, kind=report["type"], words=message)
+        return Failure(
+            how=ExitKind.REFUSED, kind=report["type"], words=f"{report['type']}: {message}"
+        )
     how = ExitKind.KILLED if was_killed(returncode) else ExitKind.CRASHED
-    words = last_words(log.read_text(encoding="utf-8", errors="replace"))
-    return Failure(how=how, kind=ending(returncode), words=words)
+    line = telling_line(log.read_text(encoding="utf-8", errors="replace"))
+    return Failure(how=how, kind=exit_status(returncode), words=line)

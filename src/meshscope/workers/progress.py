@@ -1,25 +1,25 @@
-"""What passes between a child process and its parent."""
+"""Progress lines between a worker process and its parent, and the path of its error report."""
 
 from pathlib import Path
 
-TOLD = "meshscope: "  # begins the child's lines for its parent; libraries write others
+PREFIX = "meshscope: "  # of the worker's lines for its parent; libraries write others
 
-LEFT = "\t"  # stands before the seconds that are left, where they are known
+SEPARATOR = "\t"  # before the seconds left, if they are known
 
 
-def format_progress(words: str, left_s: float | None = None) -> str:
-    """The line with which the child tells what is being done, and the seconds that all of it has left."""
-    return f"{TOLD}{words}" + ("" if left_s is None else f"{LEFT}{left_s:.3f}")
+def format_progress(step: str, left_s: float | None = None) -> str:
+    """The line that reports a step, and the seconds that the whole work still needs."""
+    return f"{PREFIX}{step}" + ("" if left_s is None else f"{SEPARATOR}{left_s:.3f}")
 
 
 def parse_progress(line: str) -> tuple[str, float | None] | None:
-    """What a line of the child tells: words and the seconds left; None where a library wrote it."""
-    if not line.startswith(TOLD):
+    """The step and the seconds left of a worker's line; None for a line that a library wrote."""
+    if not line.startswith(PREFIX):
         return None
-    words, _, left = line.removeprefix(TOLD).partition(LEFT)
-    return words, float(left) if left else None
+    step, _, left = line.removeprefix(PREFIX).partition(SEPARATOR)
+    return step, float(left) if left else None
 
 
 def error_report(request: Path, name: str = "work") -> Path:
-    """Where a child says why there is no report: beside what was asked of it, away from what it writes."""
+    """The file in which a worker reports its error: beside its request, apart from its output."""
     return request.with_name(f"{name}.error.json")

@@ -1,4 +1,4 @@
-"""A child process that is held: it ends when its parent does, however that ends."""
+"""Spawns worker processes, which end when their parent ends."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshscope.workers.progress import parse_progress
 
-# Called with a part of the work, what happens to it, and the seconds that it has left where known.
+# Called with a part of the work, its present step, and the seconds that it still needs, if known.
 Progress = Callable[[str, str, float | None], None]
 
 
@@ -19,17 +19,18 @@ def worker_process(
     *,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
-    is_heard: bool = True,
+    is_piped: bool = True,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Python with these arguments while the block runs; it holds our pipe, its errors go to `log`.
+    """Runs Python with these arguments while the block runs; standard error goes to `log`.
 
-    So does its standard output where nobody hears it.
+    The worker's standard input is a pipe that closes when this process ends. Its standard output is
+    a pipe, or goes to `log` too if not `is_piped`.
     """
     with log.open("wb") as errors:
         child = subprocess.Popen(
             [python, *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if is_heard else errors,
+            stdout=subprocess.PIPE if is_piped else errors,
             stderr=errors,
             env=environment,
         )
@@ -44,11 +45,11 @@ def worker_process(
         child.wait()
 
 
-def followed(child: subprocess.Popen[bytes], what: str, progress: Progress) -> int:
-    """Passes on what the child tells until it ends; the code that it ends with."""
+def forward_progress(child: subprocess.Popen[bytes], part: str, progress: Progress) -> int:
+    """Forwards the worker's progress until it ends; returns its exit code."""
     assert child.stdout is not None
     for line in child.stdout:
-        heard = parse_progress(line.decode(errors="replace").strip("\r\n"))
-        if heard is not None:
-            progress(what, *heard)
+        report = parse_progress(line.decode(errors="replace").strip("\r\n"))
+        if report is not None:
+            progress(part, *report)
     return child.wait()

@@ -1,4 +1,4 @@
-"""What a child process of ours does: it tells its parent, leaves a report, and never outlives it."""
+"""Inside a worker process: reports progress, writes the result or the error, ends with its parent."""
 
 import json
 import os
@@ -15,10 +15,10 @@ from meshscope.workers.progress import format_progress
 
 
 def end_with_parent(*, grace_s: float = 0.0) -> None:
-    """Ends this process when its parent, which holds the other end of standard input, is gone.
+    """Ends this process when its parent ends, which closes standard input.
 
-    With `grace_s` as by SIGTERM, so that what is half-written is removed; after that many seconds by
-    force.
+    With `grace_s` the process gets SIGTERM first, to remove half-written files; after that many
+    seconds it is ended by force.
     """
 
     def wait() -> None:
@@ -32,23 +32,20 @@ def end_with_parent(*, grace_s: float = 0.0) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def report_progress(words: str, left_s: float | None = None) -> None:
-    """Tells the parent what is being done, and the seconds that all has left, on a line of standard output."""
-    sys.stdout.write(format_progress(words, left_s) + "\n")
+def report_progress(step: str, left_s: float | None = None) -> None:
+    """Reports a step to the parent, and the seconds that the whole work still needs."""
+    sys.stdout.write(format_progress(step, left_s) + "\n")
     sys.stdout.flush()
 
 
 def reported(work: Callable[[], Mapping[str, Any]], report: Path, errors: Path) -> int:
-    """Does the work and writes what it returns; every failure that Python sees becomes an error report.
-
-    Returns the exit status of the process.
-    """
+    """Writes the result of the work, or an error report for any exception; returns the exit code."""
     try:
         report.write_text(json.dumps(work()), encoding="utf-8")
-    except Exception as error:  # noqa: BLE001  told to the parent, which words the message
+    except Exception as error:  # noqa: BLE001  the parent writes the message
         is_ours = isinstance(error, MeshscopeError)
         number = error.errno if isinstance(error, OSError) else None
-        said = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
-        errors.write_text(json.dumps(said | {"errno": number}), encoding="utf-8")
+        document = {"type": type(error).__name__, "message": str(error), "is_ours": is_ours}
+        errors.write_text(json.dumps(document | {"errno": number}), encoding="utf-8")
         return 1
     return 0

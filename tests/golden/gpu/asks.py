@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from meshscope.cli.options import ExperimentOptions, asked_experiment
+from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.spec.experiment import Experiment
 
 GPU_DIR = Path(__file__).parent
@@ -38,4 +38,4 @@ ONE: dict[str, dict[str, Any]] = {
 
 def asked(name: str) -> Experiment:
     """The experiment of a golden file."""
-    return asked_experiment(ExperimentOptions(**(ASKS | ONE)[name]))
+    return request_of(ExperimentRequest, (ASKS | ONE)[name]).experiment()

@@ -22,7 +22,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import Progress, followed, worker_process
+from meshscope.workers.spawn import Progress, forward_progress, worker_process
 
 CHILD = ("-m", "meshscope.backends.calibrate.worker")
 LIVE = "devices"
@@ -142,7 +142,7 @@ def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
         request_file, log = folder / "request.json", folder / "log"
         request_file.write_text(json.dumps(request.as_dict()), encoding="utf-8")
         with worker_process((*CHILD, str(request_file), str(folder)), log) as child:
-            returncode = followed(child, LIVE, progress)
+            returncode = forward_progress(child, LIVE, progress)
         if returncode:
             failure = failure_of(returncode, error_report(request_file), log)
             raise worker_error(_task(request), failure)

@@ -285,7 +285,7 @@ def _worker(
         _log(experiment_file, phase),
         python=torchxla_python() if is_torchxla else sys.executable,
         environment=environment,
-        is_heard=False,
+        is_piped=False,
     )
 
 

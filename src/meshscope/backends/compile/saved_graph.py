@@ -50,7 +50,7 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
             log,
             python=_python(),
             environment=torchxla_environment(),
-            is_heard=False,
+            is_piped=False,
         ) as child:
             returncode = child.wait()
         if returncode:

@@ -33,7 +33,7 @@ from meshscope.spec.program import Frontend
 from meshscope.store.write import write_table
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
-from meshscope.workers.spawn import Progress, followed, worker_process
+from meshscope.workers.spawn import Progress, forward_progress, worker_process
 
 CHILD = ("-m", "meshscope.backends.live.worker")
 OPS = "ops.parquet"
@@ -217,7 +217,7 @@ def _reported(
             python=torchxla_python() if is_torchxla else sys.executable,
             environment=torchxla_environment() if is_torchxla else None,
         ) as child:
-            returncode = followed(child, LIVE, progress)
+            returncode = forward_progress(child, LIVE, progress)
         if returncode:
             failure = failure_of(returncode, error_report(request), log)
             raise worker_error(_task(experiment), failure)

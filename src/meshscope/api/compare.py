@@ -1,0 +1,123 @@
+"""`meshscope.compare`: predicted with compiled in one run, or two runs with each other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from meshscope.analysis.comparison import compare_sides
+from meshscope.analysis.explanation import explain
+from meshscope.analysis.join import Comparison
+from meshscope.analysis.sides import Side, source_side
+from meshscope.api.run import Run
+from meshscope.api.text import rendered
+from meshscope.errors import RunError, SpecError
+from meshscope.events.enums import Source
+from meshscope.store.run import RunRecord
+from meshscope.views.document import comparison_document, source_verdicts_document
+from meshscope.views.explanation_document import explanation_document
+from meshscope.views.text import comparison_text
+
+if TYPE_CHECKING:
+    from meshscope.api.runs import RunSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunComparison:
+    """The collectives of two runs, or of two sources of one run, matched with each other."""
+
+    left: Side
+    right: Side
+    comparison: Comparison
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether counts, shapes, groups and bytes of all collectives are equal."""
+        return self.comparison.is_exact
+
+    @property
+    def verdict(self) -> str:
+        """`equal`, `same meaning` or `different`."""
+        return str(self.as_dict()["verdict"])
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The document that `compare --json` prints."""
+        left, right = _named(self.left), _named(self.right)
+        document = comparison_document(self.comparison, left=left, right=right)
+        if self.left.run is self.right.run:
+            return {**document, "verdicts": source_verdicts_document(self.left.run)}
+        explanation = explanation_document(explain(self.left, self.right))
+        return {**document, "explanation": explanation}
+
+    def text(self, width: int = 100) -> str:
+        """The tables that `meshscope compare` prints, without color."""
+        return rendered(partial(comparison_text, self.comparison, self.left, self.right), width)
+
+    def __repr__(self) -> str:
+        """One line with the verdict."""
+        return f"<RunComparison of {self.left.name} and {self.right.name}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """The text tables, for notebooks."""
+        return f"<pre>{escape(self.text())}</pre>"
+
+
+def compare(
+    run: Union[Run, "RunSet", str, Path], other: Union[Run, "RunSet", str, Path, None] = None
+) -> RunComparison:
+    """Compares two runs, or the prediction of one run with its compiled or measured collectives.
+
+    Example:
+        >>> meshscope.compare("runs/a", "runs/b").verdict
+
+    Args:
+        run: A run, or the folder of one.
+        other: Another run or folder; without it `run` is compared with its own prediction.
+
+    Returns:
+        The matched collectives: equal, changed, missing and extra ones.
+
+    Raises:
+        RunError: A run cannot be read, or `run` has only one source and there is no other run.
+    """
+    record = _record(run)
+    left, right = _own_sides(record) if other is None else _two_sides(record, _record(other))
+    return RunComparison(left=left, right=right, comparison=compare_sides(left, right))
+
+
+def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
+    if isinstance(run, Run):
+        return run.record
+    from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
+
+    if isinstance(run, str | Path):
+        return read_run(Path(run))
+    if len(run) != 1:
+        raise SpecError(
+            f"compare takes one run a side, not {len(run)}. Choose one, such as runs[0]."
+        )
+    return run[0].record
+
+
+def _own_sides(run: RunRecord) -> tuple[Side, Side]:
+    source = run.manifest.source
+    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+        raise RunError(
+            f"run '{run.path}' has the source {source} alone, nothing to compare it with. "
+            "Give a second run."
+        )
+    return source_side(run, Source.PREDICTED), source_side(run, source)
+
+
+def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
+    """The strongest source of each run."""
+    return (
+        Side(name="A", run=left, source=left.manifest.source),
+        Side(name="B", run=right, source=right.manifest.source),
+    )
+
+
+def _named(side: Side) -> dict[str, str]:
+    return {"name": side.name, "run": str(side.run.path), "source": side.source.value}

@@ -1,0 +1,140 @@
+"""`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshscope.api.progress import compile_progress, report_tracing_python
+from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
+from meshscope.api.request import (
+    CompileRequest,
+    ExperimentRequest,
+    command_line,
+    request_of,
+    run_folder,
+)
+from meshscope.api.run import Run
+from meshscope.backends.compile.compile import check_can_compile, compile_experiment
+from meshscope.backends.compile.cycles import Cycles
+from meshscope.cost.timeline import write_timeline
+from meshscope.errors import SpecError
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
+from meshscope.store.folder import new_folder
+from meshscope.store.write import HLO
+from meshscope.workers.spawn import Progress
+
+
+def compile(  # noqa: A001, PLR0913  the command's name and its options
+    model: str | Path,
+    *,
+    topology: str,
+    plan: str,
+    batch: int = 1,
+    prompt: int = 128,
+    output: int = 128,
+    dtype: str = "bf16",
+    weight_dtype: str | None = None,
+    cache_dtype: str | None = None,
+    layers: int | None = None,
+    engine: Engine | str = Engine.MESHSCOPE,
+    partitioner: Partitioner | str = Partitioner.MANUAL,
+    frontend: Frontend | str = Frontend.JAX,
+    loop: Loop | str = Loop.AUTO,
+    context: ContextForm | str = ContextForm.AUTO,
+    kernels: Kernels | str = Kernels.AUTO,
+    dispatch: DispatchForm | str = DispatchForm.AUTO,
+    capacity_factor: float | None = None,
+    microbatches: int | None = None,
+    routing_skew: float = 1.0,
+    profile: str | Path | None = None,
+    cycles: Cycles | str = Cycles.ESTIMATED,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Compiles prefill and decode for a slice without the hardware, and saves a run.
+
+    Needs the extra `tpu`, or `cuda` for GPU slices. Takes seconds to minutes.
+
+    Example:
+        >>> run = meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
+        >>> run.compare().is_equal  # predicted and compiled collectives
+
+    Args:
+        model: A model id, a config.json, or a folder with one.
+        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
+        plan: Axis sizes, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
+        batch: Sequences over all devices.
+        prompt: Input tokens of a sequence.
+        output: Output tokens of a sequence.
+        dtype: Number format of weights, activations and KV cache.
+        weight_dtype: Weight dtype, if different from `dtype`.
+        cache_dtype: KV cache dtype, if different from `dtype`.
+        layers: Only the first N layers of the model.
+        engine: Whose collectives to predict: `meshscope` or `vllm`.
+        partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
+        frontend: What writes the program: `jax` or `torchxla`.
+        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
+        context: How cp brings keys to queries in prefill.
+        kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
+        dispatch: How tokens reach experts on other devices.
+        capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
+        microbatches: Micro-batches that prefill sends through the pipeline (pp).
+        routing_skew: Load of the most loaded device's experts over the mean.
+        profile: A chip profile that `meshscope calibrate` wrote, for times.
+        cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
+        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`.
+        force: Replace the run in this folder.
+        progress: Called with a part of the work, its step, and the seconds left or None.
+
+    Returns:
+        A run with the sources `predicted` and `compiled`.
+
+    Raises:
+        MeshscopeError: The request is impossible, the compiler fails or is missing, or the folder
+            exists.
+    """
+    request = request_of(CompileRequest, locals())
+    return compile_request(
+        request, out=None if out is None else Path(out), force=force, progress=progress
+    )
+
+
+def compile_request(
+    request: CompileRequest, *, out: Path | None, force: bool, progress: Progress | None
+) -> Run:
+    """The compiled run that the request asks for."""
+    experiment = compilable_experiment(request)
+    path = run_folder(experiment, out)
+    profile = chip_profile(request.profile, experiment.topology.chip)
+    predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
+    report = compile_progress(progress, experiment, path)
+    report_tracing_python(report, experiment)
+    with new_folder(path, force=force) as partial:
+        (partial / HLO).mkdir()
+        result = compile_experiment(
+            experiment,
+            partial / HLO,
+            progress=report,
+            cycles=request.cycles,
+            chip_profile=profile,
+        )
+        times = [step.time for step in result.steps]
+        record = record_with_outcome(predicted, result, times=times)
+        write_timeline(partial, result.steps)
+        write_record(record, partial)
+    return Run(record=replace(record, path=path))
+
+
+def compilable_experiment(request: ExperimentRequest) -> Experiment:
+    """The experiment; SpecError if no compiler can take it."""
+    if request.engine is not Engine.MESHSCOPE:
+        raise SpecError(
+            f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}."
+        )
+    experiment = request.experiment()
+    check_can_compile(experiment)
+    return experiment

@@ -1,0 +1,160 @@
+"""Writes a run in the format of another tool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import assert_never
+
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.exporters.card import card_text
+from meshscope.exporters.ccl_bench import write_ccl_bench
+from meshscope.exporters.chakra import write_chakra
+from meshscope.exporters.chrome import write_chrome
+from meshscope.exporters.files import MARK, new_directory, new_file
+from meshscope.exporters.perfetto import write_perfetto
+from meshscope.exporters.run_timeline import RunTimeline, run_timeline
+from meshscope.exporters.run_tracks import timeline_of
+from meshscope.exporters.tables import write_csv, write_parquet
+from meshscope.store.read import read_run
+from meshscope.store.run import RunRecord
+
+
+class ExportFormat(StrEnum):
+    """The formats of exports."""
+
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+    CARD = "card"
+    CCL_BENCH = "ccl-bench"
+    CSV = "csv"
+    PARQUET = "parquet"
+    CHAKRA = "chakra"
+    PLOTS = "plots"
+
+
+MAX_RUNS = 24  # side by side in one plot
+
+# Ending of the default output: the run's name and this.
+ENDINGS: dict[ExportFormat, str] = {
+    ExportFormat.PERFETTO: ".perfetto-trace",
+    ExportFormat.CHROME: ".trace.json.gz",
+    ExportFormat.CARD: ".card.yaml",
+    ExportFormat.CCL_BENCH: "-ccl-bench",
+    ExportFormat.CSV: ".csv",
+    ExportFormat.PARQUET: ".parquet",
+    ExportFormat.CHAKRA: "-chakra",
+    ExportFormat.PLOTS: "-plots",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A written export: its file or folder, and what the reader should know about it."""
+
+    path: Path
+    note: str | None
+
+
+def export(
+    runs: Sequence[Path], to: ExportFormat, *, out: Path | None = None, force: bool = False
+) -> Export:
+    """Writes the run, or several as plots, to `out` or beside the run; `force` replaces an export.
+
+    Raises:
+        MeshscopeError: A run cannot be read, or `out` holds something else.
+    """
+    path = _path(runs, to, out)
+    records = [read_run(run) for run in runs]
+    if len(records) == 1:
+        return Export(path=path, note=_write(records[0], to, path, force=force))
+    return Export(path=path, note=write_plot_folder(records, path, force=force))
+
+
+def _path(runs: Sequence[Path], to: ExportFormat, out: Path | None) -> Path:
+    """The output; SpecError for several runs in a format that holds one."""
+    if len(runs) > 1 and to is not ExportFormat.PLOTS:
+        raise SpecError(
+            f"--to {to} takes one run, not {len(runs)}. Export them one by one; plots and report take several."
+        )
+    if len(runs) > MAX_RUNS:
+        raise SpecError(
+            f"{len(runs)} runs are too many for one plot; at most {MAX_RUNS} fit. Give fewer."
+        )
+    if out is not None:
+        return out
+    if len(runs) > 1:
+        raise SpecError(f"plots of {len(runs)} runs need a folder. Give one with --out DIR.")
+    return runs[0].with_name(runs[0].resolve().name + ENDINGS[to])
+
+
+def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+    """Writes the export and returns its note."""
+    match to:
+        case ExportFormat.PLOTS:
+            return write_plot_folder([run], path, force=force)
+        case ExportFormat.CCL_BENCH | ExportFormat.CHAKRA:
+            return _write_folder(run, to, path, force=force)
+        case ExportFormat.PERFETTO | ExportFormat.CHROME:
+            return _write_timeline(run, to, path, force=force)
+        case ExportFormat.CSV | ExportFormat.PARQUET | ExportFormat.CARD:
+            with new_file(path, force=force) as partial:
+                if to is ExportFormat.CSV:
+                    write_csv(run, partial)
+                elif to is ExportFormat.PARQUET:
+                    write_parquet(run, partial)
+                else:
+                    partial.write_text(card_text(run), encoding="utf-8")
+            return None
+        case _:
+            assert_never(to)
+
+
+def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+    timeline = run_timeline(run)
+    with new_file(path, force=force) as partial:
+        if to is ExportFormat.PERFETTO:
+            write_perfetto(timeline_of(timeline), partial)
+        else:
+            write_chrome(timeline_of(timeline), partial, is_gzipped=path.suffix == ".gz")
+    return _note(timeline)
+
+
+def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
+    """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
+    try:
+        from meshscope.views.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
+    except ImportError as error:
+        raise MissingToolError(
+            "plots need matplotlib, which is not installed. "
+            "Install the extra in your clone: pip install -e '.[plots]'."
+        ) from error
+    with new_directory(path, force=force) as partial:
+        drawn = write_plots(list(runs), partial)
+        _mark(partial, ExportFormat.PLOTS)
+    missing = [f"no {one.name}: {one.reason}" for one in drawn if one.figure is None]
+    return "; ".join([f"{len(drawn) - len(missing)} plots", *missing])
+
+
+def _mark(folder: Path, to: ExportFormat) -> None:
+    """Marks the folder as an export, which `force` may replace."""
+    (folder / MARK).parent.mkdir(exist_ok=True)
+    (folder / MARK).write_text(f'{{"tool": "meshscope", "to": "{to}"}}\n')
+
+
+def _write_folder(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
+    timeline = run_timeline(run)
+    with new_directory(path, force=force) as partial:
+        if to is ExportFormat.CHAKRA:
+            write_chakra(timeline, partial)
+        else:
+            write_ccl_bench(run, timeline, partial)
+        _mark(partial, to)
+    return _note(timeline, has_all_devices=to is ExportFormat.CHAKRA)
+
+
+def _note(timeline: RunTimeline, *, has_all_devices: bool = False) -> str | None:
+    notes = [] if timeline.is_time else ["the order of the schedule, not time"]
+    if len(timeline.devices) < timeline.n_devices and not has_all_devices:
+        notes.append(f"the first {len(timeline.devices)} of {timeline.n_devices} devices")
+    return "; ".join(notes) or None

@@ -1,0 +1,203 @@
+"""`meshscope.import_`: HLO text that another tool dumped becomes a run."""
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from meshscope.api.progress import ReportedProgress
+from meshscope.api.records import new_manifest, write_record
+from meshscope.api.request import option_words
+from meshscope.api.run import Run
+from meshscope.backends.compile.import_hlo import read_imported
+from meshscope.backends.compile.saved_graph import compile_graph
+from meshscope.cost.timeline import write_timeline
+from meshscope.errors import SpecError
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.spec.program import Frontend
+from meshscope.store.folder import new_folder
+from meshscope.store.folder_names import default_folder, safe_name
+from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.write import HLO
+from meshscope.views.plain import plain
+from meshscope.workers.spawn import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Import:
+    """A request to import; `paths` as the caller gave them."""
+
+    paths: tuple[Path, ...]
+    topology: Topology
+    plan: Plan
+    phase: Phase | None
+    is_partial: bool
+    command: tuple[str, ...]
+
+
+def import_(  # noqa: PLR0913  the options of the command
+    paths: str | Path | Iterable[str | Path],
+    *,
+    topology: str,
+    plan: str,
+    phase: Phase | str | None = None,
+    frontend: Frontend | str | None = None,
+    partial: bool = False,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Reads optimized HLO text dumped by another tool, and saves a run.
+
+    A scheduled TPU program that is one whole phase gets modeled times, too.
+
+    Example:
+        >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
+
+    Args:
+        paths: HLO text, plain or gzipped; with `frontend="torchxla"` HLO protos.
+        topology: The slice that the program was compiled for, such as `v6e-8`.
+        plan: Axis sizes that lay out its devices, such as `tp=8`.
+        phase: Phase of a program whose scopes name none: `prefill` or `decode`.
+        frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
+        partial: Read truncated text up to its last whole computation.
+        out: Folder of the run; by default `runs/<file>-<slice>-<plan>`.
+        force: Replace the run in this folder.
+        progress: Called with a part of the work, its step, and the seconds left or None.
+
+    Returns:
+        A run with the source `compiled`; its `warnings` say where truncated text ends.
+
+    Raises:
+        MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
+    """
+    files = (Path(paths),) if isinstance(paths, str | Path) else tuple(map(Path, paths))
+    if not files:
+        raise SpecError("there is no file to import. Give the path of HLO text.")
+    if frontend == Frontend.JAX:
+        raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
+    home = None if out is None else Path(out)
+    options = {"topology": topology, "plan": plan, "phase": phase, "frontend": frontend}
+    words = option_words({**options, "partial": partial, "out": home})
+    slice_ = parse_topology(topology)
+    request = _Import(
+        paths=files,
+        topology=slice_,
+        plan=parse_plan(plan).filled(slice_.n_devices),
+        phase=None if phase is None else _phase(phase),
+        is_partial=partial,
+        command=("meshscope", "import", *map(str, files), *words),
+    )
+    with TemporaryDirectory(prefix="meshscope-") as scratch:
+        texts, versions = list(files), dict[str, str]()
+        if frontend is not None:
+            _check_frontend(frontend)
+            report = ReportedProgress(progress)
+            texts, versions = _compiled(files, slice_, Path(scratch), report)
+        return _imported_run(request, texts, versions, out=home, force=force)
+
+
+def _phase(text: str) -> Phase:
+    if text not in set(Phase):
+        raise SpecError(f"phase: '{text}' is not one of {', '.join(Phase)}.")
+    return Phase(text)
+
+
+def _check_frontend(frontend: str) -> None:
+    if frontend != Frontend.TORCHXLA:
+        raise SpecError(f"frontend: '{frontend}' is not {Frontend.TORCHXLA}. Leave the option out.")
+
+
+def _imported_run(
+    request: _Import,
+    texts: Sequence[Path],
+    versions: Mapping[str, str],
+    *,
+    out: Path | None,
+    force: bool,
+) -> Run:
+    names = _kept_names(texts)
+    modules = [read_hlo(text, is_partial=request.is_partial) for text in texts]
+    read = read_imported(modules, topology=request.topology, plan=request.plan, phase=request.phase)
+    record = RunRecord(
+        path=None,
+        manifest=_manifest(request, read.rows, versions),
+        rows=tuple(read.rows),
+        memory={},
+        times=tuple(step.time for step in read.steps),
+    )
+    path = out or _default_folder(request, texts[0])
+    with new_folder(path, force=force) as partial:
+        (partial / HLO).mkdir()
+        for text, name in zip(texts, names, strict=True):
+            shutil.copyfile(text, partial / HLO / name)
+        if read.steps:
+            write_timeline(partial, read.steps)
+        write_record(record, partial)
+    return Run(record=replace(record, path=path), warnings=tuple(_cut_warnings(texts, modules)))
+
+
+def _manifest(
+    request: _Import, rows: Sequence[Collective], versions: Mapping[str, str]
+) -> Manifest:
+    present = {row.phase for row in rows} | {request.phase}
+    experiment = ExperimentRecord(
+        imported=tuple(map(str, request.paths)),
+        plan=request.plan,
+        mesh=dict(request.plan.mesh.axes),
+        topology=request.topology,
+        n_devices=request.topology.n_devices,
+        n_chips=request.topology.n_chips,
+        phase=request.phase,
+    )
+    phases = [phase for phase in Phase if phase in present]
+    return new_manifest(
+        Source.COMPILED, experiment, request.command, phases=phases, versions=versions
+    )
+
+
+def _default_folder(request: _Import, text: Path) -> Path:
+    plan = str(request.plan).replace("=", "")
+    return default_folder(text.name.split(".")[0], request.topology.name, plan)
+
+
+def _compiled(
+    protos: Sequence[Path], topology: Topology, scratch: Path, progress: ReportedProgress
+) -> tuple[list[Path], Mapping[str, str]]:
+    """The texts of graphs that torch_xla saved, compiled for the slice, and the compiler's versions."""
+    texts: list[Path] = []
+    versions: Mapping[str, str] = {}
+    began_s = time.monotonic()
+    for name, proto in zip(_kept_names(protos), protos, strict=True):
+        text = scratch / f"{name.removesuffix('.pb')}.hlo.txt.gz"
+        n_done, n_left = len(texts), len(protos) - len(texts)
+        left_s = n_left * (time.monotonic() - began_s) / n_done if n_done else None
+        step = f"compiling for {topology.name}, {n_done + 1} of {len(protos)}"
+        progress(plain(proto.name), step, left_s)
+        versions = compile_graph(proto, topology, text)
+        texts.append(text)
+        progress(plain(proto.name), "done")
+    return texts, versions
+
+
+def _kept_names(paths: Sequence[Path]) -> list[str]:
+    """Safe names of the files in the run; SpecError for two files of one name."""
+    names = [safe_name(path.name) for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"two files are named '{name}'. Rename one, or import them one by one.")
+    return names
+
+
+def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterable[str]:
+    for text, module in zip(texts, modules, strict=True):
+        if module.cut_off_at is not None:
+            yield f"{text}:{module.cut_off_at}: the text ends here; the run lacks what followed."

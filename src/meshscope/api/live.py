@@ -1,0 +1,227 @@
+"""`meshscope.run`: live devices, timed and profiled."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from meshscope.api.progress import ReportedProgress, report_tracing_python
+from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
+from meshscope.api.request import LiveRequest, command_line, request_of, run_folder
+from meshscope.api.run import Run
+from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
+from meshscope.backends.live.names import TRACE
+from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
+from meshscope.errors import SpecError
+from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
+from meshscope.store.folder import new_folder
+from meshscope.store.run import RunRecord
+from meshscope.workers.spawn import Progress
+
+
+def run(  # noqa: PLR0913  the options of the command
+    model: str | Path,
+    *,
+    topology: str,
+    plan: str,
+    batch: int = 1,
+    prompt: int = 128,
+    output: int = 128,
+    dtype: str | None = None,
+    weight_dtype: str | None = None,
+    cache_dtype: str | None = None,
+    layers: int | None = None,
+    engine: Engine | str = Engine.MESHSCOPE,
+    partitioner: Partitioner | str = Partitioner.MANUAL,
+    frontend: Frontend | str = Frontend.JAX,
+    loop: Loop | str = Loop.AUTO,
+    context: ContextForm | str = ContextForm.AUTO,
+    kernels: Kernels | str = Kernels.AUTO,
+    dispatch: DispatchForm | str = DispatchForm.AUTO,
+    capacity_factor: float | None = None,
+    microbatches: int | None = None,
+    routing_skew: float = 1.0,
+    profile: str | Path | None = None,
+    repeats: int = 3,
+    warmup: int = 1,
+    profiled_steps: int = 4,
+    checkpoint: str | Path | None = None,
+    prompt_text: str | None = None,
+    coordinator: str | None = None,
+    process_id: int = 0,
+    n_processes: int = 1,
+    seed: int = 0,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Runs a model on the devices that JAX lists, times and profiles it, and saves a run.
+
+    `cpu:8` makes eight virtual devices of this machine's CPU.
+
+    Example:
+        >>> run = meshscope.run("Qwen/Qwen3-4B", topology="cpu:4", plan="tp=4", layers=1)
+        >>> run.time.decode_step_s  # mean seconds of the timed decode steps
+
+    Args:
+        model: A model id, a config.json, or a folder with one.
+        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
+        plan: Axis sizes, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
+        batch: Sequences over all devices.
+        prompt: Input tokens of a sequence.
+        output: Output tokens of a sequence.
+        dtype: Number format of weights, activations and KV cache; None is f32 on a CPU, else bf16.
+        weight_dtype: Weight dtype, if different from `dtype`.
+        cache_dtype: KV cache dtype, if different from `dtype`.
+        layers: Only the first N layers of the model.
+        engine: Whose collectives to predict: `meshscope` or `vllm`.
+        partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
+        frontend: What writes the program: `jax` or `torchxla`.
+        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
+        context: How cp brings keys to queries in prefill.
+        kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
+        dispatch: How tokens reach experts on other devices.
+        capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
+        microbatches: Micro-batches that prefill sends through the pipeline (pp).
+        routing_skew: Load of the most loaded device's experts over the mean.
+        profile: A chip profile that `meshscope calibrate` wrote, for times.
+        repeats: Timed requests.
+        warmup: Untimed requests before them.
+        profiled_steps: Decode steps in the profile, taken after the timed requests.
+        checkpoint: Folder with weights and tokenizer in Hugging Face's format; else random weights.
+        prompt_text: Prompt of every sequence, for the checkpoint's tokenizer.
+        coordinator: HOST:PORT of process 0, if several processes run together.
+        process_id: Number of this process; process 0 saves the run.
+        n_processes: Number of processes.
+        seed: Seed of random weights and prompts.
+        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`.
+        force: Replace the run in this folder.
+        progress: Called with a part of the work, its step, and the seconds left or None.
+
+    Returns:
+        A run with the sources `predicted`, `compiled` and `measured`; in processes other than 0
+        the prediction alone.
+
+    Raises:
+        MeshscopeError: The request is impossible, the devices fail or are missing, or the folder
+            exists.
+    """
+    request = request_of(LiveRequest, {**locals(), "dtype": dtype or ""})
+    return run_request(
+        request, out=None if out is None else Path(out), force=force, progress=progress
+    )
+
+
+def run_request(
+    request: LiveRequest, *, out: Path | None, force: bool, progress: Progress | None
+) -> Run:
+    """The measured run that the request asks for; the prediction in processes other than 0."""
+    prepared = prepared_run(request)
+    experiment, options = prepared.experiment, prepared.options
+    path = run_folder(experiment, out)
+    profile = chip_profile(request.profile, experiment.topology.chip)
+    predicted = predicted_record(experiment, command_line("run", request, out=out), profile)
+    report = ReportedProgress(progress)
+    report_tracing_python(report, experiment)
+    if options.process_id:
+        with TemporaryDirectory(prefix="meshscope-") as scratch:
+            run_process(experiment, Path(scratch), options, progress=report)
+        return Run(record=predicted)
+    with new_folder(path, force=force) as partial:
+        record = _measured_record(prepared, predicted, partial, report)
+        write_record(record, partial)
+    return Run(record=replace(record, path=path))
+
+
+def _measured_record(
+    prepared: "PreparedRun", predicted: RunRecord, partial: Path, progress: ReportedProgress
+) -> RunRecord:
+    result = run_experiment(prepared.experiment, partial, prepared.options, progress=progress)
+    write_profile_traces(result.profile, partial / TRACE)
+    texts = _generated_texts(prepared.text, result.tokens)
+    return record_with_outcome(predicted, result, measured=replace(result.measured, texts=texts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A live request checked without devices: the experiment, its options, and the tokenizer."""
+
+    experiment: Experiment
+    options: RunOptions
+    text: CheckpointText | None
+
+
+def prepared_run(request: LiveRequest) -> PreparedRun:
+    """Everything about the request that can be checked without devices; MeshscopeError if it is wrong."""
+    if request.engine is not Engine.MESHSCOPE:
+        raise SpecError(
+            f"--engine {request.engine} has no program to run. Use predict --engine {request.engine}."
+        )
+    request = replace(request, dtype=request.dtype or _default_dtype(request.topology))
+    text, tokens = _prompt(request)
+    if tokens is not None:
+        request = replace(request, prompt=len(tokens))
+    experiment = request.experiment()
+    if request.checkpoint is not None:
+        _check_checkpoint(experiment, request.checkpoint)
+    if experiment.program.frontend is Frontend.JAX:
+        check_can_run()
+    return PreparedRun(experiment=experiment, options=_run_options(request, tokens), text=text)
+
+
+def _run_options(request: LiveRequest, tokens: tuple[int, ...] | None) -> RunOptions:
+    return RunOptions(
+        repeats=request.repeats,
+        warmup=request.warmup,
+        profiled_steps=request.profiled_steps,
+        seed=request.seed,
+        prompt_tokens=tokens,
+        coordinator=request.coordinator,
+        process_id=request.process_id,
+        n_processes=request.n_processes,
+        checkpoint=None if request.checkpoint is None else str(request.checkpoint.resolve()),
+    )
+
+
+def _default_dtype(topology: str) -> str:
+    """f32 on a CPU, where XLA computes 16-bit numbers slowly and sends them as float32."""
+    return "f32" if parse_topology(topology).chip.kind is ChipKind.CPU else "bf16"
+
+
+def _prompt(request: LiveRequest) -> tuple[CheckpointText | None, tuple[int, ...] | None]:
+    """The checkpoint's tokenizer and the tokens of the prompt; None without a text."""
+    if request.prompt_text is None:
+        return None, None
+    if request.checkpoint is None:
+        raise SpecError("--prompt-text needs a tokenizer. Give --checkpoint DIR, too.")
+    text = CheckpointText(request.checkpoint)
+    return text, text.encoded(request.prompt_text)
+
+
+def _check_checkpoint(experiment: Experiment, folder: Path) -> None:
+    """SpecError if the checkpoint belongs to another model or lacks tensors."""
+    model = read_model(str(folder))
+    model = model.first(min(experiment.model.n_layers, model.n_layers))
+    if (
+        replace(model, name=experiment.model.name, source=experiment.model.source)
+        != experiment.model
+    ):
+        raise SpecError(
+            f"checkpoint '{folder}' belongs to another model than {experiment.model.name}. "
+            f"Give the folder as MODEL, too: meshscope run {folder} --checkpoint {folder}."
+        )
+    Checkpoint(folder).check(experiment)
+
+
+def _generated_texts(text: CheckpointText | None, tokens: list[list[int]]) -> tuple[str, ...]:
+    """The generated texts, each different one once."""
+    if text is None:
+        return ()
+    return tuple(dict.fromkeys(text.decoded(sequence) for sequence in tokens))

@@ -1,0 +1,86 @@
+"""`meshscope.predict`: collectives, memory and times by formulas, on any machine."""
+
+from pathlib import Path
+
+from meshscope.api.records import chip_profile, predicted_record, saved
+from meshscope.api.request import ExperimentRequest, command_line, request_of
+from meshscope.api.run import Run
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
+
+
+def predict(  # noqa: PLR0913  the options of the command
+    model: str | Path,
+    *,
+    topology: str,
+    plan: str,
+    batch: int = 1,
+    prompt: int = 128,
+    output: int = 128,
+    dtype: str = "bf16",
+    weight_dtype: str | None = None,
+    cache_dtype: str | None = None,
+    layers: int | None = None,
+    engine: Engine | str = Engine.MESHSCOPE,
+    partitioner: Partitioner | str = Partitioner.MANUAL,
+    frontend: Frontend | str = Frontend.JAX,
+    loop: Loop | str = Loop.AUTO,
+    context: ContextForm | str = ContextForm.AUTO,
+    kernels: Kernels | str = Kernels.AUTO,
+    dispatch: DispatchForm | str = DispatchForm.AUTO,
+    capacity_factor: float | None = None,
+    microbatches: int | None = None,
+    routing_skew: float = 1.0,
+    profile: str | Path | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Run:
+    """Predicts the collectives, memory and times of a plan, without a compiler or JAX.
+
+    Example:
+        >>> run = meshscope.predict("Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8")
+        >>> run.time.tpot_s  # seconds
+
+    Args:
+        model: A model id, a config.json, or a folder with one.
+        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
+        plan: Axis sizes, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
+        batch: Sequences over all devices.
+        prompt: Input tokens of a sequence.
+        output: Output tokens of a sequence.
+        dtype: Number format of weights, activations and KV cache.
+        weight_dtype: Weight dtype, if different from `dtype`.
+        cache_dtype: KV cache dtype, if different from `dtype`.
+        layers: Only the first N layers of the model.
+        engine: Whose collectives to predict: `meshscope` or `vllm`.
+        partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
+        frontend: What writes the program: `jax` or `torchxla`.
+        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
+        context: How cp brings keys to queries in prefill.
+        kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
+        dispatch: How tokens reach experts on other devices.
+        capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
+        microbatches: Micro-batches that prefill sends through the pipeline (pp).
+        routing_skew: Load of the most loaded device's experts over the mean.
+        profile: A chip profile that `meshscope calibrate` wrote, for times.
+        out: Folder to save the run in; without it the run stays in memory.
+        force: Replace the run in `out`.
+
+    Returns:
+        A run with one source, `predicted`.
+
+    Raises:
+        MeshscopeError: An option, the model or the plan is impossible, or `out` cannot be written.
+    """
+    request = request_of(ExperimentRequest, locals())
+    return predict_request(request, out=None if out is None else Path(out), force=force)
+
+
+def predict_request(request: ExperimentRequest, *, out: Path | None, force: bool) -> Run:
+    """The run that the request asks for; saved if `out` is given."""
+    experiment = request.experiment()
+    profile = chip_profile(request.profile, experiment.topology.chip)
+    record = predicted_record(experiment, command_line("predict", request, out=out), profile)
+    return Run(record=record if out is None else saved(record, out, force=force))

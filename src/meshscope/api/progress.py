@@ -1,0 +1,57 @@
+"""Progress of a command, reported to a callback."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshscope.programs.torchxla.interpreter import VARIABLE, torchxla_python
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.program import Frontend
+from meshscope.store.history import earlier_compile
+from meshscope.views.plain import plain
+from meshscope.workers.spawn import Progress
+
+
+class ReportedProgress:
+    """Passes reports on to the caller's callback, with the time left if it is known.
+
+    `expected_s` are the seconds that each part is expected to take, known from the run `earlier`.
+    """
+
+    def __init__(
+        self,
+        callback: Progress | None,
+        expected_s: Mapping[str, float] | None = None,
+        *,
+        earlier: str = "",
+    ) -> None:
+        self._callback, self._expected_s = callback, dict(expected_s or {})
+        self._earlier = f", as {earlier} took" if earlier else ""
+
+    def __call__(self, part: str, step: str, left_s: float | None = None) -> None:
+        """Reports a step of one part of the work."""
+        if left_s is None and part in self._expected_s:
+            left_s = self._expected_s.pop(part)
+            step = f"{step}{self._earlier}"
+        if self._callback is not None:
+            self._callback(str(part), step, left_s)
+
+
+def compile_progress(
+    callback: Progress | None, experiment: Experiment, path: Path
+) -> ReportedProgress:
+    """Progress with expected times, if a run beside `path` compiled the same model."""
+    earlier = earlier_compile(experiment.record, path.parent)
+    if earlier is None:
+        return ReportedProgress(callback)
+    expected_s = {phase.value: seconds for phase, seconds in earlier.phase_s.items()}
+    return ReportedProgress(callback, expected_s, earlier=plain(earlier.name))
+
+
+def report_tracing_python(progress: ReportedProgress, experiment: Experiment) -> None:
+    """Reports which Python traces with torch_xla, if it is not the running one."""
+    if experiment.program.frontend is not Frontend.TORCHXLA:
+        return
+    python = torchxla_python()
+    if python != sys.executable:
+        progress("torch_xla", f"traces in processes of {python} ({VARIABLE})")

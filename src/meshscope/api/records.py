@@ -1,0 +1,144 @@
+"""Builds the record of a run from an experiment and its results, and saves it in a folder."""
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from meshscope import __version__
+from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.errors import SpecError
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Measured
+from meshscope.events.step_time import StepTime
+from meshscope.interconnect.profile import ChipProfile, load_profile
+from meshscope.prediction import predict
+from meshscope.prediction.memory import predicted_memory
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.plan.memory import Memory
+from meshscope.store.folder import new_folder
+from meshscope.store.run import Manifest, RunRecord
+
+# Environment variables that change the compiled program.
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
+
+
+class Outcome(Protocol):
+    """Results of the compiler or of live devices."""
+
+    @property
+    def rows(self) -> Sequence[Collective]: ...  # noqa: D102  compiled and measured
+    @property
+    def memory(self) -> Memory: ...  # noqa: D102  by the compiler's account
+    @property
+    def versions(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def seconds(self) -> Mapping[str, float]: ...  # noqa: D102
+    @property
+    def flags(self) -> Mapping[str, str]: ...  # noqa: D102
+
+
+def predicted_record(
+    experiment: Experiment, command: Sequence[str], profile: ChipProfile | None = None
+) -> RunRecord:
+    """The prediction; its times use the measured profile if there is one, else published figures."""
+    return RunRecord(
+        path=None,
+        manifest=new_manifest(
+            Source.PREDICTED, experiment.record, command, phases=experiment.phases
+        ),
+        rows=tuple(timed_predictions(predict(experiment), experiment, profile)),
+        memory={Source.PREDICTED: predicted_memory(experiment)},
+        times=predicted_times(experiment, profile),
+    )
+
+
+def record_with_outcome(
+    predicted: RunRecord,
+    outcome: Outcome,
+    *,
+    measured: Measured | None = None,
+    times: Iterable[StepTime] = (),
+) -> RunRecord:
+    """The prediction with the results beside it; `times` are those of the compiled steps."""
+    manifest = new_manifest(
+        Source.COMPILED if measured is None else Source.MEASURED,
+        predicted.manifest.experiment,
+        predicted.manifest.command,
+        phases=predicted.manifest.phases,
+        versions=outcome.versions,
+        seconds=outcome.seconds,
+        flags=outcome.flags,
+    )
+    return RunRecord(
+        path=None,
+        manifest=manifest,
+        rows=(*predicted.rows, *outcome.rows),
+        memory={**predicted.memory, Source.COMPILED: outcome.memory},
+        measured=measured,
+        times=(*predicted.times, *times),
+    )
+
+
+def new_manifest(  # noqa: PLR0913  the fields of a manifest
+    source: Source,
+    experiment: ExperimentRecord,
+    command: Sequence[str],
+    *,
+    phases: Iterable[Phase],
+    versions: Mapping[str, str] | None = None,
+    seconds: Mapping[str, float] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Manifest:
+    """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
+    return Manifest(
+        source=source,
+        experiment=experiment,
+        phases=tuple(phases),
+        command=tuple(command),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={
+            "meshscope": __version__,
+            "python": platform.python_version(),
+            **(versions or {}),
+        },
+        flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
+        seconds=seconds or {},
+    )
+
+
+def chip_profile(path: Path | None, chip: Chip | None) -> ChipProfile | None:
+    """The profile in the file; SpecError if it belongs to another chip."""
+    if path is None:
+        return None
+    profile = load_profile(path)
+    if chip is not None and profile.chip != chip.name:
+        raise SpecError(
+            f"--profile {path} is a profile of '{profile.chip}', and the topology has '{chip.name}'. "
+            f"Give a profile of '{chip.name}', or another --topology."
+        )
+    return profile
+
+
+def saved(record: RunRecord, path: Path, *, force: bool) -> RunRecord:
+    """The record in the folder `path`, written whole or not at all."""
+    with new_folder(path, force=force) as partial:
+        write_record(record, partial)
+    return replace(record, path=path)
+
+
+def write_record(record: RunRecord, partial: Path) -> None:
+    """Writes the run and its workload card into a folder that may hold HLO and traces already."""
+    # polars and yaml take longer to import than a prediction takes
+    from meshscope.exporters.card import CARD, card_text  # noqa: PLC0415
+    from meshscope.store.write import write_run  # noqa: PLC0415
+    from meshscope.views.document import metrics_document  # noqa: PLC0415
+
+    (partial / CARD).write_text(card_text(record), encoding="utf-8")
+    write_run(partial, record, metrics=metrics_document(record))

@@ -1,0 +1,217 @@
+"""Requests for an experiment: the options of predict, compile and run, typed and checked one by one."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from meshscope.backends.compile.cycles import Cycles
+from meshscope.errors import SpecError, nearest
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernels
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.workload import Workload
+from meshscope.store.folder_names import default_folder
+from meshscope.units import dtype_name
+
+R = TypeVar("R", bound="ExperimentRequest")
+
+_FORMS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    Path: "a path",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRequest:
+    """The options of `predict`, by the names that the command line uses."""
+
+    model: str
+    topology: str
+    plan: str
+    batch: int = 1
+    prompt: int = 128
+    output: int = 128
+    dtype: str = "bf16"
+    weight_dtype: str | None = None
+    cache_dtype: str | None = None
+    layers: int | None = None
+    engine: Engine = Engine.MESHSCOPE
+    partitioner: Partitioner = Partitioner.MANUAL
+    frontend: Frontend = Frontend.JAX
+    loop: Loop = Loop.AUTO
+    context: ContextForm = ContextForm.AUTO
+    kernels: Kernels = Kernels.AUTO
+    dispatch: DispatchForm = DispatchForm.AUTO
+    capacity_factor: float | None = None
+    microbatches: int | None = None
+    routing_skew: float = 1.0
+    profile: Path | None = None
+
+    def experiment(self) -> Experiment:
+        """The checked experiment; a MeshscopeError for an impossible one."""
+        return experiment_of(
+            model=read_model(self.model),
+            plan=parse_plan(self.plan),
+            topology=parse_topology(self.topology),
+            workload=Workload(
+                batch=self.batch,
+                prompt=self.prompt,
+                output=self.output,
+                weight_dtype=dtype_name(self.weight_dtype or self.dtype),
+                activation_dtype=dtype_name(self.dtype),
+                cache_dtype=dtype_name(self.cache_dtype or self.dtype),
+                routing_skew=self.routing_skew,
+            ),
+            program=Program(
+                frontend=self.frontend,
+                partitioner=self.partitioner,
+                loop=self.loop,
+                context=self.context,
+                kernels=self.kernels,
+                dispatch=self.dispatch,
+                capacity_factor=self.capacity_factor,
+                microbatches=self.microbatches,
+            ),
+            engine=self.engine,
+            n_layers=self.layers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest(ExperimentRequest):
+    """The options of `compile`."""
+
+    cycles: Cycles = Cycles.ESTIMATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest(ExperimentRequest):
+    """The options of `run`. An empty `dtype` is f32 on a CPU and bf16 elsewhere."""
+
+    dtype: str = ""
+    repeats: int = 3
+    warmup: int = 1
+    profiled_steps: int = 4
+    checkpoint: Path | None = None
+    prompt_text: str | None = None
+    coordinator: str | None = None
+    process_id: int = 0
+    n_processes: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Counts are in range."""
+        for name, least in (
+            ("repeats", 1),
+            ("warmup", 1),
+            ("profiled_steps", 1),
+            ("process_id", 0),
+            ("n_processes", 1),
+            ("seed", 0),
+        ):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name}={getattr(self, name)} is too small. Use {least} or more.")
+
+
+def request_of(kind: type[R], values: Mapping[str, Any]) -> R:
+    """The request with these option values; SpecError for a value of the wrong type.
+
+    `values` may hold other names, which are ignored. Enum options accept their values as strings.
+    """
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind) if field.name in values}
+    return kind(**{name: _typed(name, values[name], hints[name]) for name in known})
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type of its option."""
+    if isinstance(hint, UnionType):
+        if value is None:
+            return None
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    if issubclass(hint, StrEnum):
+        if value not in set(hint):
+            raise SpecError(f"{name}: '{value}' is not one of {', '.join(hint)}.")
+        return hint(value)
+    if issubclass(hint, str | Path) and isinstance(value, str | Path):
+        return hint(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number and math.isfinite(value):
+        return float(value)
+    if type(value) is not hint:
+        raise SpecError(f"{name}: {value!r} must be {_FORMS.get(hint, hint.__name__)}.")
+    return value
+
+
+def changed_options(request: ExperimentRequest) -> dict[str, Any]:
+    """The options that differ from their defaults, in the order of the command line."""
+    return {
+        field.name: getattr(request, field.name)
+        for field in fields(request)
+        if not _is_default(field, getattr(request, field.name))
+    }
+
+
+def _is_default(field: "Field[Any]", value: Any) -> bool:
+    return field.default is not MISSING and field.default == value
+
+
+def option_words(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options as command-line words; `model` is the positional argument."""
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "model":
+            yield str(value)
+        elif value is True:
+            yield option
+        elif value is None or value is False:
+            continue
+        elif str(value).startswith("-"):
+            yield f"{option}={value}"  # in one word, as the value looks like an option
+        else:
+            yield from (option, str(value))
+
+
+def command_line(
+    command: str, request: ExperimentRequest, *, out: Path | None = None
+) -> tuple[str, ...]:
+    """The command that makes the run of this request."""
+    options = {**changed_options(request), "out": out}
+    return ("meshscope", command, *option_words(options))
+
+
+def known_option(name: str, names: list[str], where: str) -> None:
+    """SpecError with the nearest names unless `name` is an option of `where`."""
+    if name not in names:
+        raise SpecError(f"'{name}' is not an option of {where}. {nearest(name, names)}")
+
+
+def run_folder(experiment: Experiment, out: Path | None) -> Path:
+    """`out`, or `runs/<model>-<slice>-<plan>` with the program options that are not defaults."""
+    if out is not None:
+        return out
+    program = experiment.program
+    return default_folder(
+        experiment.model.name.rsplit("/", 1)[-1],
+        experiment.topology.name,
+        str(experiment.plan).replace("=", ""),
+        "torchxla" if program.frontend is Frontend.TORCHXLA else "",
+        "auto" if program.partitioner is Partitioner.AUTO else "",
+        "scan" if program.loop is Loop.SCAN else "",
+        "" if program.context is ContextForm.AUTO else program.context,
+        "plain" if program.kernels is Kernels.OFF else "",
+        "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
+        "" if program.microbatches is None else f"microbatches{program.microbatches}",
+    )

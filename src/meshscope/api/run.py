@@ -1,0 +1,155 @@
+"""`meshscope.Run`: one run, with its tables, times, memory, metrics and comparisons."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshscope.api.text import rendered
+from meshscope.events.enums import Source
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.plan.memory import Memory
+from meshscope.store.run import RunRecord
+from meshscope.units import format_seconds
+from meshscope.views.document import run_document
+from meshscope.views.plain import plain
+from meshscope.views.text import run_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from meshscope.api.compare import RunComparison
+    from meshscope.api.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTime:
+    """Seconds of a step of each phase and of a request, on one device; None is unknown.
+
+    Device time only: no host, no queue, no tokenization. `basis` says where it comes from.
+    """
+
+    prefill_s: float | None
+    decode_step_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    basis: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run:
+    """One run: predicted, compiled or measured; figures are those of its strongest source.
+
+    `warnings` are sentences about input that was read only in part.
+    """
+
+    record: RunRecord
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run; None while it is in memory only."""
+        return self.record.path
+
+    @property
+    def source(self) -> Source:
+        """The strongest source: measured, compiled or predicted."""
+        return self.record.manifest.source
+
+    @property
+    def experiment(self) -> ExperimentRecord:
+        """Model, plan, topology, workload and program, typed."""
+        return self.record.manifest.experiment
+
+    @property
+    def events(self) -> "pl.DataFrame":
+        """The event table (docs/table.md): every collective of every source, and measured spans."""
+        from meshscope.analysis.run_inputs import events_of  # noqa: PLC0415  polars is slow to import
+
+        return events_of(self.record)
+
+    @property
+    def collectives(self) -> "pl.DataFrame":
+        """The collectives of the strongest source, a row of the event table each."""
+        events = self.events
+        return events.filter(events["kind"].is_not_null() & (events["source"] == self.source.value))
+
+    @property
+    def time(self) -> RunTime:
+        """Step and request times in seconds: measured means, else modeled."""
+        return RunTime(**{name: self.as_dict()["time"][name] for name in RunTime.__slots__})
+
+    @property
+    def memory(self) -> Memory | None:
+        """Bytes on one device; None for an imported run."""
+        return self.record.memory.get(self.source)
+
+    @property
+    def metrics(self) -> "Metrics":
+        """Every metric of docs/metrics.md by name, as a polars table."""
+        from meshscope.api.metrics import metrics_of_runs  # noqa: PLC0415  polars is slow to import
+
+        return metrics_of_runs({self.name: self.record})
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, or `run` in memory."""
+        return "run" if self.path is None else self.path.resolve().name
+
+    def compare(self, other: "Run | str | Path | None" = None) -> "RunComparison":
+        """Compares the collectives of this run with another's, or with its own prediction."""
+        from meshscope.api.compare import compare  # noqa: PLC0415  it imports this module
+
+        return compare(self, other)
+
+    def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
+        """Writes an HTML report, by default `report.html` in the run; returns its path."""
+        from meshscope.api.report import write_report  # noqa: PLC0415  polars is slow to import
+
+        return write_report([self.record], None if path is None else Path(path), force=force)
+
+    def save(self, path: str | Path, *, force: bool = False) -> "Run":
+        """Saves the run as a folder; `force` replaces a run there. Returns the run in its folder."""
+        from meshscope.api.records import saved  # noqa: PLC0415
+        from meshscope.store.folder import new_folder  # noqa: PLC0415
+        from meshscope.store.read import read_run  # noqa: PLC0415  polars is slow to import
+
+        home = Path(path)
+        if self.path is None:
+            return Run(record=saved(self.record, home, force=force))
+        with new_folder(home, force=force) as folder:
+            shutil.copytree(self.path, folder, dirs_exist_ok=True)
+        return Run(record=read_run(home))
+
+    def text(self, width: int = 100) -> str:
+        """The tables that `meshscope show` prints, without color."""
+        return rendered(partial(run_text, self.record), width)
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """The document that `--json` prints."""
+        return run_document(self.record)
+
+    def __repr__(self) -> str:
+        """One line: source, model, plan, slice, times, folder."""
+        experiment, time = self.experiment, self.time
+        names = (experiment.model_name, experiment.plan, _topology_name(experiment))
+        known = ", ".join(str(name)[:60] for name in names if name is not None)
+        figures = [
+            f"{label} {format_seconds(seconds)}"
+            for label, seconds in (("TTFT", time.ttft_s), ("TPOT", time.tpot_s))
+            if seconds is not None
+        ]
+        where = "in memory" if self.path is None else f"in {self.path}"
+        return f"<Run {self.source}: {', '.join([plain(known), *figures])}; {where}>"
+
+    def _repr_html_(self) -> str:
+        """The text tables, for notebooks."""
+        return f"<pre>{escape(self.text())}</pre>"
+
+
+def _topology_name(experiment: ExperimentRecord) -> str | None:
+    return None if experiment.topology is None else experiment.topology.name
