@@ -155,10 +155,10 @@ def test_what_the_compiler_does_otherwise_is_told(meshscope, compiler) -> None:
 
     compiler(otherwise)
     out = meshscope(*ASK).out
-    assert "predicted and compiled differ\n  prefill: 1 collective missing" in out
+    assert "predicted and compiled differ\n  prefill: 1 missing" in out
     compared = meshscope("compare", RUN)
     assert compared.status == 0
-    assert "5 collectives equal in one step" in compared.out
+    assert "5 collectives equal per step" in compared.out
     document = json.loads(meshscope("compare", RUN, "--json").out)
     assert document["verdict"] == "different"
     assert [row["verdict"] for row in document["rows"]].count("missing") == 2
