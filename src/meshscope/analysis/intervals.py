@@ -23,6 +23,10 @@ _BURST = {
     "begin": pl.Float64,
     "end": pl.Float64,
 }
+_PERIOD = {
+    **dict.fromkeys(("n_collectives", "n_steps", "period_collectives", "n_repeats"), pl.Int64),
+    **dict.fromkeys(("covered_frac", "period_wire_bytes", "period_s"), pl.Float64),
+}
 _SPREAD = ("min", "mean", "max")
 
 
@@ -195,16 +199,7 @@ def period(events: pl.DataFrame) -> pl.DataFrame:
                 "period_s": float(np.median(begins[p:] - begins[:-p])) if p and is_timed else None,
             }
         )
-    schema = {
-        **{key: events.schema[key] for key in PLACE},
-        "n_collectives": pl.Int64,
-        "n_steps": pl.Int64,
-        "period_collectives": pl.Int64,
-        "n_repeats": pl.Int64,
-        "covered_frac": pl.Float64,
-        "period_wire_bytes": pl.Float64,
-        "period_s": pl.Float64,
-    }
+    schema = {**{key: events.schema[key] for key in PLACE}, **_PERIOD}
     return pl.DataFrame(records, schema=schema)
 
 

@@ -76,10 +76,7 @@ def spread_of(durations_s: Iterable[float]) -> Spread:
     ordered = sorted(durations_s)
     return Spread(
         mean_s=fsum(ordered) / len(ordered),
-        p50_s=percentile(ordered, 0.5),
-        p90_s=percentile(ordered, 0.9),
-        p95_s=percentile(ordered, 0.95),
-        p99_s=percentile(ordered, 0.99),
+        **{f"p{q}_s": percentile(ordered, q / 100) for q in (50, 90, 95, 99)},
         n=len(ordered),
     )
 

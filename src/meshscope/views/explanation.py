@@ -140,27 +140,30 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
         if set(before.basis.split("+")) == set(after.basis.split("+"))
         else f"basis of {left} {before.basis}, of {right} {after.basis}"
     )
-    seconds = _both_seconds(before.step_s, after.step_s, left, right)
     parts = _part_changes(before, after)
     if _is_same(before.step_s, after.step_s):
         large = [n for n in parts if abs(parts[n]) > SAME_FRAC * before.step_s][:MAX_PLACES]
         changes = ", ".join(f"{short(n)} {_signed(parts[n])}" for n in large)
         tail = f"; {changes}" if changes else ""
+        seconds = _both_seconds(before.step_s, after.step_s, left, right)
         return f"the step time is the same within {SAME_FRAC:.1%}, {seconds}{tail} ({basis})."
     change_s = after.step_s - before.step_s
     reasons = [*_component_changes(before, after), *_largest_part(parts, change_s)]
-    tail = f": {', '.join(reasons)}" if reasons else ""
-    return f"{_change(before.step_s, after.step_s)} per step, {seconds}{tail} ({basis})."
+    tail = f"; {', '.join(reasons)}" if reasons else ""
+    return f"{_change(before.step_s, after.step_s, left, right, 'step')}{tail} ({basis})."
 
 
 def _both_seconds(left_s: float, right_s: float, left: str, right: str) -> str:
     return f"{format_seconds(right_s)} in {right} and {format_seconds(left_s)} in {left}"
 
 
-def _change(before_s: float, after_s: float) -> str:
-    """`-2 s (-40%)`."""
-    ratio = f" ({_ratio(after_s / before_s)})" if before_s else ""
-    return f"{_signed(after_s - before_s)}{ratio}"
+def _change(left_s: float, right_s: float, left: str, right: str, unit: str) -> str:
+    """`B takes 3 s per step and A 5 s: -2 s (-40%)`."""
+    ratio = f" ({_ratio(right_s / left_s)})" if left_s else ""
+    seconds = (
+        f"{right} takes {format_seconds(right_s)} per {unit} and {left} {format_seconds(left_s)}"
+    )
+    return f"{seconds}: {_signed(right_s - left_s)}{ratio}"
 
 
 def _is_same(left_s: float, right_s: float) -> bool:
@@ -228,8 +231,8 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
     if left_s is None or right_s is None:
         names = [name for name, s in ((left, left_s), (right, right_s)) if s is None]
         return f"The faster side is unknown: no step of {joined(names)} is timed or modeled."
-    seconds = _both_seconds(left_s, right_s, left, right)
     if _is_same(left_s, right_s):
+        seconds = _both_seconds(left_s, right_s, left, right)
         return f"A request takes the same time within {SAME_FRAC:.1%}: {seconds}."
     faster, slower = (right, left) if right_s < left_s else (left, right)
     phases = ", ".join(
@@ -237,7 +240,7 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
         for change in explanation.changes
     )
     return (
-        f"{faster} is faster than {slower}: {_change(left_s, right_s)} per request, {seconds}: "
+        f"{faster} is faster than {slower}: {_change(left_s, right_s, left, right, 'request')}; "
         f"{phases}.{_overlap_caveat(explanation, left, right)}"
     )
 

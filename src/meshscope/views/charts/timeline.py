@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,7 @@ class TimeSpan:
     @property
     def n(self) -> int:
         """Number of executions in the step."""
-        times = 1
-        for n, _ in self.repeats:
-            times *= n
-        return times
+        return prod(n for n, _ in self.repeats)
 
     @property
     def end_s(self) -> float:
