@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import layout_of
-from meshscope.programs.jax.numerics import attended, seen
+from meshscope.programs.jax.numerics import causal_mask, dot_product_attention
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
@@ -117,8 +117,10 @@ def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measur
 
     def plainly(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         positions = jnp.arange(prompt)
-        is_seen = seen(positions, positions, heads.window)
-        return attended(q, k, v, is_seen, **settings, sinks=sinks if heads.has_sinks else None)
+        is_seen = causal_mask(positions, positions, heads.window)
+        return dot_product_attention(
+            q, k, v, is_seen, **settings, sinks=sinks if heads.has_sinks else None
+        )
 
     def kernel(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         sinks = sinks if heads.has_sinks else None
@@ -140,8 +142,8 @@ def decode(heads: Heads, batch: int, context: int) -> Iterator[tuple[str, Measur
     per_block = max(n for n in range(1, 17) if n_pages % n == 0)
 
     def plainly(q: Any, k: Any, v: Any, position: Any) -> Any:
-        is_seen = seen(position + jnp.arange(1), jnp.arange(context))
-        return attended(q, k, v, is_seen, scale=heads.width**-0.5)
+        is_seen = causal_mask(position + jnp.arange(1), jnp.arange(context))
+        return dot_product_attention(q, k, v, is_seen, scale=heads.width**-0.5)
 
     def paged(q: Any, k: Any, v: Any, position: Any) -> Any:
         pages = [x.reshape(-1, PAGE, *x.shape[2:]).transpose(2, 0, 1, 3) for x in (k, v)]

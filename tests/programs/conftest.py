@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, set before JAX is imported for the first time."""
+"""Sets up eight virtual CPU devices before JAX is imported."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Attention over a split sequence is attention over the whole one, whoever holds what."""
+"""Attention over a sequence split by cp equals attention over the whole sequence."""
 
 from typing import Any
 
@@ -20,39 +20,39 @@ def _context(size: int, phase: Phase) -> Any:
 
 
 @pytest.mark.parametrize(("n_positions", "n_best"), [(40, 7), (5, 9), (64, 64)])
-def test_the_best_of_equal_scores_are_the_first_ones(n_positions: int, n_best: int) -> None:
-    """Scores of nine values, so that equal ones are cut through; as a stable sort has them."""
+def test_top_k_breaks_ties_by_position(n_positions: int, n_best: int) -> None:
+    """Nine distinct values make ties at the cut; compares with a stable sort."""
     scores = np.random.default_rng(0).integers(0, 9, (3, 4, n_positions)).astype(np.float32)
     best = np.argsort(-scores, axis=-1, kind="stable")[..., :n_best]
     expected = np.zeros(scores.shape, bool)
     np.put_along_axis(expected, best, values=True, axis=-1)
 
-    got = _context(1, Phase.PREFILL).best(jax.numpy.asarray(scores), n_best)
+    got = _context(1, Phase.PREFILL).top_k_mask(jax.numpy.asarray(scores), n_best)
 
     assert (np.asarray(got) == expected).all()
 
 
-def test_what_is_dealt_lies_where_decode_reads_it() -> None:
-    """Over four devices, 11 entries of the prompt and the next five, which decode makes."""
+def test_interleaved_entries_are_in_the_slots_that_decode_reads() -> None:
+    """Four devices, 11 entries of the prompt and five of decode."""
     size, n_entries, n_all = 4, 11, 16
     prefill, decode = _context(size, Phase.PREFILL), _context(size, Phase.DECODE)
     entries = jax.numpy.arange(n_entries)[None, :, None]
-    dealt = _on_each(lambda: prefill.dealt(entries)[0, :, 0], size)
-    numbers = _on_each(lambda: decode.dealt_numbers(n_all // size), size)
-    slots, is_here = (
-        _on_each(lambda part=part: decode.dealt_slot(jax.numpy.arange(n_all))[part], size)
+    interleaved = _on_each(lambda: prefill.interleaved(entries)[0, :, 0], size)
+    numbers = _on_each(lambda: decode.interleaved_indices(n_all // size), size)
+    slots, is_local = (
+        _on_each(lambda part=part: decode.interleaved_slot(jax.numpy.arange(n_all))[part], size)
         for part in (0, 1)
     )
 
-    assert (is_here.sum(axis=0) == 1).all()
+    assert (is_local.sum(axis=0) == 1).all()
     for number in range(n_all):
-        device, slot = is_here[:, number].argmax(), slots[0, number]
+        device, slot = is_local[:, number].argmax(), slots[0, number]
         assert numbers[device, slot] == number
-        assert number >= n_entries or dealt[device, slot] == number
+        assert number >= n_entries or interleaved[device, slot] == number
 
 
 def _on_each(function: Any, size: int) -> np.ndarray:
-    """What `function()` gives on each device of cp, [size, ...]."""
+    """The results of `function()` on each device of cp, [size, ...]."""
     from jax.sharding import PartitionSpec as P  # noqa: PLC0415
 
     mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -63,33 +63,33 @@ def _on_each(function: Any, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_position_is_written_once_and_where_it_is_read(size: int) -> None:
+def test_every_position_is_written_once_to_the_slot_that_is_read(size: int) -> None:
     context = _context(size, Phase.DECODE)
     n_slots = N_PROMPT // size + -(-N_OUTPUT // size)
-    held = _on_each(lambda: context.cached_positions(n_slots), size)
+    held = _on_each(lambda: context.cache_positions(n_slots), size)
 
     assert sorted(held.flatten())[: N_PROMPT + N_OUTPUT] == list(range(N_PROMPT + N_OUTPUT))
     for position in range(N_PROMPT, N_PROMPT + N_OUTPUT):
         at = jax.numpy.array([position])
-        is_here = _on_each(lambda at=at: context.is_here(at), size)
-        assert is_here.sum() == 1
-        assert held[is_here.argmax(), int(context.slot(at))] == position
+        is_local = _on_each(lambda at=at: context.is_local(at), size)
+        assert is_local.sum() == 1
+        assert held[is_local.argmax(), int(context.slot(at))] == position
 
 
 def test_prefill_writes_each_block_to_the_first_slots() -> None:
     context = _context(4, Phase.PREFILL)
     positions = _on_each(lambda: context.positions(0, 6), 4)
-    held = _on_each(lambda: _context(4, Phase.DECODE).cached_positions(9), 4)
+    held = _on_each(lambda: _context(4, Phase.DECODE).cache_positions(9), 4)
 
     assert (positions == held[:, :6]).all()
-    assert (context.slot(positions[1]), context.is_here(positions[1])) == (0, None)
+    assert (context.slot(positions[1]), context.is_local(positions[1])) == (0, None)
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_parts_merge_to_the_whole_even_when_nothing_is_in_sight(*, has_sinks: bool) -> None:
-    """Three parts of 4 positions; the first query sees nothing of the last two."""
-    from meshscope.programs.jax.context_parallel import partly_attended  # noqa: PLC0415  imports JAX
-    from meshscope.programs.jax.numerics import attended, seen  # noqa: PLC0415
+def test_partial_attention_merges_to_the_whole_with_fully_masked_parts(*, has_sinks: bool) -> None:
+    """Three parts of 4 positions; the last two are masked for the first query."""
+    from meshscope.programs.jax.context_parallel import partial_attention  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
 
     random = np.random.default_rng(0)
     q, k, v = (
@@ -97,26 +97,26 @@ def test_parts_merge_to_the_whole_even_when_nothing_is_in_sight(*, has_sinks: bo
         for shape in ((3, 4, 8), (12, 2, 8), (12, 2, 5))
     )
     sinks = random.normal(size=4).astype(np.float32) if has_sinks else None
-    is_seen = seen(np.array([2, 6, 11]), np.arange(12), 7)
+    mask = causal_mask(np.array([2, 6, 11]), np.arange(12), 7)
     parts = [
-        partly_attended(q, k[:, i : i + 4], v[:, i : i + 4], is_seen[:, i : i + 4], scale=0.3)
+        partial_attention(q, k[:, i : i + 4], v[:, i : i + 4], mask[:, i : i + 4], scale=0.3)
         for i in (0, 4, 8)
     ]
 
-    merged = parts[2].merged(parts[0]).merged(parts[1]).with_sinks(sinks).shared(np.float32)
+    merged = parts[2].merged(parts[0]).merged(parts[1]).with_sinks(sinks).normalized(np.float32)
 
-    whole = attended(q, k, v, is_seen, scale=0.3, sinks=sinks)
+    whole = dot_product_attention(q, k, v, mask, scale=0.3, sinks=sinks)
     np.testing.assert_allclose(merged, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("n_best", [1, 5, 12, 40])
-def test_the_best_of_all_devices_are_the_best_of_the_whole(n_best: int) -> None:
+def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
     context = _context(4, Phase.DECODE)
     scores = np.random.default_rng(0).normal(size=(4, 2, 1, 9)).astype(np.float32)
 
-    found = _on_each(
-        lambda: context.best(jax.numpy.asarray(scores)[jax.lax.axis_index("cp")], n_best), 4
+    masks = _on_each(
+        lambda: context.top_k_mask(jax.numpy.asarray(scores)[jax.lax.axis_index("cp")], n_best), 4
     )
 
     threshold = np.sort(scores.swapaxes(0, 1).reshape(2, -1))[:, -min(n_best, 36)]
-    assert (found == (scores >= threshold[None, :, None, None])).all()
+    assert (masks == (scores >= threshold[None, :, None, None])).all()

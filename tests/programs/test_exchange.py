@@ -1,4 +1,4 @@
-"""Rows that find no room are dropped, and no others: the exchange against a walk through every row."""
+"""The exchange drops exactly the rows beyond capacity, by comparison with a loop over rows."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ MOE = MixtureOfExperts(
 
 
 class Routed(NamedTuple):
-    """Tokens [n, T, D], chosen experts [n, T, K] and shares [n, T, K] of all devices."""
+    """Tokens [n, T, D], expert IDs [n, T, K] and routing weights [n, T, K] of all devices."""
 
     tokens: np.ndarray
     chosen: np.ndarray
@@ -64,7 +64,7 @@ def _expert(token: np.ndarray, weights: dict[str, np.ndarray], expert: int) -> n
 def _by_walking(
     routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
 ) -> tuple[np.ndarray, int]:
-    """What every token gets, and how many rows are dropped: each device fills its slots by expert."""
+    """The output of every token and the number of dropped rows, with slots filled by expert."""
     out, n_dropped = np.zeros_like(routed.tokens), 0
     for device in range(N_DEVICES):
         used = dict.fromkeys(range(N_DEVICES), 0)
@@ -82,7 +82,7 @@ def _by_walking(
 
 
 def _whole(name: str, array: np.ndarray) -> Weight:
-    """The declaration of experts that lie over dp."""
+    """The declaration of experts over dp."""
     dims = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
     return Weight(name=name, dims=dims, shape=array.shape, checkpoint=name)
 
@@ -91,21 +91,21 @@ def _by_exchanging(
     routed: Routed, weights: dict[str, np.ndarray], dispatch: Dispatch
 ) -> np.ndarray:
     from meshscope.programs.jax.collectives import ShardMapCollectives  # noqa: PLC0415
-    from meshscope.programs.jax.exchange import exchanged_mixture  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.exchange import exchange_mixture  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.experts import Experts  # noqa: PLC0415
     from meshscope.programs.jax.layout import ShardLayout, TokenSplit  # noqa: PLC0415
     from meshscope.programs.jax.state import LayerWeights  # noqa: PLC0415
 
     plan = Plan(dp=N_DEVICES, ep=N_DEVICES)
-    points = ShardMapCollectives(
+    collectives = ShardMapCollectives(
         plan=plan, layout=ShardLayout(plan=plan, token_split=TokenSplit.NONE, phase=Phase.PREFILL)
     )
     specs = {name: _whole(name, array) for name, array in weights.items()}
 
     def on_device(tokens, chosen, shares, arrays):
-        held = LayerWeights(arrays=arrays, specs=specs, points=points, dtype=np.float32)
+        held = LayerWeights(arrays=arrays, specs=specs, collectives=collectives, dtype=np.float32)
         experts = Experts(moe=MOE, weights=held)
-        return exchanged_mixture(tokens[0], chosen[0], shares[0], experts, dispatch)[None]
+        return exchange_mixture(tokens[0], chosen[0], shares[0], experts, dispatch)[None]
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:N_DEVICES]), ("dp",))
     split = jax.sharding.PartitionSpec("dp")
@@ -117,9 +117,7 @@ def _by_exchanging(
 
 @pytest.mark.parametrize("is_skewed", [False, True])
 @pytest.mark.parametrize("factor", [None, 1.0, 2.0])
-def test_rows_without_room_are_dropped_and_no_others(
-    factor: float | None, *, is_skewed: bool
-) -> None:
+def test_only_rows_beyond_capacity_are_dropped(factor: float | None, *, is_skewed: bool) -> None:
     dispatch = dispatch_of(
         MOE,
         Plan(dp=N_DEVICES, ep=N_DEVICES),

@@ -1,4 +1,4 @@
-"""Kernels, their text interpreted on a CPU, give what the plain path gives."""
+"""Kernels interpreted on a CPU equal the implementation without kernels."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,13 +20,13 @@ from meshscope.events.enums import Phase  # noqa: E402
 from meshscope.programs.jax.experts import Experts  # noqa: E402
 from meshscope.programs.jax.kernels import Band, PrefillKernel  # noqa: E402
 from meshscope.programs.jax.layout import layout_of  # noqa: E402
-from meshscope.programs.jax.numerics import attended, seen  # noqa: E402
+from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: E402
 from meshscope.spec.model.model import Activation, MixtureOfExperts, Scoring  # noqa: E402
 from meshscope.spec.plan.plan import parse_plan  # noqa: E402
 from meshscope.spec.workload import Workload  # noqa: E402
 
-# Outputs are means of values of order 1. In float32 the sums are only added in another order; in
-# bfloat16 (8 bits) the plain path rounds the shares, the kernel the scaled queries.
+# Outputs are means of values of order 1. In float32 only the order of sums differs; in
+# bfloat16 (8 bits) the plain path rounds the weights, the kernel the scaled queries.
 TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2}
 
 
@@ -57,7 +57,7 @@ CASES = [
 
 
 def arrays(case: Case, batch: int = 2) -> list[Any]:
-    """Queries, keys, values and sinks, drawn with a fixed seed."""
+    """Random queries, keys, values and sinks with a fixed seed."""
     key = jax.random.key(0)
     shapes = [
         (batch, case.positions, case.heads, case.width),
@@ -74,11 +74,11 @@ def arrays(case: Case, batch: int = 2) -> list[Any]:
 def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
     positions = jnp.arange(case.positions)
     return np.asarray(
-        attended(
+        dot_product_attention(
             q,
             k,
             v,
-            seen(positions, positions, case.window),
+            causal_mask(positions, positions, case.window),
             scale=case.width**-0.5,
             sinks=sinks if case.has_sinks else None,
         ),
@@ -112,7 +112,7 @@ def test_splash_attention_equals_plain_attention(case: Case) -> None:
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_under_the_auto_partitioner_each_device_attends_for_its_heads(*, has_sinks: bool) -> None:
+def test_with_the_auto_partitioner_each_device_computes_its_heads(*, has_sinks: bool) -> None:
     case = Case("auto", 8, 4, positions=128, has_sinks=has_sinks)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("dp", "tp"))
     layout = layout_of(parse_plan("dp=2,tp=4"), Workload(batch=2), Phase.PREFILL)
@@ -128,7 +128,7 @@ def test_under_the_auto_partitioner_each_device_attends_for_its_heads(*, has_sin
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
-def test_the_kernel_is_prepared_as_with_the_masks_of_jax(window: int | None) -> None:
+def test_the_band_mask_gives_the_kernel_of_the_masks_of_jax(window: int | None) -> None:
     shape, sizes = (512, 512), (None if window is None else window - 1, 0)
     made = [
         splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * 2)).fwd_mask_info
@@ -139,7 +139,7 @@ def test_the_kernel_is_prepared_as_with_the_masks_of_jax(window: int | None) -> 
 
 
 class _Weights(dict[str, Any]):
-    """As LayerWeights, without a plan; those of several layers are [layers, e, ...]."""
+    """LayerWeights without a plan; stacked weights are [layers, e, ...]."""
 
     layer: int | None = None
 
@@ -167,7 +167,7 @@ def _experts(weights: _Weights) -> Experts:
 
 
 @pytest.mark.parametrize("counts", [(3, 0, 2, 4), (0, 0, 0, 0), (1, 1, 1, 0)])
-def test_rows_filled_up_to_a_tile_leave_the_outputs_of_experts_as_they_are(
+def test_padding_rows_to_a_tile_keeps_the_outputs_of_experts(
     counts: tuple[int, ...],
 ) -> None:
     key = jax.random.key(1)
@@ -185,7 +185,7 @@ def test_rows_filled_up_to_a_tile_leave_the_outputs_of_experts_as_they_are(
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_experts_read_where_they_lie_in_a_stack_give_the_same(layer: int) -> None:
+def test_experts_read_in_place_from_a_stack_give_the_same_outputs(layer: int) -> None:
     key = jax.random.key(2)
     shapes = {"gate": (3, 4, 16, 8), "up": (3, 4, 16, 8), "down": (3, 4, 8, 16)}
     weights = _Weights(

@@ -1,4 +1,4 @@
-"""Tiny random models give the logits of `transformers`: prefill and 16 decode steps, every plan."""
+"""Tiny random models give the logits of `transformers` in prefill and 16 decode steps, for every plan."""
 
 import importlib.util
 from pathlib import Path
@@ -32,7 +32,7 @@ def _golden() -> Any:
 
 golden = _golden()
 
-# Float32 sums are added in another order on every mesh; logits are of order 1.
+# The order of float32 sums differs by mesh; logits are of order 1.
 TOLERANCE = 2e-5
 
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "dp=2,tp=4,sp", "fsdp=8", "fsdp=2,tp=4")
@@ -79,7 +79,7 @@ CASES += [
     for plan in OF_COMPILER
 ]
 
-# The sequence split over cp: alone, with each other axis, with experts over the data axis.
+# cp alone, with each other axis, and with experts over the data axis.
 RING, ALLGATHER = ContextForm.RING, ContextForm.ALLGATHER
 CONTEXT_CONFIGS = (
     *("llama", "qwen3", "mixtral", "gpt_oss"),
@@ -99,7 +99,7 @@ CASES += [
     )
     if "ep" not in plan or config not in {"llama", "qwen3"}
 ]
-# Blocks of whole windows of both rates, of the lower one alone, of neither.
+# Blocks are whole windows of both rates, of the lower rate only, or of neither.
 CASES += [
     Case("deepseek_v4", plan, loop=loop, context=ALLGATHER)
     for plan, loop in (
@@ -112,7 +112,7 @@ CASES += [
 ]
 
 
-# Two stages of one layer each; one each of four, alike or of three kinds; layers of two kinds in turn;
+# Two stages of one layer; four stages of one layer, alike or of three kinds; two alternating kinds;
 # three layers over two stages.
 PIPELINES = [
     Case(config, plan, loop=loop, microbatches=microbatches)
@@ -145,7 +145,7 @@ PIPELINES = [
         ("deepseek_v4", "pp=4,fsdp=2", Loop.SCAN, None),
     )
 ]
-PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
+PIPELINES += [  # a ring is an error on CPU devices
     Case(config, plan, loop=loop, context=ContextForm.ALLGATHER, microbatches=microbatches)
     for config, plan, loop, microbatches in (
         ("qwen3", "pp=2,cp=2,tp=2", Loop.SCAN, None),
@@ -155,8 +155,8 @@ PIPELINES += [  # a ring would go wrong on CPU devices, and is refused
 ]
 
 
-# What tells most for its time; the others are part of the whole matrix. Of DeepSeek-V3, whose programs
-# are slow to compile, one plan for each way in which its devices meet.
+# The most informative cases for their time; the others are in the matrix. DeepSeek-V3 compiles slowly,
+# so it has one plan for each form of communication.
 TELLING_PLANS = {"tp=8,sp", "dp=2,tp=4,ep=8", "cp=2,tp=4,sp", "pp=2,tp=4"}
 TELLING_V3_PLANS = TELLING_PLANS | {
     *("tp=1", "tp=8", "tp=8,ep=8", "dp=8,ep=8", "dp=2,tp=4,ep=8,sp", "fsdp=4,tp=2", "cp=8"),
@@ -184,7 +184,7 @@ def _marked(case: Case) -> Any:
 
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
-    """Logits of prefill and of each greedy decode step, from our programs."""
+    """Logits of prefill and of each greedy decode step."""
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 
@@ -203,7 +203,7 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
 
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES + PIPELINES])
 def test_logits_equal_those_of_transformers(case: Case) -> None:
-    """The same weights, the same greedy tokens, logits equal to within float32 rounding."""
+    """The same weights and greedy tokens give logits equal within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
     plan = parse_plan(case.plan)
     f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
@@ -229,8 +229,8 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("n_prompt", [3, 21])
-def test_prefill_may_end_where_no_entry_does(n_prompt: int) -> None:
-    """DeepSeek-V4: before the first entry (of 4 positions), and where none (of 4 or 8) is just complete."""
+def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
+    """DeepSeek-V4: before the first entry (4 positions), and inside windows of 4 and 8 positions."""
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 
@@ -265,8 +265,8 @@ def test_prefill_may_end_where_no_entry_does(n_prompt: int) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", golden.CONFIGS)
-def test_golden_logits_are_those_of_transformers(name: str) -> None:
-    """The stored logits are what the installed `transformers` makes of the stored weights."""
+def test_golden_logits_equal_those_of_transformers(name: str) -> None:
+    """The installed `transformers` gives the stored logits for the stored weights."""
     pytest.importorskip("torch", reason="the oracle needs torch")
     pytest.importorskip("transformers", reason="the oracle needs transformers")
     weights, prompt, expected = golden.read_golden(name)

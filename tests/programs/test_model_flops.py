@@ -75,7 +75,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def products(jaxpr: Any) -> Iterator[float]:
-    """FLOPs of every product of arrays in the program and in what it calls."""
+    """FLOPs of every dot in a program and in the programs that it calls."""
     for equation in jaxpr.eqns:
         shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
         if equation.primitive.name == "dot_general":
@@ -92,7 +92,7 @@ def products(jaxpr: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_product_of_the_program_is_counted(family: str) -> None:
+def test_model_flops_count_every_dot_of_the_program(family: str) -> None:
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     experiment = experiment_of(
@@ -104,13 +104,13 @@ def test_every_product_of_the_program_is_counted(family: str) -> None:
     )
     built = build_program(experiment, Phase.PREFILL, jax.devices()[:1])
     traced = built.step.trace(*built.arguments)
-    found = sum(products(traced.jaxpr.jaxpr))
+    traced_flops = sum(products(traced.jaxpr.jaxpr))
     counted = model_flops(experiment.model, experiment.workload, Phase.PREFILL)
-    assert found == counted + 2 * PROMPT * mixed_flops(experiment.model)
+    assert traced_flops == counted + 2 * PROMPT * mixed_flops(experiment.model)
 
 
 def mixed_flops(model: Model) -> float:
-    """Of one token, what is left out: sums of experts' outputs, and of residual streams around a block."""
+    """FLOPs per token that the formulas omit: weighted sums of expert outputs and of residual streams."""
     of_experts = 0 if model.moe is None else 2 * model.moe.n_active * model.hidden
     n_mixed = sum(layer.mlp is not MlpKind.DENSE for layer in model.layers)
     n_streams = 0 if model.hyper is None else model.hyper.n_streams

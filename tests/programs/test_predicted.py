@@ -1,4 +1,4 @@
-"""The manual programs ask for what is predicted: read from the traced program, before any compiler."""
+"""Explicit programs issue the predicted collectives, by their traced jaxprs."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ KIND_OF_PRIMITIVE = {
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
 }
-MUTE = {"axis_index"}  # names an axis, moves nothing
+MUTE = {"axis_index"}  # names an axis without communication
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": {
         "model_type": "qwen2",
@@ -112,7 +112,7 @@ CASES += [("deepseek_v4", p) for p in (*PLANS, *EXPERT_PLANS) if p not in {"cp=8
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a traced program, those of inner programs included."""
+    """Every equation of a traced program, including inner programs."""
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():
@@ -150,7 +150,7 @@ def is_collective(equation: Any) -> bool:
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("batch", [8, pytest.param(16, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("config", "plan_text"), CASES)
-def test_traced_program_asks_for_what_is_predicted(
+def test_the_traced_program_issues_the_predicted_collectives(
     config: str, plan_text: str, batch: int, phase: Phase
 ) -> None:
     program = Program(loop=Loop.UNROLL)
@@ -161,7 +161,7 @@ def test_traced_program_asks_for_what_is_predicted(
 @pytest.mark.parametrize("form", ContextForm)
 @pytest.mark.parametrize("plan_text", ["cp=8", "cp=2,tp=4,sp", "fsdp=2,cp=2,tp=2"])
 @pytest.mark.parametrize("config", [CONFIG, LATENT_CONFIG], ids=lambda c: c["model_type"])
-def test_traced_program_meets_over_cp_as_predicted(
+def test_the_traced_program_communicates_over_cp_as_predicted(
     config: dict[str, Any], plan_text: str, form: ContextForm, phase: Phase
 ) -> None:
     program = Program(loop=Loop.UNROLL, context=form)
@@ -175,14 +175,14 @@ def test_traced_program_meets_over_cp_as_predicted(
 def test_compressed_entries_are_gathered_as_predicted(
     prompt: int, plan_text: str, phase: Phase
 ) -> None:
-    """Blocks of whole windows of both rates (4 and 8), and of the lower one alone."""
+    """Blocks are whole windows of both rates (4 and 8), or of the lower rate only."""
     program = Program(loop=Loop.UNROLL)
     config = CONFIGS["deepseek_v4"]
     assert_traced_is_predicted(config, plan_text, program, 8, phase, prompt=prompt)
 
 
 @pytest.mark.parametrize(("plan_text", "prompt"), [("fsdp=8", 3), ("fsdp=2,cp=2", 2)])
-def test_a_prompt_without_an_entry_gathers_no_queries_of_the_indexer(
+def test_a_prompt_shorter_than_an_entry_gathers_no_indexer_queries(
     plan_text: str, prompt: int
 ) -> None:
     """DeepSeek-V4, whose lowest rate is 4."""
@@ -241,7 +241,7 @@ PIPELINES = (
 
 
 def executed(jaxpr: Any, times: int = 1, path: str = "") -> Iterator[tuple[Any, int, str]]:
-    """Every equation that names a mesh axis, how often loops run it, and its scopes."""
+    """Every equation that names a mesh axis, with its executions and scopes."""
     for equation in jaxpr.eqns:
         here = f"{path}/{equation.source_info.name_stack}"
         if is_collective(equation):
@@ -257,10 +257,10 @@ def executed(jaxpr: Any, times: int = 1, path: str = "") -> Iterator[tuple[Any, 
 @pytest.mark.parametrize("loop", [Loop.UNROLL, Loop.SCAN])
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize(("config", "plan_text", "microbatches"), PIPELINES)
-def test_each_stage_asks_for_what_is_predicted(
+def test_each_stage_issues_the_predicted_collectives(
     config: dict[str, Any], plan_text: str, microbatches: int | None, phase: Phase, loop: Loop
 ) -> None:
-    """By stage and layer: three layers over two stages, or one on each of three."""
+    """By stage and layer, for three layers on two stages or on three."""
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
 
     plan = parse_plan(plan_text)

@@ -1,4 +1,4 @@
-"""The product of one row, which GPUs take with rows of zeros beside it, gives the same tokens."""
+"""Padding the dot of a single row, as for GPUs, keeps the logits."""
 
 from dataclasses import replace
 
@@ -29,14 +29,16 @@ from meshscope.spec.workload import Workload
 def test_only_a_single_row_is_padded(
     shape: tuple[int, ...], min_rows: int, expected: tuple[int, ...]
 ) -> None:
-    weights = LayerWeights(arrays={}, specs={}, points=None, dtype=jnp.float32, min_rows=min_rows)  # pyright: ignore[reportArgumentType]
+    weights = LayerWeights(
+        arrays={}, specs={}, collectives=None, dtype=jnp.float32, min_rows=min_rows
+    )  # pyright: ignore[reportArgumentType]
     padded = weights.at_least(jnp.ones(shape))
     assert padded.shape == expected
     assert float(padded.sum()) == float(np.prod(shape))
 
 
 def _logits(topology: str) -> np.ndarray:
-    """Of one decode step of the program for this slice, run on a CPU device."""
+    """The logits of one decode step of the program for this slice, run on a CPU device."""
     workload = Workload(
         batch=1,
         prompt=4,
@@ -60,6 +62,6 @@ def _logits(topology: str) -> np.ndarray:
     return np.asarray(program.logits(out))
 
 
-def test_the_step_of_a_gpu_gives_the_logits_of_the_plain_one() -> None:
+def test_the_decode_step_for_gpus_gives_the_same_logits() -> None:
     assert GPU_MIN_ROWS > 1
     np.testing.assert_allclose(_logits("h200:1"), _logits("cpu:1"), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Rows in the order of their experts without a sort, against a stable sort of the buffer."""
+"""Expert order of received rows, against a stable sort of the buffer."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,8 @@ pytest.importorskip("jax", reason="the programs need JAX")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_ragged", [True, False])
 @pytest.mark.parametrize("n_experts", [1, 3])
-def test_rows_come_in_the_order_of_experts_and_go_back(
-    seed: int, n_experts: int, *, is_ragged: bool
-) -> None:
-    """Some senders have no row for some experts, some more than they may send; the buffer is not full."""
+def test_rows_are_ordered_by_expert_and_back(seed: int, n_experts: int, *, is_ragged: bool) -> None:
+    """Some senders have no rows for some experts or too many to send; the buffer is not full."""
     from meshscope.programs.jax.runs import received_runs  # noqa: PLC0415  imports JAX
 
     random = np.random.default_rng(seed)
@@ -23,8 +21,8 @@ def test_rows_come_in_the_order_of_experts_and_go_back(
     n_rows = n_senders * n_slots
     expert_of = np.full(n_rows, n_experts)  # none
     for sender in range(n_senders):
-        own = np.repeat(np.arange(n_experts), counts[sender])[: sizes[sender]]
-        expert_of[bases[sender] : bases[sender] + len(own)] = own
+        experts = np.repeat(np.arange(n_experts), counts[sender])[: sizes[sender]]
+        expert_of[bases[sender] : bases[sender] + len(experts)] = experts
     order = np.argsort(expert_of, kind="stable")
     n_used = int((expert_of < n_experts).sum())
 

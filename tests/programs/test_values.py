@@ -1,4 +1,4 @@
-"""Random weights: a table of experts holds numbers of experts, different ones for a token."""
+"""Random weights: an expert table has distinct expert IDs for each token."""
 
 import importlib.util
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.build import build_program
-from meshscope.programs.jax.values import _chosen, random_weights
+from meshscope.programs.jax.values import _random_experts, random_weights
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
@@ -32,12 +32,10 @@ golden = _golden()
 
 
 @pytest.mark.parametrize(("n_experts", "n_active"), [(256, 6), (7, 3), (4, 4)])
-def test_a_random_table_names_different_experts_for_each_token(
-    n_experts: int, n_active: int
-) -> None:
+def test_a_random_table_has_distinct_experts_for_each_token(n_experts: int, n_active: int) -> None:
     shape = (5000, n_active)
     table = np.asarray(
-        _chosen(jax.numpy.uint32(3), shape=shape, dtype=np.int32, n_experts=n_experts)
+        _random_experts(jax.numpy.uint32(3), shape=shape, dtype=np.int32, n_experts=n_experts)
     )
     assert ((table >= 0) & (table < n_experts)).all()
     assert all(len(set(row)) == n_active for row in table.tolist())
@@ -45,8 +43,8 @@ def test_a_random_table_names_different_experts_for_each_token(
     assert counts.min() > 0.5 * counts.mean()
 
 
-def test_the_table_of_a_model_is_made_so() -> None:
-    """The small DeepSeek-V4 of the golden logits: its first layers choose experts by token ids."""
+def test_random_weights_fill_the_expert_table_of_a_model() -> None:
+    """The small DeepSeek-V4 of the golden logits, whose first layers choose experts by token ID."""
     config = golden.CONFIGS["deepseek_v4"]
     model = model_from_config(config, name="small", source="here")
     experiment = experiment_of(

@@ -1,10 +1,10 @@
-"""What the compiler says of a compiled program besides its text."""
+"""Reads the memory analysis of a compiled program."""
 
 from typing import Any
 
 
 def memory_analysis(compiled: Any) -> dict[str, int]:
-    """The compiler's account of the memory that the program needs on one device, in bytes."""
+    """The memory that a compiled program needs on one device, in bytes."""
     analysis = compiled.memory_analysis()
     return {
         "argument_bytes": analysis.argument_size_in_bytes,

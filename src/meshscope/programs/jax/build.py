@@ -1,4 +1,4 @@
-"""A program ready to lower: the jitted step of one phase with the shapes and shardings of its arguments."""
+"""Builds the jitted step of one phase, with the shapes and shardings of its arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import ShardLayout, layout_of
 from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
-from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, ResidualStreams
+from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.model import Layer
@@ -41,10 +41,10 @@ JAX_DTYPES: dict[str, Any] = {
     "f8e5m2": jnp.float8_e5m2,
 }
 
-# XLA for GPUs turns the product of one row with a matrix below 10,000,000 elements into a multiplication
-# and a sum, and writes what it multiplied to memory in between: three passes over the matrix
+# XLA for GPUs rewrites the dot of one row with a matrix below 10,000,000 elements as a multiply and a
+# reduce with an intermediate array in memory: three passes over the matrix
 # (IsMatrixMultiplicationTooSmallForRewriting; seen in JAX 0.11.2's program of Qwen3-8B's keys and
-# values). Eight rows, the least that a tensor core takes, keep it a product.
+# values). Eight rows, the minimum of a tensor core, keep the dot.
 GPU_MIN_ROWS = 8
 
 
@@ -52,7 +52,7 @@ GPU_MIN_ROWS = 8
 class BuiltProgram:
     """The step function of one phase and its abstract arguments (weights, tokens, cache, position).
 
-    `is_stacked` says whether layers are stacked by kind; with a pipeline they are.
+    `is_stacked` is whether layers are stacked by kind, as in every pipeline.
     """
 
     phase: Phase
@@ -62,16 +62,16 @@ class BuiltProgram:
     is_pipeline: bool
 
     def lower(self) -> Any:
-        """The program lowered to StableHLO, nothing allocated."""
+        """Lowers the program to StableHLO without allocating memory."""
         return self.step.lower(*self.arguments)
 
     def logits(self, out: Any) -> Any:
-        """[B, V]: the logits among what the step returned; those of the last stage of a pipeline."""
+        """The logits [B, V] in the result of a step; in a pipeline, those of the last stage."""
         return out[1][-1] if self.is_pipeline else out[1]
 
 
 def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
-    """The plan's mesh over these devices in their given order, axis types left to the compiler."""
+    """The plan's mesh over these devices in the given order, with Auto axis types."""
     mesh = experiment.plan.mesh
     grid = np.array(devices).reshape(mesh.sizes)
     return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
@@ -93,28 +93,31 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         )
     # The HLO names a program after its function.
     named = _named(step, phase.value)
-    of_inputs, of_outputs = (
+    in_shardings, out_shardings = (
         jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
         for tree in (specs.inputs, specs.outputs)
     )
-    if _has_own_cache_layout(experiment, phase):
-        weights, tokens, cache, position = of_inputs
+    if _has_auto_cache_layout(experiment, phase):
+        weights, tokens, cache, position = in_shardings
         cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
-        of_inputs, of_outputs = (weights, tokens, cache, position), (*of_outputs[:2], cache)
+        in_shardings = (weights, tokens, cache, position)
+        out_shardings = (*out_shardings[:2], cache)
     return BuiltProgram(
         phase=phase,
-        step=jax.jit(named, donate_argnums=(2,), in_shardings=of_inputs, out_shardings=of_outputs),
+        step=jax.jit(
+            named, donate_argnums=(2,), in_shardings=in_shardings, out_shardings=out_shardings
+        ),
         arguments=_abstract(specs, mesh, phase),
         is_stacked=specs.is_stacked,
         is_pipeline=is_pipeline,
     )
 
 
-def _has_own_cache_layout(experiment: Experiment, phase: Phase) -> bool:
-    """Whether the compiler decides how the cache lies in memory.
+def _has_auto_cache_layout(experiment: Experiment, phase: Phase) -> bool:
+    """Whether the compiler chooses the memory layout of the cache.
 
-    Given the usual layout, a decode step on a TPU transposes the whole cache at its start and back at
-    its end, and so does one of several sequences on a GPU. Servers leave it transposed.
+    Serving engines let it choose in decode. With the default layout, a decode step on a TPU transposes
+    the whole cache at its beginning and end, and so does a step of several sequences on a GPU.
     """
     return phase is Phase.DECODE and experiment.topology.chip.kind is not ChipKind.CPU
 
@@ -134,31 +137,31 @@ def _pipeline(experiment: Experiment, decoder: Decoder, layout: ShardLayout) -> 
 def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Mesh) -> Decoder:
     model, plan = experiment.model, experiment.plan
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
-    points = (
+    collectives = (
         ShardMapCollectives(plan=plan, layout=layout)
         if is_manual
         else GspmdCollectives(layout=layout, mesh=mesh)
     )
     mixture: Mixture | None = None
     if model.moe is not None:
-        of_mixture: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "moe": model.moe,
             "plan": plan,
             "layout": layout,
-            "points": points,
+            "collectives": collectives,
             "form": experiment.dispatch_form,
             "capacity_factor": experiment.capacity_factor,
             "has_kernel": experiment.kernels.has_expert_kernel,
         }
-        mixture = ManualMixture(**of_mixture) if is_manual else AutoMixture(**of_mixture, mesh=mesh)
-    write = repeats_of if experiment.is_scanned else unrolled
-    streams: ResidualStreams = SINGLE_STREAM
+        mixture = ManualMixture(**arguments) if is_manual else AutoMixture(**arguments, mesh=mesh)
+    repeats = repeats_of if experiment.is_scanned else unrolled
+    residual: Residual = SINGLE_STREAM
     if model.hyper is not None:
-        streams = HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
+        residual = HyperStreams(hyper=model.hyper, norm_eps=model.norm_eps)
     return Decoder(
         model=model,
         phase=phase,
-        points=points,
+        collectives=collectives,
         mixture=mixture,
         context=Context(
             size=plan.cp,
@@ -166,9 +169,9 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
             phase=phase,
             n_prompt=experiment.workload.prompt,
         ),
-        streams=streams,
+        residual=residual,
         specs=_weight_specs(experiment),
-        repeats=write(model.layers),
+        repeats=repeats(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
         prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
@@ -178,7 +181,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
 def _prefill_kernel(
     experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
 ) -> PrefillKernel | None:
-    """The kernel of a prompt's attention, if the experiment uses it."""
+    """The prefill attention kernel, if the experiment uses one."""
     kernel = experiment.kernels.prefill_attention.kernel
     return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
 
@@ -196,7 +199,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def _weight_specs(experiment: Experiment) -> dict[str, dict[str, Weight]]:
-    """The declarations of weights by kind of layer; those outside the layers under ""."""
+    """The weight declarations by kind of layer and name; "" is for weights outside the layers."""
     model, plan = experiment.model, experiment.plan
     by_kind = {layer.name: layer_weights(model, plan, layer) for layer in set(model.layers)}
     by_kind[""] = outer_weights(model, plan)
@@ -205,10 +208,10 @@ def _weight_specs(experiment: Experiment) -> dict[str, dict[str, Weight]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentSpecs:
-    """Shapes and partition specs of what goes into a step and what comes out of it.
+    """Shapes, dtypes and partition specs of the arguments and results of a step.
 
-    Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading
-    dimension for its layers (see `stage_slots`), those of each stage of a pipeline together.
+    Layers are a list, or stacked by kind: a mapping from the kind to arrays with a leading layer
+    dim, in which the layers of each pipeline stage are contiguous (see `stage_slots`).
     """
 
     experiment: Experiment
@@ -216,7 +219,7 @@ class ArgumentSpecs:
     is_stacked: bool
 
     def _by_layer(self, of_layer: Callable[[Layer, tuple[int, ...]], Any]) -> Any:
-        """`of_layer(layer, leading dimensions)` for each layer, or for each kind."""
+        """`of_layer(layer, leading dims)` for each layer, or for each kind."""
         layers = self.experiment.model.layers
         if not self.is_stacked:
             return [of_layer(layer, ()) for layer in layers]
@@ -228,7 +231,7 @@ class ArgumentSpecs:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """Partition specs of the weights, in the structure of the weights."""
+        """Partition specs of the weights, as the pytree of weights."""
         model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
@@ -242,7 +245,7 @@ class ArgumentSpecs:
 
     @property
     def weight_shapes(self) -> dict[str, Any]:
-        """Global shapes of the weights, in the same structure."""
+        """Global shapes of the weights, as the same pytree."""
         model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -253,14 +256,14 @@ class ArgumentSpecs:
 
     @property
     def weight_dtypes(self) -> dict[str, Any]:
-        """XLA's names of the weights' formats, in the same structure."""
+        """XLA's names of the weights' dtypes, as the same pytree."""
         model, plan = self.experiment.model, self.experiment.plan
-        usual = self.experiment.workload.weight_dtype
+        default = self.experiment.workload.weight_dtype
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
-            return {w.name: w.dtype or usual for w in layer_weights(model, plan, layer)}
+            return {w.name: w.dtype or default for w in layer_weights(model, plan, layer)}
 
-        outer = {w.name: w.dtype or usual for w in outer_weights(model, plan)}
+        outer = {w.name: w.dtype or default for w in outer_weights(model, plan)}
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
@@ -305,7 +308,7 @@ class ArgumentSpecs:
 
 
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
-    """Shapes, dtypes and shardings of the arguments; no memory is taken."""
+    """Shapes, dtypes and shardings of the arguments."""
     workload = specs.experiment.workload
 
     def array(shape: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:

@@ -1,19 +1,19 @@
-"""Attention over a sequence that cp splits: a ring or a gather of keys in prefill, a merge in decode.
+"""Context parallelism: a ring or an all-gather of keys in prefill, merged partial softmaxes in decode.
 
-Prefill: a device has a contiguous block of the prompt, and its queries meet the keys of all blocks.
-Ring attention (Liu et al., arXiv 2310.01889) sends each block on to the next device, n-1 times, and
-merges partial softmaxes; the other form gathers the blocks and attends once. Every array travels by
-a permute of its own: packing keys and values would save a start a turn and cost a copy of both.
-Blocks of the future are multiplied and masked all the same, as in the paper's text.
+Prefill: each device has a contiguous block of the prompt and attends to the keys of all blocks.
+Ring attention (Liu et al., arXiv 2310.01889) forwards each block n-1 times and merges partial
+softmaxes; the gather form all-gathers the blocks and attends once. Keys and values have separate
+permutes: packing them would save one start per step and cost a copy of both. Future blocks are
+computed and masked, as in the paper.
 
-Decode: the cache is split by positions, all devices of cp hold the same token, and each attends to
-its own positions. Merging takes the maximum (one all-reduce of N) and the sum of numerators and
-denominators (one all-reduce of N(H+1)), both in float32: 8 N (H+2) (n-1)/n bytes a token sent by
-each device. Gathering outputs and sums instead takes 4 N (H+1) (n-1): 1/(H+2) less for n=2, more
-for every other n. (Rounded to bfloat16 before the merge, outputs would be cheaper to gather for n<4.)
+Decode: cp splits the cache by positions. All devices have the same token, and each attends to its
+local positions. The merge all-reduces the maximum (N) and the numerators and denominators (N(H+1)) in
+float32: each device sends 8 N (H+2) (n-1)/n bytes per token. An all-gather of outputs and sums would
+send 4 N (H+1) (n-1): 1/(H+2) less for n=2, more for larger n. (For outputs rounded to bfloat16, the
+gather would be cheaper for n<4.)
 
-Shapes: B batch, S positions of this step, T positions attended to, N query heads, K key and value
-heads, H width of a value; n devices of cp.
+Shapes: B batch, S query positions, T key positions, N query heads, K key and value heads, H width of
+a value; n devices of cp.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,18 +32,19 @@ AXIS = "cp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAttention:
-    """Attention to a part of the positions, in float32.
+    """Unnormalized attention to a subset of the positions, in float32.
 
-    `numerator` [B, S, N, H] and `total` [B, S, N] are sums of exponentials of scores less `largest`
-    [B, S, N]. Where nothing is in sight `largest` is MASKED, and a merge drops the rest.
+    `numerator` [B, S, N, H] and `total` [B, S, N] are sums of exp(score - largest), with `largest`
+    [B, S, N] the maximum score. If all positions are masked, `largest` is MASKED and a merge drops
+    the sums.
     """
 
     numerator: Array
     total: Array
     largest: Array
 
-    def scaled(self, largest: Array) -> "PartialAttention":
-        """The same with another, greater maximum."""
+    def rescaled(self, largest: Array) -> "PartialAttention":
+        """Rescales the sums to a larger maximum."""
         factor = jnp.exp(self.largest - largest)
         return PartialAttention(
             numerator=self.numerator * factor[..., None],
@@ -52,15 +53,15 @@ class PartialAttention:
         )
 
     def merged(self, other: "PartialAttention") -> "PartialAttention":
-        """Attention to the positions of both."""
+        """Merges attention to disjoint positions."""
         largest = jnp.maximum(self.largest, other.largest)
-        one, two = self.scaled(largest), other.scaled(largest)
+        one, two = self.rescaled(largest), other.rescaled(largest)
         return PartialAttention(
             numerator=one.numerator + two.numerator, total=one.total + two.total, largest=largest
         )
 
     def with_sinks(self, sinks: Array | None) -> "PartialAttention":
-        """With one position more, of logits [N], that has no value."""
+        """Adds a position with logits [N] and no value."""
         if sinks is None:
             return self
         logits = jnp.broadcast_to(sinks.astype(jnp.float32), self.largest.shape)
@@ -71,23 +72,23 @@ class PartialAttention:
         )
         return self.merged(sink)
 
-    def shared(self, dtype: Any) -> Array:
-        """[B, S, N, H]: the mean of values that attention is."""
+    def normalized(self, dtype: Any) -> Array:
+        """The normalized attention output [B, S, N, H]."""
         return (self.numerator / self.total[..., None]).astype(dtype)
 
 
-def partly_attended(
-    q: Array, k: Array, v: Array, is_seen: Array, *, scale: float
+def partial_attention(
+    q: Array, k: Array, v: Array, mask: Array, *, scale: float
 ) -> PartialAttention:
-    """Attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H], not yet divided.
+    """Unnormalized attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H].
 
-    `is_seen` is [S, T] or [B, S, T].
+    `mask` is [S, T] or [B, S, T].
     """
     batch, n_queries, n_heads = q.shape[:3]
     q = q.reshape(batch, n_queries, k.shape[2], n_heads // k.shape[2], q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bskgt", q, k, preferred_element_type=jnp.float32) * scale
-    is_seen = jnp.broadcast_to(is_seen, (batch, *is_seen.shape[-2:]))
-    scores = jnp.where(is_seen[:, :, None, None, :], scores, MASKED)
+    mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
+    scores = jnp.where(mask[:, :, None, None, :], scores, MASKED)
     largest = scores.max(axis=-1)
     shares = jnp.exp(scores - largest[..., None])
     numerator = jnp.einsum(
@@ -101,30 +102,30 @@ def partly_attended(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attending:
-    """What one layer's attention is, whoever holds the keys.
+class AttentionInputs:
+    """The attention of one layer, independent of which device has the keys.
 
-    `keys` makes k [B, T, K, Hk] and v [B, T, K, Hv] of what is held, arrays [B, T, ...]; `sight` makes
-    the mask [S, T] or [B, S, T] of the positions [T] of what is held; `outcome` is linear and makes
-    [B, S, N, H] of [B, S, N, Hv], where that is narrower.
+    `keys` maps cached or received arrays [B, T, ...] to k [B, T, K, Hk] and v [B, T, K, Hv];
+    `mask_of` maps their positions [T] to the mask [S, T] or [B, S, T]; `project` is linear and maps
+    [B, S, N, Hv] to [B, S, N, H], which may be narrower.
     """
 
     q: Array
     keys: Callable[..., tuple[Array, Array]]
-    sight: Callable[[Array], Array]
+    mask_of: Callable[[Array], Array]
     scale: float
     sinks: Array | None = None
-    outcome: Callable[[Array], Array] = lambda x: x
+    project: Callable[[Array], Array] = lambda x: x
 
-    def part(self, held: Sequence[Array], positions: Array) -> PartialAttention:
-        """Attention to what is held of these positions."""
-        k, v = self.keys(*held)
-        return partly_attended(self.q, k, v, self.sight(positions), scale=self.scale)
+    def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
+        """Unnormalized attention to arrays at these positions."""
+        k, v = self.keys(*local)
+        return partial_attention(self.q, k, v, self.mask_of(positions), scale=self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """How one phase lays a sequence over the `size` devices of cp; of size 1, it is whole.
+    """The distribution of a sequence over the `size` devices of cp in one phase.
 
     `n_prompt` is the length of the whole prompt.
     """
@@ -136,41 +137,41 @@ class Context:
 
     @property
     def is_split(self) -> bool:
-        """Whether there is more than one device."""
+        """Whether cp has more than one device."""
         return self.size > 1
 
     @property
     def splits_step(self) -> bool:
-        """Whether each device has other tokens of the step."""
+        """Whether each device has different tokens of the step."""
         return self.is_split and self.phase is Phase.PREFILL
 
     @property
     def rank(self) -> Array | int:
-        """The place of this device on the axis."""
+        """The index of this device on the cp axis."""
         return lax.axis_index(AXIS) if self.is_split else 0
 
     def positions(self, first: Array, n_local: int) -> Array:
-        """[S]: the positions of this device's tokens of a step that starts at `first`."""
+        """The positions [S] of the local tokens in a step that starts at `first`."""
         if self.splits_step:
             first = first + lax.axis_index(AXIS) * n_local
         return first + jnp.arange(n_local)
 
     def slot(self, positions: Array) -> Array | int:
-        """Where in the cache these tokens go."""
+        """The first cache slot of these tokens."""
         if not self.is_split:
             return positions[0]
         if self.phase is Phase.PREFILL:
             return 0
         return self.n_prompt // self.size + (positions[0] - self.n_prompt) // self.size
 
-    def is_here(self, positions: Array) -> Array | None:
-        """Whether these tokens go into this device's cache; None: they do on any device."""
+    def is_local(self, positions: Array) -> Array | None:
+        """Whether these tokens go to the local cache; None if they do on all devices."""
         if not self.is_split or self.phase is Phase.PREFILL:
             return None
         return (positions[0] - self.n_prompt) % self.size == lax.axis_index(AXIS)
 
-    def cached_positions(self, n_slots: int) -> Array:
-        """[T]: the position that each slot of this device's cache is for."""
+    def cache_positions(self, n_slots: int) -> Array:
+        """The position [T] of each slot in the local cache."""
         slots = jnp.arange(n_slots)
         if not self.is_split:
             return slots
@@ -180,31 +181,31 @@ class Context:
 
     @property
     def prompt_positions(self) -> Array:
-        """[T]: the positions of the whole prompt."""
+        """The positions [T] of the whole prompt."""
         return jnp.arange(self.n_prompt)
 
-    def best(self, scores: Array, n_best: int) -> Array:
-        """[B, S, T]: whether a position is among the `n_best` of the highest scores [B, S, T].
+    def top_k_mask(self, scores: Array, n_best: int) -> Array:
+        """The mask [B, S, T] of the `n_best` positions with the highest scores [B, S, T].
 
-        In decode the positions lie on all devices: each proposes as many, and all choose the same
-        of what everyone proposed.
+        In decode, cp splits the positions: each device proposes its local top `n_best`, and all
+        choose the same ones from the gathered proposals.
         """
         values, places = lax.top_k(scores, min(n_best, scores.shape[-1]))
         if not self.is_split or self.splits_step:
             return _at_least(scores, values[..., -1:], values.shape[-1])
         proposed = lax.all_gather(values, AXIS, axis=2, tiled=True)
-        chosen = lax.top_k(proposed, min(n_best, proposed.shape[-1]))[1]
-        is_chosen = _marked(proposed.shape, chosen, values=True)
+        top_indices = lax.top_k(proposed, min(n_best, proposed.shape[-1]))[1]
+        is_chosen = _marked(proposed.shape, top_indices, values=True)
         start = lax.axis_index(AXIS) * values.shape[-1]
-        own = lax.dynamic_slice_in_dim(is_chosen, start, values.shape[-1], axis=2)
-        return _marked(scores.shape, places, values=own)
+        local = lax.dynamic_slice_in_dim(is_chosen, start, values.shape[-1], axis=2)
+        return _marked(scores.shape, places, values=local)
 
     def gathered(self, x: Array) -> Array:
-        """[B, S, ...] of all blocks: [B, T, ...]."""
+        """All-gathers blocks, [B, S, ...] -> [B, T, ...]."""
         return lax.all_gather(x, AXIS, axis=1, tiled=True)
 
-    def dealt(self, x: Array) -> Array:
-        """Of x [B, T, ...], which all devices have, every n-th from this device's place on, padded."""
+    def interleaved(self, x: Array) -> Array:
+        """Every n-th entry of a replicated x [B, T, ...], starting at this device's rank, padded."""
         if not self.is_split:
             return x
         n_each = -(-x.shape[1] // self.size)
@@ -213,59 +214,57 @@ class Context:
         rounds = padded.reshape(x.shape[0], n_each, self.size, *x.shape[2:])
         return lax.dynamic_index_in_dim(rounds, self.rank, axis=2, keepdims=False)
 
-    def dealt_numbers(self, n_slots: int) -> Array:
-        """[T]: which of what is dealt in turn lies in each slot of this device's cache."""
+    def interleaved_indices(self, n_slots: int) -> Array:
+        """The global index [T] of each slot in the local cache of interleaved entries."""
         return jnp.arange(n_slots) * self.size + self.rank
 
-    def dealt_slot(self, number: Array) -> tuple[Array, Array | None]:
-        """Where this one of what is dealt in turn lies, and whether it does on this device.
-
-        None: it does on any device.
-        """
+    def interleaved_slot(self, number: Array) -> tuple[Array, Array | None]:
+        """The slot of an interleaved entry, and whether it is on this device (None: on all)."""
         if not self.is_split:
             return number, None
         return number // self.size, number % self.size == self.rank
 
-    def attended(self, attending: Attending, held: Sequence[Array], positions: Array) -> Array:
-        """[B, S, N, H]: attention to the positions of all devices, of which this one holds some.
+    def attend(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
+        """Attention [B, S, N, H] to the positions of all devices.
 
-        `positions` are those of what is held: this step's in prefill, those of the cache in decode.
+        `local` are this device's arrays and `positions` their positions: those of the step in
+        prefill, those of the cache in decode.
         """
         if self.phase is Phase.DECODE:
-            return self._merged(attending, held, positions)
+            return self._merged(inputs, local, positions)
         if self.form is ContextForm.RING:
-            return self._around(attending, held, positions)
-        everything = [self.gathered(x) for x in held]
-        return self._finished(attending, attending.part(everything, self.prompt_positions))
+            return self._ring(inputs, local, positions)
+        gathered = [self.gathered(x) for x in local]
+        return self._finish(inputs, inputs.part(gathered, self.prompt_positions))
 
-    def _around(self, attending: Attending, held: Sequence[Array], positions: Array) -> Array:
-        """Each turn attends to a block while the next one is on its way; none is sent in the last."""
+    def _ring(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
+        """Attends to each block while the permute of the next one runs; n-1 permutes per array."""
         rank, n_local = lax.axis_index(AXIS), positions.shape[0]
-        turn = [(source, (source + 1) % self.size) for source in range(self.size)]
+        pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         partial: PartialAttention | None = None
-        for number in range(self.size):
-            is_last = number == self.size - 1
-            coming = [] if is_last else [lax.ppermute(x, AXIS, perm=turn) for x in held]
-            source = (rank - number) % self.size
-            part = attending.part(held, positions + (source - rank) * n_local)
+        for step in range(self.size):
+            is_last = step == self.size - 1
+            received = [] if is_last else [lax.ppermute(x, AXIS, perm=pairs) for x in local]
+            source = (rank - step) % self.size
+            part = inputs.part(local, positions + (source - rank) * n_local)
             partial = part if partial is None else partial.merged(part)
-            held = coming
+            local = received
         assert partial is not None
-        return self._finished(attending, partial)
+        return self._finish(inputs, partial)
 
-    def _finished(self, attending: Attending, partial: PartialAttention) -> Array:
-        shared = partial.with_sinks(attending.sinks).shared(attending.q.dtype)
-        return attending.outcome(shared).astype(shared.dtype)
+    def _finish(self, inputs: AttentionInputs, partial: PartialAttention) -> Array:
+        shared = partial.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
+        return inputs.project(shared).astype(shared.dtype)
 
-    def _merged(self, attending: Attending, held: Sequence[Array], positions: Array) -> Array:
-        """The parts of all devices added up, after `outcome`: values are narrower than latents.
+    def _merged(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
+        """Merges the partial attention of all devices, after `project`, as values are narrower.
 
-        Numerators and denominators lie flat, [B, S, N(H+1)]: an array of width H+1 would be padded
-        to the next multiple of 128.
+        Numerators and denominators are reduced as one flat [B, S, N(H+1)], since an array of width
+        H+1 would be padded to the next multiple of 128.
         """
-        partial = attending.part(held, positions)
-        partial = partial.scaled(lax.pmax(partial.largest, AXIS))
-        narrow = attending.outcome(partial.numerator)
+        partial = inputs.part(local, positions)
+        partial = partial.rescaled(lax.pmax(partial.largest, AXIS))
+        narrow = inputs.project(partial.numerator)
         numerator = narrow.reshape(*narrow.shape[:2], -1)
         both = jnp.concatenate([numerator, partial.total], axis=-1)
         both = lax.psum(both, AXIS)
@@ -275,14 +274,14 @@ class Context:
             total=both[..., -n_heads:],
             largest=partial.largest,
         )
-        return merged.with_sinks(attending.sinks).shared(attending.q.dtype)
+        return merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
 
 
 def _at_least(scores: Array, least: Array, n_best: int) -> Array:
-    """[B, S, T]: whether a score is among the `n_best`, of which `least` [B, S, 1] is the lowest.
+    """The mask [B, S, T] of the `n_best` scores, of which `least` [B, S, 1] is the lowest.
 
-    Of equals, the first ones count, as `top_k` has it. A scatter of its places would say the same,
-    element by element.
+    Ties go to the first, as in `top_k`. A scatter of the indices of `top_k` would work element by
+    element.
     """
     is_above, is_equal = scores > least, scores == least
     n_left = n_best - is_above.sum(axis=-1, keepdims=True)
@@ -290,6 +289,6 @@ def _at_least(scores: Array, least: Array, n_best: int) -> Array:
 
 
 def _marked(shape: tuple[int, ...], places: Array, *, values: Array | bool) -> Array:
-    """[B, S, T] of bool: `values` at the places [B, S, n], false elsewhere."""
+    """The mask [B, S, T] with `values` at indices [B, S, n], else false."""
     rows = jnp.arange(shape[0])[:, None, None], jnp.arange(shape[1])[None, :, None]
     return jnp.zeros(shape, bool).at[(*rows, places)].set(values)

@@ -1,7 +1,7 @@
-"""One decoder for every family and every plan: prefill and decode differ only in what attends to what.
+"""The decoder of all model families and plans; prefill and decode share all code but attention.
 
-The text holds for global arrays (the compiler partitions) and for one device's share (under
-`shard_map`) alike: sizes are read from the arrays, never from the model.
+The same code runs on global arrays (partitioned by the compiler) and on local arrays (under
+`shard_map`): sizes come from the arrays, never from the model.
 
 Shapes: B batch, S positions of this step, D residual width, V vocabulary.
 """
@@ -23,7 +23,7 @@ from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm
-from meshscope.programs.jax.residual import ResidualStreams
+from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import (
     CompressedAttention,
@@ -39,19 +39,18 @@ from meshscope.spec.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The decoder of one phase: its model, its meeting points, its weights' declarations.
+    """The decoder of one phase.
 
-    `repeats` says how the layers are written; `specs` holds the declarations by kind of layer, those
-    of weights outside the layers under "". `first_row` is where in the cached batch the sequences
-    of a micro-batch begin.
+    `repeats` groups the layers into loops; `specs` has the weight declarations by kind of layer, and
+    under "" those outside the layers. `first_row` is the first sequence of a microbatch in the cache.
     """
 
     model: Model
     phase: Phase
-    points: MeshCollectives
+    collectives: MeshCollectives
     mixture: Mixture | None
     context: Context
-    streams: ResidualStreams
+    residual: Residual
     specs: Mapping[str, Mapping[str, Weight]]
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
@@ -60,19 +59,19 @@ class Decoder:
     min_rows: int = 1
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
-        """Next tokens [B], logits [B, V] and the new cache after one step of the phase.
+        """One step of the phase: next tokens [B], logits [B, V] and the new cache.
 
-        `tokens` is [B, S], `position` the index of the first of them. `weights["layers"]` and
-        `cache` hold one entry a layer (a list), or one a kind of layer with a leading dimension
-        for its layers (a mapping).
+        `tokens` is [B, S], `position` the index of the first one. `weights["layers"]` and `cache`
+        are a list with an entry per layer, or a mapping with an entry per kind of layer and a
+        leading layer dim.
         """
         outer = self.outer(weights)
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer("embed")
-                x = self.points.embedded(table, tokens).astype(self.activation_dtype)
+                x = self.collectives.embed(table, tokens).astype(self.activation_dtype)
             positions = self.context.positions(position, tokens.shape[1])
-            x = self.streams.opened(x)
+            x = self.residual.expand(x)
             x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
             with scope(Part.LM_HEAD):
                 is_tied = self.model.has_tied_embeddings
@@ -91,27 +90,26 @@ class Decoder:
         return LayerWeights(
             arrays=arrays,
             specs=self.specs[kind],
-            points=self.points,
+            collectives=self.collectives,
             dtype=self.activation_dtype,
             index=index,
             min_rows=self.min_rows,
         )
 
     def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
-        """[B, S, D] -> [B, V] for the last position; padding of the vocabulary is cut off.
+        """The logits of the last position, [B, S, D] -> [B, V], without vocabulary padding.
 
-        `table` is the embedding where the head is tied to it: gathered once in a step, as root
-        parameters are under fsdp.
+        `table` is the embedding if the head is tied to it, which the step gathers only once.
         """
-        x = self.points.last(self.streams.closed(x, outer))
+        x = self.collectives.last_token(self.residual.collapse(x, outer))
         x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
         head = outer("lm_head") if table is None else table
-        return self.points.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
+        return self.collectives.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
 
     def layers(
         self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
     ) -> tuple[Array, Any]:
-        """The layers one after the other, those that repeat as loops."""
+        """Runs all layers, repeated ones in loops."""
         n_before: dict[str, int] = {}
         for repeat in self.repeats:
             x, cache = self._repeat(x, layers, cache, positions, tokens, repeat, n_before)
@@ -119,7 +117,7 @@ class Decoder:
                 n_before[layer.name] = n_before.get(layer.name, 0) + repeat.times
         return x, cache
 
-    def _repeat(  # noqa: PLR0913, PLR0917  the state of the walk
+    def _repeat(  # noqa: PLR0913, PLR0917  the state of the loop
         self,
         x: Array,
         layers: Any,
@@ -142,22 +140,22 @@ class Decoder:
                 index = at if isinstance(layers, Mapping) else None
                 with scope(layers_scope(repeat.layers_at(position))):
                     w = self._weights(layers[key], name, index)
-                    held = LayerCache(
+                    layer_cache = LayerCache(
                         arrays=cache[key],
                         start=self.context.slot(positions),
                         index=index,
-                        is_here=self.context.is_here(positions),
+                        is_local=self.context.is_local(positions),
                         first_row=self.first_row,
                     )
-                    x, held = self._layer(x, w, held, positions, tokens, layer)
-                cache = _with(cache, key, held.arrays)
+                    x, layer_cache = self._layer(x, w, layer_cache, positions, tokens, layer)
+                cache = _with(cache, key, layer_cache.arrays)
             return (x, cache), None
 
         if repeat.times == 1:
             return body((x, cache), 0)[0]
         return lax.scan(body, (x, cache), jnp.arange(repeat.times))[0]
 
-    def _layer(  # noqa: PLR0913, PLR0917  what a layer sees
+    def _layer(  # noqa: PLR0913, PLR0917  the inputs of a layer
         self,
         x: Array,
         w: LayerWeights,
@@ -168,23 +166,23 @@ class Decoder:
     ) -> tuple[Array, LayerCache]:
         eps = self.model.norm_eps
         with scope(Part.ATTN):
-            h, added = self.streams.read(x, w, "attn")
-            h = self.points.entered(rms_norm(h, w("attn_norm"), eps))
+            h, add = self.residual.read(x, w, "attn")
+            h = self.collectives.gather_activations(rms_norm(h, w("attn_norm"), eps))
             h, cache = self._attention(h, w, cache, positions, layer)
-            x = added(w.biased(self.points.summed(h), "bo"))
+            x = add(w.biased(self.collectives.reduce_output(h), "bo"))
         if layer.mlp is MlpKind.DENSE:
             with scope(Part.MLP):
-                h, added = self.streams.read(x, w, "mlp")
-                h = self.points.entered(rms_norm(h, w("mlp_norm"), eps))
-                x = added(w.biased(self.points.summed(_mlp(h, w)), "b_down"))
+                h, add = self.residual.read(x, w, "mlp")
+                h = self.collectives.gather_activations(rms_norm(h, w("mlp_norm"), eps))
+                x = add(w.biased(self.collectives.reduce_output(_mlp(h, w)), "b_down"))
         else:
             assert self.mixture is not None
             with scope(Part.MOE_ROUTER):
-                h, added = self.streams.read(x, w, "mlp")
+                h, add = self.residual.read(x, w, "mlp")
                 h = rms_norm(h, w("mlp_norm"), eps)
             h = self.mixture(h, w, tokens)
             with scope(Part.MOE_COMBINE):
-                x = added(h)
+                x = add(h)
         return x, cache
 
     def _attention(
@@ -213,9 +211,9 @@ class Decoder:
 
 
 def layers_scope(layers: range) -> str:
-    """The scope that tells the readers which layers an operation stands for.
+    """The scope that names the layers of an operation to the readers.
 
-    `layer3`; `layers0-31` for all of a range; `layers1-35by2` for every second one.
+    `layer3`; `layers0-31` for a whole range; `layers1-35by2` for every second layer.
     """
     if len(layers) == 1:
         return f"layer{layers[0]}"

@@ -1,10 +1,10 @@
-"""Rows on their way to the devices of their experts and back: ragged, or a fixed number to each.
+"""Expert-parallel dispatch and combine by all-to-alls, ragged or with a fixed number of slots.
 
-Every device sorts its rows by expert and tells all others how many it has for each; from this table
-alone everyone knows what comes from where, so that no further word is needed.
+Every device sorts its rows by expert and all-gathers its row counts. The gathered table determines
+all sizes and offsets, so no further metadata is exchanged.
 
-Shapes: n devices of the exchange, E experts of the model, e of one device, T tokens of this device,
-K experts a token, R = T*K rows that leave, B rows that a device can receive, C slots for each pair.
+Shapes: n devices of the exchange, E experts of the model, e local experts, T local tokens, K experts
+per token, R = T*K rows to send, B rows that a device can receive, C slots per pair of devices.
 """
 
 from collections.abc import Callable
@@ -15,45 +15,45 @@ from jax import lax
 
 from meshscope.events.enums import Part
 from meshscope.programs.jax.collectives import scope
-from meshscope.programs.jax.experts import Experts, counted, summed_rows, unsorted
+from meshscope.programs.jax.experts import Experts, combine_rows, count_values, unsort
 from meshscope.programs.jax.numerics import Array
-from meshscope.programs.jax.runs import LayerRuns, received_runs
+from meshscope.programs.jax.runs import ExpertRuns, received_runs
 from meshscope.spec.plan.dispatch import Dispatch
 
 
-def exchanged_mixture(
+def exchange_mixture(
     x: Array,
-    chosen: Array,
+    expert_ids: Array,
     shares: Array,
     experts: Experts,
     dispatch: Dispatch,
 ) -> Array:
-    """[T, D]: each token's experts, wherever they are, summed; tokens without expert come out zero.
+    """The summed outputs [T, D] of each token's experts on all devices; zero without experts.
 
-    An expert beyond the last means none.
+    Expert IDs of E and above mean no expert.
     """
-    return exchanged_beside(x, chosen, shares, experts, dispatch, meanwhile=None)[0]
+    return overlapped_exchange(x, expert_ids, shares, experts, dispatch, meanwhile=None)[0]
 
 
-def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and what else there is to do
+def overlapped_exchange(  # noqa: PLR0913  tokens, their routing, the experts, and concurrent work
     x: Array,
-    chosen: Array,
+    expert_ids: Array,
     shares: Array,
     experts: Experts,
     dispatch: Dispatch,
     *,
     meanwhile: Callable[[], Array] | None,
 ) -> tuple[Array, Array | None]:
-    """As `exchanged_mixture`, and what `meanwhile` makes of what this device has already.
+    """As `exchange_mixture`, with the result of the local work `meanwhile`.
 
-    That work is held to the time before the experts', so that it can hide the dispatch.
+    A barrier keeps that work before the experts, where it can hide the dispatch.
     """
     with scope(Part.MOE_DISPATCH):
-        flat = chosen.reshape(-1)
+        flat = expert_ids.reshape(-1)
         order = jnp.argsort(flat, stable=True)
         rows = x[order // dispatch.n_active]  # [R, D]
-        table = _table(counted(flat, experts.moe.n_experts), dispatch)
-        received = table.sent(rows)  # [B, D]
+        table = _table(count_values(flat, experts.moe.n_experts), dispatch)
+        received = table.dispatch_rows(rows)  # [B, D]
     beside = None
     if meanwhile is not None:
         received, beside = lax.optimization_barrier((received, meanwhile()))
@@ -61,67 +61,67 @@ def exchanged_beside(  # noqa: PLR0913  tokens, their routing, the experts, and 
         runs = table.runs
         out = experts(received[runs.sources], runs.rows_of_experts)[runs.places]
     with scope(Part.MOE_COMBINE):
-        back = table.returned(out, rows)
-        return summed_rows(unsorted(back, order), shares), beside
+        back = table.combine(out, rows)
+        return combine_rows(unsort(back, order), shares), beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Who sends how many rows to whom; `sizes` [n, n] is [from, to], dropped rows left out.
+    """The row counts of an exchange: `sizes` [from, to], without dropped rows.
 
-    `starts` [n, n] is where the rows for each device start on each, [from, to]; `runs` how those that
-    come to this one lie in its buffer.
+    `starts` [from, to] is the index of the first row for each device on each device; `runs` orders
+    the rows that this device receives.
     """
 
     dispatch: Dispatch
-    me: Array
+    rank: Array
     sizes: Array
     starts: Array
-    runs: LayerRuns
+    runs: ExpertRuns
 
-    def sent(self, rows: Array) -> Array:
-        """The rows of all devices for the experts of this one: [R, D] -> [B, D]."""
+    def dispatch_rows(self, rows: Array) -> Array:
+        """Sends rows to the devices of their experts: [R, D] -> [B, D]."""
         n_slots = self.dispatch.n_slots
         if n_slots is None:
             buffer = jnp.zeros((self.dispatch.n_buffer_rows, rows.shape[1]), rows.dtype)
             return self._ragged(
                 rows,
                 buffer,
-                input_offsets=self.starts[self.me],
-                send_sizes=self.sizes[self.me],
-                output_offsets=_before(self.sizes)[self.me],
-                recv_sizes=self.sizes[:, self.me],
+                input_offsets=self.starts[self.rank],
+                send_sizes=self.sizes[self.rank],
+                output_offsets=_before(self.sizes)[self.rank],
+                recv_sizes=self.sizes[:, self.rank],
             )
         slots = jnp.arange(n_slots)[None, :]
-        place = self.starts[self.me][:, None] + slots  # [n, C]
-        is_used = slots < self.sizes[self.me][:, None]
+        place = self.starts[self.rank][:, None] + slots  # [n, C]
+        is_used = slots < self.sizes[self.rank][:, None]
         taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
         taken = jnp.where(is_used[..., None], taken, jnp.zeros((), rows.dtype))
         return self._all_to_all(taken).reshape(-1, rows.shape[1])
 
-    def returned(self, out: Array, rows: Array) -> Array:
-        """The outputs of other devices for the rows of this one: [B, D] -> [R, D], zeros if dropped."""
+    def combine(self, out: Array, rows: Array) -> Array:
+        """Returns expert outputs to the devices of their tokens: [B, D] -> [R, D], zero if dropped."""
         n_slots = self.dispatch.n_slots
         if n_slots is None:
             return self._ragged(
                 out,
                 jnp.zeros(rows.shape, out.dtype),
-                input_offsets=_before(self.sizes)[:, self.me],
-                send_sizes=self.sizes[:, self.me],
-                output_offsets=self.starts[:, self.me],
-                recv_sizes=self.sizes[self.me],
+                input_offsets=_before(self.sizes)[:, self.rank],
+                send_sizes=self.sizes[:, self.rank],
+                output_offsets=self.starts[:, self.rank],
+                recv_sizes=self.sizes[self.rank],
             )
         back = self._all_to_all(out.reshape(-1, n_slots, out.shape[1])).reshape(out.shape)
         place = jnp.arange(rows.shape[0])
-        starts = self.starts[self.me]
+        starts = self.starts[self.rank]
         peer = jnp.searchsorted(starts, place, side="right") - 1
         slot = place - starts[peer]
-        is_kept = slot < self.sizes[self.me, peer]
-        found = back[peer * n_slots + jnp.minimum(slot, n_slots - 1)]
-        return jnp.where(is_kept[:, None], found, jnp.zeros((), found.dtype))
+        is_kept = slot < self.sizes[self.rank, peer]
+        outputs = back[peer * n_slots + jnp.minimum(slot, n_slots - 1)]
+        return jnp.where(is_kept[:, None], outputs, jnp.zeros((), outputs.dtype))
 
     def _all_to_all(self, x: Array) -> Array:
-        """[n, C, D], one part for each device -> [n, C, D], one part from each."""
+        """All-to-all of [n, C, D] along n."""
         return lax.all_to_all(x, self.dispatch.axes, split_axis=0, concat_axis=0, tiled=True)
 
     def _ragged(self, rows: Array, buffer: Array, **sizes: Array) -> Array:
@@ -130,28 +130,28 @@ class _Table:
 
 
 def _table(counts: Array, dispatch: Dispatch) -> _Table:
-    """From how many rows this device has for each expert, [E]: one small all-gather."""
+    """All-gathers the row counts [E] of all devices and derives the table."""
     n_ranks, n_local = dispatch.n_ranks, dispatch.n_local_experts
     of_peers = counts.reshape((n_ranks, n_local) if n_local > 1 else (n_ranks,))
     grouped = lax.all_gather(of_peers, dispatch.axes, axis=0, tiled=False)
     grouped = grouped.reshape(n_ranks, n_ranks, n_local)  # from, to, expert
     wanted = grouped.sum(axis=2)
-    me = lax.axis_index(dispatch.axes)
+    rank = lax.axis_index(dispatch.axes)
     if dispatch.n_slots is None:
         sizes = jnp.clip(dispatch.n_buffer_rows - _before(wanted), 0, wanted)
-        bases = _before(sizes)[:, me]
+        bases = _before(sizes)[:, rank]
     else:
         sizes = jnp.minimum(wanted, dispatch.n_slots)
         bases = jnp.arange(n_ranks, dtype=sizes.dtype) * dispatch.n_slots
     return _Table(
         dispatch=dispatch,
-        me=me,
+        rank=rank,
         sizes=sizes,
         starts=jnp.cumsum(wanted, axis=1) - wanted,
-        runs=received_runs(grouped[:, me], sizes[:, me], bases, n_rows=dispatch.n_buffer_rows),
+        runs=received_runs(grouped[:, rank], sizes[:, rank], bases, n_rows=dispatch.n_buffer_rows),
     )
 
 
 def _before(sizes: Array) -> Array:
-    """[n, n]: how many rows come to each device from the devices before this one."""
+    """The number of rows [from, to] that devices before `from` send to each device."""
     return jnp.cumsum(sizes, axis=0) - sizes

@@ -1,7 +1,7 @@
-"""A mixture of experts on one device: which experts a token goes to, and what they compute.
+"""Routing and expert computation of a mixture of experts on one device.
 
-Shapes: T tokens, D residual width, E experts of the model, e experts of this device, K experts a
-token, F width of an expert, R rows (a row is a token on its way to one expert).
+Shapes: T tokens, D residual width, E experts of the model, e local experts, K experts of a token,
+F width of an expert, R rows (one for each pair of a token and an expert).
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
 
 
 def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tuple[Array, Array]:
-    """Experts [T, K] and their shares [T, K] float32 of tokens [T, D] with these ids [T].
+    """Expert IDs [T, K] and routing weights [T, K] in float32 for tokens [T, D] with IDs [T].
 
     Source: the routers of transformers' Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2, -V3 and -V4.
     """
     logits = x.astype(jnp.float32) @ w("router").astype(jnp.float32)
     scores = _scores(w.biased(logits, "router_bias"), moe)
-    experts = w("router_table")[ids] if "router_table" in w else _chosen(scores, w, moe)
+    experts = w("router_table")[ids] if "router_table" in w else _choose_experts(scores, w, moe)
     shares = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.is_normalized:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
     return experts.astype(jnp.int32), shares * moe.scale
 
 
-def _chosen(scores: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
-    """[T, K]: the experts with the highest scores [T, E]."""
-    for_choice = w.biased(scores, "router_correction")
+def _choose_experts(scores: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
+    """The IDs [T, K] of the experts with the highest scores [T, E]."""
+    corrected = w.biased(scores, "router_correction")
     if moe.n_active_groups < moe.n_groups:
-        for_choice = _limited(for_choice, moe)
-    return lax.top_k(for_choice, moe.n_active)[1]
+        corrected = _limit_groups(corrected, moe)
+    return lax.top_k(corrected, moe.n_active)[1]
 
 
 def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
@@ -53,27 +53,28 @@ def _scores(logits: Array, moe: MixtureOfExperts) -> Array:
             assert_never(moe.scoring)
 
 
-def _limited(scores: Array, moe: MixtureOfExperts) -> Array:
-    """Scores with all but the best groups of experts out of the choice."""
+def _limit_groups(scores: Array, moe: MixtureOfExperts) -> Array:
+    """Masks the scores of all expert groups except the best."""
     grouped = scores.reshape(scores.shape[0], moe.n_groups, -1)
     match moe.group_score:
         case GroupScore.MAX:
-            of_group = grouped.max(axis=-1)
+            group_scores = grouped.max(axis=-1)
         case GroupScore.TOP2_SUM:
-            of_group = lax.top_k(grouped, 2)[0].sum(axis=-1)
+            group_scores = lax.top_k(grouped, 2)[0].sum(axis=-1)
         case _:
             assert_never(moe.group_score)
-    best = lax.top_k(of_group, moe.n_active_groups)[1]
+    best = lax.top_k(group_scores, moe.n_active_groups)[1]
     is_best = jax.nn.one_hot(best, moe.n_groups, dtype=bool).any(axis=1)
     return jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(scores.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The experts of this device; `bias_share` of the last bias is added here.
+    """The local experts.
 
-    Where tp splits the width of an expert, one device adds the bias and the others do not.
-    The kernel of a ragged dot wants its rows filled up, and reads experts where they lie.
+    If tp splits the width of an expert, only one device adds the down-projection bias: `bias_share`
+    is 1 there and 0 elsewhere. The ragged dot kernel needs padded rows, and reads stacked experts in
+    place.
     """
 
     moe: MixtureOfExperts
@@ -81,20 +82,20 @@ class Experts:
     bias_share: Array | float = 1.0
     has_kernel: bool = False
 
-    def __call__(self, rows: Array, n_rows_of: Array) -> Array:
-        """[R, D]: the outputs for rows sorted by expert, the first `n_rows_of[0]` for the first.
+    def __call__(self, rows: Array, group_sizes: Array) -> Array:
+        """The outputs [R, D] for rows sorted by expert, with `group_sizes` [e] rows for each.
 
-        Rows beyond the sum of `n_rows_of` [e] come out as zeros.
+        Rows beyond the sum of `group_sizes` give zeros.
         """
         n_rows = rows.shape[0]
         if self.has_kernel:
             rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))
-        ends = jnp.cumsum(n_rows_of)
+        ends = jnp.cumsum(group_sizes)
         place = jnp.arange(rows.shape[0])
         expert = jnp.searchsorted(ends, place, side="right")  # e for rows beyond the last
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
-            out = self._grouped(x, f"experts_w_{letter}", n_rows_of)
+            out = self._grouped(x, f"experts_w_{letter}", group_sizes)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
@@ -104,24 +105,24 @@ class Experts:
         out = product(inner, "down", self.bias_share)
         return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))[:n_rows]
 
-    def _grouped(self, x: Array, name: str, n_rows_of: Array) -> Array:
-        """[R, Y]: each row times the matrix of its expert.
+    def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
+        """Each row times the matrix of its expert, [R, Y].
 
-        The kernel passes over experts without rows, those of other layers in a stack among them. As a
-        plain product, every expert would take all rows.
+        The kernel skips experts without rows, such as those of other layers in a stack. Without the
+        kernel, XLA multiplies all rows by every expert.
         """
         stacked = self.weights.stacked(name) if self.has_kernel else None
         if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
-            return lax.ragged_dot(x, self.weights(name), n_rows_of)
+            return lax.ragged_dot(x, self.weights(name), group_sizes)
         weights, first = stacked
-        n_rows_of_all = jnp.zeros(weights.shape[0], n_rows_of.dtype)
+        stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
         return lax.ragged_dot(
-            x, weights, lax.dynamic_update_slice(n_rows_of_all, n_rows_of, (first,))
+            x, weights, lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
         )
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
-    """The expert's activation of its two projections."""
+    """The expert's activation function of its gate and up projections."""
     match moe.activation:
         case Activation.SWIGLU:
             return jax.nn.silu(gate) * up
@@ -140,41 +141,40 @@ def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
 
 def local_mixture(  # noqa: PLR0913  tokens, their routing, and the experts
     x: Array,
-    chosen: Array,
+    expert_ids: Array,
     shares: Array,
     experts: Experts,
     *,
     first: Array | int,
     n_local: int,
 ) -> Array:
-    """[T, D]: the shares of experts `first` to `first + n_local`, summed for each token.
+    """The weighted sum [T, D] over experts `first` to `first + n_local` for each token.
 
-    No token moves: where other devices hold other experts, or other parts of the same, the outputs
-    of all are to be added up.
+    No token is sent: the caller reduces over devices with other experts, or other parts of them.
     """
-    n_tokens, n_active = chosen.shape
-    n_rows = n_tokens * min(n_active, n_local)  # no more rows can be meant for these experts
-    local = chosen.reshape(-1) - first
+    n_tokens, n_active = expert_ids.shape
+    n_rows = n_tokens * min(n_active, n_local)  # the maximum for these experts
+    local = expert_ids.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < n_local), local, n_local)
     order = jnp.argsort(local, stable=True)
     rows = x[order[:n_rows] // n_active]
-    out = experts(rows, counted(local, n_local))
-    return summed_rows(unsorted(out, order), shares)
+    out = experts(rows, count_values(local, n_local))
+    return combine_rows(unsort(out, order), shares)
 
 
-def counted(values: Array, n_values: int) -> Array:
-    """[n_values] int32: how often each of 0..n_values-1 occurs; larger values are not counted."""
+def count_values(values: Array, n_values: int) -> Array:
+    """The number of occurrences of each of 0..n_values-1, as int32; ignores larger values."""
     return jnp.zeros(n_values + 1, jnp.int32).at[values].add(1)[:n_values]
 
 
-def unsorted(rows: Array, order: Array) -> Array:
-    """Rows back where `order` took them from; zeros where it names more than there are."""
+def unsort(rows: Array, order: Array) -> Array:
+    """Inverts the permutation `order`; zeros for indices beyond the rows."""
     inverse = jnp.argsort(order)
-    found = rows[jnp.minimum(inverse, rows.shape[0] - 1)]
-    return jnp.where((inverse < rows.shape[0])[:, None], found, jnp.zeros((), rows.dtype))
+    unsorted = rows[jnp.minimum(inverse, rows.shape[0] - 1)]
+    return jnp.where((inverse < rows.shape[0])[:, None], unsorted, jnp.zeros((), rows.dtype))
 
 
-def summed_rows(rows: Array, shares: Array) -> Array:
-    """[T, D]: the rows [T*K, D] of each token times its shares [T, K], added up."""
+def combine_rows(rows: Array, shares: Array) -> Array:
+    """The sum [T, D] of each token's rows [T*K, D], weighted by its shares [T, K]."""
     rows = rows.reshape(*shares.shape, -1)
     return jnp.einsum("tkd,tk->td", rows, shares.astype(rows.dtype))

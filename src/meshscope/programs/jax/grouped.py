@@ -1,13 +1,20 @@
-"""Attention whose query heads share keys and values in groups.
+"""Grouped-query attention.
 
 Shapes: B batch, S positions of this step, T positions attended to, D residual width, N query heads,
 K key and value heads, H head width.
 """
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.context_parallel import Attending, Context
+from meshscope.programs.jax.context_parallel import AttentionInputs, Context
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.numerics import Array, attended, rms_norm, rope_angles, rotated, seen
+from meshscope.programs.jax.numerics import (
+    Array,
+    apply_rope,
+    causal_mask,
+    dot_product_attention,
+    rms_norm,
+    rope_angles,
+)
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
 
@@ -25,9 +32,9 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     context: Context,
     kernel: PrefillKernel | None = None,
 ) -> tuple[Array, LayerCache]:
-    """[B, S, D] -> [B, S, D] before the sum over heads of other devices, and the new cache.
+    """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    `kernel` attends in its way, where it is given: in prefill alone.
+    `kernel` replaces the attention of prefill.
     """
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
@@ -35,29 +42,29 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if attention.has_qk_norm:
         q, k = rms_norm(q, w("q_norm"), model.norm_eps), rms_norm(k, w("k_norm"), model.norm_eps)
     angles = rope_angles(attention.rope, attention.head_dim, positions)
-    q, k = rotated(q, angles, attention.rope), rotated(k, angles, attention.rope)
+    q, k = apply_rope(q, angles, attention.rope), apply_rope(k, angles, attention.rope)
     cache = cache.written("k", k).written("v", v)
     k_positions = positions
     if context.phase is Phase.DECODE:
         k, v = cache.read("k", x.dtype), cache.read("v", x.dtype)
-        k_positions = context.cached_positions(k.shape[1])
+        k_positions = context.cache_positions(k.shape[1])
     window = attention.window if layer.attention is AttentionKind.SLIDING else None
     sinks = w("sinks") if attention.has_sinks else None
     scale = attention.head_dim**-0.5
     if context.is_split:
-        attending = Attending(
+        inputs = AttentionInputs(
             q=q,
             keys=lambda k, v: (k, v),
-            sight=lambda of_keys: seen(positions, of_keys, window),
+            mask_of=lambda of_keys: causal_mask(positions, of_keys, window),
             scale=scale,
             sinks=sinks,
         )
-        out = context.attended(attending, (k, v), k_positions)
+        out = context.attend(inputs, (k, v), k_positions)
     elif kernel is not None:
         out = kernel(q, k, v, scale=scale, window=window, sinks=sinks)
     else:
-        is_seen = seen(positions, k_positions, window)
-        out = attended(q, k, v, is_seen, scale=scale, sinks=sinks)
+        mask = causal_mask(positions, k_positions, window)
+        out = dot_product_attention(q, k, v, mask, scale=scale, sinks=sinks)
     return jnp.einsum("bsnh,nhd->bsd", out, w("wo")), cache
 
 

@@ -1,8 +1,8 @@
-"""Attention of a prompt by a kernel: splash attention on TPUs, cuDNN's flash attention on GPUs.
+"""Prefill attention kernels: splash attention on TPUs, cuDNN's flash attention on GPUs.
 
-Source of splash attention: jax.experimental.pallas.ops.tpu.splash_attention, `make_splash_mha_single_device`; it takes
-fewer key and value heads than query heads (none is repeated), values narrower than keys, and the
-sinks of gpt-oss.
+Source of splash attention: jax.experimental.pallas.ops.tpu.splash_attention,
+`make_splash_mha_single_device`. It supports grouped heads without repeating them, values narrower
+than keys, and the sinks of gpt-oss.
 
 Shapes: B batch, S positions of the prompt, N query heads, K key and value heads, H head width,
 V width of a value.
@@ -29,11 +29,10 @@ from meshscope.spec.plan.kernel_choice import Kernel, splash_block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillKernel:
-    """Causal attention of a whole prompt to itself, by blocks; scores never reach memory.
+    """Blockwise causal attention over a whole prompt, without scores in memory.
 
-    `mesh` is given where arrays are global: the compiler cannot partition a kernel, so that it
-    runs under a `shard_map` of its own, over the batch and the heads. `is_interpreted` runs the
-    kernel's text on a CPU.
+    For global arrays, `mesh` is required: the compiler cannot partition a kernel, which therefore
+    runs under `shard_map` over the batch and the heads. `is_interpreted` runs the kernel on a CPU.
     """
 
     layout: ShardLayout
@@ -51,17 +50,17 @@ class PrefillKernel:
         window: int | None = None,
         sinks: Array | None = None,
     ) -> Array:
-        """[B, S, N, V] of q [B, S, N, H] over k [B, S, K, H] and v [B, S, K, V].
+        """Attention [B, S, N, V] of q [B, S, N, H] to k [B, S, K, H] and v [B, S, K, V].
 
-        `window` is how many positions a query sees, its own included; `sinks` [N] are logits of a
-        position without a value.
+        A query attends to `window` positions including its own; `sinks` [N] are logits of a position
+        without a value.
         """
 
         def local(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
             if self.kernel is Kernel.CUDNN:
                 assert sinks is None
-                return cudnn_attended(q, k, v, scale=scale, window=window)
-            return splash_attended(
+                return cudnn_attention(q, k, v, scale=scale, window=window)
+            return splash_attention(
                 q,
                 k,
                 v,
@@ -83,10 +82,10 @@ class PrefillKernel:
 
 
 class Band(masks.LocalMask):
-    """A mask of JAX's whose blocks that are all alike are one element, which broadcasts.
+    """A causal or windowed mask that returns uniform blocks as one broadcastable element.
 
-    The kernel's preparation asks of every block whether it has a position to see and one to hide:
-    65,536 blocks of 131,072 positions, of which only 256 lie on the diagonal.
+    Splash attention classifies every block on the host: 65,536 blocks for 131,072 positions, of which
+    only 256 are on the diagonal.
     """
 
     def __getitem__(self, idx: Any) -> np.ndarray:
@@ -94,17 +93,17 @@ class Band(masks.LocalMask):
         queries, keys = idx
         left, _ = self.window_size
         is_hidden = keys.start > queries.stop - 1
-        is_seen = keys.stop - 1 <= queries.start
+        mask = keys.stop - 1 <= queries.start
         if left is not None:
             is_hidden |= keys.stop - 1 < queries.start - left
-            is_seen &= keys.start >= queries.stop - 1 - left
-        if is_seen or is_hidden:
-            return np.full((1, 1), is_seen)
+            mask &= keys.start >= queries.stop - 1 - left
+        if mask or is_hidden:
+            return np.full((1, 1), mask)
         return super().__getitem__(idx)
 
 
-def cudnn_attended(q: Array, k: Array, v: Array, *, scale: float, window: int | None) -> Array:
-    """[B, S, N, V] on one device, by cuDNN's flash attention; JAX lowers it for CUDA devices only."""
+def cudnn_attention(q: Array, k: Array, v: Array, *, scale: float, window: int | None) -> Array:
+    """Flash attention [B, S, N, V] by cuDNN on one device; JAX lowers it only for CUDA devices."""
     return jax.nn.dot_product_attention(
         q,
         k,
@@ -116,7 +115,7 @@ def cudnn_attended(q: Array, k: Array, v: Array, *, scale: float, window: int | 
     )
 
 
-def splash_attended(  # noqa: PLR0913  the inputs of attention
+def splash_attention(  # noqa: PLR0913  the inputs of attention
     q: Array,
     k: Array,
     v: Array,
@@ -126,7 +125,7 @@ def splash_attended(  # noqa: PLR0913  the inputs of attention
     sinks: Array | None,
     is_interpreted: bool,
 ) -> Array:
-    """[B, S, N, V] on one device; S is a multiple of a block."""
+    """Splash attention [B, S, N, V] on one device; S is a multiple of the block size."""
     n_positions, n_heads = q.shape[1:3]
     block = splash_block(n_positions)
     assert block is not None
@@ -136,7 +135,7 @@ def splash_attended(  # noqa: PLR0913  the inputs of attention
         block_sizes=splash.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block),
         interpret=is_interpreted,
     )
-    # The kernel has no scale of its own: queries carry it, rounded to their dtype once more.
+    # The kernel has no scale argument, so queries are scaled and rounded to their dtype again.
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
     by_head = (x.swapaxes(1, 2) for x in (scaled, k, v))
     attend: Callable[..., Array] = jax.vmap(lambda q, k, v: kernel(q, k, v, sinks=sinks))

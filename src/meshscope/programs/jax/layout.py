@@ -1,4 +1,4 @@
-"""Where activations live: which mesh axis splits which of their dimensions, for one phase of a plan."""
+"""The partition specs of weights, activations and caches in one phase of a plan."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +13,7 @@ from meshscope.spec.workload import Workload
 
 
 class TokenSplit(StrEnum):
-    """Which dimension of the residual stream sp splits over tp."""
+    """The dim of the residual stream that sp splits over tp."""
 
     NONE = "none"
     SEQUENCE = "sequence"
@@ -22,7 +22,7 @@ class TokenSplit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """Partition specs of one phase; axes of size 1 are not in the mesh and so never named."""
+    """The partition specs of one phase; they omit axes of size 1, which the mesh does not have."""
 
     plan: Plan
     token_split: TokenSplit
@@ -30,7 +30,7 @@ class ShardLayout:
 
     @property
     def split_dim(self) -> int | None:
-        """Dimension of [B, S, D] that sp splits over tp; None without sp."""
+        """The dim of [B, S, D] that sp splits over tp; None without sp."""
         return {TokenSplit.NONE: None, TokenSplit.BATCH: 0, TokenSplit.SEQUENCE: 1}[
             self.token_split
         ]
@@ -56,7 +56,7 @@ class ShardLayout:
         return ("cp",) * is_split + ("tp",) * (self.token_split is TokenSplit.SEQUENCE)
 
     @property
-    def entered_spec(self) -> P:
+    def gathered_spec(self) -> P:
         """[B, S, D] inside attention and MLP."""
         return P(self.data, None, None)
 
@@ -65,7 +65,7 @@ class ShardLayout:
         """[B, S, D] between attention and MLP."""
         match self.token_split:
             case TokenSplit.NONE:
-                return self.entered_spec
+                return self.gathered_spec
             case TokenSplit.SEQUENCE:
                 return P(self.data, "tp", None)
             case TokenSplit.BATCH:
@@ -97,26 +97,26 @@ class ShardLayout:
         return P(self.data)
 
     def split(self, dim: Dim) -> str | tuple[str, ...] | None:
-        """What a partition spec says of this logical axis."""
+        """The partition spec entry of a logical dim."""
         axes = tuple(axis for axis in mesh_axes_of(dim, self.plan) if self.axis(axis))
         return axes if len(axes) > 1 else next(iter(axes), None)
 
     def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
-        """[B, T, ...], with a leading layer dimension when stacked, which pp splits."""
+        """[B, T, ...] of a cache array; if stacked, with a leading layer dim that pp splits."""
         dims = (self.data, self.context, *map(self.split, array.dims))
         return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:
-        """Of one weight, with a leading layer dimension when stacked, which pp splits."""
+        """One weight; if stacked, with a leading layer dim that pp splits."""
         dims = map(self.split, weight.dims)
         return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
 
 def layout_of(plan: Plan, workload: Workload, phase: Phase) -> ShardLayout:
-    """The layout of one phase: sp splits the prompt in prefill, the batch in decode.
+    """The layout of one phase: sp splits the prompt in prefill and the batch in decode.
 
-    A decode batch that tp does not divide leaves sp without effect in decode, as in serving
-    engines, which apply sequence parallelism only to token counts that divide.
+    If tp does not divide the decode batch, sp has no effect in decode, as in serving engines, which
+    apply sequence parallelism only to divisible token counts.
     """
     if not plan.sp:
         split = TokenSplit.NONE

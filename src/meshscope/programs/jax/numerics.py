@@ -1,7 +1,7 @@
-"""Small pieces of arithmetic that every family uses: norms, rotations, one softmax attention.
+"""Numerics that all model families share: norms, rotary embeddings and dot-product attention.
 
-Shapes: B batch, S positions of this step, T positions attended to, N query heads, K key and value
-heads, H head width.
+Shapes: B batch, S query positions, T key positions, N query heads, K key and value heads, H head
+width.
 """
 
 from typing import Any
@@ -15,54 +15,54 @@ from meshscope.spec.model.model import Rope, RopeType
 
 Array = Any  # jax.Array or a tracer
 
-MASKED = -1e30  # added to a score that must not count; finite, so that a row never becomes NaN
+MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked rows
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Root-mean-square norm over the last dimension, in float32 inside."""
+    """Root-mean-square norm over the last dim, computed in float32."""
     return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
 
 
 def unscaled_rms_norm(x: Array, eps: float) -> Array:
-    """The norm without a learned scale."""
+    """Root-mean-square norm without a learned scale."""
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return wide.astype(x.dtype)
 
 
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    """Mean and variance norm over the last dimension, in float32 inside."""
+    """Mean and variance norm over the last dim, computed in float32."""
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return wide.astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
 
 
-def seen(q_positions: Array, k_positions: Array, window: int | None = None) -> Array:
-    """[S, T]: whether a query sees a key: none of the future, none before the window."""
+def causal_mask(q_positions: Array, k_positions: Array, window: int | None = None) -> Array:
+    """The causal mask [S, T], optionally with a sliding window of `window` positions."""
     distance = q_positions[:, None] - k_positions[None, :]
-    is_seen = distance >= 0
-    return is_seen if window is None else is_seen & (distance < window)
+    mask = distance >= 0
+    return mask if window is None else mask & (distance < window)
 
 
-def attended(  # noqa: PLR0913  the inputs of attention
+def dot_product_attention(  # noqa: PLR0913  the inputs of attention
     q: Array,
     k: Array,
     v: Array,
-    is_seen: Array,
+    mask: Array,
     *,
     scale: float,
     sinks: Array | None = None,
 ) -> Array:
     """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv].
 
-    `is_seen` is [S, T] or [B, S, T]; `sinks` [N] are logits of a position without a value.
+    `mask` is [S, T] or [B, S, T]; `sinks` [N] are logits of a position without a value.
     """
     n_groups = q.shape[2] // k.shape[2]
     q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * scale
-    is_seen = is_seen if is_seen.ndim == 2 else is_seen[:, None, None]
-    scores = jnp.where(is_seen, scores, MASKED)
+    mask = mask if mask.ndim == 2 else mask[:, None, None]
+    scores = jnp.where(mask, scores, MASKED)
     if sinks is None:
         shares = jax.nn.softmax(scores, axis=-1)
     else:
@@ -74,15 +74,15 @@ def attended(  # noqa: PLR0913  the inputs of attention
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
-    """Angle of each pair of channels at each position: [S, H/2], float32."""
+    """The angles [S, H/2] of channel pairs at each position, in float32."""
     return positions.astype(jnp.float32)[:, None] * rope_frequencies(rope, head_dim)
 
 
-def rotated(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
-    """Rotated x [B, S, N, H].
+def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
+    """Applies rotary embeddings to x [B, S, N, H].
 
-    Interleaved pairs come out as halves, as transformers' DeepSeek-V3 leaves them: queries and keys
-    alike, so that their products are the same.
+    Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3. Queries and keys are
+    permuted alike, so attention scores do not change.
     """
     scale = rope_scale(rope)
     cos, sin = (f(angles)[None, :, None, :] * scale for f in (jnp.cos, jnp.sin))
@@ -94,7 +94,7 @@ def rotated(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None 
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Radians a position, for each of the H/2 channel pairs.
+    """Radians per position for each of the H/2 channel pairs.
 
     Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
     `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`.
@@ -113,7 +113,7 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def rope_scale(rope: Rope) -> float:
-    """What cosine and sine are multiplied by: YaRN's attention factor, else 1.
+    """The factor of cosine and sine: YaRN's attention factor, else 1.
 
     Source: transformers modeling_rope_utils, `_compute_yarn_parameters`.
     """
@@ -127,20 +127,20 @@ def rope_scale(rope: Rope) -> float:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """YaRN's growth of attention logits with the context (Peng et al. 2023, section 3.4)."""
+    """YaRN's scale of attention logits by context length (Peng et al. 2023, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * float(np.log(factor)) + 1.0
 
 
 def _llama3_frequencies(plain: np.ndarray, rope: Rope) -> np.ndarray:
-    """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
-    turns = rope.original_max_position * plain / (2 * np.pi)  # turns over the original context
-    share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = np.clip(share, 0.0, 1.0)
-    return plain * (kept + (1 - kept) / rope.factor)
+    """Divides low frequencies by `factor`, keeps high ones and interpolates between them."""
+    turns = rope.original_max_position * plain / (2 * np.pi)  # over the original context
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept_frac = np.clip(ramp, 0.0, 1.0)
+    return plain * (kept_frac + (1 - kept_frac) / rope.factor)
 
 
 def _yarn_frequencies(plain: np.ndarray, rope: Rope, head_dim: int) -> np.ndarray:
-    """Channels that turn often are kept, those that turn seldom divided, a ramp between."""
+    """Keeps high frequencies, divides low ones by `factor`, with a linear ramp between them."""
 
     def channel(n_turns: float) -> float:
         turns = rope.original_max_position / (n_turns * 2 * np.pi)

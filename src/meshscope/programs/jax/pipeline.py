@@ -1,13 +1,12 @@
-"""A decoder cut into stages that micro-batches pass through: one program for all devices.
+"""Pipeline parallelism: one program for all stages, which pass microbatches to each other.
 
-Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks; in each, a stage that
-has a micro-batch takes the branch with its layers, an idle one a branch that does nothing, and then
-all hand their activations on. The hand-over is made in every tick: what an idle stage sends is not
-used, but it is sent. A branch is taken by whole stages, so that devices that meet inside one agree.
+Source: GPipe (Huang et al., arXiv 1811.06965). The program loops over ticks. In each tick, a stage
+with a microbatch takes the branch with its layers, and an idle stage an empty branch; then all stages
+send their activations to the next. Idle stages send, too, but the data is not used. All devices of a
+stage take the same branch, so collectives inside a branch are safe.
 
-Shapes: B batch, S positions of this step, D residual width, or streams times residual width where
-there are several in parallel, V vocabulary; b is one device's share of the batch, m that of a
-micro-batch, P stages.
+Shapes: B batch, S positions of this step, D residual width (streams times residual width with
+hyper-connections), V vocabulary; b local batch, m local microbatch, P stages.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +24,12 @@ from meshscope.programs.jax.numerics import Array
 from meshscope.spec.model.repeats import repeats_of, unrolled
 from meshscope.spec.plan.stages import StageRun, n_ticks
 
-_Carry = tuple[Array, Any, Array]  # what came in [m, S, D], the cache, the last positions [b, 1, D]
+_Carry = tuple[Array, Any, Array]  # received activations [m, S, D], cache, last positions [b, 1, D]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProgram:
-    """The decoder in stages; `runs` are those that share a program, `decoder` supplies their text."""
+    """A decoder in stages; each of `runs` is a range of stages with the same layer kinds."""
 
     decoder: Decoder
     layout: ShardLayout
@@ -40,10 +39,10 @@ class PipelineProgram:
     is_scanned: bool
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
-        """Next tokens [b], logits [1, b, V] (of use on the last stage) and the new cache.
+        """Next tokens [b], logits [1, b, V] (valid on the last stage) and the new cache.
 
-        As `Decoder.step`, on one device's share. Layers and cache are stacked by kind and hold the
-        layers of this device's stage.
+        As `Decoder.step` on local arrays. Weights and cache are stacked by kind of layer and cover
+        the layers of the local stage.
         """
         with scope(self.decoder.phase.value):
             stage = lax.axis_index("pp")
@@ -65,8 +64,8 @@ class PipelineProgram:
         return next_tokens, logits[None], cache
 
     def _residual(self, parts: Array) -> tuple[int, ...]:
-        """[m, S, D], with what sp splits of it."""
-        shape = [*parts.shape[1:], *self.decoder.streams.between, self.decoder.model.hidden]
+        """The local shape [m, S, D] of the residual stream."""
+        shape = [*parts.shape[1:], *self.decoder.residual.stream_dims, self.decoder.model.hidden]
         if self.layout.split_dim is not None:
             shape[self.layout.split_dim] //= self.layout.plan.tp
         return tuple(shape)
@@ -80,43 +79,43 @@ class PipelineProgram:
         parts: Array,
         positions: Array,
     ) -> _Carry:
-        """One tick; `index` is the micro-batch of this stage, beyond those that exist where it is idle.
+        """One tick; `index` is the microbatch of this stage, out of range if the stage is idle.
 
-        The last stage is idle only before its first micro-batch: what an idle tick writes to the
-        last positions is written again later.
+        The last stage is idle only before its first microbatch, which overwrites the last positions
+        that idle ticks write.
         """
         x, cache, lasts = carry
         is_busy = (index >= 0) & (index < self.n_microbatches)
         index = jnp.clip(index, 0, self.n_microbatches - 1)
-        with scope(stages_scope(range(1))), scope(self._turns):
+        with scope(stages_scope(range(1))), scope(self._microbatch_scope):
             x = lax.cond(
                 is_busy & (stage == 0), lambda x: self._embedded(weights, parts[index], x), _same, x
             )
         first_row = index * parts.shape[1]
-        own = parts[index]
+        tokens = parts[index]
         branches = [
             _idle,
-            *(self._branch(run, weights, positions, own, first_row) for run in self.runs),
+            *(self._branch(run, weights, positions, tokens, first_row) for run in self.runs),
         ]
         run_of = [number for number, run in enumerate(self.runs) for _ in run.stages]
         branch = jnp.where(is_busy, 1 + jnp.array(run_of)[stage], 0)
         x, cache = lax.switch(branch, branches, x, cache)
         lasts = lax.dynamic_update_slice_in_dim(lasts, x[:, -1:], index * x.shape[0], axis=0)
         with scope(stages_scope(range(self.n_stages - 1))), scope(Part.STAGE):
-            neighbours = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
-            return lax.ppermute(x, "pp", neighbours), cache, lasts
+            pairs = [(sender, sender + 1) for sender in range(self.n_stages - 1)]
+            return lax.ppermute(x, "pp", pairs), cache, lasts
 
     @property
-    def _turns(self) -> str:
-        """The scope that tells the readers in how many of the ticks a stage takes its branch."""
+    def _microbatch_scope(self) -> str:
+        """The scope that names the numbers of microbatches and ticks to the readers."""
         return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
 
     def _embedded(self, weights: Mapping[str, Any], tokens: Array, x: Array) -> Array:
-        """[m, S] -> [m, S, D] in place of `x`."""
+        """The embeddings of tokens, [m, S] -> [m, S, D], in the dtype of `x`."""
         with scope(Part.EMBED):
             table = self.decoder.outer(weights)("embed")
-            rows = self.decoder.points.embedded(table, tokens).astype(x.dtype)
-        return self.decoder.streams.opened(rows)
+            rows = self.decoder.collectives.embed(table, tokens).astype(x.dtype)
+        return self.decoder.residual.expand(rows)
 
     def _branch(
         self,
@@ -126,16 +125,19 @@ class PipelineProgram:
         tokens: Array,
         first_row: Array,
     ) -> Callable[[Array, Any], tuple[Array, Any]]:
-        """The layers of one stage of the run, on the sequences from `first_row` of the batch on."""
-        write = repeats_of if self.is_scanned else unrolled
+        """The layers of a stage in this run, for the sequences from `first_row` on."""
+        repeats = repeats_of if self.is_scanned else unrolled
         decoder = replace(
             self.decoder,
-            repeats=write(run.kinds, first=run.first_layer),
+            repeats=repeats(run.kinds, first=run.first_layer),
             first_row=first_row,
         )
 
         def branch(x: Array, cache: Any) -> tuple[Array, Any]:
-            with scope(stages_scope(run.stages, n_layers=len(run.kinds))), scope(self._turns):
+            with (
+                scope(stages_scope(run.stages, n_layers=len(run.kinds))),
+                scope(self._microbatch_scope),
+            ):
                 return decoder.layers(x, weights["layers"], cache, positions, tokens)
 
         return branch
@@ -160,10 +162,10 @@ class PipelineProgram:
 
 
 def stages_scope(stages: range, *, n_layers: int | None = None) -> str:
-    """The scope that tells the readers which stages run an operation.
+    """The scope that names the stages of an operation to the readers.
 
-    `stage0`; `stages0-1`; `stages0-1by16` around layers, which are named as those of the first stage:
-    each further stage has the 16 layers after those of the stage before.
+    `stage0`; `stages0-1`; `stages0-1by16` around layers, whose scopes name those of the first stage:
+    each later stage has the next 16 layers.
     """
     if len(stages) == 1:
         return f"stage{stages[0]}"

@@ -1,8 +1,8 @@
-"""The rows that a device receives for its experts: how they lie in its buffer, and in the order of experts.
+"""Orders the rows that a device receives by expert, without a sort.
 
-Every sender has its rows in the order of experts, so that they arrive in runs: those of one sender for
-one expert lie together. Where each run lies says where each row goes, without a sort, which takes
-the compiler longer the more rows there are (16 s for 49,152, libtpu 0.0.42.1).
+Senders sort their rows by expert, so rows arrive in runs: contiguous rows from one sender for one
+expert. The position of its run determines the position of each row. A sort would compile slowly
+(16 s for 49,152 rows, libtpu 0.0.42.1).
 
 Shapes: n senders, e experts of this device, B rows of the buffer.
 """
@@ -15,10 +15,10 @@ from meshscope.programs.jax.numerics import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRuns:
-    """`sizes` [n, e] rows from each sender for each expert, at `starts` [n, e] of a buffer of `n_rows`.
+class ExpertRuns:
+    """The run from each sender for each expert: `sizes` [n, e] and `starts` [n, e] in the buffer.
 
-    Starts do not fall from one run to the next, sender by sender.
+    Starts are non-decreasing in row-major order; the buffer has `n_rows` rows.
     """
 
     sizes: Array
@@ -27,26 +27,26 @@ class LayerRuns:
 
     @property
     def rows_of_experts(self) -> Array:
-        """[e]: how many rows each expert has."""
+        """The number of rows of each expert [e]."""
         return self.sizes.sum(axis=0)
 
     @property
     def sources(self) -> Array:
-        """[B]: the row of the buffer at each place in the order of experts; any row behind the last."""
+        """The buffer row at each position in expert order [B]; arbitrary after the last row."""
         sizes, starts = self.sizes.T.reshape(-1), self.starts.T.reshape(-1)
         return self._shifted(_before(sizes), starts)
 
     @property
     def places(self) -> Array:
-        """[B]: the place in the order of experts of each row of the buffer; any place for empty rows."""
+        """The position of each buffer row in expert order [B]; arbitrary for empty rows."""
         sizes = self.sizes.T
         sorted_starts = _before(sizes.reshape(-1)).reshape(sizes.shape).T
         return self._shifted(self.starts.reshape(-1), sorted_starts.reshape(-1))
 
     def _shifted(self, begins: Array, targets: Array) -> Array:
-        """[B]: each row moved as far as its run, the last that begins at or before it.
+        """Each row index [B] plus the shift of its run, the last that begins at or before it.
 
-        The shift of a run is the sum of all steps up to it: additions alone, no table to look up.
+        A run's shift is the sum of all steps up to it, which needs additions but no lookup.
         """
         steps = jnp.diff(targets - begins, prepend=0)
         rows = jnp.arange(self.n_rows, dtype=jnp.int32)
@@ -55,14 +55,14 @@ class LayerRuns:
         return jnp.clip(moved, 0, self.n_rows - 1)
 
 
-def received_runs(counts: Array, sizes: Array, bases: Array, *, n_rows: int) -> LayerRuns:
-    """The runs of senders with `counts` [n, e] rows for each expert here.
+def received_runs(counts: Array, sizes: Array, bases: Array, *, n_rows: int) -> ExpertRuns:
+    """The runs of senders with `counts` [n, e] rows for each local expert.
 
-    They send their first `sizes` [n], which lie at `bases` [n].
+    Each sends its first `sizes` [n] rows, which start at `bases` [n] in the buffer.
     """
     before = jnp.minimum(jnp.cumsum(counts, axis=1) - counts, sizes[:, None])
-    kept = jnp.minimum(counts, sizes[:, None] - before)
-    return LayerRuns(sizes=kept, starts=bases[:, None] + before, n_rows=n_rows)
+    sent = jnp.minimum(counts, sizes[:, None] - before)
+    return ExpertRuns(sizes=sent, starts=bases[:, None] + before, n_rows=n_rows)
 
 
 def _before(sizes: Array) -> Array:

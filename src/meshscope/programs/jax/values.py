@@ -1,4 +1,4 @@
-"""Values for the arrays of a program: from a checkpoint's tensors, put on the devices shard by shard."""
+"""Fills the arrays of a program on its devices, from a checkpoint or at random."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,18 +17,18 @@ from meshscope.spec.plan.checkpoint_tensors import reshaped
 from meshscope.spec.plan.stages import stage_slots
 from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
 
-TABLE = "router_table"  # the weight that holds numbers of experts
+TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
 
 ReadTensor = Callable[[str], np.ndarray]
 
 
 def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) -> np.ndarray:
-    """The checkpoint's tensor in the shape in which the plan stores it.
+    """Converts a checkpoint tensor to the shape that the plan stores.
 
-    A matrix is transposed from [out, in]; KV heads repeat side by side until there is one a device;
-    the vocabulary is padded with zeros; a tensor that holds several weights is cut. Where experts
-    have tensors of their own, `tensor` is their stack.
+    Matrices are transposed from [out, in]; adjacent copies of KV heads give each device one; the
+    vocabulary is padded with zeros; a tensor of several weights is sliced. If each expert has its own
+    tensor, `tensor` is their stack.
     """
     name = weight.checkpoint.format(layer=layer, expert="*")
     shape = reshaped(weight, tensor.shape, name)
@@ -46,7 +46,7 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
 
 
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:
-    """The weights of a program on its devices, read tensor by tensor."""
+    """Reads the weights of a program tensor by tensor and places them on its devices."""
     model, plan = experiment.model, experiment.plan
     abstract = program.arguments[0]
 
@@ -73,7 +73,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         return weights
 
     def stacked(weight: Weight, layer: Layer, like: Any) -> Any:
-        """One layer after the other, put together on the devices: the host holds one tensor."""
+        """Places layer by layer and stacks on the devices, so the host has one tensor at a time."""
         mesh, spec = like.sharding.mesh, like.sharding.spec
         one = jax.ShapeDtypeStruct(
             weight.shape, like.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec[1:]))
@@ -99,7 +99,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _tensor(weight: Weight, layer: int | None, read_tensor: ReadTensor) -> np.ndarray:
-    """The checkpoint's tensor; those of all experts stacked, where each has its own."""
+    """The checkpoint tensor, or the stack over experts if each has its own."""
     if "{expert}" not in weight.checkpoint:
         return read_tensor(weight.checkpoint.format(layer=layer))
     n_experts = weight.shape[weight.dims.index(Dim.EXPERT)]
@@ -116,27 +116,28 @@ def empty_cache(program: BuiltProgram) -> Any:
 
 
 def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = None) -> Any:
-    """Random weights on the program's devices, made there, a leaf at a time: norms of one, others small.
+    """Generates random weights on the program's devices, leaf by leaf; norms are ones.
 
-    A table of experts holds numbers below `n_experts`, those of a token all different. Every element is a hash of its own place, so that each device makes its share alone; copies agree.
+    An expert table has distinct IDs below `n_experts` for each token. Every element is a hash of its
+    global index, so devices generate their shards independently and replicas agree.
     """
     leaves, structure = jax.tree.flatten_with_path(program.arguments[0])
     makers: dict[Any, Any] = {}
-    made: list[Any] = []
+    values: list[Any] = []
     for index, (path, like) in enumerate(leaves):
         make = _maker(str(path[-1]), n_experts)
         key = (make, like.shape, like.dtype, like.sharding)
         if key not in makers:
             bound = partial(make, shape=like.shape, dtype=like.dtype)
             makers[key] = jax.jit(bound, out_shardings=like.sharding)
-        made.append(makers[key](np.uint32(seed * len(leaves) + index)))
-    return jax.tree.unflatten(structure, made)
+        values.append(makers[key](np.uint32(seed * len(leaves) + index)))
+    return jax.tree.unflatten(structure, values)
 
 
 def _maker(name: str, n_experts: int | None) -> Any:
     if "norm" in name:
         return _ones
-    return partial(_chosen, n_experts=n_experts) if TABLE in name else _hashed
+    return partial(_random_experts, n_experts=n_experts) if TABLE in name else _hashed
 
 
 def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -144,13 +145,13 @@ def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Uniform in +-RANDOM_SCALE."""
+    """Uniform values in +-RANDOM_SCALE."""
     unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
     return (unit * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)
 
 
-def _chosen(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
-    """Experts of each token [.., vocab, k]: a random one, and others at equal distances from it."""
+def _random_experts(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:
+    """Expert IDs of each token [..., vocab, k]: a random one and others at equal distances from it."""
     first = _bits(seed, (*shape[:-1], 1)) % np.uint32(n_experts)
     steps = lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     distance = np.uint32(n_experts // shape[-1])
@@ -158,12 +159,12 @@ def _chosen(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) ->
 
 
 def _bits(seed: Any, shape: tuple[int, ...]) -> Any:
-    """32 random bits a place, by lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
-    place, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
+    """32 random bits per element, by lowbias32 (Chris Wellons, nullprogram.com/blog/2018/07/31)."""
+    bits, stride = jnp.full(shape, seed * np.uint32(0x9E3779B9), jnp.uint32), 1
     for dim in reversed(range(len(shape))):
         steps = lax.broadcasted_iota(jnp.uint32, shape, dim)
-        place = place + steps * np.uint32(stride % 2**32)
+        bits = bits + steps * np.uint32(stride % 2**32)
         stride *= shape[dim]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        place = (place ^ (place >> shift)) * np.uint32(factor)
-    return place
+        bits = (bits ^ (bits >> shift)) * np.uint32(factor)
+    return bits
