@@ -175,7 +175,7 @@ def test_a_misshapen_tensor_is_refused_before_anything_starts(
     """This includes shapes with the right number of elements."""
     folder = small_checkpoint(config_file, tmp_path, **SHAPES | {name: shape})
     message = (
-        rf"tensor '{re.escape(name)}' has shape {re.escape(str(list(shape)))}, which does not make"
+        rf"tensor '{re.escape(name)}' has shape {re.escape(str(list(shape)))}, which does not match"
     )
     with pytest.raises(SpecError, match=message) as caught:
         Checkpoint(folder).check(small(config_file))

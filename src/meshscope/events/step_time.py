@@ -60,8 +60,8 @@ NO_TIME = TimeEstimate(value_s=0.0, low_s=0.0, high_s=0.0)
 class PartCost:
     """Cost of one part of the model on one device in one step.
 
-    `flops`, `hbm_bytes` and `wire_bytes` are None if unknown. `collective_s` is the total duration
-    of all collectives, hidden or not; `exposed_s` is the time the core waits for one.
+    `flops`, `hbm_bytes` and `wire_bytes` are None if unknown. `collective_s` adds up all
+    collectives, hidden or not; `exposed_s` is the time the core waits for one.
     """
 
     part: str | None
@@ -89,8 +89,8 @@ class StepTime:
 
     `exposed_s` is the time (union of intervals) with a collective in flight and no compute;
     `exposed_by_axis_s` splits it by the plan axis of that collective. `idle_s` is the rest: waits
-    for copies and, as `bubble_s`, for other pipeline stages. `collective_s` is the total duration
-    of all collectives, hidden or not.
+    for copies and, as `bubble_s`, for other pipeline stages. `collective_s` adds up all
+    collectives, hidden or not.
     """
 
     source: Source

@@ -115,7 +115,7 @@ def _started(
         devices = open_devices(experiment.topology)
         seed, dumps = options["seed"], out / DUMPS
         session = TorchSession.started(
-            experiment, seed=seed, prompt=prompt, dumps=dumps, told=report_progress
+            experiment, seed=seed, prompt=prompt, dumps=dumps, report=report_progress
         )
         return session, devices
     from meshscope.backends.live.devices import (  # noqa: PLC0415  imports JAX

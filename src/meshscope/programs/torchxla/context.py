@@ -98,17 +98,19 @@ class ContextAttention:
         """Attention of a block of queries over the keys of all blocks."""
         groups, size = self.tensors.groups("cp"), self.experiment.plan.cp
         places = torch.arange(q.shape[3], device=torch_xla.device())
-        own = rank * q.shape[3] + places
+        query_positions = rank * q.shape[3] + places
         if self.experiment.context_form is ContextForm.ALLGATHER:
             k, v = all_gather(k, 2, groups), all_gather(v, 2, groups)
             every = torch.arange(k.shape[2], device=torch_xla.device())
-            part = partly_attended(q, k, v, every[None, :] <= own[:, None], scale)
+            part = partly_attended(q, k, v, every[None, :] <= query_positions[:, None], scale)
             return part.numerator / part.total[..., None]
         parts: list[PartialSoftmax] = []
         for number in range(size):
             source = (rank + size - number) % size
             keys_at = source * q.shape[3] + places
-            parts.append(partly_attended(q, k, v, keys_at[None, :] <= own[:, None], scale))
+            parts.append(
+                partly_attended(q, k, v, keys_at[None, :] <= query_positions[:, None], scale)
+            )
             if number < size - 1:  # the last step sends nothing
                 k, v = (permuted(x, ring_pairs(groups)) for x in (k, v))
         whole = reduce(PartialSoftmax.merged, parts)

@@ -1,8 +1,8 @@
-"""The Python that holds the extra torchxla: this one, or another; what it must have.
+"""Selects and checks the Python interpreter that traces with torch_xla.
 
-torch_xla is built for one release of torch, which other tools of an environment may not stand. So
-programs of this front end are traced in a process of their own, by the Python that the environment
-variable names, or else by the one that runs meshscope.
+torch_xla is built for one release of torch, which may conflict with other packages. So this front
+end traces in a separate process, with the interpreter named by an environment variable or, by
+default, the one that runs meshscope.
 """
 
 import json
@@ -17,20 +17,20 @@ from meshscope.errors import MissingToolError
 
 VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 NEEDED = ("torch", "torch_xla", "transformers", "jax", "libtpu")
-LEAST_TRANSFORMERS = 5  # experts are registered, caches hold latents
+LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
 EXTRA = 'pip install "meshscope[torchxla]" (Linux x86-64, Python 3.11)'
 ASK_TIMEOUT_S = 60.0
 
 _ASK = """
 import json, sys
 from importlib.metadata import PackageNotFoundError, version
-found = {"python": sys.version.split()[0]}
+versions = {"python": sys.version.split()[0]}
 for name in sys.argv[1:]:
     try:
-        found[name] = version(name)
+        versions[name] = version(name)
     except PackageNotFoundError:
         pass
-print(json.dumps(found))
+print(json.dumps(versions))
 """
 
 
@@ -40,32 +40,32 @@ def torchxla_python() -> str:
 
 
 def torchxla_environment() -> dict[str, str]:
-    """The environment of a process that traces: this meshscope first, whatever is installed there."""
+    """Environment variables of the tracing process, with this meshscope first on PYTHONPATH."""
     source = str(Path(meshscope.__file__).parents[1])
     others = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": source if not others else f"{source}{os.pathsep}{others}"}
 
 
 def tracing_environment(n_devices: int) -> dict[str, str]:
-    """What torch_xla reads when it is imported: it traces for CPU devices, and none computes anything."""
+    """Environment variables that torch_xla reads on import; it traces for CPU devices."""
     return {
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(n_devices),
         "XLA_HLO_DEBUG": "1",  # scopes become op_names
-        "USE_TORCH_XLA": "0",  # transformers' own use of it is for trainers
+        "USE_TORCH_XLA": "0",  # used by transformers for trainers only
     }
 
 
 def check_torchxla() -> Mapping[str, str]:
-    """The versions of what is needed; MissingToolError when something lacks or does not fit."""
+    """Versions of the required packages; MissingToolError if one is missing or incompatible."""
     python = torchxla_python()
     versions = _versions(python)
     missing = [name for name in NEEDED if name not in versions]
     if missing:
         raise MissingToolError(
             f"--frontend torchxla needs {', '.join(missing)}, not installed for {python} (Python "
-            f"{versions['python']}). Install the extra, {EXTRA}; where another torch must stay, into "
-            f"an environment of its own, and name its Python in {VARIABLE}."
+            f"{versions['python']}). Install the extra, {EXTRA}; if another torch must stay, use a "
+            f"separate environment and set {VARIABLE} to its Python."
         )
     _check_fit(python, versions)
     return versions
@@ -80,8 +80,8 @@ def _check_fit(python: str, versions: Mapping[str, str]) -> None:
         )
     if _release(versions["transformers"])[0] < LEAST_TRANSFORMERS:
         raise MissingToolError(
-            f"transformers {versions['transformers']} ({python}) does not let experts and latent caches be "
-            f"registered; {LEAST_TRANSFORMERS} and later do. Install the extra: {EXTRA}."
+            f"transformers {versions['transformers']} ({python}) cannot register experts and latent "
+            f"caches; {LEAST_TRANSFORMERS} and later can. Install the extra: {EXTRA}."
         )
 
 
@@ -91,7 +91,7 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def _versions(python: str) -> Mapping[str, str]:
-    """What is installed there; one process, because importing torch would take seconds."""
+    """Installed versions of the required packages, read without importing torch."""
     command = [python, "-c", _ASK, *NEEDED]
     try:
         done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)

@@ -57,17 +57,17 @@ class TorchSession:
         seed: int,
         prompt: np.ndarray,
         dumps: Path,
-        told: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> "TorchSession":
         """Trace both phases, place random weights and the prompt [B, S], and compile.
 
         torch_xla compiles on the first run, so `compile` includes the time of that step.
         """
-        told("tracing")
+        report("tracing")
         traced = {phase: build_program(experiment, phase, []) for phase in experiment.phases}
         programs = {phase: live_program(program) for phase, program in traced.items()}
         forget_traces()
-        told("placing weights")
+        report("placing weights")
         before = time.perf_counter()
         first = programs[Phase.PREFILL]
         n_prompt = experiment.workload.prompt
@@ -82,7 +82,7 @@ class TorchSession:
         )
         under_way([session.prompt, *session.positions], is_waited_for=True)
         session.seconds["weights"] = time.perf_counter() - before
-        told("compiling")
+        report("compiling")
         seconds, _ = session.request(n_decode_steps=1)
         compile_s = [seconds["prefill_s"], *seconds["decode_s"]]
         for phase, one_s in zip(programs, compile_s, strict=True):

@@ -1,4 +1,4 @@
-"""From a tensor of a checkpoint to a weight as a plan stores it: by shapes alone."""
+"""Maps checkpoint tensors to the weights of a plan, by names and shapes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weight
 
 
 def tensors_of(model: Model, plan: Plan) -> Iterator[tuple[str, Weight]]:
-    """Every tensor that the model's weights are made of, by name, with the weight that it makes.
+    """Every checkpoint tensor by name, with the weight it provides.
 
-    Where each expert has a tensor of its own, that is the weight of one expert.
+    If each expert has a separate tensor, the weight is that of one expert.
     """
     for weight in outer_weights(model, plan):
         yield weight.checkpoint, weight
@@ -34,32 +34,38 @@ def _tensors(weight: Weight, layer: int) -> Iterator[tuple[str, Weight]]:
 
 
 def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...]:
-    """The shape that the tensor takes before heads repeat, vocabulary is padded or a part is cut.
+    """The shape of the tensor before KV heads are repeated, vocabulary padded or columns selected.
 
-    `tensor` is its shape in the checkpoint, where a matrix is [out, in] and dimensions next to each
-    other may be one. There may be fewer KV heads and a smaller vocabulary than the plan stores.
-    SpecError where the shape makes no such weight.
+    `tensor` is its shape in the checkpoint, where a matrix is [out, in] and adjacent dimensions may
+    be merged. It may have fewer KV heads and a smaller vocabulary than the plan stores. SpecError if
+    the shape does not match the weight.
     """
     is_flat = len(tensor) < 2 and (weight.is_transposed or Dim.VOCAB in weight.dims)
-    own = [*tensor[:-2], tensor[-1], tensor[-2]] if weight.is_transposed and not is_flat else tensor
+    tensor_shape = (
+        [*tensor[:-2], tensor[-1], tensor[-2]] if weight.is_transposed and not is_flat else tensor
+    )
     shape = list(weight.shape)
     if weight.columns is not None:
         shape[-1] = weight.columns.whole
     for at, dim in enumerate(weight.dims):
-        n_heads = prod(own) // (prod(shape) // shape[at])
+        n_heads = prod(tensor_shape) // (prod(shape) // shape[at])
         if dim is Dim.KV_HEADS and n_heads and shape[at] % n_heads == 0:
             shape[at] = n_heads
-        elif dim is Dim.VOCAB and at < len(own) and 0 < own[at] <= shape[at]:
-            shape[at] = own[at]
-    if is_flat or prod(own) != prod(shape) or not _products(own) <= _products(shape):
+        elif dim is Dim.VOCAB and at < len(tensor_shape) and 0 < tensor_shape[at] <= shape[at]:
+            shape[at] = tensor_shape[at]
+    if (
+        is_flat
+        or prod(tensor_shape) != prod(shape)
+        or not _products(tensor_shape) <= _products(shape)
+    ):
         raise SpecError(
-            f"tensor '{name}' has shape {list(tensor)}, which does not make {weight.name} "
+            f"tensor '{name}' has shape {list(tensor)}, which does not match {weight.name} "
             f"{list(weight.shape)}{' (transposed)' if weight.is_transposed else ''}. "
-            "The checkpoint belongs to another config."
+            "Use the checkpoint of this config."
         )
     return tuple(shape)
 
 
 def _products(shape: Sequence[int]) -> set[int]:
-    """Sizes of the leading dimensions together: those of a shape whose dimensions were put together are fewer."""
+    """Products of leading dimensions; merging dimensions yields a subset."""
     return {prod(shape[:i]) for i in range(len(shape) + 1)}
