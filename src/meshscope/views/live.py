@@ -72,7 +72,7 @@ def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
     if not findings:
         yield Text(f"profile: {steps}, complete: every collective of every device", style="green")
     else:
-        head = f"profile: {steps}; {counted(len(findings), 'finding')} that limit its figures"
+        head = f"profile: {steps}; {counted(len(findings), 'finding')} about its quality"
         yield Text(head, style="bold red")
         yield from (Text(f"  {plain(finding)}") for finding in findings[:MAX_FINDINGS])
         if len(findings) > MAX_FINDINGS:
