@@ -7,14 +7,7 @@ from rich.text import Text
 
 from meshscope.interconnect.profile import ChipProfile, FittedKind
 from meshscope.units import format_bytes, format_seconds
-from meshscope.views.model import (
-    CellValue,
-    Figure,
-    Unit,
-    ViewTable,
-    figure_column,
-    text_column,
-)
+from meshscope.views.model import CellValue, Figure, Unit, ViewTable, view_columns
 from meshscope.views.tables import rich_table
 from meshscope.views.words import counted
 
@@ -50,48 +43,22 @@ def _conditions(profile: ChipProfile) -> str:
 
 def _points(profile: ChipProfile) -> ViewTable:
     points = sorted(profile.points, key=lambda p: (p["kind"], p["axis"], p["payload_bytes"]))
+    keys = ("kind", "axis", "group_size", "payload_bytes", "seconds")
+    bandwidths = ("algbw_bytes_per_s", "busbw_bytes_per_s")
     return ViewTable(
-        columns=(
-            text_column("collective"),
-            text_column("axis"),
-            figure_column("devices"),
-            figure_column("payload", Unit.BYTES),
-            figure_column("time", Unit.SECONDS),
-            figure_column("algbw", Unit.BYTES_PER_S),
-            figure_column("busbw", Unit.BYTES_PER_S),
+        columns=view_columns(
+            ("collective", "axis"), ("devices", "payload_bytes", "time_s", *bandwidths)
         ),
-        rows=tuple(
-            (
-                point["kind"],
-                point["axis"],
-                point["group_size"],
-                point["payload_bytes"],
-                point["seconds"],
-                point["algbw_bytes_per_s"],
-                point["busbw_bytes_per_s"],
-            )
-            for point in points
-        ),
+        rows=tuple(tuple(point[key] for key in (*keys, *bandwidths)) for point in points),
     )
 
 
 def _fits(profile: ChipProfile) -> ViewTable:
     is_memory = profile.constants.memory_bytes_per_s is not None
-    rate = (
-        figure_column("bytes moved", Unit.BYTES_PER_S)
-        if is_memory
-        else figure_column("of the peak", Unit.FRACTION)
-    )
+    rate = "bytes moved_bytes_per_s" if is_memory else "of the peak_frac"
+    errors = ("median error_frac", "largest error_frac")
     return ViewTable(
-        columns=(
-            text_column("fit"),
-            figure_column("devices"),
-            figure_column("latency", Unit.SECONDS),
-            rate,
-            figure_column("points"),
-            figure_column("median error", Unit.FRACTION),
-            figure_column("largest error", Unit.FRACTION),
-        ),
+        columns=view_columns(("fit",), ("devices", "latency_s", rate, "points", *errors)),
         rows=tuple(_fit_cells(fit) for fit in profile.fits),
     )
 

@@ -19,7 +19,7 @@ from meshscope.views.model import (
     ViewColumn,
     ViewTable,
     figure_column,
-    text_column,
+    view_columns,
 )
 from meshscope.views.plain import short
 from meshscope.views.tables import add_column, cell_text, fits_console, new_table, rich_table
@@ -38,7 +38,12 @@ LEGEND = (
     "wire: bytes that one device sends for it."
 )
 
-_STACKED = ("array", "layers", "groups", "wire")  # columns that narrow layouts put below another
+_STACKED = (
+    "array",
+    "layers",
+    "groups",
+    "wire_bytes",
+)  # columns that narrow layouts put below another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +142,10 @@ def collectives_view(
 ) -> ViewTable:
     """The table without empty columns. `sides` names the counts; `remarks` has a text per line."""
     columns = (
-        text_column("collective"),
-        text_column("array"),
-        text_column("stage"),
-        text_column("part"),
-        text_column("layers"),
-        text_column("axis"),
-        text_column("groups"),
+        *view_columns(("collective", "array", "stage", "part", "layers", "axis", "groups")),
         *(figure_column(side, key=f"count {side}") for side in sides),
-        figure_column("payload", Unit.BYTES),
-        figure_column("wire", Unit.BYTES),
-        text_column("verdict"),
-        text_column("remarks"),
+        *view_columns((), ("payload_bytes", "wire_bytes")),
+        *view_columns(("verdict", "remarks")),
     )
     rows = [_cells(line, remark) for line, remark in zip(lines, remarks, strict=True)]
     kept = [i for i in range(len(columns)) if any(row[i] not in {"", None} for row in rows)]

@@ -5,7 +5,7 @@ turns a value into the text a reader sees. A null cell does not apply to its row
 without a value could exist but is not known (`unknown`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -142,6 +142,12 @@ def text_column(label: str, *, key: str = "") -> ViewColumn:
 def figure_column(label: str, unit: Unit = Unit.NUMBER, *, key: str = "") -> ViewColumn:
     """A column of figures in this unit."""
     return ViewColumn(key=key or label, label=label, unit=unit)
+
+
+def view_columns(text: Iterable[str], figures: Iterable[str] = ()) -> tuple[ViewColumn, ...]:
+    """Text columns, then figure columns, whose names end in their unit: `load_bytes` -> `load`."""
+    columns = (figure_column(label_of(name), unit_of(name), key=name) for name in figures)
+    return (*map(text_column, text), *columns)
 
 
 def unit_of(column: str) -> Unit:

@@ -14,10 +14,10 @@ from meshscope.views.model import (
     CellValue,
     Figure,
     Unit,
-    ViewColumn,
     ViewTable,
     figure_column,
     text_column,
+    view_columns,
 )
 from meshscope.views.plain import short
 from meshscope.views.words import counted, phase_label
@@ -27,18 +27,16 @@ _ZERO = (0, 0, 0)
 
 def totals_table(run: RunRecord) -> ViewTable:
     """Counts and bytes of one device, per step of each phase and per request."""
+    figures = (
+        f"{figure}\nper {span}{unit}"
+        for span in ("step", "request")
+        for figure, unit in (("count", ""), ("payload", "_bytes"), ("wire", "_bytes"))
+    )
     return ViewTable(
         title="Totals of one device",
-        columns=(text_column("phase"), text_column("source"), *_total_columns()),
+        columns=view_columns(("phase", "source"), figures),
         rows=tuple(_total_rows(run)),
     )
-
-
-def _total_columns() -> Iterator[ViewColumn]:
-    for span in ("step", "request"):
-        yield figure_column(f"count\nper {span}")
-        yield figure_column(f"payload\nper {span}", Unit.BYTES)
-        yield figure_column(f"wire\nper {span}", Unit.BYTES)
 
 
 def _total_rows(run: RunRecord) -> Iterator[tuple[CellValue, ...]]:
@@ -66,6 +64,7 @@ def _total_cells(
 
 def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
     """The memory of one device by source, and its HBM capacity."""
+    fields = {"weights": "weights_bytes", "KV cache": "kv_cache_bytes", "temporaries": "temp_bytes"}
     estimates = list(memory.values())
     return ViewTable(
         title="memory of one device",
@@ -74,9 +73,7 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
             *(figure_column(source.value, Unit.MEMORY_BYTES) for source in memory),
         ),
         rows=(
-            ("weights", *(gib_cell(m.weights_bytes) for m in estimates)),
-            ("KV cache", *(gib_cell(m.kv_cache_bytes) for m in estimates)),
-            ("temporaries", *(gib_cell(m.temp_bytes) for m in estimates)),
+            *((k, *(gib_cell(getattr(m, name)) for m in estimates)) for k, name in fields.items()),
             ("total", *(_total_memory(m) for m in estimates)),
             ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
             ("fits", *(fits_cell(m.fits) for m in estimates)),

@@ -9,7 +9,7 @@ from rich.text import Text
 from meshscope.events.enums import Phase
 from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
-from meshscope.views.model import Figure, Unit, ViewTable, figure_column, text_column
+from meshscope.views.model import Figure, Unit, ViewTable, view_columns
 from meshscope.views.plain import plain
 from meshscope.views.summary import fits_cell
 
@@ -93,14 +93,11 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
     """One line per run. `options` are the options of each run, of which the differing ones are shown."""
     differing = _differing(options)
     has_time = any(row["ttft_s"] is not None for row in rows)
+    names = ("ttft_s", "tpot_s") if has_time else ()
+    labels = ("TTFT_s", "TPOT_s") if has_time else ()
+    totals = ("collectives\nper request", "wire\nper request_bytes", "fits")
     return ViewTable(
-        columns=(
-            *map(text_column, ("model", "slice", "plan", *differing, "source")),
-            figure_column("collectives\nper request"),
-            figure_column("wire\nper request", Unit.BYTES),
-            figure_column("fits"),
-            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT") if has_time),
-        ),
+        columns=view_columns(("model", "slice", "plan", *differing, "source"), (*totals, *labels)),
         rows=tuple(
             (
                 row["model"].rsplit("/", 1)[-1],
@@ -111,15 +108,11 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
                 row["request_count"],
                 row["request_wire_bytes"],
                 fits_cell(row["fits"]),
-                *(_seconds(row[name]) for name in ("ttft_s", "tpot_s") if has_time),
+                *(Figure(value=row[name], unit=Unit.SECONDS) for name in names),
             )
             for row, of_run in zip(rows, options, strict=True)
         ),
     )
-
-
-def _seconds(seconds: float | None) -> Figure:
-    return Figure(value=seconds, unit=Unit.SECONDS)
 
 
 def basis_lines(rows: Sequence[Row]) -> list[Text]:

@@ -26,7 +26,7 @@ from meshscope.views.conditions import MAX_VALUE, condition_lines, conditions
 from meshscope.views.dispatch import dispatch_lines
 from meshscope.views.explanation import sentences
 from meshscope.views.live import live_lines
-from meshscope.views.model import EMPTY_LABEL, Unit, ViewTable, figure_column, text_column
+from meshscope.views.model import EMPTY_LABEL, ViewTable, view_columns
 from meshscope.views.plain import plain, short
 from meshscope.views.summary import memory_table, totals_table, unattributed_lines
 from meshscope.views.tables import new_table, rich_table
@@ -209,9 +209,6 @@ def _side_conditions(side: Side) -> dict[str, str]:
 
 def _bytes_table(matches: Sequence[Match]) -> ViewTable:
     """The change in payload and wire bytes by verdict, per step and per request."""
-    spans = [
-        f"{figure} per {span}" for span in ("step", "request") for figure in ("payload", "wire")
-    ]
     rows: list[tuple[str | int, ...]] = []
     for verdict in Verdict:
         of_verdict = [match for match in matches if match.verdict is verdict]
@@ -219,9 +216,8 @@ def _bytes_table(matches: Sequence[Match]) -> ViewTable:
             count = sum(match.count for match in of_verdict)
             changes = (*_change(of_verdict, step_total), *_change(of_verdict, request_total))
             rows.append((verdict_label(verdict), count, *changes))
-    columns = (text_column("verdict"), figure_column("count"))
-    bytes_columns = (figure_column(span, Unit.BYTES) for span in spans)
-    return ViewTable(columns=(*columns, *bytes_columns), rows=tuple(rows))
+    spans = (f"{name} per {span}" for span in ("step", "request") for name in ("payload", "wire"))
+    return ViewTable(columns=view_columns(("verdict",), ("count", *spans)), rows=tuple(rows))
 
 
 def _change(

@@ -47,7 +47,6 @@ class Chart:
     """A chart drawn by the script of the page; `description` is its text for screen readers."""
 
     block: ClassVar[str] = "chart"
-    number: int
     kind: str
     title: str
     description: str
@@ -96,25 +95,6 @@ def unknown(reason: str) -> Paragraph:
     """A paragraph that says why there is nothing to show."""
     text = f"{UNKNOWN_LABEL.capitalize()}: {short(reason, 600)}."
     return Paragraph(text=text, class_name="unknown")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """The blocks of one run; without a title, the blocks of all runs together."""
-
-    title: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A section of the page; `is_paired` puts its panels side by side if the window is wide."""
-
-    id: str
-    title: str
-    lead: str
-    panels: tuple[Panel, ...]
-    is_paired: bool = False
 
 
 def page_table(

@@ -1,33 +1,72 @@
-"""The sections on collectives: all of them, the comparison of sources, and the compiler's decisions."""
+"""The content of the sections on the experiment, its collectives and its conditions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import polars as pl
 
-from meshscope.analysis.comparison import compare_sides, compare_sources
+from meshscope.analysis.catalog import METRICS
+from meshscope.analysis.comparison import compare_all_sources, compare_sources
 from meshscope.analysis.grouping import grouped
-from meshscope.analysis.sides import source_side
+from meshscope.analysis.metric import Unavailable
+from meshscope.analysis.unattributed import unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
 from meshscope.views.collectives import Footnotes, TableLine, collectives_view, line_identity
+from meshscope.views.conditions import condition_lines
 from meshscope.views.frames import metric_table
-from meshscope.views.html.blocks import Block, Paragraph, page_table, unknown
+from meshscope.views.html.blocks import (
+    Block,
+    DescriptionList,
+    PageTable,
+    Paragraph,
+    page_table,
+    unknown,
+)
 from meshscope.views.html.page_run import PageRun
-from meshscope.views.model import CellValue, Unit, ViewTable, figure_column, text_column
+from meshscope.views.model import CellValue, ViewTable, view_columns
 from meshscope.views.plain import short
 from meshscope.views.summary import totals_table
 from meshscope.views.text import phase_lines, phases_of
 from meshscope.views.words import counted, phase_label, verdict_sentence
 
-MAX_REMARK = 400  # characters
+EXPERIMENT = ("model", "slice", "plan", "request")  # conditions at the top of the page
 MAX_FINDINGS = 8
+MAX_REMARK, MAX_CONDITION = 400, 600  # characters
 
-Durations = Mapping[tuple[object, ...], tuple[float | None, float | None]]
+
+def experiment_blocks(run: PageRun) -> Iterator[Block]:
+    """Model, slice, plan and request."""
+    yield DescriptionList(pairs=tuple(p for p in _conditions(run) if p[0] in EXPERIMENT))
 
 
-def collectives_block(run: PageRun) -> Block:
+def _conditions(run: PageRun) -> list[tuple[str, str]]:
+    return [(name, short(value, MAX_CONDITION)) for name, value in condition_lines(run.run)]
+
+
+def condition_blocks(run: PageRun) -> Iterator[Block]:
+    """Versions, flags, the command, unattributed collectives, and the unavailable metrics."""
+    pairs = [pair for pair in _conditions(run) if pair[0] not in EXPERIMENT]
+    manifest = run.run.manifest
+    command = short(" ".join(manifest.command), MAX_CONDITION)
+    yield DescriptionList(
+        pairs=(*pairs, ("created", short(manifest.created)), ("command", command))
+    )
+    lost = unattributed(run.run.rows_of(run.source))
+    if lost.count:
+        reasons = "; ".join(f"{n} x {short(text, 200)}" for text, n in lost.reasons[:MAX_FINDINGS])
+        text = f"Unattributed: {counted(lost.count, 'collective')}. {reasons}"
+        yield Paragraph(text=text, class_name="note warn")
+    titles: dict[str, list[str]] = {}
+    for metric in METRICS:
+        result = run.metrics[metric.name]
+        if isinstance(result, Unavailable):
+            titles.setdefault(result.reason, []).append(metric.title)
+    yield from (unknown(f"{', '.join(names)}: {reason}") for reason, names in titles.items())
+
+
+def collective_blocks(run: PageRun) -> Iterator[Block]:
     """Every collective of the run with the counts of its sources, its time and its verdict."""
     comparison = compare_sources(run.run)
     lines: list[TableLine] = []
@@ -36,33 +75,29 @@ def collectives_block(run: PageRun) -> Block:
         sides, of_phase = phase_lines(run.run, phase, comparison)
         lines += of_phase
     if not lines:
-        return unknown("the run has no collectives")
+        yield unknown("the run has no collectives")
+        return
     footnotes = Footnotes()
     marks = [footnotes.marks(short(text, MAX_REMARK) for text in line.remarks) for line in lines]
-    view = collectives_view(lines, sides=sides, remarks=marks)
-    view = replace(_with_times(view, lines, _durations(run)), title="Collectives")
-    return page_table(run.html_id("rows"), view, footnotes=footnotes.texts)
+    view = _with_times(run, lines, collectives_view(lines, sides=sides, remarks=marks))
+    yield page_table(run.html_id("rows"), view, footnotes=footnotes.texts)
 
 
-def _durations(run: PageRun) -> Durations:
-    """Mean duration and exposed time of one execution, by line of the table."""
-    return {
+def _with_times(run: PageRun, lines: Sequence[TableLine], view: ViewTable) -> ViewTable:
+    """The table after a column `phase`, with mean duration and exposed time if any is known."""
+    durations = {
         line_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
         for group in grouped(run.run.rows_of(run.source))
     }
-
-
-def _with_times(view: ViewTable, lines: Sequence[TableLine], durations: Durations) -> ViewTable:
-    """The table with the phase as its first column, and time columns if any time is known."""
     times = [durations.get(line_identity(line.row, line.layers), (None, None)) for line in lines]
-    labels = ("duration", "exposed")
-    kept = [i for i in range(len(labels)) if any(pair[i] is not None for pair in times)]
+    kept = [i for i in range(2) if any(pair[i] is not None for pair in times)]
     rows: list[tuple[CellValue, ...]] = [
         (phase_label(line.row.phase), *row, *(pair[i] for i in kept))
         for line, row, pair in zip(lines, view.rows, times, strict=True)
     ]
-    time_columns = (figure_column(labels[i], Unit.SECONDS) for i in kept)
-    return ViewTable(columns=(text_column("phase"), *view.columns, *time_columns), rows=tuple(rows))
+    phase, *time_columns = view_columns(["phase"], [("duration_s", "exposed_s")[i] for i in kept])
+    columns = (phase, *view.columns, *time_columns)
+    return replace(view, title="Collectives", columns=columns, rows=tuple(rows))
 
 
 def source_blocks(run: PageRun) -> Iterator[Block]:
@@ -70,28 +105,20 @@ def source_blocks(run: PageRun) -> Iterator[Block]:
     sources = run.run.sources
     if len(sources) == 1:
         yield unknown(f"agreement of sources: the run has only {sources[0]} collectives")
-    for i, left in enumerate(sources):
-        for right in sources[i + 1 :]:
-            yield from _verdict(run, left, right)
+    for (left, right), comparison in compare_all_sources(run.run).items():
+        sentence = verdict_sentence(comparison, left=left.value, right=right.value)
+        head, *findings = sentence.split("; ")
+        style = " is-equal" if comparison.is_exact else " is-different"
+        if comparison.is_same_meaning and not comparison.is_exact:
+            style = ""
+        yield Paragraph(text=f"{head[0].upper()}{head[1:]}.", class_name=f"verdict{style}")
+        yield from (Paragraph(text=short(finding, MAX_REMARK)) for finding in findings)
     yield page_table(run.html_id("totals"), totals_table(run.run))
     if run.inputs.measured is not None:
         for finding in run.inputs.measured.findings[:MAX_FINDINGS]:
             text = f"Profile: {short(finding, MAX_REMARK)}"
             yield Paragraph(text=text, class_name="note warn")
         yield run.table("waiting", "Waiting and transfer time, measured")
-
-
-def _verdict(run: PageRun, left: Source, right: Source) -> Iterator[Block]:
-    comparison = compare_sides(source_side(run.run, left), source_side(run.run, right))
-    sentence = verdict_sentence(comparison, left=left.value, right=right.value)
-    head, *findings = sentence.split("; ")
-    if comparison.is_exact:
-        class_name = "verdict is-equal"
-    else:
-        class_name = "verdict" if comparison.is_same_meaning else "verdict is-different"
-    yield Paragraph(text=f"{head[0].upper()}{head[1:]}.", class_name=class_name)
-    for finding in findings:
-        yield Paragraph(text=short(finding, MAX_REMARK))
 
 
 def inserted_blocks(run: PageRun) -> Iterator[Block]:
@@ -103,18 +130,18 @@ def inserted_blocks(run: PageRun) -> Iterator[Block]:
     if by_inserter.is_empty():
         yield unknown("the compiler's decisions: the run is only predicted. Compile it to see them")
         return
-    yield Paragraph(text=_inserted_sentence(by_inserter))
-    request_columns = (c for c in by_inserter.columns if c.startswith("request_"))
-    per_step = by_inserter.drop("source", "n_unsized", *request_columns)
-    view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
-    yield page_table(run.html_id("inserted"), view)
-
-
-def _inserted_sentence(by_inserter: pl.DataFrame) -> str:
     partitioner = by_inserter.filter(pl.col("inserted_by") == "partitioner")
-    n = int(partitioner["count"].sum())
-    if not n:
-        return "The partitioner inserted no collectives: all of them are written in the program."
+    count = counted(int(partitioner["count"].sum()), "collective")
     sent = format_bytes(float(partitioner["wire_bytes"].sum()))
-    count = counted(n, "collective")
-    return f"The partitioner inserted {count} per step over all phases, {sent} on the wire."
+    yield Paragraph(
+        text=f"The partitioner inserted {count} per step over all phases, {sent} on the wire."
+        if len(partitioner)
+        else "The partitioner inserted no collectives: all of them are written in the program."
+    )
+    per_step = by_inserter.select(pl.exclude("source", "n_unsized", "^request_.*$"))
+    yield _inserted_table(run, per_step)
+
+
+def _inserted_table(run: PageRun, per_step: pl.DataFrame) -> PageTable:
+    view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
+    return page_table(run.html_id("inserted"), view)

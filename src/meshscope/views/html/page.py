@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -13,11 +14,10 @@ from markupsafe import Markup
 
 from meshscope import __version__
 from meshscope.store.run import RunRecord
-from meshscope.views.html.blocks import Chart, Section
-from meshscope.views.html.drawing import ChartFactory
+from meshscope.views.html.blocks import Chart
 from meshscope.views.html.headline import headline
 from meshscope.views.html.page_run import page_runs
-from meshscope.views.html.sections import sections
+from meshscope.views.html.sections import Section, sections
 from meshscope.views.plain import short
 
 TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
@@ -29,7 +29,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs side by side."""
     shown_runs = page_runs(runs)
-    all_sections = sections(shown_runs, ChartFactory())
+    all_sections = sections(shown_runs)
     style, script = _text(STYLE), _text(SCRIPT)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -40,6 +40,7 @@ def page_html(runs: Sequence[RunRecord]) -> str:
         version=__version__,
         headline=headline(shown_runs),
         sections=all_sections,
+        next_number=count().__next__,
         style=Markup(style),  # noqa: S704  our own file
         script=Markup(script),  # noqa: S704  our own file
         style_hash=_hash(style),
@@ -50,13 +51,17 @@ def page_html(runs: Sequence[RunRecord]) -> str:
 
 
 def _document(all_sections: Sequence[Section]) -> dict[str, Any]:
-    """The data of all charts in the order of their numbers."""
-    blocks = (block for s in all_sections for panel in s.panels for block in panel.blocks)
+    """The data of all charts in the order of the page."""
+    blocks = (b for section in all_sections for _, panel in section.panels for b in panel)
     all_charts = [block for block in blocks if isinstance(block, Chart)]
-    all_charts.sort(key=lambda chart: chart.number)
     return {
         "charts": [
-            {"kind": c.kind, "title": c.title, "description": c.description, "data": c.data}
+            {
+                "kind": c.kind,
+                "title": c.title,
+                "description": f"{c.description.rstrip(' .')}.",
+                "data": c.data,
+            }
             for c in all_charts
         ]
     }

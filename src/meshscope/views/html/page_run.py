@@ -6,7 +6,7 @@ from string import ascii_uppercase
 
 import polars as pl
 
-from meshscope.analysis.catalog import Result, metrics_of
+from meshscope.analysis.catalog import METRICS, Result, metrics_of
 from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.run_inputs import metric_inputs
@@ -77,12 +77,17 @@ class PageRun:
             result = result.filter(pl.col("source") == strongest.value)
         return NO_ROWS if result.is_empty() else prefill_first(result)
 
-    def table(self, name: str, title: str, *, note: str = "") -> PageTable | Paragraph:
-        """A metric as a table, or the reason why it is unavailable."""
+    def table(self, name: str, title: str, *, is_defined: bool = False) -> PageTable | Paragraph:
+        """A metric as a table, or the reason why it is unavailable.
+
+        `is_defined` adds the first paragraph of the metric's definition as a note.
+        """
         result = self.of_strongest(name)
         if isinstance(result, Unavailable):
             return unknown(f"{title}: {result.reason}")
         id_ = self.html_id(name.replace("_", "-"))
+        definition = next(metric.definition for metric in METRICS if metric.name == name)
+        note = definition.partition("\n\n")[0].replace("`", "") if is_defined else ""
         return page_table(id_, metric_table(name, result, title=title), note=note)
 
 
