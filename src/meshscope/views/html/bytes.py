@@ -6,8 +6,8 @@ from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.roofline import roofline_bounds, roofline_of
 from meshscope.events.enums import Source
 from meshscope.units import format_gib
-from meshscope.views.charts.volume import size_counts
 from meshscope.views.charts.traffic import Torus, matrices, tori
+from meshscope.views.charts.volume import size_counts
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import Block, Chart, page_table, unknown
 from meshscope.views.html.page_run import PageRun

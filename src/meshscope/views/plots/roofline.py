@@ -12,10 +12,9 @@ from meshscope.views.plots.style import (
     COLORS,
     Plot,
     PlotRun,
+    finished,
     label_text,
-    legend_below,
     new_axes,
-    title,
 )
 
 NO_ROOFLINE = "no part has FLOPs and a time, or the chip has no published peaks"
@@ -30,7 +29,7 @@ def roofline_plots(run: PlotRun) -> Iterator[Plot]:
     if chart is None:
         yield Plot(name="roofline", reason=NO_ROOFLINE)
         return
-    figure, axes = new_axes(3.2)
+    axes = new_axes(3.2)
     _draw_roof(axes, chart)
     for point in chart.points:
         _draw_point(axes, point)
@@ -38,10 +37,8 @@ def roofline_plots(run: PlotRun) -> Iterator[Plot]:
     axes.set_yscale("log")
     axes.set_xlabel("FLOPs per byte of HBM traffic")
     axes.set_ylabel("FLOP/s")
-    title(axes, "Roofline of one device during compute")
     _label_points(axes, chart.points)
-    legend_below(axes)
-    yield Plot(name="roofline", figure=figure)
+    yield finished("roofline", axes, "Roofline of one device during compute")
 
 
 def _draw_roof(axes: Axes, chart: Roofline) -> None:

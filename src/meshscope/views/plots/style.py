@@ -77,15 +77,16 @@ def label_text(text: object, limit: int = MAX_LABEL) -> str:
     return plain(str(text)[:limit]).replace("$", r"\$")
 
 
-def title(axes: Axes, text: str) -> None:
-    """Sets the title; it may be longer than a label."""
-    axes.set_title(label_text(text, MAX_TITLE))
+def finished(name: str, axes: Axes, heading: str, *, n_columns: int = 4) -> Plot:
+    """The plot of these axes, with its title and a legend below."""
+    axes.set_title(label_text(heading, MAX_TITLE))
+    legend_below(axes, n_columns=n_columns)
+    return Plot(name=name, figure=axes.figure)  # type: ignore[arg-type]  no subfigures
 
 
-def new_axes(height: float = 2.6, *, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes; sizes in inches."""
-    figure = Figure(figsize=(width, height))
-    return figure, figure.subplots()
+def new_axes(height: float = 2.6, *, width: float = WIDTH) -> Axes:
+    """The axes of an empty figure; sizes in inches."""
+    return Figure(figsize=(width, height)).subplots()
 
 
 def unit_axis(axis: Any, unit: Unit) -> None:

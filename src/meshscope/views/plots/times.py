@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from meshscope.analysis.catalog import NO_COLLECTIVES, NO_STEP
 from meshscope.events.enums import Phase, Source
@@ -21,13 +20,12 @@ from meshscope.views.plots.style import (
     Plot,
     PlotRun,
     color_map,
+    finished,
     intervals,
     label_text,
     lane_axis,
-    legend_below,
     new_axes,
     stacked,
-    title,
     unit_axis,
 )
 from meshscope.views.run_label import distinct_labels
@@ -65,13 +63,11 @@ def _cost_plots(labeled_bars: Sequence[tuple[str, CostBar]]) -> Iterator[Plot]:
         rows = [(label, bar) for label, bar in labeled_bars if bar.phase is phase]
         if not rows:
             continue
-        figure, axes = new_axes(0.7 + 0.45 * len(rows))
+        axes = new_axes(0.7 + 0.45 * len(rows))
         stacked(axes, [(label, bar.segments or [("step", bar.step_s)]) for label, bar in rows])
         intervals(axes, [(bar.low_s, bar.high_s) for _, bar in rows])
         unit_axis(axes.xaxis, Unit.SECONDS)
-        title(axes, f"Time of one {phase} step on one device")
-        legend_below(axes)
-        yield Plot(name=f"cost-{phase}", figure=figure)
+        yield finished(f"cost-{phase}", axes, f"Time of one {phase} step on one device")
 
 
 def _strongest(run: PlotRun) -> Mapping[Phase, CostBar]:
@@ -91,13 +87,13 @@ def scaling_plots(runs: Sequence[PlotRun]) -> Iterator[Plot]:
         )
         if len({n for n, _, _ in points}) > 1:
             is_drawn = True
-            yield Plot(name=f"scaling-{phase}", figure=_scaling_figure(points, phase))
+            yield _scaling_plot(points, phase)
     if not is_drawn:
         yield Plot(name="scaling", reason=NO_SCALING)
 
 
-def _scaling_figure(points: Sequence[ScalingPoint], phase: Phase) -> Figure:
-    figure, axes = new_axes(3.0)
+def _scaling_plot(points: Sequence[ScalingPoint], phase: Phase) -> Plot:
+    axes = new_axes(3.0)
     fastest = {n: min(s for m, s, _ in points if m == n) for n, _, _ in points}
     (first, first_s), *_ = fastest.items()
     ideal = [first_s * first / n for n in fastest]
@@ -112,9 +108,8 @@ def _scaling_figure(points: Sequence[ScalingPoint], phase: Phase) -> Figure:
     axes.minorticks_off()
     unit_axis(axes.yaxis, Unit.SECONDS)
     axes.set_xlabel("devices")
-    title(axes, f"Time of one {phase} step over devices")
-    legend_below(axes, n_columns=3)
-    return figure
+    heading = f"Time of one {phase} step over devices"
+    return finished(f"scaling-{phase}", axes, heading, n_columns=3)
 
 
 def timeline_plots(run: PlotRun) -> Iterator[Plot]:
@@ -126,31 +121,30 @@ def timeline_plots(run: PlotRun) -> Iterator[Plot]:
         measured = "-measured" if timeline.source == Source.MEASURED else ""
         name = f"timeline-{timeline.phase}{measured}"
         heading = f"One {timeline.phase} step"
-        yield Plot(name=name, figure=_timeline_figure(timeline, 0.0, timeline.end_s, heading))
+        yield _timeline_plot(name, timeline, (0.0, timeline.end_s), heading)
         if timeline.layer is not None:
             layer, start_s, end_s = timeline.layer
             heading = f"One layer of {timeline.phase}: {layer}"
-            figure = _timeline_figure(timeline, start_s, end_s, heading)
-            yield Plot(name=f"{name}-layer", figure=figure)
+            yield _timeline_plot(f"{name}-layer", timeline, (start_s, end_s), heading)
 
 
-def _timeline_figure(timeline: StepTimeline, low: float, high: float, heading: str) -> Figure:
+def _timeline_plot(
+    name: str, timeline: StepTimeline, visible: tuple[float, float], heading: str
+) -> Plot:
     ranks = {"core": 0, "copy": 2}
     lanes = sorted({s.lane for s in timeline.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
-    figure, axes = new_axes(0.8 + 0.36 * len(lanes))
+    axes = new_axes(0.8 + 0.36 * len(lanes))
     color = color_map([lane for lane in lanes if lane != "core"])
     for row, lane in enumerate(lanes):
         spans = [span for span in timeline.spans if span.lane == lane]
         if lane == "core":
-            _draw_core(axes, row, spans, (low, high))
+            _draw_core(axes, row, spans, visible)
         else:
-            _draw_spans(axes, row, spans, (low, high), color=color(lane))
+            _draw_spans(axes, row, spans, visible, color=color(lane))
     lane_axis(axes, lanes)
-    axes.set_xlim(low, high)
+    axes.set_xlim(*visible)
     unit_axis(axes.xaxis, Unit.SECONDS)
-    title(axes, heading)
-    legend_below(axes, n_columns=6)
-    return figure
+    return finished(name, axes, heading, n_columns=6)
 
 
 def _draw_core(
@@ -196,7 +190,7 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
         yield Plot(name="intervals", reason=NO_COLLECTIVES.reason)
     for bursts in phases:
         lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
-        figure, axes = new_axes(0.8 + 0.36 * len(lanes))
+        axes = new_axes(0.8 + 0.36 * len(lanes))
         for row, lane in enumerate(lanes):
             bars = [(begin, end - begin) for axis, begin, end, _ in bursts.bursts if axis == lane]
             rows = (row - LANE_HEIGHT / 2, LANE_HEIGHT)
@@ -206,5 +200,5 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
             unit_axis(axes.xaxis, Unit.SECONDS)
         else:
             axes.set_xlabel("position in the schedule (operations, not time)")
-        title(axes, f"Traffic of each mesh axis in one {bursts.phase} step")
-        yield Plot(name=f"intervals-{bursts.phase}", figure=figure)
+        heading = f"Traffic of each mesh axis in one {bursts.phase} step"
+        yield finished(f"intervals-{bursts.phase}", axes, heading)

@@ -1,4 +1,4 @@
-"""Plots of bytes: volume, payload sizes, the traffic matrix, and link loads."""
+"""Plots of bytes: volume, payload sizes, the traffic matrix, link loads, and memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,8 +9,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from meshscope.analysis.catalog import NO_COLLECTIVES
+from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY
 from meshscope.analysis.metric import Unavailable
+from meshscope.events.enums import Source
+from meshscope.spec.plan.memory import Memory
 from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
 from meshscope.views.charts.volume import SizeCount, VolumeBar, size_counts, volume_bars
 from meshscope.views.model import Unit
@@ -19,11 +21,11 @@ from meshscope.views.plots.style import (
     MARKERS,
     Plot,
     PlotRun,
+    finished,
+    gib_axis,
     label_text,
-    legend_below,
     new_axes,
     stacked,
-    title,
     unit_axis,
 )
 from meshscope.views.run_label import distinct_labels
@@ -44,8 +46,7 @@ def volume_plots(run: PlotRun) -> Iterator[Plot]:
     bars = volume_bars(volume, run.source)
     phases = dict.fromkeys(bar.phase for bar in bars)
     rows = [(phase, [bar for bar in bars if bar.phase == phase]) for phase in phases]
-    figure = _volume_figure(rows, "Bytes sent by one device per request")
-    yield Plot(name="volume", figure=figure)
+    yield _volume_plot("volume", rows, "Bytes sent by one device per request")
 
 
 def volume_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
@@ -60,8 +61,8 @@ def volume_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
             for label, bars in zip(labels, bars_by_run, strict=True)
         ]
         name = label_text(phase)
-        figure = _volume_figure(rows, f"Bytes sent by one device per request, {name}")
-        yield Plot(name=f"volume-{name.replace(' ', '-')}", figure=figure)
+        heading = f"Bytes sent by one device per request, {name}"
+        yield _volume_plot(f"volume-{name.replace(' ', '-')}", rows, heading)
 
 
 def _volume_bars(run: PlotRun) -> tuple[VolumeBar, ...]:
@@ -69,9 +70,9 @@ def _volume_bars(run: PlotRun) -> tuple[VolumeBar, ...]:
     return () if isinstance(volume, Unavailable) else volume_bars(volume, run.source)
 
 
-def _volume_figure(rows: Sequence[tuple[str, Sequence[VolumeBar]]], heading: str) -> Figure:
+def _volume_plot(name: str, rows: Sequence[tuple[str, Sequence[VolumeBar]]], heading: str) -> Plot:
     """One bar per row, with a segment for each kind and axis."""
-    figure, axes = new_axes(0.9 + 0.42 * len(rows))
+    axes = new_axes(0.9 + 0.42 * len(rows))
     stacked(
         axes,
         [
@@ -80,9 +81,7 @@ def _volume_figure(rows: Sequence[tuple[str, Sequence[VolumeBar]]], heading: str
         ],
     )
     unit_axis(axes.xaxis, Unit.BYTES)
-    title(axes, heading)
-    legend_below(axes, n_columns=3)
-    return figure
+    return finished(name, axes, heading, n_columns=3)
 
 
 def size_plots(run: PlotRun) -> Iterator[Plot]:
@@ -92,7 +91,7 @@ def size_plots(run: PlotRun) -> Iterator[Plot]:
     if not counts:
         yield Plot(name="sizes", reason=NO_COLLECTIVES.reason)
         return
-    figure, axes = new_axes()
+    axes = new_axes()
     series: dict[str, list[SizeCount]] = {}
     for count in counts:
         series.setdefault(f"{count.phase}: {count.kind} over {count.axis}", []).append(count)
@@ -104,9 +103,7 @@ def size_plots(run: PlotRun) -> Iterator[Plot]:
     _log_axes(axes)
     axes.set_xlabel("payload per collective")
     axes.set_ylabel("count per step")
-    title(axes, "Payload sizes")
-    legend_below(axes, n_columns=2)
-    yield Plot(name="sizes", figure=figure)
+    yield finished("sizes", axes, "Payload sizes", n_columns=2)
 
 
 def _log_axes(axes: Axes) -> None:
@@ -125,27 +122,27 @@ def matrix_plots(run: PlotRun) -> Iterator[Plot]:
     by_phase: dict[str, Matrix] = {}
     for matrix in all_matrices:  # the matrix of all axes comes first
         by_phase.setdefault(matrix.phase, matrix)
-    for phase, matrix in by_phase.items():
-        yield Plot(name=f"matrix-{phase}", figure=_matrix_figure(matrix))
+    for matrix in by_phase.values():
+        yield _matrix_plot(matrix)
 
 
-def _matrix_figure(matrix: Matrix) -> Figure:
+def _matrix_plot(matrix: Matrix) -> Plot:
     side = -(-matrix.n_devices // matrix.fold)
     grid = np.full((side, side), np.nan)
     for source, target, n_bytes in matrix.cells:
         grid[source, target] = n_bytes
-    figure, axes = new_axes(3.4, width=4.2)
+    axes = new_axes(3.4, width=4.2)
     end = side * matrix.fold - 0.5
     image = axes.imshow(
         grid, cmap=HEAT, vmin=0, extent=(-0.5, end, end, -0.5), interpolation="nearest"
     )
     axes.set_xlabel("to device")
     axes.set_ylabel("from device")
-    title(axes, f"Traffic matrix of one {matrix.phase} step")
     axes.spines[:].set_visible(True)
-    bar = figure.colorbar(image, ax=axes, shrink=0.85)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.85)
     unit_axis(bar.ax.yaxis, Unit.BYTES)
-    return figure
+    heading = f"Traffic matrix of one {matrix.phase} step"
+    return finished(f"matrix-{matrix.phase}", axes, heading)
 
 
 def torus_plots(run: PlotRun) -> Iterator[Plot]:
@@ -225,3 +222,41 @@ def _link_lines(source: Place, target: Place, *, is_wrap: bool) -> Iterator[Line
     yield (x, x - 0.55 * dx), (y, y - 0.55 * dy)
     x, y = x2 - offset_x, y2 - offset_y
     yield (x + 0.55 * dx, x), (y + 0.55 * dy, y)
+
+
+def memory_plots(run: PlotRun) -> Iterator[Plot]:
+    """One bar per source."""
+    yield _memory_plot([(source.value, memory) for source, memory in run.run.memory.items()])
+
+
+def memory_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
+    """One bar per run: its strongest source, or the compiled one."""
+    labels = distinct_labels([run.run for run in runs])
+    bars: list[tuple[str, Memory]] = []
+    for label, run in zip(labels, runs, strict=True):
+        memory = run.run.memory.get(run.source) or run.run.memory.get(Source.COMPILED)
+        if memory is not None:
+            bars.append((label, memory))
+    yield _memory_plot(bars)
+
+
+def _memory_plot(bars: Sequence[tuple[str, Memory]]) -> Plot:
+    if not bars:
+        return Plot(name="memory", reason=NO_MEMORY.reason)
+    axes = new_axes(0.8 + 0.45 * len(bars))
+    stacked(axes, [(label, memory_segments(memory)) for label, memory in bars])
+    capacities = {memory.hbm_bytes for _, memory in bars}
+    capacity = capacities.pop() if len(capacities) == 1 else None
+    if capacity is not None:
+        axes.axvline(capacity, color="black", linestyle="--", linewidth=1, label="HBM capacity")
+    gib_axis(axes, capacity)
+    return finished("memory", axes, "Memory of one device")
+
+
+def memory_segments(memory: Memory) -> list[tuple[str, float]]:
+    """Weights, KV cache and temporaries in bytes; unknown temporaries are not drawn."""
+    return [
+        ("weights", memory.weights_bytes),
+        ("KV cache", memory.kv_cache_bytes),
+        ("temporaries", memory.temp_bytes or 0),
+    ]

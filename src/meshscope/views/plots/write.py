@@ -8,7 +8,7 @@ import matplotlib as mpl
 from meshscope.analysis.catalog import metrics_of
 from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.store.run import RunRecord
-from meshscope.views.plots import memory, roofline, times, traffic
+from meshscope.views.plots import roofline, times, traffic
 from meshscope.views.plots.style import STYLE, Plot, PlotRun, save
 
 # In the order of the report.
@@ -21,13 +21,13 @@ ONE_RUN = (
     times.timeline_plots,
     times.burst_plots,
     roofline.roofline_plots,
-    memory.memory_plots,
+    traffic.memory_plots,
 )
 SEVERAL_RUNS = (
     times.cost_plots_by_run,
     times.scaling_plots,
     traffic.volume_plots_by_run,
-    memory.memory_plots_by_run,
+    traffic.memory_plots_by_run,
 )
 
 
