@@ -30,7 +30,7 @@ NOT_COMPUTED = "meshscope does not compute it"
 NO_DATA = "the run lacks the events or times that it needs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CclMetric:
     """A metric of CCL-Bench with meshscope's definition; `value` is None if it is not computed."""
 
@@ -130,101 +130,61 @@ def _communication_percent(tables: Tables) -> float | None:
     return None if rows is None else rows.select(100 * share.mean()).item()
 
 
+_DECODE_S, _PREFILL_S = _step_s(Phase.DECODE), _step_s(Phase.PREFILL)
+_BANDWIDTH = (
+    "bus bandwidth (wire bytes over duration, nccl-tests) of the collective with most bytes"
+)
+_VOLUME = "payload of one prefill step on one chip (nccl-tests size rule), 1 GB = 1e9 bytes"
+
 CCL_METRICS: tuple[CclMetric, ...] = (
+    CclMetric("avg_step_time", "s", "time of one decode step", _DECODE_S),
+    CclMetric("ttft", "s", "time to first token: prefill, device time only", _PREFILL_S),
+    CclMetric("tpot", "s", "time per output token after the first: a decode step", _DECODE_S),
     CclMetric(
-        name="avg_step_time",
-        unit="s",
-        definition="time of one decode step",
-        value=_step_s(Phase.DECODE),
+        "mfu",
+        "%",
+        "model FLOPs (PaLM, appendix B) of a prefill step over peak x chips x step",
+        _prefill_mean("mfu", "mfu_frac", scale=100),
+    ),
+    CclMetric("mean_sm_coverage", "%", "not defined for TPUs"),
+    CclMetric("dominant_kernel_concentration", "%", "not computed: needs the kernels of a profile"),
+    CclMetric("moe_fraction", "%", "not computed: see `volume` by part, moe.*"),
+    CclMetric("average_memory_bandwidth", "GB/s", "not computed: see `mbu`, a share of HBM peak"),
+    CclMetric("memory_transfer_overhead", "%", "not computed"),
+    CclMetric(
+        "communication_fraction",
+        "%",
+        "share of a prefill step with a running collective, asynchronous ones included",
+        _communication_percent,
     ),
     CclMetric(
-        name="ttft",
-        unit="s",
-        definition="time to first token: prefill, device time only",
-        value=_step_s(Phase.PREFILL),
-    ),
-    CclMetric(
-        name="tpot",
-        unit="s",
-        definition="time per output token after the first: one decode step",
-        value=_step_s(Phase.DECODE),
-    ),
-    CclMetric(
-        name="mfu",
-        unit="%",
-        definition="model FLOPs (PaLM, appendix B) of a prefill step over peak x chips x step",
-        value=_prefill_mean("mfu", "mfu_frac", scale=100),
-    ),
-    CclMetric(name="mean_sm_coverage", unit="%", definition="not defined for TPUs"),
-    CclMetric(
-        name="dominant_kernel_concentration",
-        unit="%",
-        definition="not computed: needs the kernels of a profile",
-    ),
-    CclMetric(
-        name="moe_fraction", unit="%", definition="not computed: see `volume` by part, moe.*"
-    ),
-    CclMetric(
-        name="average_memory_bandwidth",
-        unit="GB/s",
-        definition="not computed: see `mbu`, a share of the HBM peak",
-    ),
-    CclMetric(name="memory_transfer_overhead", unit="%", definition="not computed"),
-    CclMetric(
-        name="communication_fraction",
-        unit="%",
-        definition="share of a prefill step in which collectives run, as a union of intervals, "
-        "asynchronous collectives included",
-        value=_communication_percent,
-    ),
-    CclMetric(
-        name="total_communication_time",
-        unit="s",
-        definition="time of a prefill step in which the collectives of a device run, as a union of "
-        "intervals, mean over devices",
-        value=_prefill_mean("overlap", "collective_s"),
+        "total_communication_time",
+        "s",
+        "time of a prefill step with a running collective, mean over devices",
+        _prefill_mean("overlap", "collective_s"),
     ),
     *(
-        CclMetric(
-            name=f"bandwidth_utilization_{short}_group_6",
-            unit="GB/s",
-            definition="bus bandwidth (wire bytes over duration, nccl-tests) of the collective "
-            "that moves the most bytes",
-            value=_bus_gb_per_s(kind),
-        )
-        for short, kind in COLLECTIVES.items()
+        CclMetric(f"bandwidth_utilization_{name}_group_6", "GB/s", _BANDWIDTH, _bus_gb_per_s(kind))
+        for name, kind in COLLECTIVES.items()
     ),
-    CclMetric(name="bandwidth_utilization_peertopeer_group_6", unit="%", definition="not computed"),
+    CclMetric("bandwidth_utilization_peertopeer_group_6", "%", "not computed"),
     CclMetric(
-        name="compute_comm_overlap",
-        unit="%",
-        definition="time in which collectives and compute of a device run together, over the time "
-        "of its collectives",
-        value=_prefill_mean("overlap", "overlap_frac", scale=100),
+        "compute_comm_overlap",
+        "%",
+        "share of the collective time of a device in which it computes",
+        _prefill_mean("overlap", "overlap_frac", scale=100),
     ),
     CclMetric(
-        name="load_imbalance_ratio",
-        unit="1 is balanced",
-        definition="busy time of the busiest device over the mean, without waiting, in prefill",
-        value=_imbalance,
+        "load_imbalance_ratio",
+        "1 is balanced",
+        "busy time of the busiest device over the mean, without waiting, in prefill",
+        _imbalance,
     ),
-    CclMetric(
-        name="straggler",
-        unit="share of 1",
-        definition="not computed: see `waiting` and `load_imbalance`",
-    ),
-    CclMetric(name="scale_up_bw_utility", unit="%", definition="not computed"),
+    CclMetric("straggler", "share of 1", "not computed: see `waiting` and `load_imbalance`"),
+    CclMetric("scale_up_bw_utility", "%", "not computed"),
     *(
-        CclMetric(
-            name=f"collective_vol_{short}_gb",
-            unit="GB",
-            definition="payload of one prefill step on one chip (nccl-tests size rule), "
-            "1 GB = 1e9 bytes",
-            value=_payload_gb(*kinds),
-        )
-        for short, kinds in {
-            **{short: (kind,) for short, kind in COLLECTIVES.items()},
-            "total": tuple(COLLECTIVES.values()),
-        }.items()
+        CclMetric(f"collective_vol_{name}_gb", "GB", _VOLUME, _payload_gb(kind))
+        for name, kind in COLLECTIVES.items()
     ),
+    CclMetric("collective_vol_total_gb", "GB", _VOLUME, _payload_gb(*COLLECTIVES.values())),
 )

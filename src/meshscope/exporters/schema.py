@@ -11,84 +11,83 @@ from typing import Any
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": ["string", "null"]}
+_NAME: Schema = {"type": "string", "minLength": 1}
+_FLAG: Schema = {"type": ["boolean", "null"]}
 _COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 _SIZE: Schema = {"type": "integer", "minimum": 1}
 _NUMBER: Schema = {"type": ["number", "null"], "minimum": 0}
 
 
-def _object(**properties: Schema) -> Schema:
+def _object(properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def _list(items: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": items, **more}
+def _each(names: str, schema: Schema) -> Schema:
+    return dict.fromkeys(names.split(), schema)
 
 
+def _list(items: Schema, **limits: int) -> Schema:
+    return {"type": "array", "items": items, **limits}
+
+
+def _one_of(*values: Any, of: str = "string") -> Schema:
+    return {"type": of, "enum": list(values)}
+
+
+_MODEL = {
+    "phase": _one_of("training", "inference", "serving"),
+    "moe": _FLAG,
+    "granularity": _one_of("model_fwd_bwd_pass", "model_fwd", "layer", "kernel"),
+    **_each("model_family precision", _TEXT),
+    **_each("epochs iteration", _COUNT),
+    "model_arch": _object(
+        _each(
+            "num_params num_params_active num_params_embedding num_layers num_heads head_dim",
+            _COUNT,
+        )
+    ),
+}
+_HARDWARE = {
+    "network_topo": _object(
+        {"topology": _TEXT, "bandwidth_gbps": _list(_NUMBER, minItems=2, maxItems=2)}
+    ),
+    "xpu_spec": _object(
+        {
+            "type": _one_of("TPU", "GPU", "CPU"),
+            "model": _NAME,
+            **_each("total_count count_per_node", _SIZE),
+        }
+    ),
+    "driver_version": _TEXT,
+}
+_EXECUTOR = {
+    "framework": _object(_each("name compiler_tool_selection", _TEXT)),
+    "model_plan_parallelization": _object(_each("dp_replicate dp_shard tp pp cp ep pp_mb", _SIZE)),
+    "communication_library": _object({**_each("name version", _TEXT), "env": {"type": "object"}}),
+    "protocol_selection": _list({"type": "string"}),
+}
+_WORKLOAD = {
+    "model": _object(_MODEL),
+    "data": _object({**_each("batch_size seq_len output_len", _COUNT), "dataset": _TEXT}),
+    "hardware": _object(_HARDWARE),
+}
 CARD_SCHEMA: Schema = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "title": "CCL-Bench workload card",
     **_object(
-        version={"type": "integer", "enum": [1]},
-        description={"type": "string", "minLength": 1},
-        hf_url=_TEXT,
-        trace_url=_TEXT,
-        contributor=_TEXT,
-        contact=_TEXT,
-        workload=_object(
-            model=_object(
-                phase={"type": "string", "enum": ["training", "inference", "serving"]},
-                moe={"type": ["boolean", "null"]},
-                granularity={
-                    "type": "string",
-                    "enum": ["model_fwd_bwd_pass", "model_fwd", "layer", "kernel"],
-                },
-                model_family=_TEXT,
-                precision=_TEXT,
-                epochs=_COUNT,
-                iteration=_COUNT,
-                model_arch=_object(
-                    num_params=_COUNT,
-                    num_params_active=_COUNT,
-                    num_params_embedding=_COUNT,
-                    num_layers=_COUNT,
-                    num_heads=_COUNT,
-                    head_dim=_COUNT,
-                ),
+        {
+            "version": _one_of(1, of="integer"),
+            "description": _NAME,
+            **_each("hf_url trace_url contributor contact", _TEXT),
+            "workload": _object(_WORKLOAD),
+            "Model-executor": _object(_EXECUTOR),
+            "metric_source": _object(
+                {
+                    "traces": _list(_one_of("json_tpu", "json", "nsys")),
+                    "metrics_specific_trace": _list({"type": "string"}),
+                }
             ),
-            data=_object(batch_size=_COUNT, seq_len=_COUNT, output_len=_COUNT, dataset=_TEXT),
-            hardware=_object(
-                network_topo=_object(
-                    topology=_TEXT, bandwidth_gbps=_list(_NUMBER, minItems=2, maxItems=2)
-                ),
-                xpu_spec=_object(
-                    type={"type": "string", "enum": ["TPU", "GPU", "CPU"]},
-                    model={"type": "string", "minLength": 1},
-                    total_count=_SIZE,
-                    count_per_node=_SIZE,
-                ),
-                driver_version=_TEXT,
-            ),
-        ),
-        **{
-            "Model-executor": _object(
-                framework=_object(name=_TEXT, compiler_tool_selection=_TEXT),
-                model_plan_parallelization=_object(
-                    dp_replicate=_SIZE,
-                    dp_shard=_SIZE,
-                    tp=_SIZE,
-                    pp=_SIZE,
-                    cp=_SIZE,
-                    ep=_SIZE,
-                    pp_mb=_SIZE,
-                ),
-                communication_library=_object(name=_TEXT, version=_TEXT, env={"type": "object"}),
-                protocol_selection=_list({"type": "string"}),
-            )
-        },
-        metric_source=_object(
-            traces=_list({"type": "string", "enum": ["json_tpu", "json", "nsys"]}),
-            metrics_specific_trace=_list({"type": "string"}),
-        ),
+        }
     ),
 }
 

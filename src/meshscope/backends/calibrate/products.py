@@ -25,7 +25,7 @@ LAUNCH_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
+class _TimedProgram:
     """A compiled program, its arguments, and the number of timed operations in one run."""
 
     step: Any
@@ -43,7 +43,7 @@ def timed_launch(device: Any, *, repeats: int) -> float:
     return _least_s(_launches(device), repeats=repeats)
 
 
-def _products(device: Any, shape: ProductShape) -> _Program:
+def _products(device: Any, shape: ProductShape) -> _TimedProgram:
     activation, weight = JAX_DTYPES[shape.dtype], JAX_DTYPES[shape.weight_dtype]
     n_bytes = shape.depth * shape.columns * weight.dtype.itemsize
     n_products = max(1, min(MAX_PRODUCTS, WEIGHT_BYTES // n_bytes))
@@ -69,7 +69,7 @@ def _products(device: Any, shape: ProductShape) -> _Program:
     return _compiled(step, (x, weights), n_products)
 
 
-def _launches(device: Any) -> _Program:
+def _launches(device: Any) -> _TimedProgram:
     start = jax.device_put(jnp.arange(LAUNCH_ELEMENTS, dtype=jnp.float32), device)
 
     def step(x: Any) -> Any:
@@ -80,12 +80,12 @@ def _launches(device: Any) -> _Program:
     return _compiled(step, (start,), N_LAUNCHES)
 
 
-def _compiled(step: Any, arguments: tuple[Any, ...], n_operations: int) -> _Program:
+def _compiled(step: Any, arguments: tuple[Any, ...], n_operations: int) -> _TimedProgram:
     compiled = jax.jit(step).lower(*arguments).compile()
-    return _Program(step=compiled, arguments=arguments, n_operations=n_operations)
+    return _TimedProgram(step=compiled, arguments=arguments, n_operations=n_operations)
 
 
-def _least_s(program: _Program, *, repeats: int) -> float:
+def _least_s(program: _TimedProgram, *, repeats: int) -> float:
     """The least time of one operation; programs are queued, so none waits for the host."""
 
     def wall_s(n_runs: int) -> float:

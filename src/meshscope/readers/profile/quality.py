@@ -37,10 +37,9 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault of a profile: its location, the number of events concerned, and the message."""
+    """One fault of a profile: the number of events concerned, and the message."""
 
     fault: Fault
-    location: str
     n_events: int
     message: str
 
@@ -79,7 +78,6 @@ def _profiler_errors(profile: Profile) -> Iterator[Finding]:
         for text in (*space.errors, *space.warnings):
             yield Finding(
                 fault=Fault.PROFILER_ERROR,
-                location=space.host,
                 n_events=0,
                 message=f"The profiler reported on host '{space.host}': {text[:500]}",
             )
@@ -89,7 +87,6 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
     if ops.events.is_empty():
         yield Finding(
             fault=Fault.NO_OPS,
-            location="profile",
             n_events=0,
             message="The profile contains no op of any device: nothing ran while it was recorded, or the "
             "profiler did not reach the devices. Wait for the result (block_until_ready) before "
@@ -102,7 +99,6 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
             if is_device and (host, index) not in seen:
                 yield Finding(
                     fault=Fault.EMPTY_PLANE,
-                    location=f"{space.host} {plane.name}",
                     n_events=len(plane.events),
                     message=f"'{plane.name}' of host '{space.host}' contains no op, although other "
                     "planes do: sums over devices miss it.",
@@ -120,7 +116,6 @@ def _truncated_planes(ops: Ops) -> Iterator[Finding]:
     for module, device, n_runs, n_most in short.iter_rows():
         yield Finding(
             fault=Fault.TRUNCATED_PLANE,
-            location=f"device {device}",
             n_events=n_most - n_runs,
             message=f"Device {device} recorded {n_runs} runs of '{module}', another device {n_most}: its "
             "buffer was full, or the profile ended early. Profile fewer steps.",
@@ -134,7 +129,6 @@ def _unpaired(runs: pl.DataFrame) -> Iterator[Finding]:
         missing = "start" if str(opcode).endswith("-done") else "done"
         yield Finding(
             fault=Fault.UNPAIRED,
-            location=f"{module} {name}",
             n_events=n,
             message=f"{n} executions of '{name}' in '{module}' lack their {missing}: the profile started "
             "or ended between the two, or events were lost. Their time is that of one half.",
@@ -177,7 +171,6 @@ def _lost(
         if n_recorded != n_expected:
             yield Finding(
                 fault=Fault.LOST_EVENTS,
-                location=f"{module} {name}",
                 n_events=abs(n_expected - n_recorded),
                 message=f"'{name}' of '{module}' was recorded {n_recorded} times; {n_all} runs on all "
                 f"devices should give {n_expected}. Sums over it are off by the difference.",
@@ -193,7 +186,6 @@ def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterato
         names = sorted(module or "(no module)" for module in n_ops["module"])
         yield Finding(
             fault=Fault.UNKNOWN_OPS,
-            location=", ".join(names[:5]),
             n_events=int(n_ops["len"].sum()),
             message=f"{int(n_ops['len'].sum())} ops belong to programs without HLO: {', '.join(names[:5])}"
             f"{' and others' if len(names) > 5 else ''}. They count only as busy time of the device.",
@@ -217,7 +209,6 @@ def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
             if len(within):
                 yield Finding(
                     fault=Fault.COMPILATION,
-                    location=space.host,
                     n_events=len(within),
                     message=f"Host '{space.host}' compiled during the profile ({len(within)} events, such "
                     f"as '{_first_name(plane.kinds, within)}'), which inflates idle time and step "
@@ -235,7 +226,6 @@ def _without_steps(profile: Profile, ops: Ops) -> Iterator[Finding]:
         return
     yield Finding(
         fault=Fault.NO_STEPS,
-        location="profile",
         n_events=len(ops.events),
         message="The profile has no step markers, so ops cannot be counted per step. Wrap each step in "
         "jax.profiler.StepTraceAnnotation(name, step_num=i).",
@@ -247,7 +237,6 @@ def _without_device(ops: Ops) -> Iterator[Finding]:
     if n_unknown:
         yield Finding(
             fault=Fault.NO_DEVICE,
-            location="profile",
             n_events=n_unknown,
             message=f"{n_unknown} ops have no device number (as with TorchXLA on CPU): load and waiting "
             "per device are not known.",
@@ -261,7 +250,6 @@ def _loose_clocks(profile: Profile) -> Iterator[Finding]:
         if not clock.startswith(("ends of", "Unix time of the one machine")):
             yield Finding(
                 fault=Fault.LOOSE_CLOCKS,
-                location=name,
                 n_events=0,
                 message=f"The clock of host '{name}' is aligned by: {clock}. Lateness across hosts is "
                 "not known to better than milliseconds.",
@@ -275,7 +263,6 @@ def _bad_times(profile: Profile) -> Iterator[Finding]:
             if n_bad:
                 yield Finding(
                     fault=Fault.BAD_TIMES,
-                    location=f"{space.host} {plane.name}",
                     n_events=n_bad,
                     message=f"{n_bad} events of '{plane.name}' on host '{space.host}' end before they start.",
                 )
