@@ -11,7 +11,7 @@ import pytest
 from meshscope.events.enums import Source
 from meshscope.prediction import predict
 from meshscope.prediction.memory import predicted_memory
-from meshscope.readers.profile.wire import fields
+from meshscope.readers.profile.wire import Message
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -105,9 +105,11 @@ def _with_events(folder: Path, events: pl.DataFrame):
 
 def message(data: bytes, start: int, end: int) -> dict[int, list]:
     """Fields of a protobuf message by number: numbers, or the bytes of texts and messages."""
-    by_number: dict[int, list] = defaultdict(list)
-    for part in fields(data, start, end):
-        by_number[part.number].append(data[part.value : part.end] if part.wire == 2 else part.value)
+    read = Message(data, start, end)
+    by_number = defaultdict(list, read.numbers)
+    for number in range(1, 100):
+        for at in zip(*read.spans(number).chunk(), strict=True) if number not in by_number else ():
+            by_number[number].append(data[at[0] : at[1]])
     return by_number
 
 

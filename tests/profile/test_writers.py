@@ -12,7 +12,7 @@ from meshscope.exporters.chrome import write_chrome
 from meshscope.exporters.perfetto import write_perfetto
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.readers.profile.timeline import profile_timeline
-from meshscope.readers.profile.wire import fields
+from meshscope.readers.profile.wire import Message
 
 HOSTILE = '"},{"ph":"X\x00\x1b[31m\u202e\n' + "x" * 1_000_000
 
@@ -26,9 +26,11 @@ def chrome(profile: Profile, tmp_path: Path) -> list[dict[str, object]]:
 
 def message(data: bytes, start: int, end: int) -> dict[int, list[object]]:
     """Fields of a message by number: numbers, or the byte ranges of texts and messages."""
-    by_number: dict[int, list[object]] = defaultdict(list)
-    for part in fields(data, start, end):
-        by_number[part.number].append((part.value, part.end) if part.wire == 2 else part.value)
+    read = Message(data, start, end)
+    by_number: dict[int, list[object]] = defaultdict(list, read.numbers)
+    for number in range(1, 100):
+        if number not in read.numbers:
+            by_number[number] += zip(*(a.tolist() for a in read.spans(number).chunk()), strict=True)
     return by_number
 
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from meshscope.readers.profile.wire import fields
+from meshscope.exporters.protobuf import span
+from meshscope.readers.profile.wire import Message
 
 HERE = Path(__file__).parent
 N_LAYERS, N_STEPS = 2, 3
@@ -56,12 +57,14 @@ def facts(hlo: str) -> dict[str, dict[str, str]]:
 
 def without_programs(recorded: bytes) -> bytes:
     """The profile without the plane of the programs, which contains paths of this machine."""
-    kept, position = b"", 0
-    for part in fields(recorded, 0, len(recorded)):
-        if b"/host:metadata" not in recorded[part.value : part.value + 100]:
-            kept += recorded[position : part.end]
-        position = part.end
-    return kept
+    planes = [recorded[start:end] for start, end in zip(*_planes(recorded), strict=True)]
+    kept = [plane for plane in planes if b"/host:metadata" not in plane[:100]]
+    return b"".join(span(1, plane) for plane in kept)
+
+
+def _planes(recorded: bytes) -> list[list[int]]:
+    spans = Message(recorded, 0, len(recorded)).spans(1)
+    return [positions.tolist() for positions in spans.chunk()]
 
 
 def main() -> None:

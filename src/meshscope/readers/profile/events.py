@@ -4,8 +4,6 @@ Times are integer picoseconds from the origin of the plane, as in the file: a Un
 point seconds would lose digits.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import polars as pl
 
@@ -15,8 +13,7 @@ from meshscope.readers.profile.wire import (
     SPAN,
     VARINT,
     Ints,
-    SpanList,
-    Spans,
+    Message,
     WireColumn,
     WireError,
     columns,
@@ -29,40 +26,15 @@ LARGEST_PS = 2**61  # 26 days; sums of two such times still fit 64 bits
 _WIRES = {1: VARINT, 2: VARINT, 3: VARINT, 4: SPAN, 5: VARINT}
 
 
-@dataclass(slots=True)
 class ProfileLine:
-    """Fields of an XLine, and the byte ranges of its events."""
+    """An XLine, whose events are not yet decoded."""
 
-    ident: int = 0
-    name: str = ""
-    timestamp_ns: int = 0
-    events: Spans = field(default_factory=lambda: SpanList().spans())
-
-
-class KindIndex:
-    """Maps ids of event metadata to rows; ids without metadata get rows after the last."""
-
-    def __init__(self, idents: Ints) -> None:
-        self._order = np.argsort(idents, kind="stable")
-        self._sorted = idents[self._order]
-        self._unknown: dict[int, int] = {}
-
-    @property
-    def unknown(self) -> list[int]:
-        """Ids that events use but the plane does not describe."""
-        return list(self._unknown)
-
-    def rows(self, idents: Ints) -> Ints:
-        """The row of each id [n]."""
-        place = np.searchsorted(self._sorted, idents, side="right") - 1
-        known = place >= 0
-        known[known] = self._sorted[place[known]] == idents[known]
-        rows = np.zeros(len(idents), np.int64)
-        rows[known] = self._order[place[known]]
-        for at in np.flatnonzero(~known).tolist():
-            n_seen = len(self._order) + len(self._unknown)
-            rows[at] = self._unknown.setdefault(int(idents[at]), n_seen)
-        return rows
+    def __init__(self, file: ProfileBytes, start: int, end: int) -> None:
+        message = Message(file.data, start, end)
+        self.ident = message.number(1)
+        self.name = file.last_text(message, 11) or file.last_text(message, 2)
+        self.timestamp_ns = message.number(3)
+        self.events = message.spans(4)
 
 
 def origin_ns(lines: list[ProfileLine]) -> int:
@@ -76,12 +48,11 @@ def events_of(
     *,
     names: dict[int, str],
     texts: StatTexts,
-    kinds: KindIndex,
 ) -> pl.DataFrame:
-    """line, kind, start_ps (from the origin), dur_ps and stats of all events."""
+    """line, id (of the kind), start_ps (from the origin), dur_ps and stats of all events."""
     n_events = sum(len(line.events) for line in lines)
     check_limit("profile", "events on one plane", n_events, MAX_EVENTS)
-    events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted), kinds)
+    events = _Events(n_events, StatTable(names, n_events, texts=texts, wanted=file.wanted))
     origin, first = origin_ns(lines), 0
     for index, line in enumerate(lines):
         last = first + len(line.events)
@@ -91,7 +62,6 @@ def events_of(
         events.line[first:last] = index
         if first < last:
             events.start_ps[first:last] += _base_ps(line, origin)
-        line.events = SpanList().spans()
         first = last
     return events.frame()
 
@@ -106,28 +76,25 @@ def _base_ps(line: ProfileLine, origin: int) -> int:
 class _Events:
     """Columns of events, filled chunk by chunk."""
 
-    def __init__(self, n_events: int, stats: StatTable, kinds: KindIndex) -> None:
+    def __init__(self, n_events: int, stats: StatTable) -> None:
         self.line = np.zeros(n_events, np.uint32)
-        self.kind = np.zeros(n_events, np.uint32)
+        self.ident = np.zeros(n_events, np.int64)
         self.start_ps = np.zeros(n_events, np.int64)
         self.dur_ps = np.zeros(n_events, np.int64)
         self._n_occurrences = StatColumn(n_events)
         self._stats = stats
-        self._kinds = kinds
 
     def take(self, file: ProfileBytes, spans: tuple[Ints, Ints], first: int) -> None:
         """Reads the events in these byte ranges into rows from `first` on."""
-        idents = np.zeros(len(spans[0]), np.int64)
         for column in columns(file.view, *spans):
             expect(column.number, column.wire, _WIRES, int(spans[0][column.rows[0]]))
             if column.number == 1:
-                idents[column.rows] = column.starts
+                self.ident[column.rows + first] = column.starts
             elif column.number == 4:
                 ranges = (column.starts, column.ends)
                 self._stats.take(file.data, file.view, column.rows + first, ranges)
             else:
                 self._put(column, column.rows + first, spans[0])
-        self.kind[first : first + len(idents)] = self._kinds.rows(idents)
 
     def _put(self, column: WireColumn, rows: Ints, starts: Ints) -> None:
         if column.number == 2:
@@ -142,7 +109,7 @@ class _Events:
         table = pl.DataFrame(
             {
                 "line": self.line,
-                "kind": self.kind,
+                "id": self.ident,
                 "start_ps": self.start_ps,
                 "dur_ps": self.dur_ps,
             }

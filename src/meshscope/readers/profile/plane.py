@@ -1,28 +1,25 @@
 """Reads one plane of an XPlane profile into tables of lines, kinds of events, and events."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from meshscope.readers.profile.events import N_AT_ONCE, KindIndex, ProfileLine, events_of, origin_ns
+from meshscope.readers.profile.events import N_AT_ONCE, ProfileLine, events_of, origin_ns
 from meshscope.readers.profile.source import ProfileBytes, check_limit
 from meshscope.readers.profile.stats import PREFIX, Stat, StatTable, StatTexts, expect
 from meshscope.readers.profile.wire import (
     SPAN,
     VARINT,
     Ints,
-    SpanList,
+    Message,
     Spans,
     WireColumn,
     columns,
-    field_at,
 )
 
 MAX_LINES = 1_000_000
 
-# Tags of repeated fields that are read in runs (field number << 3 | SPAN).
-_EVENTS, _EVENT_METADATA, _STAT_METADATA, _PLANE_STATS = 0x22, 0x22, 0x2A, 0x32
 _ENTRY_WIRES = {1: VARINT, 2: SPAN}
 _METADATA_WIRES = {1: VARINT, 2: SPAN, 3: SPAN, 4: SPAN, 5: SPAN}
 
@@ -44,80 +41,28 @@ class Plane:
     events: pl.DataFrame
 
 
-@dataclass(slots=True)
-class _Parts:
-    """Byte ranges of the parts of a plane."""
-
-    name: str = ""
-    lines: list[ProfileLine] = field(default_factory=list[ProfileLine])
-    event_metadata: SpanList = field(default_factory=SpanList)
-    stat_metadata: SpanList = field(default_factory=SpanList)
-    stats: SpanList = field(default_factory=SpanList)
-
-
 def plane_of(file: ProfileBytes, start: int, end: int) -> Plane:
     """Reads the plane in the bytes [start, end)."""
-    parts = _parts(file, start, end)
-    names = _stat_names(file, parts.stat_metadata.spans())
-    texts = StatTexts()
-    idents, kinds = _kinds(file, parts.event_metadata.spans(), names, texts)
-    index, origin = KindIndex(idents), origin_ns(parts.lines)
-    lines = _line_table(parts.lines)
-    events = events_of(file, parts.lines, names=names, texts=texts, kinds=index)
+    message = Message(file.data, start, end)
+    check_limit(file.last_text(message, 2), "lines", len(message.spans(3)), MAX_LINES)
+    lines: list[ProfileLine] = []
+    for at in zip(*message.spans(3).chunk(), strict=True):
+        lines.append(ProfileLine(file, *map(int, at)))
+        file.release()
+    names, texts = _stat_names(file, message.spans(5)), StatTexts()
+    kinds = _kinds(file, message.spans(4), names, texts)
+    events = events_of(file, lines, names=names, texts=texts)
+    kinds = _with_unknown_kinds(kinds, events["id"])
+    by_id = kinds.select("id", "kind").unique("id", keep="last")
+    kind = events.select("id").join(by_id, on="id", how="left", maintain_order="left")["kind"]
     return Plane(
-        name=parts.name,
-        origin_ns=origin,
-        stats=_plane_stats(file, parts.stats.spans(), names),
-        lines=lines,
-        kinds=_with_unknown_kinds(kinds, index.unknown),
-        events=events,
+        name=file.last_text(message, 2),
+        origin_ns=origin_ns(lines),
+        stats=_plane_stats(file, message.spans(6), names),
+        lines=_line_table(lines),
+        kinds=kinds,
+        events=events.drop("id").insert_column(1, kind),
     )
-
-
-def _parts(file: ProfileBytes, start: int, end: int) -> _Parts:
-    parts, position = _Parts(), start
-    while position < end:
-        before = position
-        position = parts.event_metadata.take_run(file.data, position, end, _EVENT_METADATA)
-        position = parts.stat_metadata.take_run(file.data, position, end, _STAT_METADATA)
-        position = parts.stats.take_run(file.data, position, end, _PLANE_STATS)
-        if position > before:
-            continue
-        part = field_at(file.data, position, end)
-        expect(part.number, part.wire, {2: SPAN, 3: SPAN}, position)
-        if part.number == 2:
-            parts.name = file.text(part.value, part.end)
-        elif part.number == 3:
-            parts.lines.append(_line(file, part.value, part.end))
-            file.release()
-            check_limit(parts.name, "lines", len(parts.lines), MAX_LINES)
-        position = part.end
-    return parts
-
-
-def _line(file: ProfileBytes, start: int, end: int) -> ProfileLine:
-    line, events, position = ProfileLine(), SpanList(), start
-    while position < end:
-        after = events.take_run(file.data, position, end, _EVENTS)
-        if after == position:
-            part = field_at(file.data, position, end)
-            expect(part.number, part.wire, {1: VARINT, 2: SPAN, 3: VARINT, 11: SPAN}, position)
-            if part.number == 1:
-                line.ident = _signed(part.value)
-            elif part.number == 2:
-                line.name = file.text(part.value, part.end)
-            elif part.number == 3:
-                line.timestamp_ns = _signed(part.value)
-            elif part.number == 11:
-                line.name = file.text(part.value, part.end) or line.name
-            after = part.end
-        position = after
-    line.events = events.spans()
-    return line
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
 
 
 def _line_table(lines: list[ProfileLine]) -> pl.DataFrame:
@@ -160,8 +105,8 @@ def _stat_names(file: ProfileBytes, spans: Spans) -> dict[int, str]:
 
 def _kinds(
     file: ProfileBytes, spans: Spans, names: dict[int, str], texts: StatTexts
-) -> tuple[Ints, pl.DataFrame]:
-    """Ids of the kinds of events, and their names and shared stats."""
+) -> pl.DataFrame:
+    """Ids, names and shared stats of the kinds of events."""
     idents = np.zeros(len(spans), np.int64)
     stats = StatTable(names, len(spans), texts=texts, wanted=None)
     blocks: list[pl.DataFrame] = []
@@ -179,7 +124,7 @@ def _kinds(
         blocks.append(pl.DataFrame({"name": labels[2], "display_name": labels[4]}))
     empty = pl.DataFrame(schema={"name": pl.String, "display_name": pl.String})
     table = pl.concat([empty, *blocks]).with_row_index("kind")
-    return idents, table.with_columns(pl.Series("id", idents), *stats.series())
+    return table.with_columns(pl.Series("id", idents), *stats.series())
 
 
 def _put_texts(file: ProfileBytes, column: WireColumn, labels: list[str]) -> None:
@@ -188,20 +133,17 @@ def _put_texts(file: ProfileBytes, column: WireColumn, labels: list[str]) -> Non
         labels[row] = file.text(start, end)
 
 
-def _with_unknown_kinds(kinds: pl.DataFrame, unknown: list[int]) -> pl.DataFrame:
-    """The kinds, and a row for each id that the plane does not describe."""
-    rows = pl.DataFrame(
-        {
-            "kind": pl.Series(range(len(kinds), len(kinds) + len(unknown)), dtype=pl.UInt32),
-            "name": pl.Series([f"unknown kind {ident}" for ident in unknown], dtype=pl.String),
-            "id": pl.Series(unknown, dtype=pl.Int64),
-        }
+def _with_unknown_kinds(kinds: pl.DataFrame, idents: pl.Series) -> pl.DataFrame:
+    """The kinds, and a row for each id of an event that the plane does not describe."""
+    unknown = idents.unique(maintain_order=True).to_frame().join(kinds, on="id", how="anti")
+    rows = unknown.with_row_index("kind", len(kinds)).with_columns(
+        ("unknown kind " + pl.col("id").cast(pl.String)).alias("name")
     )
     return pl.concat([kinds, rows], how="diagonal")
 
 
 def _plane_stats(file: ProfileBytes, spans: Spans, names: dict[int, str]) -> dict[str, Stat]:
     table = StatTable(names, 1, texts=StatTexts(), wanted=None)
-    starts, ends = spans.chunk(0, len(spans))
+    starts, ends = spans.chunk()
     table.take(file.data, file.view, np.zeros(len(starts), np.int64), (starts, ends))
     return {series.name.removeprefix(PREFIX): series[0] for series in table.series()}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.errors import TraceError
-from meshscope.readers.profile.wire import Bytes, Data
+from meshscope.readers.profile.wire import Bytes, Data, Message
 
 # The largest protobuf message: https://protobuf.dev/programming-guides/proto-limits
 MAX_BYTES = 2**31
@@ -30,6 +30,11 @@ class ProfileBytes:
     def text(self, start: int, end: int) -> str:
         """The text in [start, end); invalid UTF-8 becomes replacement characters."""
         return self.data[start:end].decode(errors="replace")
+
+    def last_text(self, message: Message, number: int) -> str:
+        """The last text of a field; empty if it is missing."""
+        starts, ends = message.spans(number).chunk(-1, None)
+        return self.text(int(starts[0]), int(ends[0])) if len(starts) else ""
 
     def release(self) -> None:
         """Drops mapped pages from this process; the operating system may keep them cached."""

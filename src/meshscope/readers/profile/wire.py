@@ -33,16 +33,6 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """One field of one message; a length-delimited one occupies the bytes [value, end)."""
-
-    number: int
-    wire: int
-    value: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class WireColumn:
     """One field of many messages: `rows` [n] index the messages, `values` [n] are numbers or starts."""
 
@@ -68,43 +58,84 @@ class Spans:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def chunk(self, first: int, last: int) -> tuple[Ints, Ints]:
-        """Starts and ends of messages `first` to `last` - 1."""
+    def chunk(self, first: int = 0, last: int | None = None) -> tuple[Ints, Ints]:
+        """Starts and ends of the messages in the slice [first, last)."""
         starts = self.starts[first:last].astype(np.int64)
         return starts, starts + self.lengths[first:last]
 
 
-class SpanList:
-    """Collects the byte ranges of repeated fields; 4 bytes hold a position below 2 GiB."""
+class Message:
+    """The fields of one message by number: `numbers`, and the `spans` of length-delimited fields.
 
-    def __init__(self) -> None:
-        self._starts = array("I")
-        self._lengths = array("I")
+    Raises WireError if the bytes [start, end) are not a message.
+    """
 
-    def take_run(self, data: Data, position: int, end: int, tag: int) -> int:
-        """Appends consecutive fields with this one-byte tag; returns the position after them.
-
-        This is the only Python loop over events: each length gives the start of the next message.
-        """
-        add_start, add_length = self._starts.append, self._lengths.append
-        beyond = WireError("a message ends after the one that contains it", position)
+    def __init__(self, data: Data, start: int, end: int) -> None:
+        self.numbers: dict[int, list[int]] = {}
+        self._ranges: dict[int, tuple[array[int], array[int]]] = {}
+        position = start
         try:
-            while position < end and data[position] == tag:
-                length, position = data[position + 1], position + 2
-                if length > 0x7F:
-                    length, position = read_varint(data, position - 1)
-                add_start(position)
-                add_length(length)
-                position += length
+            while position < end:
+                position = self._take(data, position, end)
         except (IndexError, OverflowError) as error:
-            raise beyond from error
+            raise WireError("the message is incomplete", position) from error
         if position > end:
-            raise beyond
-        return position
+            raise WireError("a field ends after the message that contains it", position)
 
-    def spans(self) -> Spans:
-        """The ranges collected so far, without a copy."""
-        return Spans(_uint32(self._starts), _uint32(self._lengths))
+    def spans(self, number: int) -> Spans:
+        """Byte ranges of the field, without a copy; WireError if the field is a number."""
+        if number in self.numbers:
+            raise WireError(f"field {number} has the wrong wire type", 0)
+        starts, lengths = self._ranges.get(number, (array("I"), array("I")))
+        return Spans(_uint32(starts), _uint32(lengths))
+
+    def number(self, number: int) -> int:
+        """The last value of the field, as a signed number; 0 if it is missing."""
+        if number in self._ranges:
+            raise WireError(f"field {number} has the wrong wire type", 0)
+        value = self.numbers.get(number, [0])[-1]
+        return value - 2**64 if value >= 2**63 else value
+
+    def _take(self, data: Data, position: int, end: int) -> int:
+        """Reads one field, or consecutive spans under one tag; returns the position after them."""
+        tag, after = read_varint(data, position)
+        number, wire = tag >> 3, tag & 7
+        if wire == SPAN and number:
+            pair = self._ranges.setdefault(number, (array("I"), array("I")))
+            return _take_run(data, position, end, pair)
+        if wire == VARINT and number:
+            value, after = read_varint(data, after)
+        elif wire in {FIXED64, FIXED32} and number:
+            width = 8 if wire == FIXED64 else 4
+            value = int.from_bytes(data[after : after + width], "little")
+            after += width
+        else:
+            raise WireError(f"tag {tag} is invalid", position)
+        self.numbers.setdefault(number, []).append(value)
+        return after
+
+
+def _take_run(data: Data, position: int, end: int, ranges: "tuple[array[int], array[int]]") -> int:
+    """Appends consecutive spans with the tag at `position`; returns the position after them.
+
+    This is the only Python loop over events: each length gives the start of the next message.
+    """
+    add_start, add_length = ranges[0].append, ranges[1].append
+    tag, is_wide = data[position], data[position] > 0x7F
+    while position < end and data[position] == tag:
+        if is_wide:
+            _, position = read_varint(data, position)
+            length, position = read_varint(data, position)
+        else:
+            length, position = data[position + 1], position + 2
+            if length > 0x7F:
+                length, position = read_varint(data, position - 1)
+        add_start(position)
+        add_length(length)
+        position += length
+        if is_wide:  # the first byte of a wide tag does not identify the field
+            break
+    return position
 
 
 def _uint32(numbers: "array[int]") -> NDArray[np.uint32]:
@@ -119,35 +150,6 @@ def read_varint(data: Data, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + index + 1
     raise WireError("a number has no end", position)
-
-
-def fields(data: Data, start: int, end: int) -> Iterator[Field]:
-    """The fields of one message, one at a time, for rare message types."""
-    position = start
-    while position < end:
-        field = field_at(data, position, end)
-        yield field
-        position = field.end
-
-
-def field_at(data: Data, position: int, end: int) -> Field:
-    """The field at `position` in a message that ends at `end`."""
-    tag, after = read_varint(data, position)
-    number, wire = tag >> 3, tag & 7
-    if not number or wire not in {VARINT, FIXED64, SPAN, FIXED32}:
-        raise WireError(f"tag {tag} is invalid", position)
-    if wire == VARINT:
-        value, after = read_varint(data, after)
-    elif wire == SPAN:
-        length, value = read_varint(data, after)
-        after = value + length
-    else:
-        width = 8 if wire == FIXED64 else 4
-        value = int.from_bytes(data[after : after + width], "little")
-        after += width
-    if after > end:
-        raise WireError("a field ends after the message that contains it", position)
-    return Field(number, wire, value, after)
 
 
 def columns(data: Bytes, starts: Ints, ends: Ints) -> Iterator[WireColumn]:

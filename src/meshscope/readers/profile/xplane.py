@@ -15,13 +15,11 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.readers.profile.plane import Plane, plane_of
 from meshscope.readers.profile.source import ProfileBytes, check_limit, read_bytes
-from meshscope.readers.profile.stats import expect
-from meshscope.readers.profile.wire import SPAN, WireError, fields
+from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
 
 _PLANE, _ERROR, _WARNING, _HOST = 1, 2, 3, 4
-_WIRES: dict[int, int] = dict.fromkeys((_PLANE, _ERROR, _WARNING, _HOST), SPAN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +55,24 @@ def host_of(path: Path) -> str:
 
 
 def _xspace(path: Path, file: ProfileBytes) -> XSpace:
-    texts: dict[int, list[str]] = {_ERROR: [], _WARNING: [], _HOST: []}
-    planes: list[Plane] = []
-    for part in fields(file.data, 0, len(file.data)):
-        expect(part.number, part.wire, _WIRES, part.value)
-        if part.number == _PLANE:
-            planes.append(plane_of(file, part.value, part.end))
-            check_limit(path, "planes", len(planes), MAX_PLANES)
-        elif part.number in texts:
-            texts[part.number].append(file.text(part.value, part.end))
-    if not planes:
+    message = Message(file.data, 0, len(file.data))
+    plane_spans = message.spans(_PLANE)
+    check_limit(path, "planes", len(plane_spans), MAX_PLANES)
+    if not len(plane_spans):
         raise WireError("the file has no plane", 0)
+    texts = {
+        field: [file.text(int(start), int(end)) for start, end in zip(*spans.chunk(), strict=True)]
+        for field in (_ERROR, _WARNING, _HOST)
+        for spans in [message.spans(field)]
+    }
+    hosts = texts[_HOST]
     return XSpace(
         path=path,
-        host=texts[_HOST][0] if len(texts[_HOST]) == 1 else host_of(path),
-        planes=tuple(planes),
+        host=hosts[0] if len(hosts) == 1 else host_of(path),
+        planes=tuple(
+            plane_of(file, int(start), int(end))
+            for start, end in zip(*plane_spans.chunk(), strict=True)
+        ),
         errors=tuple(texts[_ERROR]),
         warnings=tuple(texts[_WARNING]),
         n_bytes=len(file.data),
