@@ -81,6 +81,14 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
     )
 
 
+def memory_segments(memory: Memory) -> list[tuple[str, float]]:
+    """The known parts of a device's memory in bytes; `other` is the rest of the total."""
+    known = (memory.weights_bytes, memory.kv_cache_bytes, memory.temp_bytes or 0)
+    other = max(0, (memory.total_bytes or 0) - sum(known))
+    names = ("weights", "KV cache", "temporaries", "other")
+    return [(name, n) for name, n in zip(names, (*known, other), strict=True) if n]
+
+
 def gib_cell(n_bytes: int | None) -> Figure:
     """Bytes of memory, in GiB; null is unknown."""
     return Figure(value=n_bytes, unit=Unit.MEMORY_BYTES)

@@ -10,6 +10,10 @@ from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Matrix, Torus
 from meshscope.views.charts.volume import SizeCount
 from meshscope.views.plain import short
+from meshscope.views.summary import memory_segments
+
+# Lane, start, duration, label, name that decides the color, and (times, period) of its loops.
+LaneSpan = tuple[str, float, float, str, str, Sequence[tuple[int, float]]]
 
 MAX_NAME = 80  # characters of a name in a chart
 MAX_CHIPS = 1024  # of a torus chart
@@ -48,19 +52,8 @@ def memory_data(memories: Sequence[tuple[str, Memory]]) -> dict[str, Any]:
 
 
 def _memory_bar(name: str, memory: Memory) -> dict[str, Any]:
-    segments: list[tuple[str, int]] = [
-        ("weights", memory.weights_bytes),
-        ("KV cache", memory.kv_cache_bytes),
-        ("temporaries", memory.temp_bytes or 0),
-    ]
-    known = sum(n_bytes for _, n_bytes in segments)
-    if memory.total_bytes is not None and memory.total_bytes > known:
-        segments.append(("other", memory.total_bytes - known))
-    return {
-        "name": name,
-        "total": max(known, memory.total_bytes or 0),
-        "segments": [segment for segment in segments if segment[1]],
-    }
+    segments = memory_segments(memory)
+    return {"name": name, "total": sum(n for _, n in segments), "segments": segments}
 
 
 def matrix_data(matrices: Iterable[Matrix]) -> dict[str, Any]:
@@ -96,15 +89,8 @@ def torus_data(tori: Iterable[Torus]) -> dict[str, Any]:
                 "slices": torus.n_slices,
                 "chips": torus.chips,
                 "links": [
-                    [
-                        link.slice_index,
-                        link.source,
-                        link.target,
-                        int(link.is_wrap),
-                        link.load_bytes,
-                        link.link_s,
-                    ]
-                    for link in torus.links
+                    [n.slice_index, n.source, n.target, int(n.is_wrap), n.load_bytes, n.link_s]
+                    for n in torus.links
                 ],
             }
             for torus in tori
@@ -116,63 +102,49 @@ def timeline_data(
     timeline: StepTimeline, bounds: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """Spans on lanes, the core first; `bounds` is the range shown first."""
-    lanes = sorted({span.lane for span in timeline.spans}, key=_lane_rank)
-    labels: dict[tuple[str, str], int] = {}
-    spans = [
-        [
-            lanes.index(span.lane),
-            _brief(span.start_s),
-            _brief(span.dur_s),
-            labels.setdefault((_name(span.label), _color(span)), len(labels)),
-            *([n, _brief(period)] for n, period in span.repeats),
-        ]
-        for span in timeline.spans
-    ]
-    return _lanes("s", timeline.end_s, bounds, lanes=map(_name, lanes), spans=spans, labels=labels)
-
-
-def _lane_rank(lane: str) -> tuple[int, str]:
-    return {"core": 0, "copy": 2}.get(lane, 1), lane
+    ranks = {"core": 0, "copy": 2}
+    lanes = sorted({s.lane for s in timeline.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
+    spans = ((s.lane, s.start_s, s.dur_s, s.label, _color(s), s.repeats) for s in timeline.spans)
+    return _lane_chart("s", timeline.end_s, lanes, spans) | {
+        "range": list(bounds or (0, timeline.end_s))
+    }
 
 
 def _color(span: TimeSpan) -> str:
     """The name that decides the color: the part on the core lane, the axis of a collective."""
-    return _name(span.label.partition(",")[0] if span.lane == "core" else span.lane)
+    return span.label.partition(",")[0] if span.lane == "core" else span.lane
 
 
 def bursts_data(bursts: Bursts) -> dict[str, Any]:
     """The bursts of each axis as spans on its own lane."""
-    lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
-    labels: dict[tuple[str, str], int] = {}
-    spans = [
-        [
-            lanes.index(axis),
-            _brief(begin),
-            _brief(end - begin),
-            labels.setdefault((f"{_name(axis)}: {n_bytes:,.0f} B", _name(axis)), len(labels)),
-        ]
+    spans = (
+        (axis, begin, end - begin, f"{_name(axis)}: {n_bytes:,.0f} B", axis, ())
         for axis, begin, end, n_bytes in bursts.bursts
-    ]
-    unit = "s" if bursts.unit == "s" else ""
-    return _lanes(unit, bursts.end, None, lanes=map(_name, lanes), spans=spans, labels=labels)
+    )
+    lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
+    return _lane_chart("s" if bursts.unit == "s" else "", bursts.end, lanes, spans)
 
 
-def _lanes(  # noqa: PLR0913  the fields of a lane chart
-    unit: str,
-    end: float,
-    bounds: tuple[float, float] | None,
-    *,
-    lanes: Iterable[str],
-    spans: list[list[Any]],
-    labels: dict[tuple[str, str], int],
+def _lane_chart(
+    unit: str, end: float, lanes: Sequence[str], spans: Iterable[LaneSpan]
 ) -> dict[str, Any]:
+    """Spans as [lane, start, duration, label, [times, period]...], with lanes and labels by index."""
+    labels: dict[tuple[str, str], int] = {}
+    rows = [
+        [
+            *(lanes.index(lane), _brief(start), _brief(duration)),
+            labels.setdefault((short(label, 2 * MAX_NAME), _name(color)), len(labels)),
+            *([n, _brief(period)] for n, period in repeats),
+        ]
+        for lane, start, duration, label, color, repeats in spans
+    ]
     return {
         "unit": unit,
         "end": end,
         "whole": [0, end],
-        "range": list(bounds or (0, end)),
-        "lanes": list(lanes),
-        "spans": spans,
+        "range": [0, end],
+        "lanes": list(map(_name, lanes)),
+        "spans": rows,
         "labels": [label for label, _ in labels],
         "colors": [color for _, color in labels],
     }

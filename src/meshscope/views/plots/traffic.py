@@ -29,6 +29,7 @@ from meshscope.views.plots.style import (
     unit_axis,
 )
 from meshscope.views.run_label import distinct_labels
+from meshscope.views.summary import memory_segments
 
 HEAT = "Blues"  # a single-hue colormap, safe for color-blind readers
 MAX_LABELED_CHIPS = 300
@@ -251,12 +252,3 @@ def _memory_plot(bars: Sequence[tuple[str, Memory]]) -> Plot:
         axes.axvline(capacity, color="black", linestyle="--", linewidth=1, label="HBM capacity")
     gib_axis(axes, capacity)
     return finished("memory", axes, "Memory of one device")
-
-
-def memory_segments(memory: Memory) -> list[tuple[str, float]]:
-    """Weights, KV cache and temporaries in bytes; unknown temporaries are not drawn."""
-    return [
-        ("weights", memory.weights_bytes),
-        ("KV cache", memory.kv_cache_bytes),
-        ("temporaries", memory.temp_bytes or 0),
-    ]
