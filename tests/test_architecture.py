@@ -35,6 +35,18 @@ def test_readers_and_metrics_load_no_framework(module: str) -> None:
     assert imported_by(f"import {module}").isdisjoint(FRAMEWORKS)
 
 
+def test_only_the_tests_of_the_command_line_import_it() -> None:
+    """Everything else uses the API; inside the package an import contract checks it."""
+    files = [
+        p
+        for d in ("experiments", "benchmarks", "docs", "tools")
+        for p in Path(ROOT, d).rglob("*")
+        if p.suffix in {".py", ".md"}
+    ]
+    assert files
+    assert [p.name for p in files if "meshscope.cli" in p.read_text(encoding="utf-8")] == []
+
+
 def test_the_check_sees_an_import() -> None:
     """The two tests above can fail: a module that is imported is seen."""
     assert "numpy" in imported_by("import numpy")

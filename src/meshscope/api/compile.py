@@ -61,7 +61,7 @@ def compile(  # noqa: A001, PLR0913  the command's name and its options
 
     Example:
         >>> run = meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
-        >>> run.compare().is_equal  # predicted and compiled collectives
+        >>> run.compare().verdict  # of predicted and compiled collectives
 
     Args:
         model: A model id, a config.json, or a folder with one.

@@ -147,10 +147,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return hint(value)
     if issubclass(hint, str | Path) and isinstance(value, str | Path):
         return hint(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and is_number and math.isfinite(value):
-        return float(value)
-    if type(value) is not hint:
+    if hint is float and type(value) is int:
+        value = float(value)
+    if type(value) is not hint or (hint is float and not math.isfinite(value)):
         raise SpecError(f"{name}: {value!r} must be {_FORMS.get(hint, hint.__name__)}.")
     return value
 

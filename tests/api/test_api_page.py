@@ -1,0 +1,122 @@
+"""The public API is frozen, and the examples of its page run."""
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import meshscope
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
+EXAMPLES = re.findall(r"```python( tpu)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def public_api() -> str:
+    """Every public name with its signature, classes with their public members."""
+    return "".join(f"{line}\n" for name in meshscope.__all__ for line in _lines(name))
+
+
+def _lines(name: str) -> list[str]:
+    value = getattr(meshscope, name)
+    if not inspect.isclass(value):
+        return [f"{name}{_signature(value)}" if callable(value) else name]
+    members = sorted(n for n in vars(value) if not n.startswith("_"))
+    return [f"class {name}", *(f"  {_member(n, vars(value)[n])}" for n in members)]
+
+
+def _member(name: str, value: object) -> str:
+    return f"{name}{_signature(value)}" if inspect.isfunction(value) else name
+
+
+def _signature(function: object) -> str:
+    """As the source writes it: the same for every version of Python."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return f"({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}"
+
+
+def test_the_public_api_is_frozen() -> None:
+    """A change of tests/golden/api.txt is a change of the contract with users."""
+    assert public_api() == GOLDEN.read_text()
+
+
+def test_the_page_names_every_public_function() -> None:
+    functions = [n for n in meshscope.__all__ if inspect.isfunction(getattr(meshscope, n))]
+    assert [n for n in functions if f"`{n}(" not in PAGE.read_text()] == []
+
+
+@pytest.mark.parametrize(
+    "needs",
+    ["", pytest.param(" tpu", marks=[pytest.mark.tpu, pytest.mark.slow])],
+    ids=["predict", "tpu"],
+)
+def test_the_examples_of_the_page_run(
+    needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if needs:
+        pytest.importorskip("libtpu", reason="needs the extra tpu")
+    monkeypatch.chdir(tmp_path)
+    for mark, example in EXAMPLES:
+        if mark == needs:
+            exec(compile(example, str(PAGE), "exec"), {})
+    out, err = capsys.readouterr()
+    assert err == ""
+    if needs:
+        assert out.splitlines()[-2:] == ["collectives: predicted = compiled, exactly", "equal"]
+        return
+    assert "<Run predicted: Qwen/Qwen3-32B, tp=8, v6e:2x4, TTFT " in out
+    assert "tp=3" in out.splitlines()[-1]
+    assert Path("report.html").is_file()
+
+
+def test_the_command_of_a_run_is_that_of_the_command_line(tmp_path: Path) -> None:
+    run = meshscope.predict(
+        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2, loop="scan", out=tmp_path / "a"
+    )
+    options = ("--layers", "2", "--loop", "scan", "--out", str(tmp_path / "a"))
+    assert run.record.manifest.command == (
+        *("meshscope", "predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8"),
+        *options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": "8"}, "batch: '8' must be a whole number"),
+        ({"batch": True}, "batch: True must be a whole number"),
+        ({"engine": "sglang"}, "engine: 'sglang' is not one of meshscope, vllm"),
+        ({"routing_skew": float("inf")}, "routing_skew: inf must be a finite number"),
+        ({"layers": 99}, "99"),
+        ({"profile": "none.json"}, "no such file"),
+        ({"plan": "tp=3"}, "tp=3"),
+    ],
+)
+def test_a_wrong_option_is_one_message(options: dict[str, object], message: str) -> None:
+    with pytest.raises(meshscope.MeshscopeError, match=re.escape(message)):
+        meshscope.predict(
+            **{"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"} | options
+        )
+
+
+def test_a_set_of_several_runs_has_no_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        meshscope.predict(
+            "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=tmp_path / name
+        )
+    with pytest.raises(meshscope.MeshscopeError, match=r"2 runs are open\. Choose one"):
+        _ = meshscope.open(tmp_path).time
+    assert meshscope.open(tmp_path / "a").time == meshscope.open(tmp_path)[1].time
+
+
+def test_a_run_is_copied_whole(tmp_path: Path) -> None:
+    run = meshscope.predict(
+        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=tmp_path / "a"
+    )
+    copy = run.save(tmp_path / "b")
+    assert copy.as_dict() | {"run": None} == run.as_dict() | {"run": None}
+    with pytest.raises(meshscope.MeshscopeError, match="Use --force to replace it"):
+        run.save(tmp_path / "b")
