@@ -1,10 +1,9 @@
-"""Reading an XPlane profile of one million events: seconds, and memory as a ratio to the file.
+"""Times reading XPlane profiles of one million events, and measures memory relative to the file.
 
-Run: python benchmarks/read_profile.py, on a machine that is idle otherwise: seconds are of the wall,
-and those of the CPU are told beside them. A fresh process reads each profile; its memory is the
-growth of its highest resident size from before the file is opened, mapped pages included. The
-bounds are 5 s and twice the file. Beyond reading, a second figure has the ops told from their
-containers on top, with both tables kept. The last line is one JSON document.
+Run `python benchmarks/read_profile.py` on an idle machine: it reports wall time, and CPU time next
+to it. A fresh process reads each profile; its memory is the growth of its peak resident size since
+before opening the file, mapped pages included. The bounds are 5 s and twice the file. A second
+figure includes extracting the ops. The last line is a JSON document.
 """
 
 import json
@@ -19,7 +18,7 @@ N_EVENTS = 1_000_000
 N_RUNS = 3
 MAX_S, MAX_RATIO = 5.0, 2.0
 
-# VmHWM, and not ru_maxrss: the latter begins with what the parent process held when it forked.
+# VmHWM instead of ru_maxrss, which starts at the peak of the parent process.
 READ = """
 import json, sys, time
 from pathlib import Path
@@ -51,7 +50,7 @@ print(json.dumps({
 
 
 def reading(path: Path) -> dict[str, float]:
-    """The fastest of several readings, each in a fresh process."""
+    """The fastest of several runs, each in a fresh process."""
     runs = [
         json.loads(subprocess.check_output([sys.executable, "-c", READ, str(path)]))
         for _ in range(N_RUNS)

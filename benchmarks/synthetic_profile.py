@@ -1,7 +1,7 @@
-"""A made-up XPlane profile of any size: TPU planes of op events, and host threads of a CPU backend.
+"""Writes synthetic XPlane profiles of any size, for TPUs and for the CPU backend.
 
-Field numbers are those of tsl/profiler/protobuf/xplane.proto; names, stats and sizes of events are
-those of profiles that jax.profiler writes. The numbers come from a fixed seed.
+Field numbers are those of tsl/profiler/protobuf/xplane.proto. Names, stats and sizes of events
+imitate profiles that jax.profiler writes. The seed is fixed.
 """
 
 import random
@@ -9,62 +9,44 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from meshscope.exporters.protobuf import number, span
+
 N_KINDS = 3_000  # different ops of one program
 N_CPU_DEVICES = 8
 
 Value = int | float | str
 
 
-def varint(number: int) -> bytes:
-    """The number (0..2^64-1) in 7-bit groups, the lowest first."""
-    groups = bytearray()
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*groups, number])
-
-
-def number_field(number: int, value: int) -> bytes:
-    """A field that is an integer."""
-    return varint(number << 3) + varint(value & (2**64 - 1))
-
-
-def span_field(number: int, content: bytes | str) -> bytes:
-    """A field that is a text, bytes or a message."""
-    content = content.encode() if isinstance(content, str) else content
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
 def message(*parts: bytes) -> bytes:
-    """A message of these fields."""
+    """A message with these fields."""
     return b"".join(parts)
 
 
 @cache
 def known_stat(ident: int, value: int, *, is_ref: bool = False) -> bytes:
-    """An XStat that many events have, as a field of its event, made once."""
-    return span_field(4, stat(ident, value, is_ref=is_ref))
+    """A cached XStat as a field of its event, for stats that many events share."""
+    return span(4, stat(ident, value, is_ref=is_ref))
 
 
 def stat(ident: int, value: int, *, is_ref: bool = False) -> bytes:
-    """An XStat: an integer, or a reference to the name of a stat."""
-    return message(number_field(1, ident), number_field(7 if is_ref else 4, value))
+    """An XStat with an integer or a reference to a text."""
+    return message(number(1, ident), number(7 if is_ref else 4, value))
 
 
 def event(kind: int, offset_ps: int, dur_ps: int, stats: Iterable[bytes]) -> bytes:
-    """An XEvent, as a field of its line; its stats are fields already."""
-    times = message(number_field(1, kind), number_field(2, offset_ps), number_field(3, dur_ps))
-    return span_field(4, message(times, *stats))
+    """An XEvent as a field of its line; `stats` are encoded fields."""
+    times = message(number(1, kind), number(2, offset_ps), number(3, dur_ps))
+    return span(4, message(times, *stats))
 
 
-def names(number: int, entries: dict[int, str]) -> bytes:
-    """The map of kinds (4) or of names of stats (5) of a plane."""
+def names(field: int, entries: dict[int, str]) -> bytes:
+    """The map of event metadata (field 4) or of stat metadata (field 5) of a plane."""
     return b"".join(
-        span_field(
-            number,
+        span(
+            field,
             message(
-                number_field(1, ident),
-                span_field(2, message(number_field(1, ident), span_field(2, name))),
+                number(1, ident),
+                span(2, message(number(1, ident), span(2, name))),
             ),
         )
         for ident, name in entries.items()
@@ -72,7 +54,7 @@ def names(number: int, entries: dict[int, str]) -> bytes:
 
 
 def tpu_plane(ordinal: int, n_events: int, seed: random.Random) -> bytes:
-    """A chip whose events have the two stats that op events of TPUs have."""
+    """A chip; its events have the two stats of TPU op events."""
     shape = "bf16[8,1024,5120]{2,1,0:T(8,128)(2,1)}"
     kinds = {
         index: f"%fusion.{index} = {shape} fusion({shape} %param.{index}), kind=kLoop, calls=%f.{index}"
@@ -82,17 +64,17 @@ def tpu_plane(ordinal: int, n_events: int, seed: random.Random) -> bytes:
     offset_ps = 10**12
     for _ in range(n_events):
         dur_ps = seed.randrange(10**5, 10**7)
-        stats = (span_field(4, stat(1, offset_ps)), span_field(4, stat(2, dur_ps)))
+        stats = (span(4, stat(1, offset_ps)), span(4, stat(2, dur_ps)))
         events.append(event(seed.randrange(1, N_KINDS), offset_ps, dur_ps, stats))
         offset_ps += dur_ps
-    line = message(number_field(1, 3), span_field(2, "XLA Ops"), *events)
+    line = message(number(1, 3), span(2, "XLA Ops"), *events)
     stat_names = {1: "device_offset_ps", 2: "device_duration_ps"}
-    parts = span_field(2, f"/device:TPU:{ordinal}"), span_field(3, line)
-    return span_field(1, message(*parts, names(4, kinds), names(5, stat_names)))
+    parts = span(2, f"/device:TPU:{ordinal}"), span(3, line)
+    return span(1, message(*parts, names(4, kinds), names(5, stat_names)))
 
 
 def cpu_plane(n_events: int, seed: random.Random) -> bytes:
-    """Threads of a CPU backend, whose op events tell op, module, program, run and device."""
+    """Host threads of the CPU backend; the stats of events name op, module, program, run and device."""
     ops = {index: f"fusion.{index}" for index in range(100, 100 + N_KINDS)}
     stat_names = {1: "hlo_op", 2: "hlo_module", 3: "program_id", 4: "run_id", 5: "device_ordinal"}
     lines: list[bytes] = []
@@ -105,15 +87,15 @@ def cpu_plane(n_events: int, seed: random.Random) -> bytes:
             facts = known_stat(3, 16), known_stat(4, 168_769_681), known_stat(5, device)
             events.append(event(op, offset_ps, dur_ps, (*refs, *facts)))
             offset_ps += dur_ps
-        head = message(number_field(1, device), span_field(2, f"tf_XLAPjRtCpuClient/{device}"))
-        lines.append(span_field(3, head + message(*events)))
+        head = message(number(1, device), span(2, f"tf_XLAPjRtCpuClient/{device}"))
+        lines.append(span(3, head + message(*events)))
     texts = {**stat_names, 99: "jit_decode", **ops}
-    plane = message(span_field(2, "/host:CPU"), *lines, names(4, ops), names(5, texts))
-    return span_field(1, plane)
+    plane = message(span(2, "/host:CPU"), *lines, names(4, ops), names(5, texts))
+    return span(1, plane)
 
 
 def write_profile(path: Path, *, n_events: int, backend: str) -> None:
-    """A profile with this many events of four TPU chips, or of a CPU backend with eight devices."""
+    """Writes a profile with this many events of four TPU chips, or of eight CPU devices."""
     seed = random.Random(4)
     if backend == "tpu":
         planes = [tpu_plane(ordinal, n_events // 4, seed) for ordinal in range(4)]
