@@ -10,7 +10,7 @@ from enum import StrEnum
 import polars as pl
 
 from meshscope.readers.profile.executions import executions
-from meshscope.readers.profile.ops import Ops, zero_ns
+from meshscope.readers.profile.ops import PS, Ops
 from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import steps_of
 
@@ -93,16 +93,15 @@ def _empty_planes(profile: Profile, ops: Ops) -> Iterator[Finding]:
             "stopping the profiler.",
         )
     seen = set(ops.events.select("host", "plane").unique().iter_rows())
-    for host, space in enumerate(profile.spaces):
-        for index, plane in enumerate(space.planes):
-            is_device = plane.name.startswith(("/device:TPU", "/device:GPU"))
-            if is_device and (host, index) not in seen:
-                yield Finding(
-                    fault=Fault.EMPTY_PLANE,
-                    n_events=len(plane.events),
-                    message=f"'{plane.name}' of host '{space.host}' contains no op, although other "
-                    "planes do: sums over devices miss it.",
-                )
+    for host, index, plane, _ in profile.planes():
+        is_device = plane.name.startswith(("/device:TPU", "/device:GPU"))
+        if is_device and (host, index) not in seen:
+            yield Finding(
+                fault=Fault.EMPTY_PLANE,
+                n_events=len(plane.events),
+                message=f"'{plane.name}' of host '{profile.spaces[host].host}' contains no op, "
+                "although other planes do: sums over devices miss it.",
+            )
 
 
 def _truncated_planes(ops: Ops) -> Iterator[Finding]:
@@ -194,26 +193,26 @@ def _unknown(runs: pl.DataFrame, expected: Iterable[tuple[str, str]]) -> Iterato
 
 def _compilations(profile: Profile, ops: Ops) -> Iterator[Finding]:
     """Compilations on a host between its first op and its last."""
-    for host, space in enumerate(profile.spaces):
-        on_host = ops.events.filter(pl.col("host") == host)
-        if on_host.is_empty():
+    end_s = pl.col("start_s") + pl.col("dur_s")
+    windows = ops.events.group_by("host").agg(pl.col("start_s").min(), end_s.max().alias("end_s"))
+    by_host = {host: (start_s, end_s) for host, start_s, end_s in windows.iter_rows()}
+    for host, _, plane, base_s in profile.planes():
+        if host not in by_host:
             continue
-        first_s, last_s = on_host["start_s"].min(), (on_host["start_s"] + on_host["dur_s"]).max()
-        shift_s, zero = float(profile.hosts["offset_s"][host]), zero_ns(space)
-        for plane in space.planes:
-            names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))
-            start_s = pl.col("start_ps") * 1e-12 + (plane.origin_ns - zero) * 1e-9 + shift_s
-            within = plane.events.filter(
-                pl.col("kind").is_in(names["kind"].implode()), start_s.is_between(first_s, last_s)
+        names = plane.kinds.filter(pl.col("name").str.contains(COMPILING))
+        within = plane.events.filter(
+            pl.col("kind").is_in(names["kind"].implode()),
+            (pl.col("start_ps") * PS + base_s).is_between(*by_host[host]),
+        )
+        if len(within):
+            host_name = profile.spaces[host].host
+            yield Finding(
+                fault=Fault.COMPILATION,
+                n_events=len(within),
+                message=f"Host '{host_name}' compiled during the profile ({len(within)} events, such "
+                f"as '{_first_name(plane.kinds, within)}'), which inflates idle time and step "
+                "times. Run every program once before starting the profiler.",
             )
-            if len(within):
-                yield Finding(
-                    fault=Fault.COMPILATION,
-                    n_events=len(within),
-                    message=f"Host '{space.host}' compiled during the profile ({len(within)} events, such "
-                    f"as '{_first_name(plane.kinds, within)}'), which inflates idle time and step "
-                    "times. Run every program once before starting the profiler.",
-                )
 
 
 def _first_name(kinds: pl.DataFrame, events: pl.DataFrame) -> str:
@@ -257,12 +256,12 @@ def _loose_clocks(profile: Profile) -> Iterator[Finding]:
 
 
 def _bad_times(profile: Profile) -> Iterator[Finding]:
-    for space in profile.spaces:
-        for plane in space.planes:
-            n_bad = int((plane.events["dur_ps"] < 0).sum())
-            if n_bad:
-                yield Finding(
-                    fault=Fault.BAD_TIMES,
-                    n_events=n_bad,
-                    message=f"{n_bad} events of '{plane.name}' on host '{space.host}' end before they start.",
-                )
+    for host, _, plane, _ in profile.planes():
+        n_bad = int((plane.events["dur_ps"] < 0).sum())
+        if n_bad:
+            host_name = profile.spaces[host].host
+            yield Finding(
+                fault=Fault.BAD_TIMES,
+                n_events=n_bad,
+                message=f"{n_bad} events of '{plane.name}' on host '{host_name}' end before they start.",
+            )

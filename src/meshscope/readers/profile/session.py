@@ -7,7 +7,7 @@ give the offset (NTP keeps them within milliseconds); without stamps all profile
 `Profile.hosts` says which method applied.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import polars as pl
 
 from meshscope.errors import TraceError
 from meshscope.readers.profile.ops import UNIX_NS, Ops, merged, ops_of, zero_ns
+from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import XSpace, read_xspace
 
 SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
@@ -40,6 +41,14 @@ class Profile:
     hosts: pl.DataFrame
     spaces: tuple[XSpace, ...]
     ops: Ops
+
+    def planes(self) -> Iterator[tuple[int, int, Plane, float]]:
+        """Host, index on the host, plane, and the time of its origin in s on the clock of `ops`."""
+        offsets_s = self.hosts["offset_s"].to_list()
+        for host, space in enumerate(self.spaces):
+            zero = zero_ns(space)
+            for index, plane in enumerate(space.planes):
+                yield host, index, plane, (plane.origin_ns - zero) * 1e-9 + offsets_s[host]
 
 
 def read_profile(

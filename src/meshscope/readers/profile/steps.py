@@ -12,7 +12,7 @@ import polars as pl
 
 from meshscope.events.enums import Phase
 from meshscope.readers.profile.nesting import Ints, innermost
-from meshscope.readers.profile.ops import PS, Ops, lines_named, zero_ns
+from meshscope.readers.profile.ops import PS, Ops, lines_named
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.session import Profile
 
@@ -38,19 +38,15 @@ def phase_of(name: str) -> str | None:
 def steps_of(profile: Profile) -> pl.DataFrame:
     """All steps and annotated phases, by STEPS_SCHEMA, on the clock of the ops."""
     parts = [pl.DataFrame(schema=STEPS_SCHEMA)]
-    offsets = profile.hosts["offset_s"].to_list()
-    for host, space in enumerate(profile.spaces):
-        zero = zero_ns(space)
-        for index, plane in enumerate(space.planes):
-            base_s = (plane.origin_ns - zero) * 1e-9 + offsets[host]
-            marks = _marks(plane).with_columns(
-                pl.lit(host).alias("host"),
-                pl.lit(index).alias("plane"),
-                pl.lit(plane.name.startswith("/device:")).alias("on_device"),
-                (pl.col("start_ps") * PS + base_s).alias("start_s"),
-                (pl.col("dur_ps") * PS).alias("dur_s"),
-            )
-            parts.append(marks.select(pl.col(n).cast(t) for n, t in STEPS_SCHEMA.items()))
+    for host, index, plane, base_s in profile.planes():
+        marks = _marks(plane).with_columns(
+            pl.lit(host).alias("host"),
+            pl.lit(index).alias("plane"),
+            pl.lit(plane.name.startswith("/device:")).alias("on_device"),
+            (pl.col("start_ps") * PS + base_s).alias("start_s"),
+            (pl.col("dur_ps") * PS).alias("dur_s"),
+        )
+        parts.append(marks.select(pl.col(n).cast(t) for n, t in STEPS_SCHEMA.items()))
     return pl.concat(parts).sort("start_s", maintain_order=True)
 
 
@@ -114,33 +110,22 @@ def _launch_s(profile: Profile) -> Ints:
 
 def _launches(profile: Profile) -> pl.DataFrame:
     """The first event of each run on its host, for backends whose ops are on the host plane."""
-    parts = [
-        pl.DataFrame(
-            schema={
-                "host": pl.UInt16,
-                "plane": pl.UInt16,
-                "run_id": pl.Int64,
-                "launch_s": pl.Float64,
-            }
-        )
-    ]
-    for host, space in enumerate(profile.spaces):
-        zero, offset_s = zero_ns(space), float(profile.hosts["offset_s"][host])
-        for index, plane in enumerate(space.planes):
-            if plane.name.startswith("/device:") or "stat.run_id" not in plane.events:
-                continue
-            base_s = (plane.origin_ns - zero) * 1e-9 + offset_s
-            run = pl.col("stat.run_id").cast(pl.Int64, strict=False).alias("run_id")
-            runs = plane.events.select(run, "start_ps").drop_nulls()
-            first = runs.group_by("run_id").agg(pl.col("start_ps").min())
-            parts.append(
-                first.select(
-                    pl.lit(host, pl.UInt16).alias("host"),
-                    pl.lit(index, pl.UInt16).alias("plane"),
-                    "run_id",
-                    (pl.col("start_ps") * PS + base_s).alias("launch_s"),
-                )
+    names = {"host": pl.UInt16, "plane": pl.UInt16, "run_id": pl.Int64, "launch_s": pl.Float64}
+    parts = [pl.DataFrame(schema=names)]
+    for host, index, plane, base_s in profile.planes():
+        if plane.name.startswith("/device:") or "stat.run_id" not in plane.events:
+            continue
+        run = pl.col("stat.run_id").cast(pl.Int64, strict=False).alias("run_id")
+        runs = plane.events.select(run, "start_ps").drop_nulls()
+        first = runs.group_by("run_id").agg(pl.col("start_ps").min())
+        parts.append(
+            first.select(
+                pl.lit(host, pl.UInt16).alias("host"),
+                pl.lit(index, pl.UInt16).alias("plane"),
+                "run_id",
+                (pl.col("start_ps") * PS + base_s).alias("launch_s"),
             )
+        )
     return pl.concat(parts)
 
 
