@@ -94,7 +94,7 @@ bf16[2,512]              1 x 4           1  1.54 kB  [1]
   [1] Emitter/StrategyRing, 2 colors
   [2] inserted by the partitioner at meshscope/programs/decoder.py:7
   [3] all_reduce -> reduce_scatter
-  [4] expected 1.54 kB on the wire
+  [4] instead of 1.54 kB on the wire
   [5] compiled as all-reduce
 
 decode, 9 steps per request
@@ -145,7 +145,7 @@ def test_a_wide_console_has_remarks_in_line(compiled_run: RunRecord) -> None:
     wide = run_output(compiled_run, 240)
     assert "[1]" not in wide
     assert (
-        "more bytes  expected 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
+        "more bytes  instead of 1.54 kB on the wire; Emitter/StrategyRing, 2 colors; "
         "compiled as all-reduce" in wide
     )
 

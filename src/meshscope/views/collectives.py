@@ -38,6 +38,7 @@ LEGEND = (
     "wire: bytes that one device sends for it."
 )
 
+_INSERTERS = {"": "", "program": "written in the program"}
 _STACKED = (
     "array",
     "layers",
@@ -269,7 +270,7 @@ def _match_remarks(match: Match) -> tuple[str, ...]:
 def _origin(row: Collective) -> str | None:
     """Who inserted the operation, and for which line of the program."""
     words = [
-        f"inserted by the {row.inserted_by}" if row.inserted_by else "",
+        _INSERTERS.get(row.inserted_by or "", f"inserted by the {row.inserted_by}"),
         f"at {short_source_line(row.source_line)}" if row.source_line else "",
     ]
     return " ".join(filter(None, words)) or None
@@ -281,4 +282,4 @@ def _bytes_remark(match: Match) -> str | None:
     if left is None or right is None or left.wire_bytes == right.wire_bytes:
         return None
     is_same = left.kind is right.kind and left.payload_bytes == right.payload_bytes
-    return f"expected {format_bytes(left.wire_bytes)} on the wire" if is_same else None
+    return f"instead of {format_bytes(left.wire_bytes)} on the wire" if is_same else None
