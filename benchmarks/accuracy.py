@@ -1,6 +1,6 @@
-"""The tables of docs/accuracy.md: every published figure of a collective beside ours.
+"""The tables of docs/accuracy.md: published times of collectives beside the modeled ones.
 
-Run: make accuracy. The page calls the functions by cog; step times are in accuracy_steps.py.
+Run: make accuracy. cog calls these functions from the page; accuracy_steps.py has the step times.
 """
 
 import csv
@@ -37,7 +37,7 @@ def print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 
 def collectives() -> None:
-    """One row a published point."""
+    """One row per published point."""
     fitted, _ = split_points(POINTS)
     lines: list[list[str]] = []
     for point in POINTS:
@@ -66,7 +66,7 @@ def collectives() -> None:
                 if is_rate
                 else "",
                 time.strategy,
-                "fitted" if point in fitted else "judges",
+                "fitted" if point in fitted else "holdout",
             ]
         )
     print_table(
@@ -88,73 +88,73 @@ def collectives() -> None:
 
 
 def sources() -> None:
-    """Where the points are from, and what was read into them."""
+    """The sources of the points, with notes on their interpretation."""
     for source in dict.fromkeys(point.source for point in POINTS):
-        own = [point for point in POINTS if point.source == source]
-        notes = "; ".join(dict.fromkeys(point.note for point in own if point.note))
-        sys.stdout.write(f"- {source} ({len(own)}){': ' + notes if notes else ''}\n")
+        points = [point for point in POINTS if point.source == source]
+        notes = "; ".join(dict.fromkeys(point.note for point in points if point.note))
+        sys.stdout.write(f"- {source} ({len(points)}){': ' + notes if notes else ''}\n")
 
 
 def summary() -> None:
-    """Errors of the half that judges, and of chips that the fit has not seen."""
+    """Errors of the holdout, and of chips left out of the fit."""
     errors = holdout_errors()
     long = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes >= 1 << 20]
     short = [abs(exp(e) - 1) for p, e in errors.items() if p.payload_bytes < 1 << 20]
-    unseen = [abs(exp(error) - 1) for error in left_out_errors()]
-    told = [
-        ("held out, 1 MiB and more", long),
-        ("held out, less than 1 MiB", short),
-        ("held out, all", [*long, *short]),
-        ("by constants of the other chips alone", unseen),
+    left_out = [abs(exp(error) - 1) for error in left_out_errors()]
+    groups = [
+        ("holdout, 1 MiB and more", long),
+        ("holdout, less than 1 MiB", short),
+        ("holdout, all", [*long, *short]),
+        ("with constants of the other chips", left_out),
     ]
     print_table(
         ["points", "number", "median error", "worst"],
         [
-            [name, str(len(own)), f"{statistics.median(own):.0%}", f"{max(own):.0%}"]
-            for name, own in told
+            [name, str(len(values)), f"{statistics.median(values):.0%}", f"{max(values):.0%}"]
+            for name, values in groups
         ],
     )
     spreads = constants_of(chip_of("v6e")).spreads
     assert spreads is not None
     sys.stdout.write(
-        f"\nIntervals reach from 1/x to x times the prediction: x = {spreads.short:.2f} where beginning takes longer "
-        f"than the bytes ({spreads.n_short} held-out errors), {spreads.long:.2f} where the bytes do "
-        f"({spreads.n_long}), {spreads.out_of_sample:.2f} outside of what was measured ({spreads.n_out_of_sample} errors of chips "
-        "left out of the fit).\n"
+        f"\nIntervals reach from 1/x to x times the prediction: x = {spreads.short:.2f} if latency "
+        f"exceeds transfer time ({spreads.n_short} holdout errors), {spreads.long:.2f} if transfer time dominates "
+        f"({spreads.n_long}), and {spreads.out_of_sample:.2f} outside the measured range ({spreads.n_out_of_sample} errors of "
+        "chips left out of the fit).\n"
     )
 
 
 def constants() -> None:
-    """What the fit gives for each chip."""
+    """The fitted constants of each chip."""
     lines: list[list[str]] = []
     for name in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
-        own = constants_of(chip_of(name))
+        fitted = constants_of(chip_of(name))
         n_points = sum(point.chip == name for point in POINTS)
-        assert own.link_bytes_per_s is not None
-        assert own.host_bytes_per_s is not None
-        assert own.links_at_once is not None
-        exchange = own.rates_of(Kind.ALL_TO_ALL, 2).efficiency
+        assert fitted.link_bytes_per_s is not None
+        assert fitted.host_bytes_per_s is not None
+        assert fitted.links_at_once is not None
+        exchange = fitted.rates_of(Kind.ALL_TO_ALL, 2).efficiency
         lines.append(
             [
                 name,
-                f"{own.link_bytes_per_s / 1e9:.0f} GB/s",
-                format_seconds(own.rates.latency_s),
-                f"{own.rates.efficiency:.0%}",
+                f"{fitted.link_bytes_per_s / 1e9:.0f} GB/s",
+                format_seconds(fitted.rates.latency_s),
+                f"{fitted.rates.efficiency:.0%}",
                 f"{exchange:.0%}",
-                f"{own.links_at_once:.2f} of {2 * chip_of(name).n_grid_dims}",
-                f"{own.host_bytes_per_s / 1e9:.1f} GB/s",
-                str(n_points) if n_points else "none: median of the others",
+                f"{fitted.links_at_once:.2f} of {2 * chip_of(name).n_grid_dims}",
+                f"{fitted.host_bytes_per_s / 1e9:.1f} GB/s",
+                str(n_points) if n_points else "none: median of the other chips",
             ]
         )
     print_table(
         [
             "chip",
             "link",
-            "floor",
-            "share reached",
-            "in all-to-all",
+            "latency",
+            "efficiency",
+            "all-to-all",
             "links at once",
-            "network of a host",
+            "DCN rate of a host",
             "points",
         ],
         lines,
@@ -162,9 +162,9 @@ def constants() -> None:
 
 
 class Worked(NamedTuple):
-    """A worked example of the scaling book: what it says, in seconds."""
+    """A worked example of the scaling book, in seconds."""
 
-    what: str
+    name: str
     topology: str
     groups: Groups
     kind: Kind
@@ -176,7 +176,7 @@ class Worked(NamedTuple):
 
 
 def worked() -> None:
-    """The book's examples by published peaks, with its hops left out where it leaves them out."""
+    """The book's examples at published peaks and without hops, which the book leaves out."""
     v5e, v4 = parse_topology("v5e:8x4"), parse_topology("v4:4x4x4")
     rows = groups_along(v4, "x")
     planes = tuple(tuple(d for row in rows[z * 4 : z * 4 + 4] for d in row) for z in range(4))
@@ -211,14 +211,14 @@ def worked() -> None:
         same_s = ours_s / ((n - 1) / n if example.counts_own_shard else 1)
         lines.append(
             [
-                example.what,
+                example.name,
                 format_seconds(example.book_s),
                 format_seconds(same_s),
                 format_seconds(ours_s),
                 example.note,
             ]
         )
-    print_table(["example", "book", "ours, its way", "ours", "note"], lines)
+    print_table(["example", "book", "ours, by the book's formula", "ours", "note"], lines)
 
 
 class Rate(NamedTuple):
@@ -232,7 +232,7 @@ class Rate(NamedTuple):
 
 
 def gpus() -> None:
-    """Bus bandwidths that people saw, beside NCCL's own model as we have it."""
+    """Reported bus bandwidths beside NCCL's tuning model."""
     rates = [
         Rate("NVIDIA/nccl-tests issue 272, peak", "h200:8", Kind.ALL_REDUCE, 1 << 32, 475e9),
         Rate("NVIDIA/nccl-tests issue 149, '~200'", "a100:8", Kind.ALL_REDUCE, 1 << 30, 200e9),
@@ -263,7 +263,7 @@ def gpus() -> None:
 
 
 def cpu_loop() -> None:
-    """What benchmarks/cpu_loop.py found last."""
+    """The last results of benchmarks/cpu_loop.py."""
     with (HERE / "cpu_loop.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     errors = [float(row["predicted_s"]) / float(row["measured_s"]) - 1 for row in rows]
@@ -297,7 +297,7 @@ def cpu_loop() -> None:
 
 
 def step_times() -> None:
-    """The tables of accuracy_steps.py, where this version has them."""
+    """The tables of accuracy_steps.py, if present."""
     steps = HERE / "accuracy_steps.csv"
     if importlib.util.find_spec("accuracy_steps") is None or not steps.exists():
         sys.stdout.write("Step times are not part of this version.\n")

@@ -1,12 +1,11 @@
-"""Published step times beside ours: measured ones of TPUs and GPUs, and the scaling book's formulas.
+"""Published step times beside the modeled ones: measurements on TPUs and GPUs, and the scaling book's formulas.
 
     python benchmarks/accuracy_steps.py             prints the tables
     python benchmarks/accuracy_steps.py compile     compiles the programs of the measured steps again
 
-The compiled steps are kept in benchmarks/accuracy_steps.csv, with the versions that made them. No
-constant of the compiled or the closed form was fitted to any of these figures: those of the closed
-form come from compiled programs (benchmarks/closed_form.py), the share that attention kernels reach
-from a paper on tpu7x, and the interval of the compiler's cycles from products of matrices.
+benchmarks/accuracy_steps.csv stores the compiled steps with the libtpu version. No constant was fitted to any
+of these figures: the closed form is fitted to compiled programs (tools/fit_closed_form.py), the efficiency
+of attention kernels comes from a paper on tpu7x, and the interval of compiler cycles from matrix products.
 """
 
 import csv
@@ -38,16 +37,16 @@ BOOK = "How to Scale Your Model (jax-ml/scaling-book@0819a7d)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One published figure and ours, in seconds.
+class Comparison:
+    """One published figure beside the modeled one, in seconds.
 
-    `sort` is measured, or formula where the source computes it. `is_device_bound` is false where the
-    source's own software shows; such figures do not count towards the target.
+    `origin` is "measured" or "formula". `is_device_bound` is false if the source's software dominates; such
+    figures do not count towards the target.
     """
 
     source: str
-    what: str
-    sort: str
+    name: str
+    origin: str
     published_s: float
     ours_s: float
     basis: str
@@ -60,12 +59,12 @@ class Line:
         return self.ours_s / self.published_s - 1
 
 
-def lines() -> list[Line]:
-    """Every step time that is published, beside ours."""
+def comparisons() -> list[Comparison]:
+    """All published step times."""
     return [*_ccl_bench(), *_serving_examples(), *_thirteen_billion(), *_h100()]
 
 
-# One chunk of 8,192 tokens, 8 prompts of 1,024 (`cclbench.md`: the column called TPOT is this step).
+# One chunk of 8,192 tokens: 8 prompts of 1,024 (the column TPOT of CCL-Bench is this step).
 CHUNKS = {
     1: ("v6e:1x1", 0.2218),
     2: ("v6e:1x2", 0.1778),
@@ -85,7 +84,7 @@ def _chunk(tp: int) -> Experiment:
 
 
 def compile_steps() -> None:
-    """Compiles the chunks and keeps their times."""
+    """Compiles the chunks and stores their times."""
     rows = []
     for tp in CHUNKS:
         with tempfile.TemporaryDirectory() as folder:
@@ -107,32 +106,30 @@ def compile_steps() -> None:
 
 
 def write_steps(rows: list[dict[str, object]]) -> None:
-    """Keeps the compiled steps."""
+    """Stores the compiled steps."""
     with CSV.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _ccl_bench() -> list[Line]:
+def _ccl_bench() -> list[Comparison]:
     with CSV.open() as file:
         compiled = {int(row["tp"]): row for row in csv.DictReader(file)}
-    found: list[Line] = []
+    rows: list[Comparison] = []
     for tp, (_, published_s) in CHUNKS.items():
         is_bound = tp < 8
-        note = (
-            "" if is_bound else "a step on the host's clock, and the host shows: slower than tp=4"
-        )
+        note = "" if is_bound else "measured by the host's clock and host-bound: slower than tp=4"
         (closed,) = predicted_times(_chunk(tp))
         for basis, ours_s in (
             ("compiled", float(compiled[tp]["step_s"])),
             ("predicted", closed.step.value_s),
         ):
-            found.append(
-                Line(
+            rows.append(
+                Comparison(
                     source=CCL_BENCH,
-                    what=f"Llama-3.1-8B, 8,192 tokens of prefill, tp={tp}",
-                    sort="measured",
+                    name=f"Llama-3.1-8B, 8,192 tokens of prefill, tp={tp}",
+                    origin="measured",
                     published_s=published_s,
                     ours_s=ours_s,
                     basis=basis,
@@ -140,7 +137,7 @@ def _ccl_bench() -> list[Line]:
                     note=note,
                 )
             )
-    return found
+    return rows
 
 
 def _closed(experiment: Experiment, phase: Phase) -> ClosedSteps:
@@ -150,10 +147,10 @@ def _closed(experiment: Experiment, phase: Phase) -> ClosedSteps:
     return closed_steps(plan_batch([form]), np.zeros(1, dtype=np.int64), **sizes)
 
 
-def _bytes_s(  # noqa: PLR0913, PLR0917  what the book gives
+def _bytes_s(  # noqa: PLR0913, PLR0917  the book's parameters
     model: str, topology: str, plan: str, batch: int, context: int, dtype: str
 ) -> float:
-    """Weights and cache read once at the HBM's published rate: the book's step of decode."""
+    """The book's decode step: weights and cache read once at the published HBM rate."""
     experiment = experiment_of(
         model=read_model(model),
         plan=parse_plan(plan),
@@ -170,7 +167,7 @@ def _bytes_s(  # noqa: PLR0913, PLR0917  what the book gives
     return float(read) / (chip.hbm_bytes_per_s / chip.devices_per_chip)
 
 
-def _serving_examples() -> list[Line]:
+def _serving_examples() -> list[Comparison]:
     """LLaMA-3-70B, int8, contexts of 8,192 (applied-inference.md), and 2 LLaMA-2-13B tables."""
     model = "meta-llama/Llama-3.3-70B"
     prompt = experiment_of(
@@ -181,30 +178,34 @@ def _serving_examples() -> list[Line]:
     )
     flops = _closed(prompt, Phase.PREFILL).costs[0][:, :3].sum()
     at_40 = float(flops) / (prompt.topology.chip.bf16_flops_per_s or 1) / 0.4
-    common = {"source": f"{BOOK}, applied-inference.md", "sort": "formula", "is_device_bound": True}
+    common = {
+        "source": f"{BOOK}, applied-inference.md",
+        "origin": "formula",
+        "is_device_bound": True,
+    }
     return [
-        Line(
-            what="LLaMA-3-70B int8, decode of 32 on v5e 4x2",
+        Comparison(
+            name="LLaMA-3-70B int8, decode of 32 on v5e 4x2",
             published_s=0.017,
             ours_s=_bytes_s(model, "v5e:2x4", "tp=8", 32, 8192, "s8"),
-            basis="bytes of our weights and cache at the HBM's peak",
+            basis="modeled weights and cache at the HBM peak",
             **common,
         ),
-        Line(
-            what="the same on v5e 4x4",
+        Comparison(
+            name="the same on v5e 4x4",
             published_s=0.0085,
             ours_s=_bytes_s(model, "v5e:4x4", "tp=16", 32, 8192, "s8"),
-            basis="bytes of our weights and cache at the HBM's peak",
+            basis="modeled weights and cache at the HBM peak",
             **{**common, "is_device_bound": False},
-            note="8 key and value heads on 16 devices: ours holds each twice, the book splits them",
+            note="16 devices store each of 8 key and value heads twice; the book splits them",
         ),
-        Line(
-            what="LLaMA-3-70B, 8,192 tokens of prefill on 16 v5e at 40 % of the peak",
+        Comparison(
+            name="LLaMA-3-70B, 8,192 tokens of prefill on 16 v5e at 40 % of the peak",
             published_s=0.91,
             ours_s=at_40,
-            basis="flops of our program at 40 % of the peak",
+            basis="modeled FLOPs at 40 % of the peak",
             **common,
-            note="ours counts attention, which the book's 2 x tokens x parameters leaves out",
+            note="includes attention, unlike the book's 2 x tokens x parameters",
         ),
     ]
 
@@ -212,25 +213,25 @@ def _serving_examples() -> list[Line]:
 THIRTEEN = {1: 4.98e-3, 8: 12.13e-3, 16: 20.30e-3, 32: 36.65e-3, 64: 69.33e-3, 240: 249.09e-3}
 
 
-def _thirteen_billion() -> list[Line]:
+def _thirteen_billion() -> list[Comparison]:
     """Contexts of 8,192 in bf16 on 8 v5e of 0.82 TB/s (inference.md)."""
     return [
-        Line(
+        Comparison(
             source=f"{BOOK}, inference.md",
-            what=f"LLaMA-2-13B, decode of {batch} on 8 v5e",
-            sort="formula",
+            name=f"LLaMA-2-13B, decode of {batch} on 8 v5e",
+            origin="formula",
             published_s=published_s,
             ours_s=_bytes_s("meta-llama/Llama-2-13B", "v5e:2x4", "tp=8", batch, 4096, "bf16")
             + (batch * 4096 * 819_200) / 8 / 8.1e11,
-            basis="bytes of our weights and cache at the HBM's peak",
+            basis="modeled weights and cache at the HBM peak",
             is_device_bound=True,
-            note="the model has 4,096 positions: the cache of the others is added",
+            note="the model has 4,096 positions; the cache of the others is added",
         )
         for batch, published_s in THIRTEEN.items()
     ]
 
 
-# (figure, model, topology, plan) -> TTFT and TPOT in seconds, as the text of section V tells them.
+# (figure, model, topology, plan) -> TTFT and TPOT in seconds, from the text of section V.
 FIGURES = {
     ("8", "meta-llama/Llama-3.2-3B", "h100:2", "tp=2"): (0.150, 1.17e-3),
     ("8", "meta-llama/Llama-3.2-3B", "h100:4", "tp=4"): (0.090, 0.86e-3),
@@ -243,9 +244,9 @@ FIGURES = {
 }
 
 
-def _h100() -> list[Line]:
-    """One request of 128 tokens in and 128 out; times are those of a server, its software included."""
-    found: list[Line] = []
+def _h100() -> list[Comparison]:
+    """One request of 128 input and 128 output tokens; server times, including its software."""
+    rows: list[Comparison] = []
     for (figure, model, topology, plan), published in FIGURES.items():
         experiment = experiment_of(
             model=read_model(model),
@@ -257,12 +258,12 @@ def _h100() -> list[Line]:
         for name, published_s, time in zip(
             ("TTFT", "TPOT"), published, predicted_times(experiment), strict=True
         ):
-            if published_s == published_s:  # noqa: PLR0124  nan where the text tells none
-                found.append(
-                    Line(
+            if published_s == published_s:  # noqa: PLR0124  nan: not in the text
+                rows.append(
+                    Comparison(
                         source=f"{PAPER}, figure {figure}",
-                        what=f"{model.rsplit('/', 1)[-1]} on {topology}, {plan}, {name}",
-                        sort="measured",
+                        name=f"{model.rsplit('/', 1)[-1]} on {topology}, {plan}, {name}",
+                        origin="measured",
                         published_s=published_s,
                         ours_s=time.step.value_s,
                         basis="predicted",
@@ -270,21 +271,21 @@ def _h100() -> list[Line]:
                         note=_h100_note(name, topology),
                     )
                 )
-    return found
+    return rows
 
 
 def _h100_note(name: str, topology: str) -> str:
-    """Why a figure is not that of the devices; nothing where it is."""
+    """Why a figure is not device-bound; empty if it is."""
     if name == "TTFT":
-        return "a server's first token: at 128 tokens its own software is nearly all of it"
+        return "dominated by the server's software at 128 tokens"
     if topology.startswith("2x"):
-        return "over two nodes each message takes some 190 us more than NCCL's own figures"
+        return "each message between nodes takes some 190 us more than in NCCL's model"
     return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """Which of a figure's plans is fastest by a metric, published and by us, and how much slower the next is."""
+    """The fastest plan of a figure by a metric, published and modeled, and its lead over the next."""
 
     figure: str
     metric: str
@@ -295,14 +296,14 @@ class Winner:
 
 
 def winners() -> list[Winner]:
-    """Of each figure and metric of the paper with at least two plans told."""
-    told: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    """The fastest plans for each figure and metric of the paper with at least two plans."""
+    by_metric: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for one in _h100():
         figure = one.source.rsplit(" ", 1)[-1]
-        model_and_slice, plan, metric = one.what.rsplit(", ", 2)
+        model_and_slice, plan, metric = one.name.rsplit(", ", 2)
         assert model_and_slice
-        told.setdefault((figure, metric), {})[plan] = (one.published_s, one.ours_s)
-    return [_winner(*key, plans) for key, plans in told.items() if len(plans) > 1]
+        by_metric.setdefault((figure, metric), {})[plan] = (one.published_s, one.ours_s)
+    return [_winner(*key, plans) for key, plans in by_metric.items() if len(plans) > 1]
 
 
 def _winner(figure: str, metric: str, plans: dict[str, tuple[float, float]]) -> Winner:
@@ -318,65 +319,63 @@ def _winner(figure: str, metric: str, plans: dict[str, tuple[float, float]]) -> 
     )
 
 
-# Where the target is missed, and why.
+# Reasons for the misses.
 REASONS = (
     (
-        "tp=4 of CCL-Bench is measured at 85.1 ms, less than a quarter of its own tp=1 (55.5 ms) and its "
-        "own 64 all-reduces of 67.1 MB (38.6 ms at the 167 GB/s on the wire that it reports) one after "
-        "the other, which are 94 ms. So its program hides a part of its communication, or not every step "
-        "is a whole chunk; in ours, as compiled, no all-reduce hides: 37 of our 110 ms are all-reduces, "
-        "73 the core's. 7 of these are two passes a layer over the residual stream (the sum over tp is added, "
-        "then normed). With the compiler's estimates of these passes it would be 18 ms more (+51 %); they "
-        "contradict what passes were measured to take on v5p, v6e and tpu7x (benchmarks/pass_cycles.py), "
-        "so that passes are priced by their bytes."
+        "CCL-Bench's tp=4 takes 85.1 ms. A quarter of its tp=1 (55.5 ms) and its 64 all-reduces of 67.1 MB "
+        "(38.6 ms at the reported 167 GB/s) add up to 94 ms, so its program overlaps some communication, or not "
+        "every step is a full chunk. The compiled program here overlaps no all-reduce: 37 of 110 ms are "
+        "all-reduces and 73 ms compute. 7 of these are two elementwise ops per layer over the residual stream "
+        "(the addition after tp and the norm). The compiler's estimates would add 18 ms (+51 %), but they "
+        "contradict measurements on v5p, v6e and tpu7x (benchmarks/pass_cycles.py), so these ops are priced "
+        "by their bytes."
     ),
     (
-        "What remains too long at tp=1 and tp=4 are products of matrices with something fused into them. "
-        "The compiler puts those of the MLP at 47 to 79 % of the peak; on v5p, 26 such products of "
-        "a MaxText step were measured at 71 to 94 %. A v6e has four times the matrix unit for the same vector "
-        "unit, so that these figures do not carry over, and the compiler's cycles are kept."
+        "The remaining excess at tp=1 and tp=4 is in matrix products with fused ops. The compiler estimates "
+        "those of the MLP at 47 to 79 % of the peak; on v5p, 26 such products of a MaxText step were measured at "
+        "71 to 94 %. A v6e has four times the matrix unit with the same vector unit, so these figures do not "
+        "carry over, and the compiler's cycles remain."
     ),
     (
-        "TTFT of the paper is 13 to 900 times ours. 128 tokens of a 3B model are 0.8 TFLOP, which two "
-        "H100 do in two milliseconds; the rest is the server's software."
+        "The paper's TTFT is 13 to 900 times the modeled one. 128 tokens of a 3B model are 0.8 TFLOP, two "
+        "milliseconds on two H100; the rest is the server's software."
     ),
     (
-        "TPOT within a node is what reading weights takes, and a few us a message. What GPUs reach of their "
-        "peaks is from measurements of others (src/meshscope/cost/rates.py), and nothing of the paper was "
-        "fitted on. With 85 % of the HBM's rate, which TPUs reach, its four figures came out 10 to 20 % too "
-        "long: at the peak itself the 3.2 GB of tp=2 take 0.96 of its 1.17 ms, the 6.4 GB of pp 1.92 of "
-        "its 'approximately 2 ms'."
+        "TPOT within a node is the time to read the weights plus a few us per message. The efficiency of GPUs "
+        "comes from published measurements (src/meshscope/cost/rates.py); nothing was fitted to the paper. At the "
+        "85 % of the HBM rate that TPUs reach, the four figures would be 10 to 20 % too long: at the peak, the "
+        "3.2 GB of tp=2 take 0.96 of the measured 1.17 ms, and the 6.4 GB of pp 1.92 of 'approximately 2 ms'."
     ),
     (
-        "Over two nodes the paper's TPOT at tp=8 is 10.7 ms above that at tp=4, for 57 all-reduces: 188 us "
-        "each. The model has published rates of the wires and NCCL's own latencies, nothing of that cluster."
+        "Over two nodes, the paper's TPOT at tp=8 exceeds that at tp=4 by 10.7 ms for 57 all-reduces: 188 us "
+        "each. The model has published network rates and NCCL's latencies, and no figures of that cluster."
     ),
 )
 
 
 def markdown() -> str:
-    """The tables of docs/accuracy.md about steps, and what they say of the target."""
-    found = lines()
+    """The tables of step times in docs/accuracy.md, with median errors and reasons."""
+    steps = comparisons()
     rows = [
-        "| source | what | published | ours | error | basis |",
+        "| source | step | published | ours | error | basis |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     rows += [
-        f"| {one.source} ({one.sort}) | {one.what} | {one.published_s * 1e3:.3g} ms "
+        f"| {one.source} ({one.origin}) | {one.name} | {one.published_s * 1e3:.3g} ms "
         f"| {one.ours_s * 1e3:.3g} ms | {one.error:+.0%} | {one.basis}{'; ' if one.note else ''}{one.note} |"
-        for one in found
+        for one in steps
     ]
-    for sort in ("measured", "formula"):
-        for basis in dict.fromkeys(one.basis for one in found if one.sort == sort):
+    for origin in ("measured", "formula"):
+        for basis in dict.fromkeys(one.basis for one in steps if one.origin == origin):
             errors = [
                 abs(one.error)
-                for one in found
-                if (one.sort, one.basis, one.is_device_bound) == (sort, basis, True)
+                for one in steps
+                if (one.origin, one.basis, one.is_device_bound) == (origin, basis, True)
             ]
             if errors:
                 rows.append("")
                 rows.append(
-                    f"{sort}, {basis}, device-bound, {len(errors)} figures: median error "
+                    f"{origin}, {basis}, device-bound, {len(errors)} figures: median error "
                     f"{np.median(errors):.1%}, worst {max(errors):.1%}."
                 )
     rows += ["", "| figure | metric | fastest, published | ours |", "| --- | --- | --- | --- |"]

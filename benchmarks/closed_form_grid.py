@@ -1,10 +1,9 @@
-"""The grid of experiments on which the closed form is held to the compiler, compiled bit by bit.
+"""The grid of experiments that compares the closed form with compiled programs.
 
     python benchmarks/closed_form_grid.py CACHE [N]
 
-compiles the next of the experiments whose programs are not yet in the folder CACHE, until all (or N)
-are there; stop it at any time and start it again. A child process compiles one after the other; where
-it crashes, the experiment is marked and left out.
+compiles the experiments that are missing in the folder CACHE, all or the first N. It can be interrupted and
+resumed. A child process compiles one after the other; a crash marks and skips its experiment.
 """
 
 import json
@@ -53,24 +52,26 @@ LAYERS = 4
 
 
 def experiments() -> list[tuple[str, Experiment]]:
-    """The experiments with their names, in an order in which every beginning is a sample of all."""
-    asked = [
+    """The experiments with their names, in random order, so that any first N are a sample."""
+    candidates = [
         (model, topology, plan, workload)
         for model, (topology, plans), workload in product(DENSE, SLICES.items(), WORKLOADS)
         for plan in plans
     ]
-    asked += [
+    candidates += [
         (model, topology, plan, workload)
         for model, topology, plan, workload in product(
             EXPERTS, ("v6e:2x4", "v5e:2x4"), EXPERT_PLANS, WORKLOADS[:3]
         )
     ]
-    random.Random(SEED).shuffle(asked)
-    found: list[tuple[str, Experiment]] = []
-    for model, topology, plan, workload in asked:
-        if len(found) < N_EXPERIMENTS and (made := _experiment(model, topology, plan, workload)):
-            found.append((_name(model, topology, plan, workload), made))
-    return found
+    random.Random(SEED).shuffle(candidates)
+    grid: list[tuple[str, Experiment]] = []
+    for model, topology, plan, workload in candidates:
+        if len(grid) < N_EXPERIMENTS and (
+            experiment := _experiment(model, topology, plan, workload)
+        ):
+            grid.append((_name(model, topology, plan, workload), experiment))
+    return grid
 
 
 def _name(model: str, topology: str, plan: str, workload: tuple[int, int]) -> str:
@@ -81,7 +82,7 @@ def _name(model: str, topology: str, plan: str, workload: tuple[int, int]) -> st
 def _experiment(
     model: str, topology: str, plan: str, workload: tuple[int, int]
 ) -> Experiment | None:
-    """The experiment; None where the plan does not divide it."""
+    """The experiment; None if the plan does not divide the model."""
     batch, prompt = workload
     try:
         return experiment_of(
@@ -97,7 +98,7 @@ def _experiment(
 
 
 def compile_grid(cache: Path, limit: int) -> None:
-    """Compiles what is missing in a child process; a crash costs the experiment that it happened in."""
+    """Compiles missing experiments in a child process; a crash skips its experiment."""
     while any(not (cache / name / "done").exists() for name, _ in experiments()[:limit]):
         child = subprocess.run(
             [sys.executable, __file__, str(cache), str(limit), "--child"], check=False
@@ -118,18 +119,18 @@ def _compile_here(cache: Path, limit: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         (folder / "experiment.json").write_text(json.dumps(experiment.as_dict()))
-        words = "compiled"
+        outcome = "compiled"
         try:
             for phase in experiment.phases:
                 compile_phase(experiment, phase, folder)
         except Exception as error:  # noqa: BLE001  one experiment must not end the grid
-            words = f"refused: {str(error)[:200]}"
-        (folder / "done").write_text(words)
-        print(f"{name}: {words}, {time.perf_counter() - started:.0f} s", flush=True)
+            outcome = f"refused: {str(error)[:200]}"
+        (folder / "done").write_text(outcome)
+        print(f"{name}: {outcome}, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def main() -> None:
-    """Compiles what is missing; with --child in this process."""
+    """Compiles missing experiments, with --child in this process."""
     cache = Path(sys.argv[1])
     limit = int(sys.argv[2]) if len(sys.argv) > 2 else N_EXPERIMENTS
     if "--child" in sys.argv:

@@ -1,9 +1,9 @@
-"""Closes the loop on virtual CPU devices: calibrates them, predicts, measures, prints the error.
+"""Calibrates virtual CPU devices, predicts and measures collectives on them, and prints the errors.
 
-Run: make cpu-loop. Twenty experiments: the collectives that one step of a model needs by a plan, as
-`predict` lists them, run one after the other on cpu:8, and their time by a profile that
-`meshscope calibrate` measured just before. Only communication is run, so that compute, for which
-eight devices queue on this machine's cores, hides nothing. Writes benchmarks/cpu_loop.csv.
+Run: make cpu-loop. Each of twenty experiments runs the collectives of one step, as `predict` lists them,
+one after the other on cpu:8. The prediction uses a profile that `meshscope calibrate` measures just before.
+Compute is left out, because eight devices would queue for the cores of the machine. Writes
+benchmarks/cpu_loop.csv.
 """
 
 import csv
@@ -33,12 +33,12 @@ CSV = Path(__file__).with_suffix(".csv")
 DENSE, EXPERTS = "meta-llama/Llama-3.2-3B", "Qwen/Qwen3-30B-A3B"
 TOPOLOGY = parse_topology("cpu:8")
 N_LAYERS = 2
-CALIBRATED = ("tp=8", "dp=2,tp=4")  # every size of group that the cases have
+CALIBRATED = ("tp=8", "dp=2,tp=4")  # covers every group size of the cases
 MAX_BYTES, REPEATS = 1 << 22, 15
 
 
 class Case(NamedTuple):
-    """One experiment: a step of a phase by a plan."""
+    """One experiment: a step of a phase under a plan."""
 
     model: str
     plan: str
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     @property
     def experiment(self) -> Experiment:
-        """As `predict` takes it, in float32: XLA sends no 16-bit numbers between CPU devices."""
+        """The experiment in float32: XLA sends no 16-bit numbers between CPU devices."""
         return experiment_of(
             model=read_model(self.model),
             plan=parse_plan(self.plan),
@@ -66,12 +66,12 @@ class Case(NamedTuple):
 
     @property
     def rows(self) -> list[Collective]:
-        """What one device communicates in one step."""
+        """The collectives of one device in one step."""
         return [row for row in predict(self.experiment) if row.phase is self.phase]
 
 
 def cases() -> list[Case]:
-    """Ten plans, prefill and decode of each."""
+    """Ten plans, each in prefill and decode."""
     plans = [
         (DENSE, "tp=8", 2, 32),
         (DENSE, "tp=8,sp", 8, 32),
@@ -87,11 +87,11 @@ def cases() -> list[Case]:
     return [Case(*plan, phase) for plan in plans for phase in Phase]
 
 
-Step = tuple[str, str, int, int]  # kind, axis, payload bytes, how often
+Step = tuple[str, str, int, int]  # kind, axis, payload bytes, count
 
 
 def steps_of(case: Case) -> list[Step]:
-    """The collectives of a step, equal ones together."""
+    """The collectives of a step, equal ones merged."""
     counted: Counter[tuple[str, str, int]] = Counter()
     for row in case.rows:
         assert row.payload_bytes is not None
@@ -100,7 +100,7 @@ def steps_of(case: Case) -> list[Step]:
 
 
 def predicted(case: Case, constants: LinkConstants) -> tuple[float, float | None, float | None]:
-    """Seconds, and the bounds of the interval: collectives one after the other, errors alike."""
+    """Seconds in sequence with both bounds, for fully correlated errors."""
     times = [
         (
             row.count,
@@ -125,7 +125,7 @@ def predicted(case: Case, constants: LinkConstants) -> tuple[float, float | None
 
 
 def calibrated(folder: Path) -> LinkConstants:
-    """One set of constants from a calibration over every size of group."""
+    """The constants of calibrations over every group size."""
     merged: LinkConstants | None = None
     for plan in CALIBRATED:
         path = folder / f"{plan}.json"
@@ -134,24 +134,24 @@ def calibrated(folder: Path) -> LinkConstants:
         subprocess.run(
             [*command, "--out", str(path), "--json"], check=True, stdout=subprocess.DEVNULL
         )
-        own = load_profile(path).constants
-        merged = own if merged is None else together(merged, own)
+        constants = load_profile(path).constants
+        merged = constants if merged is None else merge(merged, constants)
     assert merged is not None
     return merged
 
 
-def together(first: LinkConstants, second: LinkConstants) -> LinkConstants:
-    """The constants of both, where they share no size of group; shares are of the first one's memory."""
+def merge(first: LinkConstants, second: LinkConstants) -> LinkConstants:
+    """The constants of both, the first one's for shared group sizes and as reference of efficiencies."""
     from dataclasses import replace  # noqa: PLC0415
 
     assert first.memory_bytes_per_s is not None
     assert second.memory_bytes_per_s is not None
     scale = second.memory_bytes_per_s / first.memory_bytes_per_s
-    known = {(own.kind, own.group_size) for own in first.by_kind}
+    known = {(entry.kind, entry.group_size) for entry in first.by_kind}
     added = [
-        replace(own, rates=replace(own.rates, efficiency=own.rates.efficiency * scale))
-        for own in second.by_kind
-        if (own.kind, own.group_size) not in known
+        replace(entry, rates=replace(entry.rates, efficiency=entry.rates.efficiency * scale))
+        for entry in second.by_kind
+        if (entry.kind, entry.group_size) not in known
     ]
     return replace(
         first, by_kind=(*first.by_kind, *added), measured=(*first.measured, *second.measured)
@@ -159,7 +159,7 @@ def together(first: LinkConstants, second: LinkConstants) -> LinkConstants:
 
 
 def measured_in_child(requests: list[list[Step]], plans: list[str]) -> list[float]:
-    """Least seconds of each experiment's collectives, in a process with eight CPU devices."""
+    """Least seconds of each experiment's collectives, measured in a process with eight CPU devices."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
@@ -176,21 +176,21 @@ def measured_in_child(requests: list[list[Step]], plans: list[str]) -> list[floa
 
 
 def child() -> None:
-    """Times every experiment: few and many repetitions of its collectives, the difference counts."""
+    """Times every experiment by the difference between few and many repetitions."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
-    told = json.loads(sys.stdin.read())
-    found: list[float] = []
-    for steps, plan in zip(told["requests"], told["plans"], strict=True):
+    job = json.loads(sys.stdin.read())
+    seconds: list[float] = []
+    for steps, plan in zip(job["requests"], job["plans"], strict=True):
         mesh_axes = parse_plan(plan).mesh
         mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(mesh_axes.sizes), mesh_axes.names)
-        found.append(step_s(mesh, steps))
-    print(json.dumps(found))
+        seconds.append(step_s(mesh, steps))
+    print(json.dumps(seconds))
 
 
 def step_s(mesh: Any, steps: list[Step]) -> float:
-    """Seconds of all collectives of a step, one after the other."""
+    """Seconds of all collectives of a step in sequence."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
     from jax import lax  # noqa: PLC0415
@@ -202,8 +202,8 @@ def step_s(mesh: Any, steps: list[Step]) -> float:
     sizes = []
     for kind, axis, payload_bytes, _ in steps:
         n = mesh.shape[axis]
-        held = payload_bytes // n if kind == "all_gather" else payload_bytes
-        sizes.append(max(1, held // 4))
+        local_bytes = payload_bytes // n if kind == "all_gather" else payload_bytes
+        sizes.append(max(1, local_bytes // 4))
     every = P(mesh.axis_names)
 
     def step(arrays: Any) -> Any:
@@ -216,7 +216,7 @@ def step_s(mesh: Any, steps: list[Step]) -> float:
         return tuple(arrays)
 
     def repeated(arrays: Any, count: Any) -> Any:
-        return lax.fori_loop(0, count, lambda _, taken: step(taken), arrays)
+        return lax.fori_loop(0, count, lambda _, arrays: step(arrays), arrays)
 
     program = jax.jit(
         jax.shard_map(repeated, mesh=mesh, in_specs=(every, P()), out_specs=every, check_vma=False)

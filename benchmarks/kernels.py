@@ -1,10 +1,9 @@
-"""Kernels against the plain path, by the TPU compiler's own account; the tables of docs/kernels.md.
+"""Kernels against plain attention and products, in the TPU compiler's cycles; the tables of docs/kernels.md.
 
-Run: python benchmarks/kernels.py [prefill] [decode] [experts]. Each line is one part of one layer,
-one device's share under v6e-8, tp=8, compiled alone. The cycles are those that the compiler states
-for its fusions and copies; it states none for a kernel, so that a kernel's least time stands beside
-them: its products at half the peak (half of the blocks of a causal mask are skipped), or, in
-decode, the bytes of its cache at the full bandwidth of the HBM.
+Run: python benchmarks/kernels.py [prefill] [decode] [experts]. Each line is one part of one layer on one
+device under v6e-8, tp=8, compiled alone. The compiler states cycles for fusions and copies but not for
+kernels. A separate column therefore gives a kernel's lower bound: its products at half the peak (a causal
+mask skips half of the blocks) or, in decode, its cache at the full HBM rate.
 """
 
 import re
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from meshscope.backends.compile.worker import set_environment
 
-set_environment()  # libtpu reads it when JAX is imported
+set_environment()  # libtpu reads the environment when JAX is imported
 # ruff: noqa: E402
 
 import jax
@@ -34,12 +33,12 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 CHIP = parse_topology("v6e-8").chip
-CLOCK_HZ = 1.75e9  # of v6e, at which the compiler's cycles match the published peak
+CLOCK_HZ = 1.75e9  # of v6e: the compiler's cycles match the published peak
 PAGE = 128
 
 
 class Measured(NamedTuple):
-    """What the compiler says of one program."""
+    """The compiler's estimate of one program."""
 
     cycles: int
     temp_bytes: int
@@ -47,7 +46,7 @@ class Measured(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """One device's share of a model's attention."""
+    """Attention heads of a model on one device."""
 
     model: str
     queries: int
@@ -74,7 +73,7 @@ DECODES = [
     (QWEN, 8, 8320),
     (Heads("Llama-3.1-8B, tp=1", 32, 8, 128, 128), 8, 1152),
 ]
-# Rows, residual width, width of an expert on the device, experts on the device.
+# Rows, residual width, local expert width, local experts.
 EXPERTS = [
     (8192, 2048, 768, 16),
     (8192, 2048, 96, 128),
@@ -85,7 +84,7 @@ EXPERTS = [
 
 
 def measured(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any]) -> Measured:
-    """The compiler's account of a function compiled for one chip of v6e."""
+    """The compiler's estimate of a function compiled for one v6e chip."""
     description = topologies.get_topology_desc(
         platform="tpu", topology_name="v6e:1x1", chips_per_host_bounds=(1, 1, 1)
     )
@@ -95,14 +94,14 @@ def measured(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any])
     text = compiled.as_text()
     stated = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', text)]
     return Measured(
-        cycles=sum(n for n in stated if n < 2**62),  # a loop without known bound states 2**63 - 1
+        cycles=sum(n for n in stated if n < 2**62),  # a loop with an unknown bound has 2**63 - 1
         temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
         n_kernels=text.count('custom_call_target="tpu_custom_call"'),
     )
 
 
 def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measured, float]]:
-    """The plain path and splash attention, each with the least time of its kernel in seconds."""
+    """Plain and splash attention, each with the lower bound of its kernel in seconds."""
     layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
     shapes = [
         ((batch, prompt, n, width), jnp.bfloat16)
@@ -115,7 +114,7 @@ def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measur
     shapes.append(((heads.queries,), jnp.bfloat16))
     settings: dict[str, Any] = {"scale": heads.width**-0.5}
 
-    def plainly(q: Any, k: Any, v: Any, sinks: Any) -> Any:
+    def plain(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         positions = jnp.arange(prompt)
         is_seen = causal_mask(positions, positions, heads.window)
         return dot_product_attention(
@@ -130,18 +129,18 @@ def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measur
     flops = 2 * batch * heads.queries * pairs * (heads.width + heads.value_width)
     peak = CHIP.bf16_flops_per_s
     assert peak is not None
-    yield "plain", measured(plainly, *shapes), 0.0
+    yield "plain", measured(plain, *shapes), 0.0
     yield "splash", measured(kernel, *shapes), flops / (peak / 2)
 
 
 def decode(heads: Heads, batch: int, context: int) -> Iterator[tuple[str, Measured, float]]:
-    """The plain path and paged attention over the static cache seen as pages."""
+    """Plain and paged attention over the static cache, viewed as pages."""
     cache = ((batch, context, heads.kv, heads.width), jnp.bfloat16)
     shapes = [((batch, 1, heads.queries, heads.width), jnp.bfloat16), cache, cache, ((), jnp.int32)]
     n_pages = context // PAGE
     per_block = max(n for n in range(1, 17) if n_pages % n == 0)
 
-    def plainly(q: Any, k: Any, v: Any, position: Any) -> Any:
+    def plain(q: Any, k: Any, v: Any, position: Any) -> Any:
         is_seen = causal_mask(position + jnp.arange(1), jnp.arange(context))
         return dot_product_attention(q, k, v, is_seen, scale=heads.width**-0.5)
 
@@ -152,17 +151,17 @@ def decode(heads: Heads, batch: int, context: int) -> Iterator[tuple[str, Measur
         return paged_attention(q[:, 0], *pages, lengths, table, pages_per_compute_block=per_block)
 
     cache_bytes = 4 * batch * context * heads.kv * heads.width
-    yield "plain", measured(plainly, *shapes), 0.0
+    yield "plain", measured(plain, *shapes), 0.0
     yield "paged", measured(paged, *shapes), cache_bytes / (CHIP.hbm_bytes_per_s or np.inf)
 
 
 def experts(rows: int, hidden: int, ffn: int, n: int) -> Iterator[tuple[str, Measured, float]]:
-    """One product of every expert: as XLA lowers it, with rows filled up to 8, and megablox."""
+    """One product per expert: XLA's ragged dot, the same padded to 8 rows, and megablox."""
     shapes = [((rows, hidden), jnp.bfloat16), ((n, hidden, ffn), jnp.bfloat16), ((n,), jnp.int32)]
     tiling = (min(512, -(-rows // 8) * 8), min(hidden, 1024), min(ffn, 1024))
     missing = -rows % 8
 
-    def filled(x: Any, w: Any, sizes: Any) -> Any:
+    def padded(x: Any, w: Any, sizes: Any) -> Any:
         return jax.lax.ragged_dot(jnp.pad(x, ((0, missing), (0, 0))), w, sizes)[:rows]
 
     def megablox(x: Any, w: Any, sizes: Any) -> Any:
@@ -171,7 +170,7 @@ def experts(rows: int, hidden: int, ffn: int, n: int) -> Iterator[tuple[str, Mea
 
     yield "ragged dot", measured(jax.lax.ragged_dot, *shapes), 0.0
     if missing:
-        yield "ragged dot, filled up", measured(filled, *shapes), 0.0
+        yield "ragged dot, padded", measured(padded, *shapes), 0.0
     yield "megablox gmm", measured(megablox, *shapes), 0.0
 
 
@@ -183,20 +182,20 @@ TABLES: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
 
 
 def main(wanted: list[str]) -> None:
-    """Prints one Markdown table for each part that is asked for."""
+    """Prints one Markdown table per requested part."""
     for name in wanted or list(TABLES):
         function, cases, words = TABLES[name]
         print(
-            f"\n{name}\n\n| case | path | kernels | stated, kcycles | us | kernel at least, us | temporary, MB |"
+            f"\n{name}\n\n| case | path | kernels | kcycles | us | kernel bound, us | temporary, MB |"
         )
         print("|---|---|---|---|---|---|---|")
         for case in cases:
             head = f"{case[0].model}, " if isinstance(case[0], Heads) else ""
-            for path, found, least_s in function(*case):
+            for path, estimate, bound_s in function(*case):
                 print(
-                    f"| {head}{words.format(*case)} | {path} | {found.n_kernels} "
-                    f"| {found.cycles / 1e3:.0f} | {found.cycles / CLOCK_HZ * 1e6:.0f} "
-                    f"| {least_s * 1e6:.0f} | {found.temp_bytes / 1e6:.1f} |",
+                    f"| {head}{words.format(*case)} | {path} | {estimate.n_kernels} "
+                    f"| {estimate.cycles / 1e3:.0f} | {estimate.cycles / CLOCK_HZ * 1e6:.0f} "
+                    f"| {bound_s * 1e6:.0f} | {estimate.temp_bytes / 1e6:.1f} |",
                     flush=True,
                 )
 

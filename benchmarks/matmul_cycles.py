@@ -1,6 +1,7 @@
-"""The compiler's estimate of square bf16 products beside what was measured and published.
+"""The compiler's estimates of square bf16 products beside published measurements.
 
-`timing.rates.CYCLES_INTERVAL` is the range of the last column. Compiles for TPU, needs none.
+The range of the last column is `cycles_interval` in `spec/hardware/compiler_facts.py`. Compiles for TPU
+without one.
 Published: Ironwood (accelerator-microbenchmarks v1.1-legacy, GEMM, TFLOP/s a device) and Trillium
 (matmul of 8192^3: 827.47 and 754.22 TFLOP/s).
 """
@@ -29,17 +30,17 @@ MEASURED = (
 
 
 def estimated_s(chip: Chip, topology: str, n: int) -> float:
-    """Seconds of one product by the compiler's cycles at the chip's clock."""
+    """Seconds of one product, from the compiler's cycles and the chip's clock."""
     import jax  # noqa: PLC0415  after the environment
     import jax.numpy as jnp  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
     from jax.experimental import topologies  # noqa: PLC0415
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415
 
-    found = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
         platform="tpu", topology_name=topology, chips_per_host_bounds=(2, 2, 1)
     )
-    one = NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
+    one = NamedSharding(Mesh(np.array(description.devices[:1]), ("x",)), PartitionSpec())
     array = jax.ShapeDtypeStruct((n, n), jnp.bfloat16, sharding=one)
     text = str(jax.jit(lambda a, b: a @ b).lower(array, array).compile().as_text())
     cycles = sum(map(int, _CYCLES.findall(text[text.index("ENTRY") :])))
@@ -48,7 +49,7 @@ def estimated_s(chip: Chip, topology: str, n: int) -> float:
 
 
 def rows() -> Iterator[str]:
-    """A line for each published product."""
+    """One line per published product."""
     for name, topology, n, tera in MEASURED:
         measured_s = 2 * n**3 / (tera * 1e12)
         estimate_s = estimated_s(chip_of(name), topology, n)

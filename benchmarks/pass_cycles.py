@@ -1,13 +1,13 @@
-"""Passes over arrays: what was measured and published beside the compiler's estimate and the bytes.
+"""Published times of elementwise ops beside the compiler's estimates and their bytes.
 
-    python benchmarks/pass_cycles.py            the shares of the HBM's rate that were reached
-    python benchmarks/pass_cycles.py compile    and what the compiler estimates; compiles, needs no TPU
+    python benchmarks/pass_cycles.py            the fractions of the HBM rate
+    python benchmarks/pass_cycles.py compile    with the compiler's estimates; needs no TPU
 
-`timing.rates.PASS_FRAC` is the median of every second line, the interval holds all of them. Sources:
+`cost.rates.ELEMENTWISE_FRAC` is the median of every second line; its interval covers all lines. Sources:
 openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb (v6e); openxla/xprof@5fe358978e59,
 golden hlo_stats of a MaxText step on 4 v5p chips; AI-Hypercomputer's HBM microbenchmarks of Trillium
-(tpu-recipes) and Ironwood (accelerator-microbenchmarks). Of the 98 fusions of the v5p step one of each
-sort was taken; what lays an array out anew, and what moves less than 20 MB, was left out.
+(tpu-recipes) and Ironwood (accelerator-microbenchmarks). The v5p lines are one of each
+type among the 98 fusions of the step, without relayouts and ops below 20 MB.
 """
 
 import re
@@ -26,66 +26,66 @@ MB = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One pass: its bytes, read and written, and its time on one device, or a rate."""
+    """One op: bytes read and written, and its time on one device."""
 
     chip: str
-    what: str
+    name: str
     n_bytes: float
     seconds: float
-    program: str | None = None  # a name in _programs, where the same pass can be compiled
+    program: str | None = None  # its name in _programs, if it can be compiled
 
     @property
     def frac(self) -> float:
-        """The share of the published rate of the HBM."""
+        """The fraction of the published HBM rate."""
         chip = chip_of(self.chip)
         assert chip.hbm_bytes_per_s is not None
         return self.n_bytes / self.seconds / (chip.hbm_bytes_per_s / chip.devices_per_chip)
 
 
-def _of(chip: str, what: str, mb: float, us: float, program: str | None = None) -> Measured:
-    return Measured(chip=chip, what=what, n_bytes=mb * MB, seconds=us * 1e-6, program=program)
+def _op(chip: str, name: str, mb: float, us: float, program: str | None = None) -> Measured:
+    return Measured(chip=chip, name=name, n_bytes=mb * MB, seconds=us * 1e-6, program=program)
 
 
 MEASURED = (
-    _of("v6e", "broadcast f32[5,1024,1024,256]", 5368.7, 4443.8, "fill"),
-    _of("v6e", "broadcast_add_fusion, the same array", 10737.4, 7917.5, "add"),
-    _of("v6e", "copy of 32 MiB at 1,359.6 GB/s", 67.1, 49.36, "copy"),
-    _of("v5p", "fusion.339: optimiser, 7 arrays f32[512,16,7168]", 1644.2, 961.7),
-    _of("v5p", "fusion.372: optimiser, f32[16,16,128,512]", 469.8, 198.1),
-    _of("v5p", "fusion.336: f32[512,16,7168] to bf16[16,512,7168]", 352.3, 150.2, "transposing"),
-    _of("v5p", "broadcast.548: f32[16,512,7168]", 234.9, 110.6, "fill"),
-    _of("v5p", "broadcast.549: f32[16,7168,512]", 234.9, 98.0),
-    _of("v5p", "fusion.323: f32[2048,32000] to f32[2048]", 262.2, 107.0),
-    _of("v5p", "fusion.331: f32[16,512,7168] to f32[]", 234.9, 93.9, "squares"),
-    _of("v5p", "convert.658: f32[512,32000] to bf16", 98.3, 60.3, "convert"),
-    _of("v5p", "fusion.601: bf16[2048,7168], three in, one out", 117.4, 53.1, "three"),
-    _of("v5p", "fusion.369: f32 to bf16[16,512,16,128]", 100.7, 46.6),
-    _of("v5p", "convert.181: f32[32000,512] to bf16", 98.3, 45.7, "convert_long"),
-    _of("v5p", "fusion.605: norm of bf16[1,2048,2048]", 33.6, 16.1),
-    _of("v5p", "fusion.571: rotary embedding, bf16[1,2048,16,64]", 34.1, 15.2),
-    _of("v5p", "fusion.408: bf16[1,2048,2048]", 25.2, 12.0),
-    _of("v5p", "fusion.636: bf16 to f32[1,512,7168]", 22.0, 9.4),
-    _of("v5p", "broadcast.552: f32[16,16,128,512]", 67.1, 32.9),
-    _of("tpu7x", "copy of 16 MiB at 5,514 GB/s a chip", 33.6, 12.17, "copy"),
-    _of("tpu7x", "copy of 64 MiB at 6,194 GB/s a chip", 134.2, 43.33),
-    _of("tpu7x", "copy of 512 MiB at 6,400 GB/s a chip", 1073.7, 335.5, "copy_large"),
+    _op("v6e", "broadcast f32[5,1024,1024,256]", 5368.7, 4443.8, "fill"),
+    _op("v6e", "broadcast_add_fusion, the same array", 10737.4, 7917.5, "add"),
+    _op("v6e", "copy of 32 MiB at 1,359.6 GB/s", 67.1, 49.36, "copy"),
+    _op("v5p", "fusion.339: optimizer, 7 arrays f32[512,16,7168]", 1644.2, 961.7),
+    _op("v5p", "fusion.372: optimizer, f32[16,16,128,512]", 469.8, 198.1),
+    _op("v5p", "fusion.336: f32[512,16,7168] to bf16[16,512,7168]", 352.3, 150.2, "transposing"),
+    _op("v5p", "broadcast.548: f32[16,512,7168]", 234.9, 110.6, "fill"),
+    _op("v5p", "broadcast.549: f32[16,7168,512]", 234.9, 98.0),
+    _op("v5p", "fusion.323: f32[2048,32000] to f32[2048]", 262.2, 107.0),
+    _op("v5p", "fusion.331: f32[16,512,7168] to f32[]", 234.9, 93.9, "squares"),
+    _op("v5p", "convert.658: f32[512,32000] to bf16", 98.3, 60.3, "convert"),
+    _op("v5p", "fusion.601: bf16[2048,7168], three in, one out", 117.4, 53.1, "three"),
+    _op("v5p", "fusion.369: f32 to bf16[16,512,16,128]", 100.7, 46.6),
+    _op("v5p", "convert.181: f32[32000,512] to bf16", 98.3, 45.7, "convert_long"),
+    _op("v5p", "fusion.605: norm of bf16[1,2048,2048]", 33.6, 16.1),
+    _op("v5p", "fusion.571: rotary embedding, bf16[1,2048,16,64]", 34.1, 15.2),
+    _op("v5p", "fusion.408: bf16[1,2048,2048]", 25.2, 12.0),
+    _op("v5p", "fusion.636: bf16 to f32[1,512,7168]", 22.0, 9.4),
+    _op("v5p", "broadcast.552: f32[16,16,128,512]", 67.1, 32.9),
+    _op("tpu7x", "copy of 16 MiB at 5,514 GB/s a chip", 33.6, 12.17, "copy"),
+    _op("tpu7x", "copy of 64 MiB at 6,194 GB/s a chip", 134.2, 43.33),
+    _op("tpu7x", "copy of 512 MiB at 6,400 GB/s a chip", 1073.7, 335.5, "copy_large"),
 )
 
 
 def _programs() -> dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], str]]]]:
     import jax.numpy as jnp  # noqa: PLC0415  after the environment
 
-    whole, optimiser = (5, 1024, 1024, 256), (16, 512, 7168)
+    whole, optimizer = (5, 1024, 1024, 256), (16, 512, 7168)
     return {
         "v6e fill": (lambda: jnp.full(whole, 1.0, jnp.float32), []),
         "v6e add": (lambda a: a + 1, [(whole, "float32")]),
         "v6e copy": (lambda a: a.copy(), [((4096, 4096), "bfloat16")]),
-        "v5p fill": (lambda: jnp.full(optimiser, 1.0, jnp.float32), []),
+        "v5p fill": (lambda: jnp.full(optimizer, 1.0, jnp.float32), []),
         "v5p transposing": (
             lambda a: jnp.transpose(a, (1, 0, 2)).astype(jnp.bfloat16),
             [((512, 16, 7168), "float32")],
         ),
-        "v5p squares": (lambda a: jnp.sum(a * a), [(optimiser, "float32")]),
+        "v5p squares": (lambda a: jnp.sum(a * a), [(optimizer, "float32")]),
         "v5p convert": (lambda a: a.astype(jnp.bfloat16), [((512, 32000), "float32")]),
         "v5p convert_long": (lambda a: a.astype(jnp.bfloat16), [((32000, 512), "float32")]),
         "v5p three": (lambda a, b, c: a * b + c, [((2048, 7168), "bfloat16")] * 3),
@@ -98,7 +98,7 @@ SLICES = {"v6e": "v6e:2x2", "v5p": "v5p:2x2x1", "tpu7x": "tpu7x:2x2x1"}
 
 
 def estimated_s(measured: Measured) -> float | None:
-    """Seconds of the same pass by the compiler's cycles at the chip's clock; None where it is not ours to write."""
+    """Seconds from the compiler's cycles and the chip's clock; None without a program."""
     if measured.program is None:
         return None
     set_environment()
@@ -107,10 +107,10 @@ def estimated_s(measured: Measured) -> float | None:
     from jax.experimental import topologies  # noqa: PLC0415
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415
 
-    found = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
         platform="tpu", topology_name=SLICES[measured.chip], chips_per_host_bounds=(2, 2, 1)
     )
-    one = NamedSharding(Mesh(np.array(found.devices[:1]), ("x",)), PartitionSpec())
+    one = NamedSharding(Mesh(np.array(description.devices[:1]), ("x",)), PartitionSpec())
     function, shapes = _programs()[f"{measured.chip} {measured.program}"]
     arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=one) for shape, dtype in shapes]
     placed = jax.jit(function, out_shardings=None if shapes else one)
@@ -122,21 +122,23 @@ def estimated_s(measured: Measured) -> float | None:
 
 
 def main() -> None:
-    """Prints the table, and what follows from it."""
+    """Prints the table and the constants that follow from it."""
     is_compiling = "compile" in sys.argv
     for measured in MEASURED:
         estimate_s = estimated_s(measured) if is_compiling else None
-        told = f" estimated / measured {estimate_s / measured.seconds:.2f}" if estimate_s else ""
-        line = f"{measured.chip:6} {measured.what:50} {measured.n_bytes / MB:9,.1f} MB"
-        print(f"{line} {measured.seconds * 1e6:9,.1f} us {measured.frac:5.1%} of the HBM{told}")
-    fitted, judging = MEASURED[::2], MEASURED[1::2]
-    share = median(m.frac for m in fitted)
-    errors = [abs(m.frac / share - 1) for m in judging]
+        ratio = f" estimated / measured {estimate_s / measured.seconds:.2f}" if estimate_s else ""
+        line = f"{measured.chip:6} {measured.name:50} {measured.n_bytes / MB:9,.1f} MB"
+        print(
+            f"{line} {measured.seconds * 1e6:9,.1f} us {measured.frac:5.1%} of the HBM rate{ratio}"
+        )
+    fitted, holdout = MEASURED[::2], MEASURED[1::2]
+    median_frac = median(m.frac for m in fitted)
+    errors = [abs(m.frac / median_frac - 1) for m in holdout]
     fracs = [m.frac for m in MEASURED]
     print(
-        f"median of every second {share:.3f}; the others lie {median(errors):.1%} from it, at most"
+        f"median of every second op {median_frac:.3f}; the others differ by {median(errors):.1%} (median),"
     )
-    print(f"{max(errors):.1%}; all from {min(fracs):.3f} to {max(fracs):.3f}")
+    print(f"at most {max(errors):.1%}; all ops range from {min(fracs):.3f} to {max(fracs):.3f}")
 
 
 if __name__ == "__main__":

@@ -174,11 +174,13 @@ def _pooled(points: Points) -> tuple[float, float, float]:
     chips = list(dict.fromkeys(point.chip for point in points))
     by_chip = {chip: tuple(p for p in points if p.chip == chip) for chip in chips}
     specs = {chip: spec_constants(chip_of(chip)) for chip in chips}
-    alone = [_rates(specs[chip], own, None) for chip, own in by_chip.items()]
+    alone = [_rates(specs[c], chip_points, None) for c, chip_points in by_chip.items()]
     latency_s = median(rates.latency_s for rates in alone if rates is not None)
-    pooled = [_rates(specs[chip], own, latency_s) for chip, own in by_chip.items()]
+    pooled = [_rates(specs[c], chip_points, latency_s) for c, chip_points in by_chip.items()]
     efficiency = median(rates.efficiency for rates in pooled if rates is not None)
-    exchanges = [_exchange_efficiency(specs[c], own, latency_s) for c, own in by_chip.items()]
+    exchanges = [
+        _exchange_efficiency(specs[c], chip_points, latency_s) for c, chip_points in by_chip.items()
+    ]
     return latency_s, efficiency, median([e for e in exchanges if e is not None] or [efficiency])
 
 

@@ -1,4 +1,4 @@
-"""Whole programs of the TPU compiler: what makes up a step, what hides, and which rows carry it."""
+"""Compiled programs of libtpu: parts, overlap and rows of a simulated step."""
 
 import pytest
 from goldens import GOLDEN_DIR, GOLDENS
@@ -18,17 +18,17 @@ def _timed(name: str) -> tuple[TimedStep, list]:
     slices = f"{golden.n_slices}x" if golden.n_slices > 1 else ""
     topology = parse_topology(slices + golden.topology)
     module = read_hlo(GOLDEN_DIR / f"{name}.jax-{JAX}.txt.gz")
-    found = module_collectives(
+    collectives = module_collectives(
         module, mesh=Mesh(axes=golden.axes), crosses_slices=topology.crosses_slices
     )
     phase = Phase(golden.phase)
-    step = timed_step(module, found, phase=phase, topology=topology)
-    rows = rows_of(found, n_steps_of={}, crosses_slices=topology.crosses_slices)
+    step = timed_step(module, collectives, phase=phase, topology=topology)
+    rows = rows_of(collectives, n_steps_of={}, crosses_slices=topology.crosses_slices)
     return step, step.rows(rows)
 
 
 @pytest.mark.parametrize("name", GOLDENS)
-def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
+def test_parts_sum_to_the_step_and_rows_to_its_collectives(name: str):
     timed, rows = _timed(name)
     step = timed.time
     assert step.compute_s + step.exposed_s + step.idle_s == pytest.approx(step.step.value_s)
@@ -38,7 +38,7 @@ def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
     assert step.step.low_s <= step.step.value_s <= step.step.high_s
     assert not any(note for note in step.notes if "loop" in note)
     known = [row for row in rows if row.dur_s is not None]
-    # Every collective with a price has its row, and the rows add up to what ran.
+    # Every estimated collective has its row, and the rows sum to the simulated time.
     if not timed.simulated.unestimated:
         assert len(known) == len(rows)
         assert sum(r.dur_s * r.count for r in known) == pytest.approx(step.collective_s)
@@ -48,25 +48,25 @@ def test_parts_make_up_the_step_and_rows_its_collectives(name: str):
 @pytest.mark.parametrize(
     "name", [name.removesuffix("_scan") for name in GOLDENS if name.endswith("prefill_scan")]
 )
-def test_scanned_layers_take_about_as_long_as_unrolled_ones(name: str):
+def test_scanned_and_unrolled_layers_take_similar_times(name: str):
     """Not exactly: a scan slices each layer's weights out of their stack."""
     scanned, unrolled = (_timed(f"{name}_{loop}")[0].time for loop in ("scan", "unroll"))
     assert scanned.collective_s == pytest.approx(unrolled.collective_s, rel=0.05)
     assert scanned.step.value_s == pytest.approx(unrolled.step.value_s, rel=0.5)
 
 
-def test_gathers_spread_over_fusions_hide_behind_them():
+def test_gathers_spread_over_fusions_overlap_them():
     step = _timed("v5e_fsdp8_prefill_auto_async")[0].time
     assert step.collective_s > 2 * step.compute_s
     assert step.collective_s - step.exposed_s > 0.7 * step.compute_s
 
 
-def test_permutes_of_a_windowed_einsum_hide_behind_its_products():
+def test_permutes_of_a_collective_matmul_overlap_its_products():
     step = _timed("v6e_windowed_scan")[0].time
     assert step.exposed_s < 0.7 * step.collective_s
 
 
-def test_kernel_that_talks_without_saying_to_whom_has_no_time():
+def test_communicating_kernel_with_unknown_peers_has_no_time():
     timed, rows = _timed("v6e_kernel")
     assert timed.simulated.unestimated
     assert any("not in the times" in note for note in timed.time.notes)

@@ -1,4 +1,4 @@
-"""The machine's tally against a clock that is sampled moment by moment."""
+"""The machine's tally against a clock sampled tick by tick."""
 
 import random
 from collections import Counter
@@ -18,7 +18,7 @@ def _task(name: str, lane: str, ticks: int) -> Task:
 
 @dataclass
 class Program:
-    """Steps of a made-up schedule: ("run", n), ("issue", name, lane, n, resource), ("wait", name)."""
+    """Steps of a synthetic schedule: ("run", n), ("issue", name, lane, n, resource), ("wait", name)."""
 
     steps: list[tuple]
 
@@ -53,7 +53,7 @@ def _play(machine: Machine, program: Program) -> None:
 
 
 def _sampled(program: Program) -> tuple[float, Counter[str]]:
-    """Tick by tick: who works, and what is under way; nothing is added up in closed form."""
+    """Ticks of compute, exposed communication and idle time, sampled one by one."""
     counts: Counter[str] = Counter()
     under_way: dict[str, list] = {}  # name -> [lane, resource, ticks left]
     queues: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ def _sampled(program: Program) -> tuple[float, Counter[str]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_tally_equals_sampling_of_every_moment(seed: int):
+def test_tally_equals_sampling_of_every_tick(seed: int):
     program = _random_program(seed)
     machine = Machine()
     _play(machine, program)
@@ -100,7 +100,7 @@ def test_tally_equals_sampling_of_every_moment(seed: int):
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
-def test_folded_loop_equals_the_loop_written_out(seed: int, n: int):
+def test_folded_loop_equals_the_unrolled_loop(seed: int, n: int):
     body = _random_program(1000 + seed)
     before, after = _random_program(2000 + seed), _random_program(3000 + seed)
 
@@ -121,8 +121,8 @@ def test_folded_loop_equals_the_loop_written_out(seed: int, n: int):
         assert folded.tally[key] == pytest.approx(value), key
 
 
-def test_collective_that_is_awaited_in_the_next_iteration_is_folded_right():
-    """A software pipeline: each iteration awaits what the one before issued."""
+def test_collective_awaited_in_the_next_iteration_folds_correctly():
+    """A software pipeline: each iteration awaits the collective of the previous one."""
 
     def played(*, is_folded: bool) -> Machine:
         machine = Machine()
@@ -170,7 +170,7 @@ def test_spans_of_nested_loops_expand_to_every_repetition():
         assert starts == pytest.approx([s.start_s for s in written.spans if s.task.name == name])
 
 
-def test_collectives_on_different_links_run_together_and_on_the_same_one_queue():
+def test_collectives_overlap_on_different_links_and_queue_on_one():
     together, queued = Machine(), Machine()
     for machine, links in ((together, ("x+", "x-")), (queued, ("x+", "x+"))):
         flights = [machine.issue(_task(f"p{i}", LINK_LANE, 10), [links[i]]) for i in range(2)]

@@ -1,4 +1,4 @@
-"""Schedules of a few lines, whose time can be added up by hand."""
+"""Schedules of a few lines whose time is a simple sum."""
 
 import pytest
 
@@ -43,8 +43,8 @@ ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
 
 def _timed(entry: str, computations: str = "") -> TimedStep:
     module = parse_hlo(_module(entry, computations), "test.hlo")
-    found = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
-    return timed_step(module, found, phase=Phase.PREFILL, topology=SLICE)
+    collectives = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
+    return timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE)
 
 
 def _work(name: str, operand: str, cycles: int, part: str = "mlp") -> str:
@@ -84,7 +84,7 @@ def _permute_s() -> float:
     ).seconds
 
 
-def test_synchronous_collective_stops_the_core():
+def test_synchronous_collective_stalls_the_core():
     step = _timed(_work("a", "x", 7000) + _reduced("r", "a") + _work("b", "r", 3500)).time
     assert step.compute_s == pytest.approx(10_500 / HZ)
     assert step.exposed_s == pytest.approx(_all_reduce_s())
@@ -96,7 +96,7 @@ def test_synchronous_collective_stops_the_core():
     )
 
 
-def test_asynchronous_collective_hides_behind_what_stands_between_start_and_done():
+def test_asynchronous_collective_overlaps_work_before_its_done():
     some = 17_500  # 10 us, less than the permute takes
     step = _timed(
         _permute("s", "x") + _work("a", "x", some) + _permuted("d", "s") + _work("b", "d", 1750)
@@ -141,7 +141,7 @@ AT_ENTRY = f"""\
 """
 
 
-def test_loop_repeats_and_its_rows_carry_the_mean_of_one_execution():
+def test_loop_rows_have_the_mean_time_of_one_execution():
     body = _work("w", "v", 1750) + _reduced("r", "w")
     timed = _timed(AT_ENTRY, LOOP.format(array=ARRAY, body=body, result="r", n=40))
     assert timed.time.compute_s == pytest.approx(40 * 1750 / HZ)
@@ -150,7 +150,7 @@ def test_loop_repeats_and_its_rows_carry_the_mean_of_one_execution():
     assert (part.part, part.exposed_s) == ("mlp", pytest.approx(40 * _all_reduce_s()))
 
 
-def test_dearest_branch_of_a_conditional_counts():
+def test_costliest_branch_of_a_conditional_runs():
     branch = "\n%b{k} (y: {a}) -> {a} {{\n  %y{k} = {a} parameter(0)\n{work}  ROOT %e{k} = {a} bitcast(%w{k})\n}}\n"
     branches = "".join(
         branch.format(k=k, a=ARRAY, work=_work(f"w{k}", f"y{k}", cycles))
@@ -163,13 +163,13 @@ def test_dearest_branch_of_a_conditional_counts():
     assert _timed(entry, branches).time.step.value_s == pytest.approx(7000 / HZ)
 
 
-def test_unknown_operation_is_counted_and_its_share_bounded():
+def test_unknown_op_is_counted_with_a_bounded_time():
     step = _timed(f"  %odd = {ARRAY} frobnicate(%x)\n" + _work("a", "odd", 1750)).time
-    (found,) = step.unestimated
-    assert (found.opcode, found.count, found.is_known) == ("odd", 1, False)
-    assert found.seconds.low_s == 0
-    assert found.seconds.high_s == pytest.approx(10 * found.seconds.value_s)
-    assert step.unestimated_frac == pytest.approx(found.seconds.value_s / step.step.value_s)
+    (work,) = step.unestimated
+    assert (work.opcode, work.count, work.is_known) == ("odd", 1, False)
+    assert work.seconds.low_s == 0
+    assert work.seconds.high_s == pytest.approx(10 * work.seconds.value_s)
+    assert step.unestimated_frac == pytest.approx(work.seconds.value_s / step.step.value_s)
 
 
 def test_work_without_an_estimate_is_priced_by_its_bytes():
@@ -180,7 +180,7 @@ def test_work_without_an_estimate_is_priced_by_its_bytes():
     assert step.by_basis_s == pytest.approx({"roofline": moved})
 
 
-def test_what_is_taken_of_a_large_table_counts_not_the_table():
+def test_a_gather_counts_the_rows_it_reads():
     taken = (
         "  %i = s32[] constant(0)\n"
         "  %t = f32[1024] dynamic-slice(%x, %i), dynamic_slice_sizes={1024}\n"
@@ -190,7 +190,7 @@ def test_what_is_taken_of_a_large_table_counts_not_the_table():
     assert _timed(taken).time.compute_s == pytest.approx(moved)
 
 
-def test_copy_beside_the_core_is_waited_for_as_idle_time():
+def test_waiting_for_a_copy_is_idle_time():
     copy = f"  %cs = ({ARRAY}, {ARRAY}, u32[]) copy-start(%x)\n"
     done = f"  %cd = {ARRAY} copy-done(%cs)\n"
     copied = PAYLOAD / 1.6e12 / 0.85

@@ -1,4 +1,4 @@
-"""Fits against lines that are known, and what is refused."""
+"""Fits of known lines, and rejected inputs."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from meshscope.interconnect.fitting import fit_line, spread_of
 WORK = [0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
 
 
-def test_a_line_is_found_exactly() -> None:
+def test_an_exact_line_is_recovered() -> None:
     fit = fit_line(WORK, [8e-6 + 1.25 * w for w in WORK], name="x")
     assert (fit.latency_s, fit.inverse_bandwidth) == pytest.approx((8e-6, 1.25))
     assert fit.log_errors == pytest.approx([0.0] * 6, abs=1e-9)
 
 
-def test_an_outlier_moves_it_little() -> None:
+def test_an_outlier_has_little_weight() -> None:
     seconds = [8e-6 + 1.25 * w for w in WORK]
     seconds[4] *= 5
     fit = fit_line(WORK, seconds, name="x")
@@ -32,21 +32,21 @@ def test_an_outlier_moves_it_little() -> None:
         ([1.0, 2.0, 3.0], [1.0, 0.0, 1.0], "time of 0 s is not positive"),
     ],
 )
-def test_what_no_wire_has_is_refused(work: list[float], seconds: list[float], words: str) -> None:
+def test_impossible_lines_are_rejected(work: list[float], seconds: list[float], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         fit_line(work, seconds, name="all_reduce")
 
 
-def test_spreads_hold_nine_of_ten_new_errors() -> None:
-    """Split conformal prediction, by trial: coverage over many draws, any distribution."""
+def test_spreads_cover_nine_of_ten_new_errors() -> None:
+    """Coverage of split conformal prediction over many draws of a heavy-tailed distribution."""
     rng = np.random.default_rng(0)
-    held = [
+    is_covered = [
         np.exp(abs(new)) <= spread_of(errors.tolist())
         for errors, new in ((rng.standard_t(2, 19), rng.standard_t(2)) for _ in range(4000))
     ]
-    assert 0.88 <= np.mean(held) <= 0.93
+    assert 0.88 <= np.mean(is_covered) <= 0.93
 
 
-def test_without_held_out_points_there_is_no_interval() -> None:
+def test_an_interval_needs_holdout_points() -> None:
     with pytest.raises(SpecError, match="no holdout points"):
         spread_of([])

@@ -1,4 +1,4 @@
-"""Bytes on every link, against simulations that move shards and messages one hop at a time."""
+"""Bytes on every link against simulations that move shards and messages hop by hop."""
 
 from collections import Counter
 from dataclasses import replace
@@ -29,17 +29,17 @@ Link = tuple[Node, Node, str]  # chips, and up or down: rings of two have one li
 
 
 def loads(kind: Kind, topology: Topology, groups: Groups, strategy: str) -> dict[Link, float]:
-    found = link_loads(
+    link_bytes = link_loads(
         kind, groups=groups, payload_bytes=1 << 20, topology=topology, strategy=strategy
     )
     counted: Counter[Link] = Counter()
-    for load in found:
+    for load in link_bytes:
         counted[(load.source, load.target, load.dim)] += load.load_bytes
     return dict(counted)
 
 
 def steps(topology: Topology, source: Node, target: Node) -> list[tuple[list[Node], float]]:
-    """The ways of a message, x first, then y, then z; both ways round where they are equally long."""
+    """The routes of a message, x first, then y, then z; both ways around if they are equally long."""
     sizes = (*topology.grid, 1, 1)[:3]
     wraps = [s % (topology.chip.wraps_from or 1 << 30) == 0 and s > 1 for s in sizes]
     if topology.chip.n_grid_dims == 3 and not all(wraps):
@@ -88,7 +88,7 @@ TORI = ["v6e:2x4", "v6e:4x4", "v5e:2x16", "v5p:2x2x2", "v5p:4x4x4", "v4:2x2x1"]
 
 
 @pytest.mark.parametrize("name", TORI)
-def test_all_to_all_is_every_message_on_its_way(name: str) -> None:
+def test_all_to_all_loads_are_those_of_its_messages(name: str) -> None:
     topology = parse_topology(name)
     n = topology.n_devices
     expected: Counter[Link] = Counter()
@@ -97,13 +97,13 @@ def test_all_to_all_is_every_message_on_its_way(name: str) -> None:
         for way, share in steps(topology, *ends):
             for here, there in pairwise(way):
                 expected[(here, there, dim_of(here, there))] += share * (1 << 20) / n
-    found = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
-    assert found == pytest.approx(dict(expected))
+    link_bytes = loads(Kind.ALL_TO_ALL, topology, (tuple(range(n)),), DIRECT)
+    assert link_bytes == pytest.approx(dict(expected))
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["v6e:4x4", "v5e:2x16", "v5p:4x4x4"])
-def test_permutes_are_every_message_on_its_way(name: str, seed: int) -> None:
+def test_permute_loads_are_those_of_its_messages(name: str, seed: int) -> None:
     topology = parse_topology(name)
     shuffled = np.random.default_rng(seed).permutation(topology.n_devices).tolist()
     pairs = tuple((source, target) for source, target in enumerate(shuffled) if source != target)
@@ -116,42 +116,42 @@ def test_permutes_are_every_message_on_its_way(name: str, seed: int) -> None:
     assert loads(Kind.PERMUTE, topology, pairs, DIRECT) == pytest.approx(dict(expected))
 
 
-def test_a_line_passes_on_every_shard_to_its_ends() -> None:
-    """Shards of eight chips in a line, moved step by step until all have all."""
+def test_a_line_forwards_every_shard_to_its_ends() -> None:
+    """Shards of eight chips in a line, moved step by step until every chip has all of them."""
     topology = parse_topology("v6e:2x8")
     groups = groups_along(topology, "y")
     have = [{chip} for chip in range(8)]
     crossed: Counter[tuple[int, int]] = Counter()
     for _ in range(7):
-        before = [set(own) for own in have]
+        before = [set(shards) for shards in have]
         for here, there in [*pairwise(range(8)), *pairwise(reversed(range(8)))]:
             new = before[here] - have[there]
-            # Only those from behind travel this way: the others come from the other side.
+            # Only shards from behind travel this way; the others come from the other side.
             new = {s for s in new if (s <= here if there > here else s >= here)}
             crossed[(here, there)] += len(new)
             have[there] |= new
-    assert all(len(own) == 8 for own in have)
-    found = loads(Kind.ALL_GATHER, topology, groups, BIDIRECTIONAL_RING)
+    assert all(len(shards) == 8 for shards in have)
+    link_bytes = loads(Kind.ALL_GATHER, topology, groups, BIDIRECTIONAL_RING)
     expected = {
         ((x, a, 0), (x, b, 0), "y"): n / 8 * (1 << 20)
         for x in range(2)
         for (a, b), n in crossed.items()
     }
-    assert found == pytest.approx(expected)
+    assert link_bytes == pytest.approx(expected)
 
 
 def test_phases_gather_row_by_row_then_whole_rows() -> None:
-    """2x2: first a quarter to the neighbour in z, y, x order, then half to the other."""
+    """2x2: first a quarter to the neighbor in z, y, x order, then half to the other."""
     topology = parse_topology("v5p:2x2x1")
-    found = loads(Kind.ALL_GATHER, topology, ((0, 1, 2, 3),), DIMENSION_ORDERED)
-    assert sorted(found.values()) == pytest.approx([(1 << 18)] * 4 + [(1 << 19)] * 4)
+    link_bytes = loads(Kind.ALL_GATHER, topology, ((0, 1, 2, 3),), DIMENSION_ORDERED)
+    assert sorted(link_bytes.values()) == pytest.approx([(1 << 18)] * 4 + [(1 << 19)] * 4)
 
 
 @pytest.mark.parametrize(
     "strategy", [BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, DIMENSION_ORDERED, MULTI_COLOR]
 )
 @pytest.mark.parametrize("name", ["v6e:2x4", "v6e:16x16", "v5p:4x4x4", "v5p:2x2x4"])
-def test_every_chip_receives_at_least_what_it_lacks(name: str, strategy: str) -> None:
+def test_every_chip_receives_at_least_its_missing_shards(name: str, strategy: str) -> None:
     topology = parse_topology(name)
     n = topology.n_devices
     received: Counter[Node] = Counter()
@@ -159,15 +159,15 @@ def test_every_chip_receives_at_least_what_it_lacks(name: str, strategy: str) ->
         Kind.ALL_GATHER, topology, (tuple(range(n)),), strategy
     ).items():
         received[target] += load
-    lacking = (1 << 20) * (n - 1) / n
+    missing = (1 << 20) * (n - 1) / n
     assert len(received) == topology.n_chips
-    assert min(received.values()) >= lacking * (1 - 1e-9)
+    assert min(received.values()) >= missing * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER])
 @pytest.mark.parametrize("name", ["v6e:2x4", "v6e:4x4", "v5p:4x4x4"])
-def test_link_bytes_add_up_to_wire_bytes_where_rings_join_neighbours(name: str, kind: Kind) -> None:
-    """A ring over neighbours needs one hop: the links together carry what the devices send."""
+def test_link_bytes_sum_to_wire_bytes_for_rings_of_neighbors(name: str, kind: Kind) -> None:
+    """A ring over neighbors takes one hop per step, so all links together carry the sent bytes."""
     topology = parse_topology(name)
     n = topology.n_devices
     total = sum(loads(kind, topology, (tuple(range(n)),), BIDIRECTIONAL_RING).values())
@@ -182,15 +182,15 @@ def test_groups_with_strides_share_links() -> None:
     topology = parse_topology("v6e:2x4")
     groups = parse_plan("dp=2,tp=4").mesh.groups("dp")
     assert groups == ((0, 4), (1, 5), (2, 6), (3, 7))
-    found = loads(Kind.ALL_REDUCE, topology, groups, BIDIRECTIONAL_RING)
-    by_link = {link[0][1]: load for link, load in found.items() if link[1][1] > link[0][1]}
+    link_bytes = loads(Kind.ALL_REDUCE, topology, groups, BIDIRECTIONAL_RING)
+    by_link = {link[0][1]: load for link, load in link_bytes.items() if link[1][1] > link[0][1]}
     assert by_link == pytest.approx({0: 1 << 20, 1: 2 << 20, 2: 1 << 20})
 
 
 @pytest.mark.parametrize(
     "shape", [(2, 4), (4, 4, 4), (1, 2, 3), (3, 1, 4), (2, 2, 1), (5, 5, 2), (1, 1, 8)]
 )
-def test_rings_pass_through_neighbours_and_close(shape: tuple[int, ...]) -> None:
+def test_rings_visit_neighbors_and_close(shape: tuple[int, ...]) -> None:
     shape = (*(1,) * (3 - len(shape)), *shape)
     order = hamiltonian_order(shape)
     assert sorted(order.tolist()) == list(range(np.prod(shape)))
@@ -254,16 +254,16 @@ def test_the_order_of_ids_in_a_group_does_not_matter(kind: Kind) -> None:
     [("v6e:2x4", 2), ("v6e:16x16", 32), ("v5p:2x2x4", 4), ("v5p:4x4x4", 32)],
 )
 def test_no_all_to_all_beats_the_bisection(name: str, n_links: int) -> None:
-    """Half of each device's bytes cross the middle of the longest dimension, both ways at once."""
+    """Half of each device's bytes cross the bisection, both ways at once."""
     topology = parse_topology(name)
     assert n_bisection_links(topology) == n_links
     bound = least_all_to_all_s(topology, 1 << 26)
-    found = collective_time(
+    modeled_s = collective_time(
         Kind.ALL_TO_ALL,
         groups=(tuple(range(topology.n_devices)),),
         payload_bytes=1 << 26,
         topology=topology,
         constants=replace(spec_constants(topology.chip), hop_s=0.0),
     ).seconds
-    assert found >= bound * (1 - 1e-9)
-    assert found == pytest.approx(bound)  # and on boxes direct routes reach it
+    assert modeled_s >= bound * (1 - 1e-9)
+    assert modeled_s == pytest.approx(bound)  # direct routes on a box reach the bound

@@ -1,4 +1,4 @@
-"""Device ids and coordinates, against libtpu's own."""
+"""Device ids and coordinates against those of libtpu."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ GOLDEN = json.loads(
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_devices_sit_where_libtpu_says(name: str) -> None:
+def test_coordinates_equal_those_of_libtpu(name: str) -> None:
     placement = placement_of(parse_topology(name))
     ours = np.column_stack(
         [placement.slice_index, placement.coordinates, placement.core, placement.host]

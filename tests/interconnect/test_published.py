@@ -1,4 +1,4 @@
-"""The model beside what others measured and published, and what its intervals promise."""
+"""The interconnect model against published measurements, and the coverage of its intervals."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
 
 
-def told(point: Point) -> str:
+def point_id(point: Point) -> str:
     return f"{point.topology}-{point.kind}-{point.payload_bytes}"
 
 
-def test_no_more_than_half_of_the_points_is_fitted_on() -> None:
-    fitted, judging = split_points(POINTS)
-    assert not set(fitted) & set(judging)
-    assert set(fitted) | set(judging) == set(POINTS)
+def test_at_most_half_of_the_points_are_fitted() -> None:
+    fitted, holdout = split_points(POINTS)
+    assert not set(fitted) & set(holdout)
+    assert set(fitted) | set(holdout) == set(POINTS)
     assert len(fitted) <= len(POINTS) / 2
 
 
@@ -47,21 +47,21 @@ def test_v6e_all_reduce_rates(topology: str, gb_per_s: float) -> None:
 @pytest.mark.parametrize(
     "point",
     [p for p in POINTS if p.source == XPROF_V5P and p.payload_bytes > 1 << 20],
-    ids=told,
+    ids=point_id,
 )
 def test_v5p_collectives_of_a_step(point: Point) -> None:
     """xprof's golden profile of a MaxText step on 2x2x1: 1 MB and more within 10 %."""
     assert modeled_s(point, constants_of(chip_of("v5p"))) == pytest.approx(point.seconds, rel=0.10)
 
 
-def test_half_of_the_held_out_points_lie_within_five_percent() -> None:
+def test_half_of_the_holdout_is_within_five_percent() -> None:
     errors = np.abs(list(holdout_errors().values()))
     assert float(np.median(errors)) <= 0.05
     assert float(errors.max()) <= 0.35
 
 
-def test_intervals_hold_the_points_that_judged_them() -> None:
-    """With 7 and 11 held-out points conformal intervals hold at least 90 % of them."""
+def test_intervals_cover_the_holdout() -> None:
+    """With 7 and 11 holdout points, conformal intervals cover at least 90 % of them."""
     inside = [
         time.low_s <= point.seconds <= time.high_s
         for point in holdout_errors()
@@ -79,7 +79,7 @@ def timed(point: Point):
     )
 
 
-def test_what_was_measured_is_no_extrapolation_and_the_rest_is() -> None:
+def test_only_collectives_outside_the_measurements_are_extrapolated() -> None:
     topology, groups = parse_topology("v6e:2x4"), parse_plan("tp=8").mesh.groups("tp")
     measured = collective_time(
         Kind.ALL_REDUCE, groups=groups, payload_bytes=1 << 26, topology=topology
@@ -103,7 +103,7 @@ def test_what_was_measured_is_no_extrapolation_and_the_rest_is() -> None:
 @pytest.mark.parametrize(
     ("name", "algorithm", "strategy"),
     [
-        # Words that libtpu 0.0.42 wrote for these very groups, and none.
+        # Names that libtpu 0.0.42 writes for these groups, and None.
         (
             "v6e:2x4",
             "RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors",
@@ -122,7 +122,7 @@ def test_what_was_measured_is_no_extrapolation_and_the_rest_is() -> None:
         ("v6e:2x4", None, "bidirectional ring"),
     ],
 )
-def test_the_compilers_words_choose_the_strategy(
+def test_names_in_compiled_hlo_select_the_strategy(
     name: str, algorithm: str | None, strategy: str
 ) -> None:
     topology = parse_topology(name)
@@ -136,10 +136,10 @@ def test_the_compilers_words_choose_the_strategy(
     assert time.strategy == strategy
 
 
-def test_slices_meet_over_the_network_of_their_hosts() -> None:
+def test_slices_communicate_over_dcn() -> None:
     """Trillium: psum of 303,038,464 B between the same chips of two slices of 256: 4.11 GB/s published.
 
-    Eight hosts' worth of chips share nothing: each host of four chips sends 4 x 303 MB.
+    Each host of four chips sends 4 x 303 MB.
     """
     (point,) = (p for p in POINTS if p.topology.startswith("2x"))
     assert modeled_s(point, constants_of(chip_of("v6e"))) == pytest.approx(point.seconds, rel=0.01)
@@ -163,7 +163,7 @@ def test_slices_meet_over_the_network_of_their_hosts() -> None:
     assert together.seconds == pytest.approx(network_s + inside.seconds, rel=0.02)
 
 
-def test_h100_reaches_the_rates_that_nccl_promises() -> None:
+def test_h100_reaches_the_published_nccl_rates() -> None:
     """nccl-tests issue 212: 370 GB/s busbw for rings, about 480 for all-reduces of eight by SHARP."""
     topology, groups = parse_topology("h100:8"), (tuple(range(8)),)
     payload = 1 << 34
@@ -184,7 +184,7 @@ def test_small_all_reduces_of_h100_take_nccls_latency() -> None:
     assert time.seconds == pytest.approx(3.6e-6 + 6 * 0.47e-6, rel=0.01)
 
 
-def test_nodes_of_gpus_meet_over_their_cards() -> None:
+def test_gpu_nodes_communicate_over_their_nics() -> None:
     """Point to point between nodes: 50 GB/s, within a node 370."""
     topology = parse_topology("2xh100:8")
     for pair, rate in (((0, 8), 5e10 * 370 / 450), ((0, 1), 370e9)):
@@ -229,9 +229,7 @@ def test_a_group_of_one_sends_nothing() -> None:
         ("2xh100:8", "tp=16", "tp", ("links", "network")),
     ],
 )
-def test_the_wires_that_are_used_are_told(
-    name: str, plan: str, axis: str, axes: tuple[str, ...]
-) -> None:
+def test_axes_are_the_links_in_use(name: str, plan: str, axis: str, axes: tuple[str, ...]) -> None:
     time = collective_time(
         Kind.ALL_REDUCE,
         groups=parse_plan(plan).mesh.groups(axis),
@@ -243,7 +241,7 @@ def test_the_wires_that_are_used_are_told(
 
 def test_both_cores_of_a_chip_share_its_links() -> None:
     """tpu7x 2x2x1, gather of V over 8 cores: each core gathers its half of V over the chips, both over
-    two links of 1e11 B/s, then the halves change places at 6e11: V 3/4 / 2e11 + V/2 / 6e11."""
+    two links of 1e11 B/s, then the cores swap halves at 6e11: V 3/4 / 2e11 + V/2 / 6e11."""
     topology = parse_topology("tpu7x:2x2x1")
     payload = 1 << 30
     constants = replace(spec_constants(topology.chip), hop_s=0.0)
@@ -257,8 +255,8 @@ def test_both_cores_of_a_chip_share_its_links() -> None:
     assert time.seconds == pytest.approx(payload * (3 / 4 / 2e11 + 1 / 2 / 6e11))
 
 
-def test_all_reduces_between_nodes_get_no_help_of_a_nodes_switch() -> None:
-    """Eight nodes, one GPU of each: 2(n-1)/n of the payload over a card of 50 GB/s, at NCCL's share."""
+def test_sharp_does_not_apply_between_nodes() -> None:
+    """Eight nodes, one GPU of each: 2(n-1)/n of the payload over a NIC of 50 GB/s, at NCCL's share."""
     topology = parse_topology("8xh100:8")
     time = collective_time(
         Kind.ALL_REDUCE,

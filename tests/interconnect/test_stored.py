@@ -1,4 +1,4 @@
-"""What is kept of the fit is what the fit gives."""
+"""The stored constants equal a fresh fit."""
 
 import pytest
 from fit_collectives import fit_constants
@@ -20,10 +20,10 @@ KNOWN = [chip for chip in CHIPS.values() if _has_constants(chip)]
 
 
 @pytest.mark.parametrize("chip", KNOWN, ids=lambda chip: chip.name)
-def test_kept_constants_are_those_of_the_fit(chip: Chip) -> None:
-    kept, fitted = constants_of(chip), fit_constants(chip)
-    assert _figures(kept) == pytest.approx(_figures(fitted), rel=1e-9)
-    assert (kept.source, kept.measured, kept.protocols) == (
+def test_stored_constants_equal_the_fit(chip: Chip) -> None:
+    stored, fitted = constants_of(chip), fit_constants(chip)
+    assert _figures(stored) == pytest.approx(_figures(fitted), rel=1e-9)
+    assert (stored.source, stored.measured, stored.protocols) == (
         fitted.source,
         fitted.measured,
         fitted.protocols,
@@ -37,10 +37,10 @@ def test_a_chip_without_published_wires_is_refused() -> None:
 
 def _figures(constants: LinkConstants) -> dict[str, float]:
     spreads = constants.spreads
-    rates = {"any": constants.rates, **{own.kind: own.rates for own in constants.by_kind}}
+    rates = {"any": constants.rates, **{entry.kind: entry.rates for entry in constants.by_kind}}
     figures = {
-        **{f"{name} floor": own.latency_s for name, own in rates.items()},
-        **{f"{name} share": own.efficiency for name, own in rates.items()},
+        **{f"{name} latency": rate.latency_s for name, rate in rates.items()},
+        **{f"{name} efficiency": rate.efficiency for name, rate in rates.items()},
         "links": constants.links_at_once,
         "host": constants.host_bytes_per_s,
         "die": constants.die_bytes_per_s,

@@ -1,4 +1,4 @@
-"""The scaling book's worked examples, to the digits that it gives, from the published peaks alone."""
+"""The scaling book's worked examples from published peaks, to the printed digits."""
 
 from dataclasses import replace
 
@@ -34,8 +34,8 @@ def book_s(
     ).seconds
 
 
-def all_but_own(n: int) -> float:
-    """The book's quick formulas count the shard that a device has already; its table does not."""
+def missing_frac(n: int) -> float:
+    """The book's quick formulas include the device's own shard; its table does not."""
     return (n - 1) / n
 
 
@@ -78,7 +78,7 @@ def test_v4_gather_over_one_axis() -> None:
     seconds = book_s(
         Kind.ALL_GATHER, "v4:4x4x4", groups, 2 * 1024 * 4096 // 4, constants=no_hops("v4")
     )
-    assert seconds / all_but_own(4) == pytest.approx(23e-6, rel=0.02)
+    assert seconds / missing_frac(4) == pytest.approx(23e-6, rel=0.02)
 
 
 def plane_groups() -> Groups:
@@ -97,14 +97,14 @@ def test_v4_gather_over_two_axes() -> None:
         strategy=MULTI_COLOR,
         constants=no_hops("v4"),
     )
-    assert seconds / all_but_own(16) == pytest.approx(46e-6, rel=0.02)
+    assert seconds / missing_frac(16) == pytest.approx(46e-6, rel=0.02)
 
 
 def test_v4_all_reduce_over_one_axis() -> None:
     """sharding.md question 2 (3): bf16[1024,4096] over Z: roughly 190 us."""
     groups = groups_along(parse_topology("v4:4x4x4"), "z")
     seconds = book_s(Kind.ALL_REDUCE, "v4:4x4x4", groups, 2 * 1024 * 4096, constants=no_hops("v4"))
-    assert seconds / all_but_own(4) == pytest.approx(190e-6, rel=0.02)
+    assert seconds / missing_frac(4) == pytest.approx(190e-6, rel=0.02)
 
 
 def test_v4_latency_of_a_ring_of_four() -> None:
@@ -120,7 +120,7 @@ def test_v5e_model_parallel_gather() -> None:
     """
     every = (tuple(range(32)),)
     seconds = book_s(Kind.ALL_GATHER, "v5e:4x8", every, 2 * 64 * 8192, constants=no_hops("v5e"))
-    assert seconds / all_but_own(32) == pytest.approx(11e-6, rel=0.06)  # two digits, cut off
+    assert seconds / missing_frac(32) == pytest.approx(11e-6, rel=0.06)  # two digits, cut off
 
 
 @pytest.mark.xfail(
@@ -149,7 +149,7 @@ def test_v5p_link_as_the_book_has_it() -> None:
         topology=topology,
         constants=book,
     ).seconds
-    assert seconds <= 983.4e-6  # no gather beats its wires
+    assert seconds <= 983.4e-6  # no gather beats its links
 
 
 @pytest.mark.parametrize("dim", ["x", "y"])
@@ -157,7 +157,9 @@ def test_all_to_all_of_a_ring_costs_a_quarter_of_a_gather(dim: str) -> None:
     """sharding.md, "AllToAll": bytes/4 on a bidirectional ring, of the whole array that is gathered."""
     topology = parse_topology("v5e:16x16")
     groups = groups_along(topology, dim)
-    own = 1 << 20
-    exchange = book_s(Kind.ALL_TO_ALL, "v5e:16x16", groups, own, constants=no_hops("v5e"))
-    gather = book_s(Kind.ALL_GATHER, "v5e:16x16", groups, 16 * own, constants=no_hops("v5e"))
-    assert exchange / (gather / all_but_own(16)) == pytest.approx(1 / 4)
+    local_bytes = 1 << 20
+    exchange = book_s(Kind.ALL_TO_ALL, "v5e:16x16", groups, local_bytes, constants=no_hops("v5e"))
+    gather = book_s(
+        Kind.ALL_GATHER, "v5e:16x16", groups, 16 * local_bytes, constants=no_hops("v5e")
+    )
+    assert exchange / (gather / missing_frac(16)) == pytest.approx(1 / 4)

@@ -38,7 +38,7 @@ def test_windowed_layers_of_gpt_oss_attend_to_their_window(context: int) -> None
         position = context - 1
         n_keys = sum(position - window < key <= position for key in range(context))
         assert attended_keys(attention, kind, context) == n_keys
-        widths = attention.n_heads * attention.head_dim  # of queries, and of weighted values
+        widths = attention.n_heads * attention.head_dim
         assert attention_flops(attention, kind, context) == 2 * 2 * widths * n_keys
 
 

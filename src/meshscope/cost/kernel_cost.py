@@ -7,7 +7,7 @@ import re
 from math import prod
 
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.spec.model.flops import causal_blocks
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
@@ -25,14 +25,15 @@ def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
     return cost if any(cost) else None
 
 
+def _float_operands(computation: Computation, instruction: Instruction) -> list[ArrayShape]:
+    operands = computation.producers(instruction)
+    arrays = (array for operand in operands for array in operand.arrays[:1])
+    return [array for array in arrays if array.dtype.startswith(("bf", "f"))]
+
+
 def known_kernel_flops(computation: Computation, instruction: Instruction) -> int | None:
     """FLOPs of an attention kernel or ragged dot from its operands; None for another kernel."""
-    shapes = [
-        array.dims
-        for operand in computation.producers(instruction)
-        for array in operand.arrays[:1]
-        if array.dtype.startswith(("bf", "f"))
-    ]
+    shapes = [array.dims for array in _float_operands(computation, instruction)]
     if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
         return _cudnn_flops(instruction, shapes)
     if instruction.name.startswith("splash_"):
@@ -53,12 +54,7 @@ def ragged_dot_cost(
     kernel (0.0.42.1, read from compiled programs) lists the tiles of experts with rows, and computes and
     reads only these.
     """
-    floats = [
-        array
-        for operand in computation.producers(instruction)
-        for array in operand.arrays[:1]
-        if array.dtype.startswith(("bf", "f"))
-    ]
+    floats = _float_operands(computation, instruction)
     is_ragged = instruction.name.startswith("ragged-dot") and len(floats) >= 2
     if not is_ragged or len(floats[-1].dims) != 3 or len(floats[-2].dims) != 2:
         return None

@@ -89,8 +89,8 @@ class OpCostModel:
     def _cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
         if _is_free(instruction):
             return None
-        if instruction.opcode == "custom-call":
-            return self._custom_call_cost(computation, instruction)
+        if instruction.opcode == "custom-call" and instruction.estimated_cycles is None:
+            return self._kernel_cost(computation, instruction)
         moved = traffic(self._flow, computation, instruction)
         n_flops = flops(self._flow, computation, instruction)
         time = self._cycles_time(computation, instruction, moved)
@@ -128,7 +128,7 @@ class OpCostModel:
         A large elementwise op takes at most its modeled time.
         """
         profiled = self._profile.get(instruction.name)
-        if profiled is not None:
+        if profiled is not None and instruction.opcode != "custom-call":
             return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE)
         if instruction.estimated_cycles is None:
             return None
@@ -145,18 +145,6 @@ class OpCostModel:
             return self._rates.unknown(n_bytes=moved.n_bytes)
         vmem_bytes = moved.vmem_bytes + _sorted_bytes(instruction)
         return self._rates.roofline(flops=n_flops, hbm_bytes=moved.hbm_bytes, vmem_bytes=vmem_bytes)
-
-    def _custom_call_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
-        """A kernel's cost: the compiler's cycles if stated, else its FLOPs and bytes."""
-        if instruction.estimated_cycles is None:
-            return self._kernel_cost(computation, instruction)
-        return OpCost(
-            time=self._rates.cycles(instruction.estimated_cycles),
-            flops=0,
-            hbm_bytes=traffic(self._flow, computation, instruction).hbm_bytes,
-            is_estimated=True,
-            is_known=True,
-        )
 
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
         """A kernel's cost as declared by its author, from its operands if known, else from its bytes."""

@@ -85,10 +85,7 @@ class Rates:
     def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> OpTime:
         """Time of the compiler's cycles."""
         assert self.clock_hz is not None
-        low, high = self.cycles_interval
-        s = n / self.clock_hz
-        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
-        return OpTime(seconds=seconds, basis=basis)
+        return OpTime(seconds=_scaled(n / self.clock_hz, self.cycles_interval), basis=basis)
 
     def roofline(
         self,
@@ -147,9 +144,12 @@ class Rates:
     def unknown(self, *, n_bytes: float) -> OpTime:
         """Time of an op without a cost model: that of its bytes, with a wide interval."""
         s = n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
-        low, high = UNKNOWN_FACTORS
-        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
+        return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS), basis=TimeBasis.ROOFLINE)
+
+
+def _scaled(s: float, interval: tuple[float, float]) -> TimeEstimate:
+    low, high = interval
+    return TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
 
 
 def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:

@@ -1,7 +1,7 @@
 """Relayouts in a compiled step: tiles that are shuffled, and bytes that pass through memory.
 
 The last two dimensions of a bf16 array form tiles of 8 x 128 numbers. A dimension of 2 or 4 makes tiles
-of as many rows, and the vector unit moves each separately. Read from programs of libtpu 0.0.42.1 with
+with 2 or 4 rows, and the vector unit moves each separately. Read from programs of libtpu 0.0.42.1 with
 scanned layers:
 
 - Key and value weights with 2 to 7 heads per device: each row of the residual stream is a tile, relaid

@@ -111,7 +111,7 @@ class ScheduleSimulator:
     def simulate(self, bound: Bound) -> SimulatedStep:
         """One run of the module; `bound` takes the value or a bound of each duration."""
         assert self.module.entry is not None
-        run = _Run(self, bound)
+        run = _Simulation(self, bound)
         run.execute(self.module.entry, depth=0)
         unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
         return SimulatedStep(
@@ -133,7 +133,7 @@ def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, 
     return [tuple(next(iter(sites.values()))) for sites in by_site.values()]
 
 
-class _Run:
+class _Simulation:
     """One execution of a schedule on a machine."""
 
     def __init__(self, schedule: ScheduleSimulator, bound: Bound) -> None:
@@ -269,7 +269,7 @@ class _Run:
 
     def _duration_s(self, branch: Computation, depth: int) -> float:
         """Seconds of a branch on its own."""
-        run = _Run(self.schedule, self.bound)
+        run = _Simulation(self.schedule, self.bound)
         run.execute(branch, depth=depth + 1)
         return run.machine.now_s
 

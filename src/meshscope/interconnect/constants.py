@@ -59,7 +59,7 @@ class MeasuredRange:
     max_group_size: int
 
     def contains(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
-        """Whether the collective lies inside the measured range."""
+        """Whether the collective is inside the measured range."""
         return (
             kind is self.kind
             and self.min_payload_bytes <= payload_bytes <= self.max_payload_bytes
@@ -113,7 +113,7 @@ class LinkConstants:
         return min(candidates, key=lambda entry: _distance(entry.group_size, group_size)).rates
 
     def is_measured(self, kind: Kind, payload_bytes: float, group_size: int) -> bool:
-        """Whether the collective lies inside a measured range of this chip."""
+        """Whether the collective is inside a measured range of this chip."""
         return any(measured.contains(kind, payload_bytes, group_size) for measured in self.measured)
 
 

@@ -56,7 +56,7 @@ class MemoryRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTime:
-    """Seconds of one product of [rows, depth] with [depth, columns] on one device, in a row of others."""
+    """Seconds of one product of [rows, depth] with [depth, columns] on one device, in a sequence of products."""
 
     rows: int
     depth: int
@@ -89,7 +89,7 @@ class ChipProfile:
 
     @property
     def flops_per_s(self) -> float | None:
-        """The best measured matrix rate of one device: of random matrices, where they were timed."""
+        """The best measured matrix rate of one device, from products of random matrices if timed."""
         rates = [product.flops / product.seconds for product in self.products]
         return max(rates or (rate.flops_per_s for rate in self.matrices), default=None)
 

@@ -31,25 +31,18 @@ _COMPILER_NAMES: tuple[tuple[str, str], ...] = (
     ("UniDirection1DRing", BIDIRECTIONAL_RING),
     ("StrategyRing", BIDIRECTIONAL_RING),
     ("SinglePhaseRingSum", UNIDIRECTIONAL_RING),
+    # Names of earlier versions of meshscope.
+    ("ring, both ways", BIDIRECTIONAL_RING),
+    ("ring, one way", UNIDIRECTIONAL_RING),
+    ("phases per axis,", MULTI_COLOR),
+    ("phases per axis", DIMENSION_ORDERED),
 )
-
-_OWN_NAMES = {
-    BIDIRECTIONAL_RING: BIDIRECTIONAL_RING,
-    UNIDIRECTIONAL_RING: UNIDIRECTIONAL_RING,
-    MULTI_COLOR: MULTI_COLOR,
-    DIMENSION_ORDERED: DIMENSION_ORDERED,
-    # Names of earlier versions.
-    "ring, both ways": BIDIRECTIONAL_RING,
-    "ring, one way": UNIDIRECTIONAL_RING,
-    "phases per axis, a colour each": MULTI_COLOR,
-    "phases per axis": DIMENSION_ORDERED,
-}
 
 
 def named_strategy(algorithm: str) -> str | None:
     """The strategy that a name from compiled HLO, or one of our own names, denotes; None if unknown."""
-    if algorithm in _OWN_NAMES:
-        return _OWN_NAMES[algorithm]
+    if algorithm in {BIDIRECTIONAL_RING, UNIDIRECTIONAL_RING, MULTI_COLOR, DIMENSION_ORDERED}:
+        return algorithm
     return next((strategy for name, strategy in _COMPILER_NAMES if name in algorithm), None)
 
 

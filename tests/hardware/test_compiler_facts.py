@@ -1,0 +1,53 @@
+"""Lookups of compiler facts and fitted constants by chip and libtpu version."""
+
+from dataclasses import fields
+
+import pytest
+
+from meshscope.spec.hardware.chips import CHIPS, ChipKind
+from meshscope.spec.hardware.compiler_facts import (
+    CompilerFacts,
+    Fact,
+    compiler_facts,
+    fitted_constants,
+    nearest_version,
+    read_fitted_constants,
+)
+
+TPUS = [chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU]
+
+
+@pytest.mark.parametrize(
+    ("libtpu", "nearest"),
+    [
+        (None, "0.0.50.1"),
+        ("0.0.42.1", "0.0.42.1"),
+        ("0.0.49", "0.0.42.1"),
+        ("0.0.51", "0.0.50.1"),
+        ("0.0.9", "0.0.42.1"),
+    ],
+)
+def test_nearest_version_is_the_newest_up_to_it(libtpu: str | None, nearest: str) -> None:
+    assert nearest_version(["0.0.50.1", "0.0.42.1"], libtpu) == nearest
+
+
+@pytest.mark.parametrize("chip", [*TPUS, "h100", ""])
+def test_every_fact_has_a_source(chip: str) -> None:
+    facts = compiler_facts(chip)
+    values = [getattr(facts, field.name) for field in fields(CompilerFacts)]
+    assert facts.chip == chip
+    assert all(value.source for value in values if isinstance(value, Fact))
+
+
+@pytest.mark.parametrize("chip", TPUS)
+def test_every_tpu_has_facts_and_both_fits(chip: str) -> None:
+    fit = fitted_constants(chip)
+    assert fit.libtpu == compiler_facts(chip).libtpu
+    assert fit.collectives is not None
+    assert {"attn", "mlp", "lm_head"} <= set(fit.parts)
+
+
+def test_every_fit_has_a_source() -> None:
+    for fits in read_fitted_constants()["libtpu"].values():
+        assert fits["collectives"]["source"]
+        assert fits["closed_form"]["source"]
