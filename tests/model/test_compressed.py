@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from meshscope.errors import SpecError
+from meshscope.spec.experiment_record import model_as_dict, model_from_dict
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.model.model import (
     AttentionKind,
@@ -15,7 +16,6 @@ from meshscope.spec.model.model import (
     RopeType,
 )
 from meshscope.spec.model.repeats import repeats_of
-from meshscope.spec.model.stored import model_as_dict, model_from_dict
 
 LEAST: dict[str, Any] = {
     "model_type": "deepseek_v4",

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 import pytest
 
 from meshscope.errors import SpecError
+from meshscope.spec.experiment_record import model_as_dict, model_from_dict
 from meshscope.spec.model.catalog import CATALOG
 from meshscope.spec.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
 from meshscope.spec.model.model import (
@@ -23,7 +24,6 @@ from meshscope.spec.model.model import (
     RopeType,
     Scoring,
 )
-from meshscope.spec.model.stored import model_as_dict, model_from_dict
 
 # Published configs; SOURCES.md in this folder says where each file is from.
 PUBLISHED_CONFIGS = Path(__file__).parent / "data" / "configs"

@@ -28,7 +28,7 @@ from meshscope.spec.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
+class _DecoderStep:
     """One step of the decoder on one device, for one of `n_microbatches` micro-batches."""
 
     experiment: Experiment
@@ -75,7 +75,7 @@ class _Program:
 
 def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
     """The collectives of one step of meshscope's program, per pipeline stage."""
-    program = _Program(
+    program = _DecoderStep(
         experiment=experiment,
         step=step,
         n_microbatches=experiment.n_microbatches(step.phase),
@@ -89,7 +89,7 @@ def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[Planned
     return pipeline_stages(experiment, step, whole=stage, sent_shape=_split_residual(program))
 
 
-def _split_residual(program: _Program) -> tuple[int, ...]:
+def _split_residual(program: _DecoderStep) -> tuple[int, ...]:
     """One device's shard of the residual stream between blocks, including parallel streams."""
     batch, n_tokens, hidden = program.residual
     hyper = program.model.hyper
@@ -101,7 +101,7 @@ def _split_residual(program: _Program) -> tuple[int, ...]:
     return (batch, n_tokens, *width)
 
 
-def _layer(program: _Program, layer: Layer) -> tuple[PlannedCollective, ...]:
+def _layer(program: _DecoderStep, layer: Layer) -> tuple[PlannedCollective, ...]:
     """Attention, then a dense MLP or a mixture of experts."""
     model, plan = program.model, program.plan
     weights = _used_weights(program, attention_weights(model, plan, layer))
@@ -112,7 +112,7 @@ def _layer(program: _Program, layer: Layer) -> tuple[PlannedCollective, ...]:
     return (*attention, *_mixture(program))
 
 
-def _used_weights(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+def _used_weights(program: _DecoderStep, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Drop the indexer's query weights if the prompt is shorter than one compressed entry."""
     attention = program.model.attention
     if program.step.phase is Phase.DECODE or not isinstance(attention, CompressedAttention):
@@ -122,13 +122,13 @@ def _used_weights(program: _Program, weights: tuple[Weight, ...]) -> tuple[Weigh
     return tuple(w for w in weights if w.name not in {"index_wq", "index_weights"})
 
 
-def _embed(program: _Program) -> tuple[PlannedCollective, ...]:
+def _embed(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """Vocabulary-parallel embedding: each tp device looks up its shard and the results are summed."""
     table = outer_weights(program.model, program.plan)[0]
     return (*_gather_weights(program, Part.EMBED, table), *_reduce_output(program, Part.EMBED))
 
 
-def _head_weights(program: _Program) -> tuple[Weight, ...]:
+def _head_weights(program: _DecoderStep) -> tuple[Weight, ...]:
     """The output head; none if it is tied to the embedding, which a step gathers once.
 
     In a pipeline, the last stage gathers the tied table for its head.
@@ -138,7 +138,7 @@ def _head_weights(program: _Program) -> tuple[Weight, ...]:
 
 
 def _block(
-    program: _Program,
+    program: _DecoderStep,
     part: Part,
     weights: tuple[Weight, ...],
     over_cp: tuple[PlannedCollective, ...] = (),
@@ -152,7 +152,7 @@ def _block(
     )
 
 
-def _mixture(program: _Program) -> tuple[PlannedCollective, ...]:
+def _mixture(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """A mixture of experts.
 
     If the dispatch includes the tp axis, each device routes its own tokens and the shared experts
@@ -177,7 +177,7 @@ def _mixture(program: _Program) -> tuple[PlannedCollective, ...]:
     return (*routed, *gather, *(_block(program, Part.MOE_SHARED, shared) if shared else ()))
 
 
-def _dispatch(program: _Program) -> Iterator[PlannedCollective]:
+def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
     """All-gather of per-expert row counts, then the dispatch all-to-all."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
@@ -189,7 +189,7 @@ def _dispatch(program: _Program) -> Iterator[PlannedCollective]:
     yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, rows)
 
 
-def _combine(program: _Program) -> Iterator[PlannedCollective]:
+def _combine(program: _DecoderStep) -> Iterator[PlannedCollective]:
     """The all-to-all that returns rows to the devices of their tokens."""
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
@@ -197,7 +197,7 @@ def _combine(program: _Program) -> Iterator[PlannedCollective]:
         yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
 
 
-def _rows_shape(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
+def _rows_shape(program: _DecoderStep, dispatch: Dispatch) -> tuple[int, ...]:
     """Shape of the exchanged array: [ranks, slots, D], or [rows, D] if the exchange is ragged.
 
     The traffic of a ragged exchange depends on the routing. Averaged over devices it is at most the
@@ -210,7 +210,7 @@ def _rows_shape(program: _Program, dispatch: Dispatch) -> tuple[int, ...]:
 
 
 def _exchange(  # noqa: PLR0913  the fields of a collective
-    program: _Program,
+    program: _DecoderStep,
     dispatch: Dispatch,
     part: Part,
     kind: Kind,
@@ -229,14 +229,14 @@ def _exchange(  # noqa: PLR0913  the fields of a collective
     )
 
 
-def _gather_routed_tokens(program: _Program) -> tuple[PlannedCollective, ...]:
+def _gather_routed_tokens(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """All-gather over tp of the tokens that each tp device routed, including padding."""
     n_padded = routed_tokens(program.plan, program.n_local_tokens) * program.plan.tp
     shape = (n_padded, program.model.hidden)
     return _tp(program, Part.MOE_COMBINE, Kind.ALL_GATHER, shape)
 
 
-def _logits(program: _Program) -> tuple[PlannedCollective, ...]:
+def _logits(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """Brings the last token to all tp devices, then all-gathers the logits [b,V]."""
     logits = (program.local_batch, padded_vocab(program.model, program.plan))
     return (
@@ -246,7 +246,7 @@ def _logits(program: _Program) -> tuple[PlannedCollective, ...]:
     )
 
 
-def _last_token(program: _Program) -> tuple[PlannedCollective, ...]:
+def _last_token(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
     """The last token of each sequence, on all devices of tp and cp.
 
     In prefill one device holds it and an all-reduce adds zeros from the others. In decode the
@@ -271,19 +271,19 @@ def _last_token(program: _Program) -> tuple[PlannedCollective, ...]:
     )
 
 
-def _gather_activations(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
+def _gather_activations(program: _DecoderStep, part: Part) -> tuple[PlannedCollective, ...]:
     """All-gather of the residual stream over tp, if it is split."""
     return _tp(program, part, Kind.ALL_GATHER, program.residual) if program.is_split else ()
 
 
-def _reduce_output(program: _Program, part: Part) -> tuple[PlannedCollective, ...]:
+def _reduce_output(program: _DecoderStep, part: Part) -> tuple[PlannedCollective, ...]:
     """Sum of a block's partial outputs over tp: all-reduce, or reduce-scatter under sp."""
     kind = Kind.REDUCE_SCATTER if program.is_split else Kind.ALL_REDUCE
     return _tp(program, part, kind, program.residual)
 
 
 def _tp(
-    program: _Program, part: Part, kind: Kind, shape: tuple[int, ...]
+    program: _DecoderStep, part: Part, kind: Kind, shape: tuple[int, ...]
 ) -> tuple[PlannedCollective, ...]:
     """A collective of activations over tp; none if tp=1."""
     if program.plan.tp == 1:
@@ -296,7 +296,7 @@ def _tp(
 
 
 def _gather_weights(
-    program: _Program, part: Part, *weights: Weight
+    program: _DecoderStep, part: Part, *weights: Weight
 ) -> tuple[PlannedCollective, ...]:
     """One all-gather per weight that fsdp splits; none if fsdp=1."""
     plan, dtype = program.plan, program.workload.weight_dtype

@@ -3,21 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, get_type_hints
 
 from meshscope.events.enums import Phase
-from meshscope.serialize import from_plain, to_plain
+from meshscope.serialize import FormatError, from_plain, to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import Model
-from meshscope.spec.model.stored import model_as_dict, model_from_dict
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import Dispatch, DispatchForm
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Engine, Program
 from meshscope.spec.workload import Workload
-
-T = TypeVar("T")
 
 
 class LayerForm(StrEnum):
@@ -148,7 +145,7 @@ class ExperimentRecord:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for manifest.json and --json; an imported run has only the keys it knows."""
         stored: dict[str, Any] = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
-        stored["model"] = _stored_model(self.model)
+        stored["model"] = None if self.model is None else model_as_dict(self.model)
         stored["plan"] = None if self.plan is None else str(self.plan)
         stored["topology"] = None if self.topology is None else self.topology.name
         if isinstance(self.dispatch, ProgramDispatch):
@@ -165,47 +162,41 @@ _IMPORTED = ("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "ph
 def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:
     """The record that `as_dict` wrote; FormatError or MeshscopeError for a value of the wrong form.
 
-    Missing keys are None: older versions wrote fewer. Unknown keys are ignored.
+    Missing keys take their defaults: older versions wrote fewer. Unknown keys are ignored.
     """
-    plan, topology = _get(str, values, "plan"), _get(str, values, "topology")
-    return ExperimentRecord(
-        model=_model(_get(dict[str, Any], values, "model")),
-        plan=None if plan is None else parse_plan(plan),
-        mesh=_get(dict[str, int], values, "mesh") or {},
-        topology=None if topology is None else parse_topology(topology),
-        n_devices=_get(int, values, "n_devices"),
-        n_chips=_get(int, values, "n_chips"),
-        workload=_get(Workload, values, "workload"),
-        program=_get(Program, values, "program"),
-        layers_are=_get(LayerForm, values, "layers_are"),
-        microbatches=_get(dict[Phase, int], values, "microbatches") or {},
-        kernels=_get(dict[str, str], values, "kernels") or {},
-        context=_get(ContextForm, values, "context"),
-        engine=_get(Engine, values, "engine"),
-        dispatch=_get_dispatch(values),
-        imported=_get(tuple[str, ...], values, "imported"),
-        phase=_get(Phase, values, "phase"),
+    kinds: dict[str, Any] = get_type_hints(ExperimentRecord) | dict.fromkeys(
+        ("plan", "topology"), str
     )
+    stored = {name: values[name] for name in kinds if values.get(name) is not None}
+    model = stored.pop("model", None)
+    parsed = {name: from_plain(kinds[name], v, f"experiment.{name}") for name, v in stored.items()}
+    parsers = {"plan": parse_plan, "topology": parse_topology}
+    parsed |= {name: parse(parsed[name]) for name, parse in parsers.items() if name in parsed}
+    return ExperimentRecord(model=None if model is None else model_from_dict(model), **parsed)
 
 
-def _get(kind: type[T], values: Mapping[str, Any], key: str) -> T | None:
-    value = values.get(key)
-    return None if value is None else from_plain(kind, value, f"experiment.{key}")
+def model_as_dict(model: Model | NamedModel) -> dict[str, Any]:
+    """The model as plain values; a layer is the name of its kind, e.g. `full/moe`."""
+    if isinstance(model, NamedModel):
+        return to_plain(model)
+    layers = [layer.name for layer in model.layers]
+    return to_plain(model) | {"n_layers": model.n_layers, "layers": layers}
 
 
-def _get_dispatch(values: Mapping[str, Any]) -> DispatchRecord | None:
-    stored = values.get("dispatch")
-    is_compiler = isinstance(stored, dict) and "by" in stored
-    return _get(CompilerDispatch if is_compiler else ProgramDispatch, values, "dispatch")
-
-
-def _model(stored: Mapping[str, Any] | None) -> Model | NamedModel | None:
-    if stored is None:
-        return None
-    if "family" in stored:
-        return model_from_dict(stored)
-    return from_plain(NamedModel, stored, "experiment.model")
-
-
-def _stored_model(model: Model | NamedModel | None) -> dict[str, Any] | None:
-    return model_as_dict(model) if isinstance(model, Model) else to_plain(model)
+def model_from_dict(values: Mapping[str, Any]) -> Model | NamedModel:
+    """The model that `model_as_dict` wrote; FormatError or SpecError for anything else."""
+    path = "experiment.model"
+    stored = from_plain(dict[str, Any], values, path)
+    if "family" not in stored:
+        return from_plain(NamedModel, stored, path)
+    stored.pop("n_layers", None)
+    names = from_plain(list[str], stored.get("layers"), f"{path}.layers")
+    layers: list[dict[str, str]] = []
+    for name in names:
+        attention, separator, mlp = name.partition("/")
+        if not separator:
+            raise FormatError(
+                f"{path}.layers: expected a kind such as 'full/moe', got {name[:40]!r}"
+            )
+        layers.append({"attention": attention, "mlp": mlp})
+    return from_plain(Model, stored | {"layers": layers}, path)

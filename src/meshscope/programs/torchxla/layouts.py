@@ -10,6 +10,8 @@ from math import prod
 
 import numpy as np
 
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import GroupedAttention, Model
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.plan import Plan
@@ -86,3 +88,41 @@ def layouts_of(model: Model, plan: Plan) -> Layouts:
         )
     )
     return Layouts(plan=plan, mesh=Mesh(axes=axes), has_kv_axis=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualSpecs:
+    """Specs of the residual stream [B, S, D] in one phase.
+
+    `residual` applies between blocks, `entered` inside them, and `tokens` to the token ids [B, S].
+    `logits` [B, 1, V] is the sharding at the head's output, `rows` that of the program's output.
+    `is_split` is whether sp splits the residual stream over tp.
+    """
+
+    residual: Spec
+    entered: Spec
+    logits: Spec
+    rows: Spec
+    tokens: Spec
+    is_split: bool
+
+
+def residual_specs(experiment: Experiment, phase: Phase, layouts: Layouts) -> ResidualSpecs:
+    """The specs of a phase: sp splits the prompt in prefill, and the batch in decode if tp divides it."""
+    plan, workload = experiment.plan, experiment.workload
+    data, tp = layouts.data, layouts.axes("tp")
+    context = layouts.axes("cp") if phase is Phase.PREFILL else ()
+    entered: Spec = (data, context, ())
+    is_prefill = phase is Phase.PREFILL
+    is_split = plan.sp and (is_prefill or workload.batch // plan.data_size % plan.tp == 0)
+    residual = entered
+    if is_split:
+        residual = (data, (*context, *tp), ()) if is_prefill else ((*data, *tp), (), ())
+    return ResidualSpecs(
+        residual=residual,
+        entered=entered,
+        logits=(data, (), tp),
+        rows=(data, (), ()),
+        tokens=(data, context),
+        is_split=is_split,
+    )

@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,11 +13,15 @@ from meshscope.events.enums import Part, Phase
 from meshscope.programs.torchxla.attention import register_attention
 from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
 from meshscope.programs.torchxla.experts import register_experts
-from meshscope.programs.torchxla.layouts import Layouts, Spec, layouts_of
+from meshscope.programs.torchxla.layouts import (
+    Layouts,
+    ResidualSpecs,
+    Spec,
+    layouts_of,
+    residual_specs,
+)
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import meta_model, with_arguments
-from meshscope.programs.torchxla.operators import add_operators
-from meshscope.programs.torchxla.residual import ResidualStreams, streams_of
 from meshscope.programs.torchxla.scopes import add_layouts, add_scopes
 from meshscope.programs.torchxla.stages import add_pipeline, layers_of_stage
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
@@ -50,7 +55,7 @@ class TracedProgram:
 def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> TracedProgram:
     """Trace one phase for the plan's devices, without weights."""
     xr.use_spmd()
-    add_operators()
+    _add_operators()
     torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # noqa: SLF001  trace numbers as constants
     tensors = Tensors(layouts_of(experiment.model, experiment.plan))
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
@@ -103,9 +108,9 @@ class _Step:
     tensors: Tensors
 
     @property
-    def streams(self) -> ResidualStreams:
+    def streams(self) -> ResidualSpecs:
         """Specs of tokens, residual stream and logits."""
-        return streams_of(self.experiment, self.phase, self.tensors.layouts)
+        return residual_specs(self.experiment, self.phase, self.tensors.layouts)
 
     def traced(self, model: Any) -> tuple[Any, Any, dict[str, Any]]:
         """Next tokens [B], logits [B, 1, V] and the cache by name."""
@@ -138,3 +143,20 @@ class _Step:
         is_hidden = slots[None, :] > positions[:, None]
         lowest = torch.finfo(dtype).min
         return (is_hidden.to(dtype) * lowest)[None, None]
+
+
+@cache
+def _add_operators() -> torch.library.Library:
+    """Register operators that transformers uses and torch_xla lacks, once per process.
+
+    Without them torch_xla falls back to the host, which fails for tensors without memory.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("polar", _polar, "XLA")
+    return library
+
+
+def _polar(magnitude: Any, angle: Any) -> Any:
+    """Complex numbers from magnitude and angle, for the rotary embedding of DeepSeek-V2."""
+    parts = torch.stack([magnitude * torch.cos(angle), magnitude * torch.sin(angle)], dim=-1)
+    return torch.view_as_complex_copy(parts)  # below functionalization

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.residual import streams_of
+from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.tensors import Tensors, scope
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import MlpKind
@@ -78,7 +77,7 @@ def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
 
 def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
     """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
-    streams = streams_of(experiment, phase, tensors.layouts)
+    streams = residual_specs(experiment, phase, tensors.layouts)
     _lay_out(model.model.embed_tokens, tensors, streams.residual)
     for layer in model.model.layers:
         for block in (layer.self_attn, layer.mlp):

@@ -22,8 +22,7 @@ from transformers.cache_utils import StaticLayer
 
 from meshscope.errors import PlanError
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torchxla.layouts import Spec
-from meshscope.programs.torchxla.residual import streams_of
+from meshscope.programs.torchxla.layouts import Spec, residual_specs
 from meshscope.programs.torchxla.tensors import (
     Tensors,
     all_gather,
@@ -113,7 +112,7 @@ class StagedModel(torch.nn.Module):
         super().__init__()
         self.stage_layers = torch.nn.ModuleList(layers)
         self.experiment, self.phase, self.tensors = experiment, phase, tensors
-        self.streams = streams_of(experiment, phase, tensors.layouts)
+        self.streams = residual_specs(experiment, phase, tensors.layouts)
 
     def forward(self, hidden_states: Any, **given: Any) -> Any:
         """[B, S, D] -> [B, 1, D], the last stage's output at the last positions."""
@@ -204,7 +203,7 @@ def add_pipeline(model: Any, experiment: Experiment, phase: Phase, tensors: Tens
     n_layers = layers_of_stage(experiment)
     layers = list(model.model.layers)[:n_layers]
     dim = 1 if phase is Phase.PREFILL else 0  # what sp splits: the prompt, or the batch
-    is_split = streams_of(experiment, phase, tensors.layouts).is_split
+    is_split = residual_specs(experiment, phase, tensors.layouts).is_split
     groups = tensors.groups("tp")
     for layer, kind in zip(layers, experiment.model.layers, strict=False):
         of_mlp = None if kind.mlp is MlpKind.DENSE else Part.MOE_COMBINE

@@ -182,14 +182,8 @@ class WeightBuilder:
         is_transposed: bool = True,
     ) -> Weight:
         """A matrix, [out, in] in the checkpoint."""
-        return Weight(
-            name=name,
-            dims=dims,
-            shape=shape,
-            checkpoint=self.base + tensor,
-            is_transposed=is_transposed,
-            columns=columns,
-        )
+        vector = self.vector(name, dims, shape, tensor, columns=columns)
+        return replace(vector, is_transposed=is_transposed, is_vector=False)
 
     def vector(
         self,
