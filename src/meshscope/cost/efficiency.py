@@ -52,15 +52,8 @@ class ChipEfficiency:
 
 
 def _uniform(*, flops: float, n_bytes: float) -> PartEfficiency:
-    return PartEfficiency(
-        matmul=flops,
-        vector=flops,
-        weight=n_bytes,
-        matvec=n_bytes,
-        cache=n_bytes,
-        act=n_bytes,
-        wide=n_bytes,
-    )
+    by_bytes = dict.fromkeys(("weight", "matvec", "cache", "act", "wide"), n_bytes)
+    return PartEfficiency(matmul=flops, vector=flops, **by_bytes)
 
 
 PEAKS = ChipEfficiency(

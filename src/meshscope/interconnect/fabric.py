@@ -140,14 +140,9 @@ def _host_load(fabric: Fabric, flow: Flow, is_networked: NDArray[np.bool_]) -> F
 
 
 def _memory_load(flow: Flow) -> Loads:
-    nothing = np.zeros(1)
-    return Loads(
-        link=nothing.reshape(1, 1, 1),
-        injected=nothing,
-        die=nothing,
-        host=nothing,
-        memory=float(flow.share.sum()),
-    )
+    zero = np.zeros(1)
+    memory = float(flow.share.sum())
+    return Loads(link=zero.reshape(1, 1, 1), injected=zero, die=zero, host=zero, memory=memory)
 
 
 def _summed(ids: IntArray, share: FloatArray, n: int) -> FloatArray:

@@ -11,7 +11,7 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Protocol:
     """Launch latency, latency of a step over NVLink and over the network, and fraction of bandwidth."""
 
@@ -24,30 +24,9 @@ class Protocol:
 
 
 PROTOCOLS: tuple[Protocol, ...] = (
-    Protocol(
-        name="LL",
-        base_s=3.6e-6,
-        link_step_s=0.47e-6,
-        network_step_s=2.7e-6,
-        share=1 / 3,
-        all_reduce_share=1 / 4,
-    ),
-    Protocol(
-        name="LL128",
-        base_s=10e-6,
-        link_step_s=1.9e-6,
-        network_step_s=4e-6,
-        share=0.92,
-        all_reduce_share=0.92,
-    ),
-    Protocol(
-        name="Simple",
-        base_s=8.4e-6,
-        link_step_s=3.4e-6,
-        network_step_s=9.6e-6,
-        share=1.0,
-        all_reduce_share=1.0,
-    ),
+    Protocol("LL", 3.6e-6, 0.47e-6, 2.7e-6, 1 / 3, 1 / 4),
+    Protocol("LL128", 10e-6, 1.9e-6, 4e-6, 0.92, 0.92),
+    Protocol("Simple", 8.4e-6, 3.4e-6, 9.6e-6, 1.0, 1.0),
 )
 
 # Fraction of NVLink's line rate that NCCL reaches. Hopper: "450GB/s is the line rate. With the protocol
