@@ -31,7 +31,7 @@ TICS: dict[str, str] = {
     r"\bcomes? (?:in|out) (?:into|of it)\b": "enters, leaves",
     r"\bhand-?overs?\b": "stage send",
     r"\bhand(?:s|ed)? (?:it |them )?on\b": "pass, send",
-    r"\bover the wires?\b|\bthe wires\b": "over ICI, over DCN, the links",
+    r"\b(?:over )?the wires\b|\bover the wire\b": "over ICI, over DCN, the links",
     r"\bin place of\b": "instead of",
     r"\bby hand\b": "explicitly, manually",
     r"\bas (?:it|they) (?:stands?|lies?)\b": "as is",
@@ -94,7 +94,11 @@ def files(*suffixes: str) -> list[Path]:
     tops = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("C*.md")]
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
     paths = {path for path in (*tops, *inside) if path.suffix in suffixes and path.is_file()}
-    return sorted(path for path in paths if path != Path(__file__) and "egg-info" not in str(path))
+    return sorted(
+        path
+        for path in paths
+        if path.stem not in {"prose", "test_prose"} and "egg-info" not in str(path)
+    )
 
 
 def prose_of_python(path: Path) -> Iterator[tuple[int, str]]:
