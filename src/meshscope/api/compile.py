@@ -27,7 +27,7 @@ from meshscope.store.write import HLO
 from meshscope.workers.spawn import Progress
 
 
-def compile(  # noqa: A001, PLR0913  the command's name and its options
+def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     model: str | Path,
     *,
     topology: str,
@@ -63,28 +63,9 @@ def compile(  # noqa: A001, PLR0913  the command's name and its options
         >>> run = meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
         >>> run.compare().verdict  # of predicted and compiled collectives
 
+    Takes the options of `meshscope.predict`, and these.
+
     Args:
-        model: A model id, a config.json, or a folder with one.
-        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
-        plan: Axis sizes, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
-        batch: Sequences over all devices.
-        prompt: Input tokens of a sequence.
-        output: Output tokens of a sequence.
-        dtype: Number format of weights, activations and KV cache.
-        weight_dtype: Weight dtype, if different from `dtype`.
-        cache_dtype: KV cache dtype, if different from `dtype`.
-        layers: Only the first N layers of the model.
-        engine: Whose collectives to predict: `meshscope` or `vllm`.
-        partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
-        frontend: What writes the program: `jax` or `torchxla`.
-        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
-        context: How cp brings keys to queries in prefill.
-        kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
-        dispatch: How tokens reach experts on other devices.
-        capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
-        microbatches: Micro-batches that prefill sends through the pipeline (pp).
-        routing_skew: Load of the most loaded device's experts over the mean.
-        profile: A chip profile that `meshscope calibrate` wrote, for times.
         cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
         out: Folder of the run; by default `runs/<model>-<slice>-<plan>`.
         force: Replace the run in this folder.

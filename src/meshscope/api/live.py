@@ -26,7 +26,7 @@ from meshscope.store.run import RunRecord
 from meshscope.workers.spawn import Progress
 
 
-def run(  # noqa: PLR0913  the options of the command
+def run(  # noqa: D417, PLR0913  the options of the command
     model: str | Path,
     *,
     topology: str,
@@ -70,28 +70,10 @@ def run(  # noqa: PLR0913  the options of the command
         >>> run = meshscope.run("Qwen/Qwen3-4B", topology="cpu:4", plan="tp=4", layers=1)
         >>> run.time.decode_step_s  # mean seconds of the timed decode steps
 
+    Takes the options of `meshscope.predict`, and these.
+
     Args:
-        model: A model id, a config.json, or a folder with one.
-        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
-        plan: Axis sizes, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
-        batch: Sequences over all devices.
-        prompt: Input tokens of a sequence.
-        output: Output tokens of a sequence.
-        dtype: Number format of weights, activations and KV cache; None is f32 on a CPU, else bf16.
-        weight_dtype: Weight dtype, if different from `dtype`.
-        cache_dtype: KV cache dtype, if different from `dtype`.
-        layers: Only the first N layers of the model.
-        engine: Whose collectives to predict: `meshscope` or `vllm`.
-        partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
-        frontend: What writes the program: `jax` or `torchxla`.
-        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
-        context: How cp brings keys to queries in prefill.
-        kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
-        dispatch: How tokens reach experts on other devices.
-        capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
-        microbatches: Micro-batches that prefill sends through the pipeline (pp).
-        routing_skew: Load of the most loaded device's experts over the mean.
-        profile: A chip profile that `meshscope calibrate` wrote, for times.
+        dtype: As for `predict`; None is f32 on a CPU, else bf16.
         repeats: Timed requests.
         warmup: Untimed requests before them.
         profiled_steps: Decode steps in the profile, taken after the timed requests.

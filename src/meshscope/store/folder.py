@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all: written beside its place and renamed when done."""
+"""Writes a folder whole or not at all: under a temporary name, renamed when complete."""
 
 import atexit
 import errno
@@ -16,14 +16,14 @@ from meshscope.errors import RunError
 
 try:
     import fcntl
-except ImportError:  # not on this platform: leftovers of dead processes stay
+except ImportError:  # not on this platform: leftovers of dead processes remain
     fcntl = None
 
 TOOL = "meshscope"
 MANIFEST = "manifest.json"
-MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run that is being written
+MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run in progress
 
-SETTLED_S = 60.0  # a process locks the folder that it makes sooner
+SETTLED_S = 60.0  # a process locks its new folder sooner
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
 
@@ -32,16 +32,16 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process
 def new_folder(path: Path, *, force: bool) -> Generator[Path]:
     """A temporary folder that becomes `path` when the block ends without an exception.
 
-    RunError when `path` exists; with `force` a meshscope run there is replaced once the new one is
-    whole, anything else still refused. Leftovers of interrupted processes beside `path` are removed.
+    RunError if `path` exists. With `force` a meshscope run there is replaced once the new one is
+    complete; anything else is still refused. Removes leftovers of interrupted processes beside `path`.
     """
     try:
-        home = Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve follows a link in the way
+        home = Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve would follow a link
         _check_free(home, path, force=force)
         home.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(home.parent)
         partial = home.parent / f".{home.name}.partial-{os.getpid()}"
-        with _removed_at_last(partial):
+        with _removed_at_end(partial):
             partial.mkdir()
             (partial / MANIFEST).write_text(MARK)  # so that a later process may remove it
             with _locked(partial):
@@ -54,7 +54,7 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
 
 
 def _check_free(home: Path, typed: Path, *, force: bool) -> None:
-    """RunError unless a run may be put at `home`, which the user wrote as `typed`."""
+    """RunError unless a run may be written to `home`, which the user typed as `typed`."""
     if not os.path.lexists(home):
         return
     if home.is_symlink() or not home.is_dir():
@@ -70,7 +70,7 @@ def _check_free(home: Path, typed: Path, *, force: bool) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the folder carries the mark of a meshscope run, of whatever schema."""
+    """Whether the folder is a meshscope run, of any schema."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -79,7 +79,7 @@ def is_run(path: Path) -> bool:
 
 
 def partial_name(path: Path) -> str | None:
-    """The name of the run that this half-written folder was to become; None for other folders."""
+    """The name of the run that this half-written folder would become; None for other folders."""
     match = _LEFTOVER.fullmatch(path.name)
     return match["name"] if match else None
 
@@ -89,9 +89,9 @@ def _is_empty(path: Path) -> bool:
 
 
 def _is_barely_begun(path: Path) -> bool:
-    """Whether the folder holds nothing, or nothing but the beginning of the mark."""
-    found = [entry.name for entry in path.iterdir()]
-    return not found or (found == [MANIFEST] and MARK.startswith(_text(path / MANIFEST)))
+    """Whether the folder is empty, or holds only the beginning of the mark."""
+    names = [entry.name for entry in path.iterdir()]
+    return not names or (names == [MANIFEST] and MARK.startswith(_text(path / MANIFEST)))
 
 
 def _text(path: Path) -> str:
@@ -99,7 +99,7 @@ def _text(path: Path) -> str:
 
 
 def _move_into_place(partial: Path, path: Path) -> None:
-    """Two renames where a run is replaced: between them the old one waits under `.replaced-`."""
+    """Renames the folder; a run that it replaces is first renamed to `.replaced-`, then removed."""
     if not path.exists():
         partial.rename(path)
         return
@@ -115,11 +115,11 @@ def _move_into_place(partial: Path, path: Path) -> None:
 
 
 @contextmanager
-def _removed_at_last(partial: Path) -> Generator[None]:
-    """Removes the folder that the block makes, if it is still there when the block ends.
+def _removed_at_end(partial: Path) -> Generator[None]:
+    """Removes the folder that the block makes, if it still exists when the block ends.
 
-    An interruption may come where a context manager is just being entered and no `finally` sees it:
-    then the folder is removed when the process ends.
+    An interruption while a context manager is being entered reaches no `finally`; the folder is then
+    removed when the process ends.
     """
     if os.path.lexists(partial):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -138,7 +138,7 @@ def _removed_at_last(partial: Path) -> Generator[None]:
 
 @contextmanager
 def _uninterrupted() -> Generator[None]:
-    """Holds back SIGINT and SIGTERM while the block runs: who ends a command may well say so twice."""
+    """Blocks SIGINT and SIGTERM while the block runs: users often press Ctrl-C twice."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -151,7 +151,7 @@ def _uninterrupted() -> Generator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    """Holds a lock on the folder while the block runs; the system frees it when the process dies."""
+    """Locks the folder while the block runs; the system releases the lock when the process dies."""
     if fcntl is None:
         yield
         return
@@ -164,7 +164,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 
 def _is_abandoned(folder: Path, process: int) -> bool:
-    """Whether nobody holds the folder, and its maker is not just about to."""
+    """Whether no process has locked the folder, and its creator is not about to."""
     if fcntl is None or (_is_alive(process) and _age_s(folder) < SETTLED_S):
         return False
     try:
@@ -198,7 +198,7 @@ def _age_s(folder: Path) -> float:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes half-written folders whose process is dead; a run that was being replaced returns."""
+    """Removes half-written folders of dead processes; restores a run that was being replaced."""
     for folder in parent.iterdir():
         match = _LEFTOVER.fullmatch(folder.name)
         if (

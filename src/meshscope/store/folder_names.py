@@ -1,4 +1,4 @@
-"""Names of run folders: what a run is called when nobody says, without anything a path can misread."""
+"""Default names of run folders, safe as path components."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,6 @@ def default_folder(*parts: str) -> Path:
 
 
 def safe_name(text: str) -> str:
-    """`text` as one path component: other characters become `-`, no leading dot, never empty."""
+    """The text as one path component: other characters become `-`, no leading dot, never empty."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
     return name[:MAX_NAME] or "run"
