@@ -12,6 +12,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.gpu import Protocol, gpu_network_bytes_per_s
+from meshscope.serialize import from_plain
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import fitted_constants
 
@@ -155,30 +156,7 @@ def spec_constants(chip: Chip) -> LinkConstants:
 
 def constants_from_dict(stored: Mapping[str, Any]) -> LinkConstants:
     """The constants that `asdict` wrote, under present or older field names."""
-    document: dict[str, Any] = renamed_fields(stored)
-    spreads = document["spreads"]
-    fields: dict[str, Any] = {
-        **document,
-        "rates": RateConstants(**document["rates"]),
-        "by_kind": tuple(map(_kind_rates, document["by_kind"])),
-        "protocols": tuple(Protocol(**protocol) for protocol in document["protocols"]),
-        "measured": tuple(map(_measured_range, document["measured"])),
-        "spreads": None if spreads is None else Spreads(**spreads),
-    }
-    return LinkConstants(**fields)
-
-
-def _kind_rates(document: Mapping[str, Any]) -> KindRates:
-    return KindRates(
-        kind=Kind(document["kind"]),
-        rates=RateConstants(**document["rates"]),
-        group_size=document["group_size"],
-    )
-
-
-def _measured_range(document: Mapping[str, Any]) -> MeasuredRange:
-    fields: dict[str, Any] = {**document, "kind": Kind(document["kind"])}
-    return MeasuredRange(**fields)
+    return from_plain(LinkConstants, renamed_fields(stored))
 
 
 def renamed_fields(stored: Any) -> Any:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import (
     LinkConstants,
     aliased_fields,
-    constants_from_dict,
     renamed_fields,
 )
+from meshscope.serialize import from_plain, to_plain
 
 SCHEMA = 1
 
@@ -124,7 +124,7 @@ def save_profile(profile: ChipProfile, path: Path, *, force: bool) -> None:
     """Writes the profile atomically; RunError as in `check_place`."""
     check_place(path, force=force)
     partial = path.with_name(f".{path.name}.partial")
-    document = {"schema": SCHEMA, **aliased_fields(asdict(profile))}
+    document = {"schema": SCHEMA, **aliased_fields(to_plain(profile))}
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
 
@@ -146,31 +146,10 @@ def load_profile(path: Path) -> ChipProfile:
             f"{path}: not a profile of schema {SCHEMA}. Create one with this version's 'meshscope calibrate'."
         )
     try:
-        return _profile(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        del document["schema"]
+        return from_plain(ChipProfile, renamed_fields(document))
+    except ValueError as error:
         raise ParseError(
-            f"{path}: a part of the profile is missing or damaged ({error!r}). "
+            f"{path}: a part of the profile is missing or damaged ({error}). "
             "Run 'meshscope calibrate' again."
         ) from None
-
-
-def _profile(document: Mapping[str, Any]) -> ChipProfile:
-    return ChipProfile(
-        chip=document["chip"],
-        topology=document["topology"],
-        plan=document["plan"],
-        constants=constants_from_dict(document["constants"]),
-        fits=tuple(map(_fitted_kind, renamed_fields(document["fits"]))),
-        points=tuple(document["points"]),
-        matrices=tuple(MatrixRate(**rate) for rate in document["matrices"]),
-        memory=tuple(MemoryRate(**rate) for rate in document["memory"]),
-        conditions=document["conditions"],
-        products=tuple(ProductTime(**product) for product in document.get("products", ())),
-        launch_s=document.get("launch_s"),
-    )
-
-
-def _fitted_kind(document: Mapping[str, Any]) -> FittedKind:
-    kind = document["kind"]
-    fields: dict[str, Any] = {**document, "kind": None if kind is None else Kind(kind)}
-    return FittedKind(**fields)
