@@ -21,31 +21,21 @@ class Column:
 
     name: str
     dtype: Any  # a polars data type
-    unit: str
+    unit: str = ""
     meaning: str
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column(name="source", dtype=pl.String, unit="", meaning="predicted, compiled or measured"),
-    Column(name="phase", dtype=pl.String, unit="", meaning="prefill or decode"),
-    Column(name="layer", dtype=pl.Int32, unit="", meaning="layer index; null outside layers"),
+    Column(name="source", dtype=pl.String, meaning="predicted, compiled or measured"),
+    Column(name="phase", dtype=pl.String, meaning="prefill or decode"),
+    Column(name="layer", dtype=pl.Int32, meaning="layer index; null outside layers"),
     Column(
-        name="part",
-        dtype=pl.String,
-        unit="",
-        meaning="part of the model: embed, attn, mlp, lm_head, ...",
+        name="part", dtype=pl.String, meaning="part of the model: embed, attn, mlp, lm_head, ..."
     ),
-    Column(
-        name="kind",
-        dtype=pl.String,
-        unit="",
-        meaning="kind of collective: all_reduce, all_gather, ...",
-    ),
-    Column(name="opcode", dtype=pl.String, unit="", meaning="name used by the compiler or library"),
-    Column(
-        name="axis", dtype=pl.String, unit="", meaning="plan axis; several axes are joined by +"
-    ),
-    Column(name="axis_reason", dtype=pl.String, unit="", meaning="why axis, phase or part is null"),
+    Column(name="kind", dtype=pl.String, meaning="kind of collective: all_reduce, all_gather, ..."),
+    Column(name="opcode", dtype=pl.String, meaning="name used by the compiler or library"),
+    Column(name="axis", dtype=pl.String, meaning="plan axis; several axes are joined by +"),
+    Column(name="axis_reason", dtype=pl.String, meaning="why axis, phase or part is null"),
     Column(name="group_size", dtype=pl.Int32, unit="devices", meaning="devices per group"),
     Column(
         name="n_groups",
@@ -59,7 +49,7 @@ COLUMNS: tuple[Column, ...] = (
         unit="device ids",
         meaning="row-major mesh positions; (source, target) pairs for point to point",
     ),
-    Column(name="dtype", dtype=pl.String, unit="", meaning="dtype of the payload"),
+    Column(name="dtype", dtype=pl.String, meaning="dtype of the payload"),
     Column(
         name="shape",
         dtype=pl.List(pl.Int64),
@@ -81,7 +71,6 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="stage",
         dtype=pl.Int32,
-        unit="",
         meaning="pipeline stage; null without a pipeline or if all stages take part",
     ),
     Column(
@@ -93,19 +82,13 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         name="n_steps", dtype=pl.Int32, unit="steps", meaning="steps of the phase in the request"
     ),
-    Column(name="is_async", dtype=pl.Boolean, unit="", meaning="issued as a start/done pair"),
+    Column(name="is_async", dtype=pl.Boolean, meaning="issued as a start/done pair"),
     Column(
-        name="algorithm",
-        dtype=pl.String,
-        unit="",
-        meaning="emitter and strategy chosen by the compiler",
+        name="algorithm", dtype=pl.String, meaning="emitter and strategy chosen by the compiler"
     ),
-    Column(name="inserted_by", dtype=pl.String, unit="", meaning="program or partitioner"),
+    Column(name="inserted_by", dtype=pl.String, meaning="program or partitioner"),
     Column(
-        name="crosses_slices",
-        dtype=pl.Boolean,
-        unit="",
-        meaning="whether a group spans slices and uses DCN",
+        name="crosses_slices", dtype=pl.Boolean, meaning="whether a group spans slices and uses DCN"
     ),
     Column(
         name="start_s",
@@ -120,16 +103,15 @@ COLUMNS: tuple[Column, ...] = (
         unit="s",
         meaning="part of the duration not hidden by compute",
     ),
-    Column(name="time_basis", dtype=pl.String, unit="", meaning="source of the times"),
+    Column(name="time_basis", dtype=pl.String, meaning="source of the times"),
     Column(name="device", dtype=pl.Int32, unit="device id", meaning="device that ran the event"),
-    Column(name="hlo_name", dtype=pl.String, unit="", meaning="instruction name in the HLO text"),
+    Column(name="hlo_name", dtype=pl.String, meaning="instruction name in the HLO text"),
     Column(
         name="hlo_shape",
         dtype=pl.String,
-        unit="",
         meaning="shape of the instruction, if different from the payload shape",
     ),
-    Column(name="source_line", dtype=pl.String, unit="", meaning="file:line in the program"),
+    Column(name="source_line", dtype=pl.String, meaning="file:line in the program"),
 )
 
 POLARS_SCHEMA: dict[str, Any] = {c.name: c.dtype for c in COLUMNS}

@@ -3,7 +3,7 @@
 Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from meshscope.events.enums import Kind, Part, Phase
@@ -71,6 +71,20 @@ class _DecoderStep:
         """
         is_prefill = self.step.phase is Phase.PREFILL
         return self.plan.sp and (is_prefill or self.local_batch % self.plan.tp == 0)
+
+    def collective(
+        self, part: Part, kind: Kind, axes: Collection[str], shape: tuple[int, ...], dtype: str = ""
+    ) -> PlannedCollective:
+        """A collective over plan axes; `dtype` defaults to that of the activations."""
+        mesh = self.plan.mesh
+        return PlannedCollective(
+            part=part,
+            kind=kind,
+            axis="+".join(name for name in mesh.names if name in axes),
+            groups=mesh.groups(*axes),
+            shape=shape,
+            dtype=dtype or self.workload.activation_dtype,
+        )
 
 
 def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
@@ -185,8 +199,9 @@ def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
     local_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
     counts = (dispatch.n_ranks, dispatch.n_ranks, *local_experts)
     rows = _rows_shape(program, dispatch)
-    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_GATHER, counts, dtype="s32")
-    yield _exchange(program, dispatch, Part.MOE_DISPATCH, Kind.ALL_TO_ALL, rows)
+    axes = dispatch.axes
+    yield program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")
+    yield program.collective(Part.MOE_DISPATCH, Kind.ALL_TO_ALL, axes, rows)
 
 
 def _combine(program: _DecoderStep) -> Iterator[PlannedCollective]:
@@ -194,7 +209,7 @@ def _combine(program: _DecoderStep) -> Iterator[PlannedCollective]:
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is not None:
         shape = _rows_shape(program, dispatch)
-        yield _exchange(program, dispatch, Part.MOE_COMBINE, Kind.ALL_TO_ALL, shape)
+        yield program.collective(Part.MOE_COMBINE, Kind.ALL_TO_ALL, dispatch.axes, shape)
 
 
 def _rows_shape(program: _DecoderStep, dispatch: Dispatch) -> tuple[int, ...]:
@@ -207,26 +222,6 @@ def _rows_shape(program: _DecoderStep, dispatch: Dispatch) -> tuple[int, ...]:
     if dispatch.n_slots is None:
         return (min(dispatch.n_rows, dispatch.n_buffer_rows), hidden)
     return (dispatch.n_ranks, dispatch.n_slots, hidden)
-
-
-def _exchange(  # noqa: PLR0913  the fields of a collective
-    program: _DecoderStep,
-    dispatch: Dispatch,
-    part: Part,
-    kind: Kind,
-    shape: tuple[int, ...],
-    *,
-    dtype: str | None = None,
-) -> PlannedCollective:
-    mesh = program.plan.mesh
-    return PlannedCollective(
-        part=part,
-        kind=kind,
-        axis="+".join(name for name in mesh.names if name in dispatch.axes),
-        groups=mesh.groups(*dispatch.axes),
-        shape=shape,
-        dtype=dtype or program.workload.activation_dtype,
-    )
 
 
 def _gather_routed_tokens(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
@@ -257,18 +252,8 @@ def _last_token(program: _DecoderStep) -> tuple[PlannedCollective, ...]:
         shape = (batch, n_tokens, hidden)
         return _tp(program, Part.LM_HEAD, Kind.ALL_GATHER, shape) if program.is_split else ()
     axes = ("cp",) * (program.plan.cp > 1) + ("tp",) * program.is_split
-    if not axes:
-        return ()
-    return (
-        PlannedCollective(
-            part=Part.LM_HEAD,
-            kind=Kind.ALL_REDUCE,
-            axis="+".join(axes),
-            groups=program.plan.mesh.groups(*axes),
-            shape=(batch, hidden),
-            dtype=program.workload.activation_dtype,
-        ),
-    )
+    all_reduce = program.collective(Part.LM_HEAD, Kind.ALL_REDUCE, axes, (batch, hidden))
+    return (all_reduce,) if axes else ()
 
 
 def _gather_activations(program: _DecoderStep, part: Part) -> tuple[PlannedCollective, ...]:
@@ -286,13 +271,7 @@ def _tp(
     program: _DecoderStep, part: Part, kind: Kind, shape: tuple[int, ...]
 ) -> tuple[PlannedCollective, ...]:
     """A collective of activations over tp; none if tp=1."""
-    if program.plan.tp == 1:
-        return ()
-    dtype = program.workload.activation_dtype
-    groups = program.plan.mesh.groups("tp")
-    return (
-        PlannedCollective(part=part, kind=kind, axis="tp", groups=groups, shape=shape, dtype=dtype),
-    )
+    return () if program.plan.tp == 1 else (program.collective(part, kind, ("tp",), shape),)
 
 
 def _gather_weights(
@@ -303,14 +282,7 @@ def _gather_weights(
     if plan.fsdp == 1:
         return ()
     return tuple(
-        PlannedCollective(
-            part=part,
-            kind=Kind.ALL_GATHER,
-            axis="fsdp",
-            groups=plan.mesh.groups("fsdp"),
-            shape=weight.gathered_shape(plan),
-            dtype=dtype,
-        )
+        program.collective(part, Kind.ALL_GATHER, ("fsdp",), weight.gathered_shape(plan), dtype)
         for weight in weights
         if weight.fsdp_dim(plan) is not None
     )
