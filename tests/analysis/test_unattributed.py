@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshscope.analysis.unattributed import NO_REASON, Unattributed, unattributed
+from meshscope.analysis.totals import NO_REASON, Unattributed, unattributed
 from meshscope.events.collective import predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from goldens import GOLDEN_DIR, GOLDENS, HEAD_DIM, JAX_VERSIONS, Golden
 
-from meshscope.analysis.unattributed import Unattributed, unattributed
+from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase, wire_factor

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshscope.analysis.unattributed import Unattributed, unattributed
+from meshscope.analysis.totals import Unattributed, unattributed
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase

@@ -14,8 +14,7 @@ from meshscope.spec.experiment_record import ExperimentRecord, NamedModel
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.store.run import RunRecord
-from meshscope.views.explanation import sentences
-from meshscope.views.explanation_document import explanation_document
+from meshscope.views.explanation import explanation_document, sentences
 
 
 def step(run_s: float, phase: Phase = Phase.PREFILL, *, exposed_s: float = 1.0) -> StepTime:

@@ -1,151 +1,181 @@
 """The catalog of metrics, in the order of reports and of `docs/metrics.md`."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import polars as pl
 
 from meshscope.analysis import bandwidth as bandwidths
 from meshscope.analysis import devices, intervals, matrix, overlap, roofline, routed, volume
 from meshscope.analysis import step_time as step_times
-from meshscope.analysis.executions import executions
-from meshscope.analysis.latency import Latency, latency_of
-from meshscope.analysis.metric import Metric, Unavailable
-from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
+from meshscope.analysis.latency import latency_of
+from meshscope.analysis.metric_inputs import MetricInputs, StepDuration, executions
 from meshscope.analysis.utilization import bubble_frac, mbu, mfu, model_flops
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
 from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.memory import Memory
 
+T = TypeVar("T")
+
+NO_COLLECTIVES = "the run has no collectives"
+NO_TIMES = "no collective has a duration: the run is neither timed nor modeled"
+NO_TIMELINE = "the run has no timeline of single executions"
+NO_STEP = "no step has a duration: the run is neither timed nor modeled"
+NO_MODELED_STEP = "no step of the run is modeled"
+NO_PROFILE = "only runs on live devices have a profile"
+NO_DEVICES = "the number of devices is unknown"
+NO_CHIP = "the chip is unknown"
+NO_MODEL = "the model or the request is unknown"
+NO_LINKS = "no traffic crosses torus links: the slice is one chip or not a TPU"
+NO_PIPELINE = "the plan has no pipeline"
+NO_MEMORY = "the run has no memory figures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable:
+    """The reason why a run lacks a metric. A metric that cannot be computed is never 0."""
+
+    reason: str
+
+
 Result = pl.DataFrame | Unavailable
-Compute = Callable[[MetricInputs], Result]
-
-NO_COLLECTIVES = Unavailable(reason="the run has no collectives")
-NO_TIMES = Unavailable(reason="no collective has a duration: the run is neither timed nor modeled")
-NO_TIMELINE = Unavailable(reason="the run has no timeline of single executions")
-NO_STEP = Unavailable(reason="no step has a duration: the run is neither timed nor modeled")
-NO_MODELED_STEP = Unavailable(reason="no step of the run is modeled")
-NO_PROFILE = Unavailable(reason="only runs on live devices have a profile")
-NO_DEVICES = Unavailable(reason="the number of devices is unknown")
-NO_CHIP = Unavailable(reason="the chip is unknown")
-NO_MODEL = Unavailable(reason="the model or the request is unknown")
-NO_LINKS = Unavailable(reason="no traffic crosses torus links: the slice is one chip or not a TPU")
-NO_PIPELINE = Unavailable(reason="the plan has no pipeline")
-NO_MEMORY = Unavailable(reason="the run has no memory figures")
 
 
-def _from_events(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Compute:
-    def compute(inputs: MetricInputs) -> Result:
-        is_empty = volume.collectives(inputs.events).is_empty()
-        return NO_COLLECTIVES if is_empty else function(inputs.events)
-
-    return compute
+class _MissingInputError(Exception):
+    """The run lacks an input of a metric; the message is the reason."""
 
 
-def _from_executions(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Compute:
-    def compute(inputs: MetricInputs) -> Result:
-        rows = executions(inputs)
-        return NO_COLLECTIVES if rows.is_empty() else function(rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric: `function` defines it on tables and peaks, `table` applies it to a run.
 
-    return compute
+    `unit` lists the units of the columns. Definition and source come from the docstring of `function`.
+    """
 
+    name: str
+    title: str
+    unit: str
+    function: Callable[..., Any]
+    table: Callable[[MetricInputs], pl.DataFrame]
 
-def _from_timeline(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Compute:
-    def compute(inputs: MetricInputs) -> Result:
-        if inputs.timeline is None or overlap.timed(inputs.timeline).is_empty():
-            return NO_TIMELINE
-        return function(inputs.timeline)
+    def compute(self, inputs: MetricInputs) -> Result:
+        """The table of a run, or the reason why the run lacks the metric."""
+        try:
+            return self.table(inputs)
+        except _MissingInputError as error:
+            return Unavailable(reason=str(error))
 
-    return compute
+    @property
+    def definition(self) -> str:
+        """The docstring of the function, up to its sources."""
+        return self._docstring()[0]
 
+    @property
+    def source(self) -> str:
+        """The sources that the docstring cites."""
+        return self._docstring()[2]
 
-def _from_profile(function: Callable[[Measured], pl.DataFrame]) -> Compute:
-    return lambda inputs: NO_PROFILE if inputs.measured is None else function(inputs.measured)
-
-
-def _from_times(function: Callable[[Iterable[StepTime]], pl.DataFrame]) -> Compute:
-    return lambda inputs: function(inputs.times) if inputs.times else NO_MODELED_STEP
-
-
-def _volume_by(*columns: str) -> Compute:
-    return _from_events(lambda events: volume.volume(events, columns))
-
-
-def _imbalance(inputs: MetricInputs) -> Result:
-    n_devices = inputs.n_devices
-    if n_devices is None:
-        return NO_DEVICES
-    return _from_events(lambda events: matrix.traffic_imbalance(events, n_devices))(inputs)
-
-
-def _link_traffic(inputs: MetricInputs) -> Result:
-    topology = inputs.topology
-    if topology is None:
-        return NO_CHIP
-    table = _from_events(lambda events: routed.link_traffic(events, topology))(inputs)
-    is_without_links = isinstance(table, pl.DataFrame) and table.is_empty()
-    return NO_LINKS if is_without_links else table
+    def _docstring(self) -> list[str]:
+        """Definition, `Source:` and sources, with each paragraph on one line."""
+        texts = inspect.cleandoc(self.function.__doc__ or "").partition("Source:")
+        paragraphs = (re.split(r"\n\s*\n", text.strip()) for text in texts)
+        return ["\n\n".join(" ".join(p.split()) for p in text) for text in paragraphs]
 
 
-def _bandwidth(inputs: MetricInputs) -> Result:
-    table = bandwidths.bandwidth(inputs.events, _chip(inputs))
-    return NO_TIMES if table.is_empty() else table
+def _need(value: T | None, reason: str) -> T:
+    if value is None:
+        raise _MissingInputError(reason)
+    return value
 
 
-def _measured_bandwidth(inputs: MetricInputs) -> Result:
-    if inputs.measured is None:
-        return NO_PROFILE
-    table = bandwidths.measured_bandwidth(inputs.events, inputs.measured.times, _chip(inputs))
-    return NO_COLLECTIVES if table.is_empty() else table
+def _filled(table: pl.DataFrame, reason: str) -> pl.DataFrame:
+    return _need(None if table.is_empty() else table, reason)
+
+
+def _events(inputs: MetricInputs) -> pl.DataFrame:
+    _filled(volume.collectives(inputs.events), NO_COLLECTIVES)
+    return inputs.events
+
+
+def _executions(inputs: MetricInputs) -> pl.DataFrame:
+    return _filled(executions(inputs), NO_COLLECTIVES)
+
+
+def _timeline(inputs: MetricInputs) -> pl.DataFrame:
+    timeline = _need(inputs.timeline, NO_TIMELINE)
+    _filled(overlap.timed(timeline), NO_TIMELINE)
+    return timeline
+
+
+def _measured(inputs: MetricInputs) -> Measured:
+    return _need(inputs.measured, NO_PROFILE)
+
+
+def _times(inputs: MetricInputs) -> tuple[StepTime, ...]:
+    return _need(inputs.times or None, NO_MODELED_STEP)
+
+
+def _topology(inputs: MetricInputs) -> Topology:
+    return _need(inputs.topology, NO_CHIP)
+
+
+def _imbalance(inputs: MetricInputs) -> pl.DataFrame:
+    n_devices = _need(inputs.n_devices, NO_DEVICES)
+    return matrix.traffic_imbalance(_events(inputs), n_devices)
+
+
+def _link_traffic(inputs: MetricInputs) -> pl.DataFrame:
+    topology = _topology(inputs)
+    return _filled(routed.link_traffic(_events(inputs), topology), NO_LINKS)
+
+
+def _measured_bandwidth(inputs: MetricInputs) -> pl.DataFrame:
+    times = _measured(inputs).times
+    table = bandwidths.measured_bandwidth(inputs.events, times, _chip(inputs))
+    return _filled(table, NO_COLLECTIVES)
 
 
 def _chip(inputs: MetricInputs) -> Chip | None:
     return None if inputs.topology is None else inputs.topology.chip
 
 
-def _modeled_latency(inputs: MetricInputs) -> Result:
-    if not inputs.times:
-        return NO_MODELED_STEP
+def _modeled_latency(inputs: MetricInputs) -> pl.DataFrame:
     n_decode_steps = None if inputs.workload is None else inputs.workload.n_decode_steps
-    return step_times.modeled_latency(inputs.times, n_decode_steps=n_decode_steps)
+    return step_times.modeled_latency(_times(inputs), n_decode_steps=n_decode_steps)
 
 
-def _bubble(inputs: MetricInputs) -> Result:
-    if inputs.n_stages < 2:
-        return NO_PIPELINE
+def _bubble(inputs: MetricInputs) -> pl.DataFrame:
+    n_stages = _need(inputs.n_stages if inputs.n_stages > 1 else None, NO_PIPELINE)
     rows = [
-        (phase.value, inputs.n_stages, n, bubble_frac(inputs.n_stages, n))
+        (phase.value, n_stages, n, bubble_frac(n_stages, n))
         for phase, n in inputs.n_microbatches.items()
     ]
     names = ("phase", "n_stages", "n_microbatches", "bubble_frac")
     return pl.DataFrame(rows, schema=names, orient="row")
 
 
-def _mfu(inputs: MetricInputs) -> Result:
-    if inputs.topology is None:
-        return NO_CHIP
-    if inputs.model is None or inputs.workload is None:
-        return NO_MODEL
-    topology = inputs.topology
+def _mfu(inputs: MetricInputs) -> pl.DataFrame:
+    topology = _topology(inputs)
+    model, workload = _need(inputs.model, NO_MODEL), _need(inputs.workload, NO_MODEL)
     rows: list[tuple[Any, ...]] = []
     for step in inputs.steps:
-        flops = model_flops(inputs.model, inputs.workload, step.phase)
+        flops = model_flops(model, workload, step.phase)
         fraction = mfu(flops, step.step_s, topology.n_chips, topology.chip)
         rows.append((*_step_cells(step), flops, fraction))
     return _step_rows(rows, "model_flops", "mfu_frac")
 
 
-def _mbu(inputs: MetricInputs) -> Result:
-    if inputs.topology is None:
-        return NO_CHIP
-    memory = _strongest_memory(inputs)
-    if memory is None:
-        return NO_MEMORY
+def _mbu(inputs: MetricInputs) -> pl.DataFrame:
+    chip = _topology(inputs).chip
+    strongest = next((source for source in reversed(Source) if source in inputs.memory), None)
+    memory = inputs.memory[_need(strongest, NO_MEMORY)]
     read_bytes = memory.weights_bytes + memory.kv_cache_bytes
-    chip = inputs.topology.chip
     rows = [
         (*_step_cells(step), read_bytes, mbu(memory, step.step_s, chip))
         for step in inputs.steps
@@ -154,39 +184,30 @@ def _mbu(inputs: MetricInputs) -> Result:
     return _step_rows(rows, "read_bytes", "mbu_frac")
 
 
-def _strongest_memory(inputs: MetricInputs) -> Memory | None:
-    source = next((source for source in reversed(Source) if source in inputs.memory), None)
-    return None if source is None else inputs.memory[source]
-
-
 def _step_cells(step: StepDuration) -> tuple[str, str, float, str]:
     return step.source.value, step.phase.value, step.step_s, step.basis
 
 
-def _step_rows(rows: Iterable[tuple[Any, ...]], *figures: str) -> Result:
+def _step_rows(rows: Iterable[tuple[Any, ...]], *figures: str) -> pl.DataFrame:
     types = dict.fromkeys(("source", "phase"), pl.String) | {"step_s": pl.Float64}
     types |= {"time_basis": pl.String} | dict.fromkeys(figures, pl.Float64)
-    table = pl.DataFrame(list(rows), schema=types, orient="row")
-    return NO_STEP if table.is_empty() else table
+    return _filled(pl.DataFrame(list(rows), schema=types, orient="row"), NO_STEP)
 
 
-def _roofline(inputs: MetricInputs) -> Result:
-    if inputs.topology is None:
-        return NO_CHIP
-    if inputs.measured is None or not inputs.measured.costs:
-        return NO_PROFILE
-    chip = inputs.topology.chip
-    steps = roofline.step_rooflines(inputs.measured.costs, inputs.measured_step_s, chip)
-    if not steps:
-        return Unavailable(reason=f"no peaks of {chip.name} are published")
-    return pl.DataFrame([asdict(step) for step in steps], infer_schema_length=None)
+def _roofline(inputs: MetricInputs) -> pl.DataFrame:
+    chip, costs = _topology(inputs).chip, _need(_measured(inputs).costs or None, NO_PROFILE)
+    steps = roofline.step_rooflines(costs, inputs.measured_step_s, chip)
+    records = [asdict(step) for step in steps] or None
+    return _table(_need(records, f"no peaks of {chip.name} are published"))
 
 
-def _memory(inputs: MetricInputs) -> Result:
-    if not inputs.memory:
-        return NO_MEMORY
-    rows = [hbm(source, memory) for source, memory in inputs.memory.items()]
-    return pl.DataFrame(rows, infer_schema_length=None)
+def _memory(inputs: MetricInputs) -> pl.DataFrame:
+    memory = _need(inputs.memory or None, NO_MEMORY)
+    return _table([hbm(source, figures) for source, figures in memory.items()])
+
+
+def _table(records: list[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(records, infer_schema_length=None)
 
 
 def hbm(source: Source, memory: Memory) -> dict[str, Any]:
@@ -203,65 +224,58 @@ def hbm(source: Source, memory: Memory) -> dict[str, Any]:
     return {"source": source.value, **asdict(memory), "hbm_frac": fraction}
 
 
-def _latency(inputs: MetricInputs) -> Result:
-    return NO_PROFILE if inputs.latency is None else latency_table(inputs.latency)
+def _latency(inputs: MetricInputs) -> pl.DataFrame:
+    spreads = asdict(_need(inputs.latency, NO_PROFILE))
+    names = ("ttft", "itl", "tpot", "e2e")
+    return _table([{"latency": name, **spreads[name]} for name in names if spreads[name]])
 
 
-def latency_table(latency: Latency) -> pl.DataFrame:
-    """TTFT, ITL, TPOT and end-to-end time of the timed requests: mean, percentiles and count.
-
-    Source: `meshscope.analysis.latency.latency_of`.
-    """
-    spreads = {name: getattr(latency, name) for name in ("ttft", "itl", "tpot", "e2e")}
-    rows = [{"latency": name, **asdict(spread)} for name, spread in spreads.items() if spread]
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
-# (name, title, unit, the function that defines the metric, how a run computes it)
-_ROWS: tuple[tuple[str, str, str, Callable[..., Any], Compute], ...] = (
+# (name, title, unit, the function that defines the metric, its table for a run)
+_ROWS: tuple[tuple[str, str, str, Callable[..., Any], Callable[[MetricInputs], pl.DataFrame]], ...] = (
     ("volume", "Volume", "count in operations, bytes",
-     volume.volume, _volume_by(*volume.BY)),
+     volume.volume, lambda run: volume.volume(_events(run))),
     ("volume_by_layer", "Volume by layer", "count in operations, bytes",
-     volume.volume, _volume_by("layer")),
+     volume.volume, lambda run: volume.volume(_events(run), ("layer",))),
     ("size_distribution", "Size distribution", "bytes, count in operations",
-     volume.size_distribution, _from_events(volume.size_distribution)),
+     volume.size_distribution, lambda run: volume.size_distribution(_events(run))),
     ("size_summary", "Sizes", "bytes, count in operations",
-     volume.size_summary, _from_events(volume.size_summary)),
+     volume.size_summary, lambda run: volume.size_summary(_events(run))),
     ("traffic_matrix", "Traffic matrix", "bytes in one step",
-     matrix.traffic_matrix, _from_events(matrix.traffic_matrix)),
+     matrix.traffic_matrix, lambda run: matrix.traffic_matrix(_events(run))),
     ("link_traffic", "Traffic over torus links", "bytes in one step, s",
      routed.link_traffic, _link_traffic),
     ("traffic_imbalance", "Traffic imbalance", "bytes; 1 is balanced",
      matrix.traffic_imbalance, _imbalance),
     ("traffic_intervals", "Traffic intervals of an axis",
      "the column `unit` says: s, or operations of the schedule",
-     intervals.traffic_intervals, _from_executions(intervals.traffic_intervals)),
+     intervals.traffic_intervals, lambda run: intervals.traffic_intervals(_executions(run))),
     ("axis_windows", "Windows between axes", "n in changes, s",
-     intervals.axis_windows, _from_executions(intervals.axis_windows)),
+     intervals.axis_windows, lambda run: intervals.axis_windows(_executions(run))),
     ("period", "Period", "operations, bytes, s",
-     intervals.period, _from_executions(intervals.period)),
+     intervals.period, lambda run: intervals.period(_executions(run))),
     ("bandwidth", "Bandwidth", "bytes/s; fractions of 1",
-     bandwidths.bandwidth, _bandwidth),
+     bandwidths.bandwidth,
+     lambda run: _filled(bandwidths.bandwidth(run.events, _chip(run)), NO_TIMES)),
     ("measured_bandwidth", "Measured bandwidth", "bytes/s; fractions of 1",
      bandwidths.measured_bandwidth, _measured_bandwidth),
     ("step_time", "Modeled step time", "s; fractions of 1",
-     step_times.step_time, _from_times(step_times.step_time)),
+     step_times.step_time, lambda run: step_times.step_time(_times(run))),
     ("exposed_by_axis", "Modeled exposed time by axis", "s",
-     step_times.exposed_by_axis, _from_times(step_times.exposed_by_axis)),
+     step_times.exposed_by_axis, lambda run: step_times.exposed_by_axis(_times(run))),
     ("part_costs", "Modeled cost of each part", "s, FLOPs, bytes in one step",
-     step_times.part_costs, _from_times(step_times.part_costs)),
+     step_times.part_costs, lambda run: step_times.part_costs(_times(run))),
     ("overlap", "Overlap, exposed and idle time", "s; fractions of 1",
-     overlap.overlap, _from_timeline(overlap.overlap)),
+     overlap.overlap, lambda run: overlap.overlap(_timeline(run))),
     ("exposed_by", "Exposed time by axis, from the timeline", "s",
-     overlap.exposed_by, _from_timeline(overlap.exposed_by)),
+     overlap.exposed_by, lambda run: overlap.exposed_by(_timeline(run))),
     ("bubble", "Pipeline bubble", "fraction of 1",
      bubble_frac, _bubble),
     ("device_idle", "Load and idle time of devices", "s; fractions of 1",
-     devices.device_idle, _from_profile(lambda measured: devices.device_idle(measured.loads))),
+     devices.device_idle, lambda run: devices.device_idle(_measured(run).loads)),
     ("load_imbalance", "Load imbalance", "1 is balanced",
-     devices.load_imbalance, _from_profile(lambda measured: devices.load_imbalance(measured.loads))),
+     devices.load_imbalance, lambda run: devices.load_imbalance(_measured(run).loads)),
     ("waiting", "Wait and wire time", "s; fractions of 1",
-     devices.waiting, _from_profile(lambda measured: devices.waiting(measured.times))),
+     devices.waiting, lambda run: devices.waiting(_measured(run).times)),
     ("mfu", "MFU", "FLOPs; fraction of 1",
      mfu, _mfu),
     ("mbu", "MBU", "bytes; fraction of 1",
@@ -277,8 +291,8 @@ _ROWS: tuple[tuple[str, str, str, Callable[..., Any], Compute], ...] = (
 )  # fmt: skip
 
 METRICS: tuple[Metric, ...] = tuple(
-    Metric(name=name, title=title, unit=unit, function=function, compute=compute)
-    for name, title, unit, function, compute in _ROWS
+    Metric(name=name, title=title, unit=unit, function=function, table=table)
+    for name, title, unit, function, table in _ROWS
 )
 
 # Former names of metrics. JSON documents and `meshscope.open(...).metrics()` accept both.

@@ -154,12 +154,8 @@ def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
     if side.source is not Source.MEASURED:
         return {time.phase: _modeled_step(time) for time in side.run.times_of(side.source)}
     latency = request_latency(side.run)
-    if latency is None:
-        return {}
-    steps = {Phase.PREFILL: _measured_step(latency.ttft.mean_s)}
-    if latency.itl is not None:
-        steps[Phase.DECODE] = _measured_step(latency.itl.mean_s)
-    return steps
+    steps = {} if latency is None else latency.step_s
+    return {phase: _measured_step(step_s) for phase, step_s in steps.items()}
 
 
 def _modeled_step(time: StepTime) -> StepBreakdown:

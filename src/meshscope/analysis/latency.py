@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from meshscope.events.enums import Phase
 from meshscope.events.measured import Request
 
 
@@ -36,6 +37,12 @@ class Latency:
     output_tokens_per_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float | None
+
+    @property
+    def step_s(self) -> dict[Phase, float]:
+        """Mean seconds of a step of each timed phase."""
+        spreads = {Phase.PREFILL: self.ttft, Phase.DECODE: self.itl}
+        return {phase: spread.mean_s for phase, spread in spreads.items() if spread is not None}
 
 
 def latency_of(requests: Sequence[Request], *, batch: int, prompt: int) -> Latency:

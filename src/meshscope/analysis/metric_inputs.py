@@ -1,18 +1,25 @@
 """The inputs of all metrics: the event table of one run and everything else known about it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from meshscope.analysis.latency import Latency
+from meshscope.analysis.overlap import timed
+from meshscope.analysis.request import basis_of, request_latency
+from meshscope.analysis.timeline import last_step, read_timeline
+from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
+from meshscope.events.schema import table_of
 from meshscope.events.step_time import StepTime
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.workload import Workload
+from meshscope.store.read import read_events
+from meshscope.store.run import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +59,52 @@ class MetricInputs:
     def measured_step_s(self) -> dict[Phase, float]:
         """Measured seconds of a step of each phase."""
         return {s.phase: s.step_s for s in self.steps if s.source is Source.MEASURED}
+
+
+def executions(inputs: MetricInputs) -> pl.DataFrame:
+    """The collectives of the last step in the timeline; rows of the event table for other phases."""
+    rows = collectives(inputs.events)
+    if inputs.timeline is None:
+        return rows
+    single = collectives(last_step(timed(inputs.timeline))).drop("step")
+    phases = single.select(WHERE).unique()
+    return pl.concat([rows.join(phases, on=WHERE, how="anti", nulls_equal=True), single])
+
+
+def metric_inputs(run: RunRecord) -> MetricInputs:
+    """The metric inputs of a run; what the run does not have stays unknown."""
+    experiment = run.manifest.experiment
+    latency = request_latency(run)
+    events = events_of(run)
+    return MetricInputs(
+        events=events,
+        timeline=None if run.path is None else read_timeline(run.path, events),
+        topology=experiment.topology,
+        n_devices=experiment.n_devices,
+        n_stages=experiment.mesh.get("pp", 1),
+        n_microbatches=dict(experiment.microbatches),
+        model=experiment.architecture,
+        workload=experiment.workload,
+        memory=run.memory,
+        steps=tuple(_steps(run, latency)),
+        times=run.times,
+        measured=run.measured,
+        latency=latency,
+    )
+
+
+def events_of(run: RunRecord) -> pl.DataFrame:
+    """The event table of a run, read from its folder or made from its rows."""
+    return table_of(run.rows) if run.path is None else read_events(run.path)
+
+
+def _steps(run: RunRecord, latency: Latency | None) -> Iterator[StepDuration]:
+    """Modeled steps, then the mean steps of the timed requests."""
+    for time in run.times:
+        basis = basis_of([time]) or "unknown"
+        yield StepDuration(
+            source=time.source, phase=time.phase, step_s=time.step.value_s, basis=basis
+        )
+    measured = Source.MEASURED
+    for phase, step_s in ({} if latency is None else latency.step_s).items():
+        yield StepDuration(source=measured, phase=phase, step_s=step_s, basis=measured.value)

@@ -17,7 +17,7 @@ from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
 from meshscope.store.run import RunRecord
 from meshscope.views.document import comparison_document, source_verdicts_document
-from meshscope.views.explanation_document import explanation_document
+from meshscope.views.explanation import explanation_document
 from meshscope.views.text import comparison_text
 
 if TYPE_CHECKING:

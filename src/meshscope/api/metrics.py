@@ -5,9 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import ALIASES, METRICS, metrics_of
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.catalog import ALIASES, METRICS, Unavailable, metrics_of
+from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.errors import SpecError, nearest
 from meshscope.store.run import RunRecord
 from meshscope.views.notebook import folded_html

@@ -11,9 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from meshscope.analysis.catalog import metrics_of
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.catalog import Unavailable, metrics_of
+from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.events.enums import Kind, Phase
 from meshscope.store.run import RunRecord
 

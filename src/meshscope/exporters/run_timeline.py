@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 
 from meshscope.analysis.intervals import SECONDS, placed
+from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.analysis.overlap import timed
-from meshscope.analysis.run_inputs import metric_inputs
 from meshscope.analysis.timeline import last_step
 from meshscope.events.enums import Kind
 from meshscope.events.text import printable

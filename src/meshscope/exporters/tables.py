@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from meshscope.analysis.run_inputs import events_of
+from meshscope.analysis.metric_inputs import events_of
 from meshscope.events.text import printable
 from meshscope.store.run import RunRecord
 

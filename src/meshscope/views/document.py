@@ -20,8 +20,14 @@ from meshscope.analysis.comparison import (
 from meshscope.analysis.grouping import Group, grouped
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.request import request_latency
-from meshscope.analysis.totals import Total, request_total, request_totals, step_total, step_totals
-from meshscope.analysis.unattributed import unattributed
+from meshscope.analysis.totals import (
+    Total,
+    request_total,
+    request_totals,
+    step_total,
+    step_totals,
+    unattributed,
+)
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory

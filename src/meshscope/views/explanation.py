@@ -1,6 +1,8 @@
-"""Why one side of a comparison costs more, in short sentences."""
+"""Why one side of a comparison costs more, in short sentences and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from meshscope.analysis.explanation import (
     Explanation,
@@ -10,6 +12,7 @@ from meshscope.analysis.explanation import (
     StepBreakdown,
 )
 from meshscope.events.enums import Source
+from meshscope.serialize import to_plain
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
 from meshscope.views.model import joined
 from meshscope.views.plain import short
@@ -259,3 +262,52 @@ def _overlap_caveat(explanation: Explanation, left: str, right: str) -> str:
         f" The intervals overlap ({', '.join(named)}): an error that both sides share cancels, "
         "but an independent one can reverse the order."
     )
+
+
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
+    """The sentences, the differing settings, and the bytes and seconds of each phase."""
+    left_s, right_s = (explanation.request_s(side) for side in (0, 1))
+    return {
+        "sentences": sentences(explanation),
+        "asked": [asdict(difference) for difference in explanation.differences],
+        "request_s": {"left": left_s, "right": right_s},
+        "phases": {
+            "unknown" if change.phase is None else change.phase.value: {
+                "is_in": {
+                    "left": explanation.left.has_phase(change.phase),
+                    "right": explanation.right.has_phase(change.phase),
+                },
+                "places": [_place_document(place) for place in change.places],
+                "time": _time_document(change),
+            }
+            for change in explanation.changes
+        },
+    }
+
+
+def _place_document(place: PlaceChange) -> dict[str, Any]:
+    values = asdict(place)
+    for side in ("left", "right"):
+        traffic = values[side]
+        traffic |= {"wire_bytes": float(traffic["wire_bytes"]), "kinds": dict(traffic["kinds"])}
+    return {**values, "wire_bytes_change": float(place.wire_change)}
+
+
+def _time_document(change: PhaseChange) -> dict[str, Any] | None:
+    """The seconds of a step on both sides; null if one is unknown."""
+    if change.left_cost is None or change.right_cost is None:
+        return None
+    return {
+        "step_s_change": change.step_change_s,
+        "left": _cost_document(change.left_cost),
+        "right": _cost_document(change.right_cost),
+    }
+
+
+def _cost_document(cost: StepBreakdown) -> dict[str, Any]:
+    values = to_plain(cost)
+    parts = values.pop("by_part_s")
+    return {
+        **values,
+        "by_part": {n: {"compute_s": c, "exposed_s": e} for n, (c, e) in parts.items()},
+    }

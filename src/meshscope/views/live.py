@@ -179,10 +179,7 @@ def _roofline_lines(
     if not measured.costs:
         is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
         yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
-    steps = {Phase.PREFILL: latency.ttft.mean_s}
-    if latency.itl is not None:
-        steps[Phase.DECODE] = latency.itl.mean_s
-    rooflines = step_rooflines(measured.costs, steps, chip)
+    rooflines = step_rooflines(measured.costs, latency.step_s, chip)
     if rooflines:
         yield Text("")
         yield rich_table(roofline_view(rooflines))

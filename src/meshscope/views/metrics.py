@@ -10,9 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshscope.analysis.catalog import ALIASES, METRICS, Result, metrics_of
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.catalog import ALIASES, METRICS, Result, Unavailable, metrics_of
+from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes
 from meshscope.views.frames import metric_table

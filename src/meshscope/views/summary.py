@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rich.text import Text
 
-from meshscope.analysis.totals import Total, request_totals, step_totals
-from meshscope.analysis.unattributed import Unattributed
+from meshscope.analysis.totals import Total, Unattributed, request_totals, step_totals
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord

@@ -9,8 +9,7 @@ from meshscope.analysis.comparison import compare_sides, compare_sources
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
 from meshscope.analysis.sides import Side, source_side
-from meshscope.analysis.totals import Total, request_total, step_total
-from meshscope.analysis.unattributed import unattributed
+from meshscope.analysis.totals import Total, request_total, step_total, unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord

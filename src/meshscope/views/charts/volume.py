@@ -7,6 +7,11 @@ import polars as pl
 from meshscope.events.enums import Source
 from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 
+_LABELS = (
+    pl.col("phase").fill_null(UNKNOWN_PHASE_LABEL),
+    pl.col("axis").fill_null(UNKNOWN_AXIS_LABEL),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeBar:
@@ -25,16 +30,7 @@ def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
     sums = rows.group_by("phase", "axis", "kind", maintain_order=True).agg(
         pl.col("request_wire_bytes").sum(), pl.col("request_count").sum()
     )
-    return tuple(
-        VolumeBar(
-            phase=phase or UNKNOWN_PHASE_LABEL,
-            axis=axis or UNKNOWN_AXIS_LABEL,
-            kind=kind,
-            request_wire_bytes=n_bytes,
-            request_count=count,
-        )
-        for phase, axis, kind, n_bytes, count in sums.iter_rows()
-    )
+    return tuple(VolumeBar(**row) for row in sums.with_columns(_LABELS).iter_rows(named=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +48,5 @@ def size_counts(distribution: pl.DataFrame, source: Source) -> tuple[SizeCount, 
     """The metric `size_distribution` of one source, without unknown sizes."""
     rows = distribution.filter(
         pl.col("source") == source.value, pl.col("payload_bytes").is_not_null()
-    )
-    return tuple(
-        SizeCount(
-            phase=row["phase"] or UNKNOWN_PHASE_LABEL,
-            axis=row["axis"] or UNKNOWN_AXIS_LABEL,
-            kind=row["kind"],
-            payload_bytes=row["payload_bytes"],
-            count=row["count"],
-        )
-        for row in rows.iter_rows(named=True)
-    )
+    ).with_columns(_LABELS)
+    return tuple(SizeCount(**row) for row in rows.drop("source").iter_rows(named=True))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from meshscope.analysis.metric import Unavailable
+from meshscope.analysis.catalog import Unavailable
 from meshscope.analysis.roofline import roofline_bounds, roofline_of
 from meshscope.events.enums import Source
 from meshscope.units import format_gib

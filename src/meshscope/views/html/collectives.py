@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import polars as pl
 
-from meshscope.analysis.catalog import METRICS
+from meshscope.analysis.catalog import METRICS, Unavailable
 from meshscope.analysis.comparison import compare_all_sources, compare_sources
 from meshscope.analysis.grouping import grouped
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.unattributed import unattributed
+from meshscope.analysis.totals import unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes

@@ -6,10 +6,8 @@ from string import ascii_uppercase
 
 import polars as pl
 
-from meshscope.analysis.catalog import METRICS, Result, metrics_of
-from meshscope.analysis.metric import Unavailable
-from meshscope.analysis.metric_inputs import MetricInputs
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.catalog import METRICS, Result, Unavailable, metrics_of
+from meshscope.analysis.metric_inputs import MetricInputs, metric_inputs
 from meshscope.events.enums import Phase, Source
 from meshscope.store.run import RunRecord
 from meshscope.views.charts.cost import CostBar, cost_bars, strongest_costs

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from meshscope.analysis.catalog import Unavailable
 from meshscope.analysis.explanation import explain
-from meshscope.analysis.metric import Unavailable
 from meshscope.analysis.request import request_times
 from meshscope.analysis.sides import Side
 from meshscope.events.enums import Phase

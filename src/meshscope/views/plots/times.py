@@ -58,7 +58,7 @@ def cost_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
 
 def _cost_plots(labeled_bars: Sequence[tuple[str, CostBar]]) -> Iterator[Plot]:
     if not labeled_bars:
-        yield Plot(name="cost", reason=NO_STEP.reason)
+        yield Plot(name="cost", reason=NO_STEP)
     for phase in Phase:
         rows = [(label, bar) for label, bar in labeled_bars if bar.phase is phase]
         if not rows:
@@ -187,7 +187,7 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
     """The traffic bursts of each mesh axis in one step."""
     phases = axis_bursts(run.inputs, run.source)
     if not phases:
-        yield Plot(name="intervals", reason=NO_COLLECTIVES.reason)
+        yield Plot(name="intervals", reason=NO_COLLECTIVES)
     for bursts in phases:
         lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
         axes = new_axes(0.8 + 0.36 * len(lanes))

@@ -9,8 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY
-from meshscope.analysis.metric import Unavailable
+from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, Unavailable
 from meshscope.events.enums import Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
@@ -55,7 +54,7 @@ def volume_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
     labels = distinct_labels([run.run for run in runs])
     bars_by_run = [_volume_bars(run) for run in runs]
     if not any(bars_by_run):
-        yield Plot(name="volume", reason=NO_COLLECTIVES.reason)
+        yield Plot(name="volume", reason=NO_COLLECTIVES)
     for phase in dict.fromkeys(bar.phase for bars in bars_by_run for bar in bars):
         rows = [
             (label, [bar for bar in bars if bar.phase == phase])
@@ -90,7 +89,7 @@ def size_plots(run: PlotRun) -> Iterator[Plot]:
     distribution = run.metrics["size_distribution"]
     counts = () if isinstance(distribution, Unavailable) else size_counts(distribution, run.source)
     if not counts:
-        yield Plot(name="sizes", reason=NO_COLLECTIVES.reason)
+        yield Plot(name="sizes", reason=NO_COLLECTIVES)
         return
     axes = new_axes()
     series: dict[str, list[SizeCount]] = {}
@@ -119,7 +118,7 @@ def matrix_plots(run: PlotRun) -> Iterator[Plot]:
     """The traffic matrix of each phase, all axes together."""
     all_matrices = matrices(run.inputs, run.source)
     if not all_matrices:
-        yield Plot(name="matrix", reason=NO_COLLECTIVES.reason)
+        yield Plot(name="matrix", reason=NO_COLLECTIVES)
     by_phase: dict[str, Matrix] = {}
     for matrix in all_matrices:  # the matrix of all axes comes first
         by_phase.setdefault(matrix.phase, matrix)
@@ -243,7 +242,7 @@ def memory_plots_by_run(runs: Sequence[PlotRun]) -> Iterator[Plot]:
 
 def _memory_plot(bars: Sequence[tuple[str, Memory]]) -> Plot:
     if not bars:
-        return Plot(name="memory", reason=NO_MEMORY.reason)
+        return Plot(name="memory", reason=NO_MEMORY)
     axes = new_axes(0.8 + 0.45 * len(bars))
     stacked(axes, [(label, memory_segments(memory)) for label, memory in bars])
     capacities = {memory.hbm_bytes for _, memory in bars}

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 from meshscope.analysis.catalog import metrics_of
-from meshscope.analysis.run_inputs import metric_inputs
+from meshscope.analysis.metric_inputs import metric_inputs
 from meshscope.store.run import RunRecord
 from meshscope.views.plots import roofline, times, traffic
 from meshscope.views.plots.style import STYLE, Plot, PlotRun, save
