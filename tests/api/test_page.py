@@ -1,4 +1,4 @@
-"""The questions of docs/sql.md have the answers that stand there."""
+"""The queries of docs/sql.md return the answers on the page."""
 
 import re
 import shlex

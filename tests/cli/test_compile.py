@@ -1,4 +1,4 @@
-"""`compile` around a compiler that this file stands in for: what is kept, printed and cleaned up."""
+"""`compile` with a fake compiler: what is saved, printed and cleaned up."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`import`: the time of a step that somebody else compiled, where the text alone tells it."""
+"""`import`: modeled step times of programs compiled elsewhere, from their text alone."""
 
 import gzip
 import json

@@ -93,7 +93,7 @@ def test_a_full_disk_is_a_message(tmp_path: Path) -> None:
     assert "No space left" in err
 
 
-# Stands in for a command that takes long: it says where it writes and waits inside.
+# Replaces a slow command: it writes a progress line and waits.
 HOLD = """
 import sys, time
 import meshscope.api.compile as command

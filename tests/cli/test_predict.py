@@ -116,16 +116,16 @@ def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> 
     assert "--as-json" not in out
 
 
-def test_a_pipeline_is_told_by_stage(meshscope) -> None:
-    """32 layers on two stages; a device hands on in 4 + 2 - 1 ticks."""
+def test_a_pipeline_has_rows_by_stage(meshscope) -> None:
+    """32 layers on two stages; a device sends in each of 4 + 2 - 1 ticks."""
     ask = ("Llama-3.1-8B", "--topology", "v6e-8", "--plan", "pp=2,tp=4", "--batch", "8")
 
     document = json.loads(meshscope("predict", *ask, "--microbatches", "4", "--json").out)
     text = meshscope("predict", *ask, "--microbatches", "4").out
 
     prefill = [row for row in document["collectives"] if row["phase"] == "prefill"]
-    told = [(row["stage"], row["part"], row["layers"][:1], row["count"]) for row in prefill]
-    assert told == [
+    stages = [(row["stage"], row["part"], row["layers"][:1], row["count"]) for row in prefill]
+    assert stages == [
         (0, "embed", [], 4),
         (0, "attn", [0], 4 * 16),
         (0, "mlp", [0], 4 * 16),

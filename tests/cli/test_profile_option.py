@@ -1,4 +1,4 @@
-"""Times by a profile that calibrate wrote, in place of published figures."""
+"""Times from a profile that calibrate wrote, instead of published figures."""
 
 import json
 from dataclasses import replace
@@ -75,6 +75,6 @@ def test_chip_without_published_peaks_has_times_by_its_profile(meshscope, writte
 
 
 def test_profile_of_another_chip_is_refused(meshscope, written):
-    status, _, told = meshscope("predict", *ASK, "--profile", str(written("cpu")))
+    status, _, err = meshscope("predict", *ASK, "--profile", str(written("cpu")))
     assert status == 1
-    assert "is a profile of 'cpu', and the topology has 'v6e'" in told
+    assert "is a profile of 'cpu', and the topology has 'v6e'" in err

@@ -126,7 +126,7 @@ def test_the_same_experiment_twice_is_one(meshscope) -> None:
     assert len(runs()) == 1
 
 
-def test_failures_are_told_kept_and_tried_again_when_asked(
+def test_failures_are_reported_stored_and_retried_on_request(
     meshscope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write({"defaults": SMALL | {"model": "Qwen3-4B"}, "grid": {"plan": ["tp=8", "dp=8"], "batch": 8}})  # fmt: skip
@@ -203,9 +203,9 @@ def wait_for_another_run(sweep: subprocess.Popen, folder: Path, n_before: int) -
 
 
 def whole_runs(folder: Path) -> dict[str, tuple[int, int]]:
-    """What tells one manifest from another that was written in its place."""
+    """Inode and time of each manifest: they change if a run is made again."""
     stats = {p.parent.name: p.stat() for p in folder.glob("runs/s/[!.]*/manifest.json")}
-    return {name: (found.st_ino, found.st_mtime_ns) for name, found in stats.items()}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 @pytest.mark.slow
@@ -223,24 +223,24 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(meshscope, tmp_path: Path)
         os.killpg(sweep.pid, signal.SIGKILL)
         sweep.communicate()
         n_half_written += bool(list(tmp_path.glob("runs/s/.*.partial-*")))
-        found = whole_runs(tmp_path)
-        assert {name: found.get(name) for name in seen} == seen
-        seen = found
+        complete = whole_runs(tmp_path)
+        assert {name: complete.get(name) for name in seen} == seen
+        seen = complete
     assert n_half_written > 0
     assert len(seen) > 0
 
     last = meshscope("sweep", "s.yaml", "--json")
 
     assert last.status == 0, last.err
-    found = whole_runs(tmp_path)
-    assert {name: found.get(name) for name in seen} == seen
+    complete = whole_runs(tmp_path)
+    assert {name: complete.get(name) for name in seen} == seen
     documents = json.loads(last.out)["experiments"]
-    assert {Path(e["run"]).name for e in documents} == set(found)
-    assert (len(documents), len(found)) == (12, 12)
+    assert {Path(e["run"]).name for e in documents} == set(complete)
+    assert (len(documents), len(complete)) == (12, 12)
     kept = {path.name for path in tmp_path.glob("runs/s/*") if path.is_file()}
     assert kept == {"sweep.json", "summary.parquet"}
     assert [p.name for p in Path("runs/s").iterdir() if p.name.startswith(".")] == []
-    for name in found:
+    for name in complete:
         read_run(Path("runs/s", name))
 
 
@@ -277,8 +277,8 @@ def test_the_sweeps_of_the_project_can_be_started(meshscope, name: str) -> None:
     done = meshscope("sweep", str(EXPERIMENTS / f"{name}.yaml"), "--dry-run", "--json")
     assert done.status == 0, done.err
     experiments = json.loads(done.out)["experiments"]
-    found = {e["options"]["model"] for e in experiments}
-    assert found == {
+    complete = {e["options"]["model"] for e in experiments}
+    assert complete == {
         "Qwen/Qwen3-32B",
         "deepseek-ai/DeepSeek-V2-Lite",
         "deepseek-ai/DeepSeek-V3.1-Base",

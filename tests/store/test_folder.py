@@ -232,6 +232,6 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: 
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
     )
-    told = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    message = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
     assert names(tmp_path / "runs") == []

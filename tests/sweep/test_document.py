@@ -36,8 +36,8 @@ def read(folder: Path, text: str) -> dict:
     ],
 )
 def test_words_are_what_they_look_like(tmp_path: Path, written: str, value: object) -> None:
-    found = read(tmp_path, f"a: {written}\n")["a"]
-    assert (found, type(found)) == (value, type(value))
+    scalar = read(tmp_path, f"a: {written}\n")["a"]
+    assert (scalar, type(scalar)) == (value, type(value))
 
 
 BOMB = "a: &a [x, x]\n" + "".join(

@@ -22,13 +22,13 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
 
 
 def test_defaults_fill_what_an_experiment_leaves_out() -> None:
-    found = values(
+    experiments = values(
         {
             "defaults": {"slice": "v6e-8", "batch": 4},
             "experiments": [{"model": "m"}, {"model": "n", "batch": 1}],
         }
     )
-    assert found == [
+    assert experiments == [
         {"topology": "v6e-8", "batch": 4, "model": "m"},
         {"topology": "v6e-8", "batch": 1, "model": "n"},
     ]
@@ -38,8 +38,10 @@ def test_options_that_go_together_are_one_choice() -> None:
     """They stand under a name of their own, and go before the defaults."""
     ways = [{"plan": "tp=8", "topology": "a"}, {"plan": "dp=8", "topology": "b"}]
     written = [{"plan": "tp=8", "slice": "a"}, {"plan": "dp=8", "slice": "b"}]
-    found = values({"defaults": {"plan": "tp=1"}, "grid": {"model": ["m", "n"], "way": written}})
-    assert found == [{"model": model, **way} for model in "mn" for way in ways]
+    experiments = values(
+        {"defaults": {"plan": "tp=1"}, "grid": {"model": ["m", "n"], "way": written}}
+    )
+    assert experiments == [{"model": model, **way} for model in "mn" for way in ways]
 
 
 def test_grids_and_experiments_may_both_be_several() -> None:

@@ -21,8 +21,8 @@ def planned(name: str, command: RunCommand = RunCommand.PREDICT) -> PlannedRun:
     )
 
 
-class Told:
-    """What the work says of itself."""
+class Events:
+    """Records the events of a sweep."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -39,20 +39,20 @@ class Told:
         self.lines.append((outcome.value, planned.name))
 
 
-Make = Callable[..., tuple[SweepFolder, Told]]
+Make = Callable[..., tuple[SweepFolder, Events]]
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes runs with children that execute `program`; sys.argv[2] is the run's name."""
 
-    def made(program: str, *runs: PlannedRun, n_jobs: int = 1) -> tuple[SweepFolder, Told]:
+    def made(program: str, *runs: PlannedRun, n_jobs: int = 1) -> tuple[SweepFolder, Events]:
         monkeypatch.setattr(work, "CHILD", ("-c", program))
-        told = Told()
+        events = Events()
         with locked_folder(tmp_path / "s") as folder:
             folder.write_mark({})
-            make_runs(runs, folder, n_jobs=n_jobs, force=False, listener=told)
-        return SweepFolder(tmp_path / "s"), told
+            make_runs(runs, folder, n_jobs=n_jobs, force=False, listener=events)
+        return SweepFolder(tmp_path / "s"), events
 
     return made
 
@@ -69,20 +69,20 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_a_failure_is_kept_in_words_and_stops_nothing(
     make: Make, program: str, message: str
 ) -> None:
-    folder, told = make(
+    folder, events = make(
         f"import os, sys\nif sys.argv[2] == 'b':\n    {program}", *map(planned, "abc")
     )
     assert folder.failures == {"b": message}
-    assert [line for line in told.lines if line[0] != "started"] == [
+    assert [line for line in events.lines if line[0] != "started"] == [
         ("done", "a"),
         ("failed", "b"),
         ("done", "c"),
     ]
 
 
-def test_what_was_told_to_end_has_not_failed(make: Make) -> None:
-    folder, told = make("import os; os.kill(os.getpid(), 15)", planned("a"))
-    assert (folder.failures, told.lines[-1]) == ({}, ("interrupted", "a"))
+def test_a_terminated_run_has_not_failed(make: Make) -> None:
+    folder, events = make("import os; os.kill(os.getpid(), 15)", planned("a"))
+    assert (folder.failures, events.lines[-1]) == ({}, ("interrupted", "a"))
 
 
 def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
@@ -90,10 +90,10 @@ def test_so_many_at_a_time_and_live_runs_alone(make: Make) -> None:
     runs = [
         planned(name, RunCommand.RUN if name == "c" else RunCommand.PREDICT) for name in "abcde"
     ]
-    _, told = make("import time; time.sleep(0.4)", *runs, n_jobs=2)
+    _, events = make("import time; time.sleep(0.4)", *runs, n_jobs=2)
     running: set[str] = set()
     together: list[set[str]] = []
-    for what, name in told.lines:
+    for what, name in events.lines:
         running = running | {name} if what == "started" else running - {name}
         together.append(set(running))
     assert {"a", "b"} in together
@@ -107,7 +107,7 @@ def test_a_fault_of_the_sweep_ends_its_children(
 ) -> None:
     """A child that ignores SIGTERM is ended by force."""
     monkeypatch.setattr(work, "WAIT_FOR_END_S", 0.5)
-    monkeypatch.setattr(Told, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))
+    monkeypatch.setattr(Events, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))
     program = (
         f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
