@@ -16,7 +16,7 @@ from meshscope.spec.model.model import (
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stored_layers
-from meshscope.spec.plan.weights import Dim, mesh_axes_of, stored_kv_heads
+from meshscope.spec.plan.weights import Dim, local_shape, stored_kv_heads
 from meshscope.spec.workload import Workload
 from meshscope.units import DTYPE_BITS
 
@@ -40,11 +40,7 @@ class CacheArray:
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """Shape per position on one device, in elements."""
-        sizes = dict(plan.mesh.axes)
-        return tuple(
-            size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
-            for dim, size in zip(self.dims, self.shape, strict=True)
-        )
+        return local_shape(self.dims, self.shape, plan)
 
 
 def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:

@@ -4,7 +4,7 @@ Each dimension has a logical axis, which `mesh_axes_of` maps to mesh axes. Atten
 their weights; `layer_weights` combines them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
@@ -50,6 +50,10 @@ class Dim(StrEnum):
     EXPERT_FFN = "expert_ffn"  # like FFN, but unsplit if tp shards the experts
 
 
+_EXPERT_IN = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
+_EXPERT_OUT = (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
+
+
 def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
     """The mesh axes that split this logical axis, outermost first; () if none does."""
     match dim:
@@ -67,6 +71,15 @@ def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
             return ()
         case _:
             assert_never(dim)
+
+
+def local_shape(dims: Sequence[Dim], shape: Sequence[int], plan: Plan) -> tuple[int, ...]:
+    """Shape of one device's shard, in elements."""
+    sizes = dict(plan.mesh.axes)
+    return tuple(
+        size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
+        for dim, size in zip(dims, shape, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +123,7 @@ class Weight:
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """Shape of one device's shard, in elements."""
-        sizes = dict(plan.mesh.axes)
-        return tuple(
-            size // prod(sizes.get(axis, 1) for axis in mesh_axes_of(dim, plan))
-            for dim, size in zip(self.dims, self.shape, strict=True)
-        )
+        return local_shape(self.dims, self.shape, plan)
 
     def gathered_shape(self, plan: Plan) -> tuple[int, ...]:
         """Shape on one device after the fsdp all-gather."""
@@ -171,7 +180,7 @@ class WeightBuilder:
 
     base: str = "model.layers.{layer}."
 
-    def matrix(  # noqa: PLR0913  the fields of a weight
+    def matrix(
         self,
         name: str,
         dims: tuple[Dim, ...],
@@ -179,11 +188,10 @@ class WeightBuilder:
         tensor: str,
         *,
         columns: ColumnSlice | None = None,
-        is_transposed: bool = True,
     ) -> Weight:
         """A matrix, [out, in] in the checkpoint."""
         vector = self.vector(name, dims, shape, tensor, columns=columns)
-        return replace(vector, is_transposed=is_transposed, is_vector=False)
+        return replace(vector, is_transposed=True, is_vector=False)
 
     def vector(
         self,
@@ -446,16 +454,11 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
 
 
 def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
-    builder, d, f = WeightBuilder(), model.hidden, moe.ffn
+    builder, n, d, f = WeightBuilder(), moe.n_experts, model.hidden, moe.ffn
     tensors = expert_tensors(model.family)
-    into, out = (Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN), (Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
     for name in ("gate", "up"):
-        yield builder.matrix(
-            f"experts_w_{name}", (Dim.EXPERT, *into), (moe.n_experts, d, f), tensors[name]
-        )
-    yield builder.matrix(
-        "experts_w_down", (Dim.EXPERT, *out), (moe.n_experts, f, d), tensors["down"]
-    )
+        yield builder.matrix(f"experts_w_{name}", _EXPERT_IN, (n, d, f), tensors[name])
+    yield builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), tensors["down"])
 
 
 def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
@@ -464,28 +467,13 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
     n, d, f = moe.n_experts, model.hidden, moe.ffn
     for start, name in enumerate(("gate", "up")):
         columns = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
-        yield builder.matrix(
-            f"experts_w_{name}",
-            (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN),
-            (n, d, f),
-            "gate_up_proj",
-            columns=columns,
-            is_transposed=False,
-        )
-        yield builder.vector(
-            f"experts_b_{name}",
-            (Dim.EXPERT, Dim.EXPERT_FFN),
-            (n, f),
-            "gate_up_proj_bias",
-            columns=columns,
-        )
-    yield builder.matrix(
-        "experts_w_down",
-        (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN),
-        (n, f, d),
-        "down_proj",
-        is_transposed=False,
-    )
+        into = builder.matrix(f"experts_w_{name}", _EXPERT_IN, (n, d, f), "gate_up_proj")
+        yield replace(into, columns=columns, is_transposed=False)
+        bias = (Dim.EXPERT, Dim.EXPERT_FFN)
+        tensor = "gate_up_proj_bias"
+        yield builder.vector(f"experts_b_{name}", bias, (n, f), tensor, columns=columns)
+    out = builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), "down_proj")
+    yield replace(out, is_transposed=False)
     yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
 
