@@ -59,7 +59,7 @@ def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunReco
     text = " ".join(_text(timed_run).split())
     assert "step 200 ms 2 ms" in text
     assert "range 100 ms to 400 ms unknown" in text
-    assert "exposed communication, tp 50 ms (25%)" in text
+    assert "exposed over tp 50 ms (25%)" in text
     assert "hidden behind compute 40 ms" in text
     assert "TTFT 200 ms, TPOT 2 ms, end to end 220 ms" in text
     assert "basis compiler_cycles+interconnect_model, extrapolated" in text

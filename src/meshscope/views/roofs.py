@@ -19,7 +19,7 @@ MAX_FACTOR = 100  # a larger lead over the next bound is written `>100`
 LABELS = {
     BindingResource.COMPUTE: "compute",
     BindingResource.HBM: "HBM",
-    BindingResource.INTERCONNECT: "interconnect",
+    BindingResource.INTERCONNECT: "links",
 }
 
 
@@ -48,7 +48,7 @@ def roofline_lines(run: RunRecord, chip: Chip | None) -> Iterator[RenderableType
 
 def roofline_table(time: StepTime, bounds: list[RooflineBound]) -> ViewTable:
     """One row for the step and each of its parts."""
-    seconds = ("compute\nbound", "HBM\nbound", "interconnect\nbound", "modeled")
+    seconds = ("compute\nbound", "HBM\nbound", "link\nbound", "modeled")
     return ViewTable(
         columns=(
             text_column(f"{time.phase}, {time.source}"),

@@ -105,7 +105,7 @@ def _rows(times: Sequence[StepTime]) -> Iterator[tuple[str, list[CellValue]]]:
     axes = dict.fromkeys(axis for time in times for axis in time.exposed_by_axis_s)
     for axis in axes:
         cells = [_share(time.exposed_by_axis_s.get(axis, 0.0), time) for time in times]
-        yield f"exposed communication, {axis}", [*cells]
+        yield f"exposed over {axis}", [*cells]
     hidden = [_hidden_s(time) for time in times]
     if any(hidden):
         yield "  hidden behind compute", [*hidden]
