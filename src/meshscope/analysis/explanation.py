@@ -6,7 +6,7 @@ every stage).
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
 from meshscope.analysis.request import basis_of, request_latency
@@ -49,13 +49,15 @@ class StepBreakdown:
     """
 
     step_s: float
-    low_s: float | None
-    high_s: float | None
-    compute_s: float | None
-    exposed_s: float | None
-    idle_s: float | None
-    exposed_by_axis_s: Mapping[str, float]
-    by_part_s: Mapping[str, tuple[float, float]]  # (compute, exposed) of each part
+    low_s: float | None = None
+    high_s: float | None = None
+    compute_s: float | None = None
+    exposed_s: float | None = None
+    idle_s: float | None = None
+    exposed_by_axis_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    by_part_s: Mapping[str, tuple[float, float]] = field(  # (compute, exposed) of each part
+        default_factory=dict[str, tuple[float, float]]
+    )
     basis: str
 
 
@@ -66,13 +68,7 @@ class PhaseChange:
     phase: Phase | None
     n_steps: tuple[int, int]
     places: tuple[PlaceChange, ...]
-    left_cost: StepBreakdown | None
-    right_cost: StepBreakdown | None
-
-    @property
-    def costs(self) -> tuple[StepBreakdown | None, StepBreakdown | None]:
-        """The step of the left and of the right side."""
-        return self.left_cost, self.right_cost
+    costs: tuple[StepBreakdown | None, StepBreakdown | None]
 
     @property
     def wire_bytes(self) -> tuple[Fraction, Fraction]:
@@ -89,17 +85,16 @@ class PhaseChange:
     @property
     def step_change_s(self) -> float | None:
         """Step time of the right side minus that of the left side; null if one is unknown."""
-        if self.left_cost is None or self.right_cost is None:
-            return None
-        return self.right_cost.step_s - self.left_cost.step_s
+        left, right = self.costs
+        return None if left is None or right is None else right.step_s - left.step_s
 
     @property
     def request_change_s(self) -> float | None:
         """Time of all steps of the right side minus that of the left side; null if one is unknown."""
-        if self.left_cost is None or self.right_cost is None:
+        left, right = self.costs
+        if left is None or right is None:
             return None
-        left_s = self.left_cost.step_s * self.n_steps[0]
-        return self.right_cost.step_s * self.n_steps[1] - left_s
+        return right.step_s * self.n_steps[1] - left.step_s * self.n_steps[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +150,9 @@ def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
         return {time.phase: _modeled_step(time) for time in side.run.times_of(side.source)}
     latency = request_latency(side.run)
     steps = {} if latency is None else latency.step_s
-    return {phase: _measured_step(step_s) for phase, step_s in steps.items()}
+    return {
+        phase: StepBreakdown(step_s=step_s, basis="measured") for phase, step_s in steps.items()
+    }
 
 
 def _modeled_step(time: StepTime) -> StepBreakdown:
@@ -173,13 +170,6 @@ def _modeled_step(time: StepTime) -> StepBreakdown:
     )
 
 
-def _measured_step(step_s: float) -> StepBreakdown:
-    return StepBreakdown(
-        step_s=step_s, low_s=None, high_s=None, compute_s=None, exposed_s=None, idle_s=None,
-        exposed_by_axis_s={}, by_part_s={}, basis="measured",
-    )  # fmt: skip
-
-
 def phase_changes(
     left: Sequence[Collective],
     right: Sequence[Collective],
@@ -194,8 +184,7 @@ def phase_changes(
             phase=phase,
             n_steps=(_n_steps(left, phase), _n_steps(right, phase)),
             places=_places(left, right, phase),
-            left_cost=None if phase is None else left_costs.get(phase),
-            right_cost=None if phase is None else right_costs.get(phase),
+            costs=(left_costs.get(phase), right_costs.get(phase)) if phase else (None, None),
         )
         for phase in (*Phase, None)
         if phase in phases

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from meshscope.events.collective import Collective
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +37,22 @@ def without_place(row: Collective) -> Collective:
 
 
 def _group(shared: Collective, members: Sequence[Collective]) -> Group:
-    layers = {member.layer for member in members}
-    names = {member.hlo_name for member in members}
     row = replace(
         shared,
-        layer=members[0].layer if len(layers) == 1 else None,
-        hlo_name=members[0].hlo_name if len(names) == 1 else None,
+        layer=_common([member.layer for member in members]),
+        hlo_name=_common([member.hlo_name for member in members]),
         count=sum(member.count for member in members),
-        time_basis=members[0].time_basis
-        if len({member.time_basis for member in members}) == 1
-        else None,
-        start_s=_first(members),
+        time_basis=_common([member.time_basis for member in members]),
+        start_s=min((m.start_s for m in members if m.start_s is not None), default=None),
         dur_s=_mean(members, [member.dur_s for member in members]),
         exposed_s=_mean(members, [member.exposed_s for member in members]),
     )
-    return Group(row=row, layers=tuple(sorted(layer for layer in layers if layer is not None)))
+    return Group(row=row, layers=tuple(sorted({m.layer for m in members if m.layer is not None})))
 
 
-def _first(members: Sequence[Collective]) -> float | None:
-    return min((m.start_s for m in members if m.start_s is not None), default=None)
+def _common(values: Sequence[T]) -> T | None:
+    """The value of all members, or None if they differ."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def _mean(members: Sequence[Collective], seconds: Sequence[float | None]) -> float | None:

@@ -118,39 +118,34 @@ def roofline_of(inputs: "MetricInputs") -> Roofline | None:
     waiting. A measured step is one point, placed by its whole time.
     """
     peaks = None if inputs.topology is None else device_peaks(inputs.topology.chip)
-    points = (*_modeled_points(inputs), *_measured_points(inputs))
+    points = tuple(_points(inputs))
     return None if peaks is None or not points else Roofline(peaks=peaks, points=points)
 
 
-def _modeled_points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
-    for time in inputs.times:
-        for part in time.parts:
-            if part.flops and part.hbm_bytes and part.compute_s > 0:
-                yield RooflinePoint(
-                    source=time.source,
-                    phase=time.phase,
-                    part=part.part or BETWEEN_PARTS,
-                    flops_per_byte=part.flops / part.hbm_bytes,
-                    flops_per_s=part.flops / part.compute_s,
-                    compute_s=part.compute_s,
-                )
-
-
-def _measured_points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
-    if inputs.measured is None:
-        return
-    seconds = inputs.measured_step_s
-    for cost in inputs.measured.costs:
-        step_s = seconds.get(cost.phase)
-        if cost.flops and cost.accessed_bytes and step_s:
+def _points(inputs: "MetricInputs") -> Iterator[RooflinePoint]:
+    for source, phase, part, flops, n_bytes, seconds in _work(inputs):
+        if flops and n_bytes and seconds > 0:
             yield RooflinePoint(
-                source=Source.MEASURED,
-                phase=cost.phase,
-                part=WHOLE_STEP,
-                flops_per_byte=cost.flops / cost.accessed_bytes,
-                flops_per_s=cost.flops / step_s,
-                compute_s=step_s,
+                source=source,
+                phase=phase,
+                part=part,
+                flops_per_byte=flops / n_bytes,
+                flops_per_s=flops / seconds,
+                compute_s=seconds,
             )
+
+
+def _work(
+    inputs: "MetricInputs",
+) -> Iterator[tuple[Source, Phase, str, float | None, float | None, float]]:
+    """(source, phase, part, FLOPs, HBM bytes, seconds) of modeled parts and measured steps."""
+    for time in inputs.times:
+        for p in time.parts:
+            name = p.part or BETWEEN_PARTS
+            yield time.source, time.phase, name, p.flops, p.hbm_bytes, p.compute_s
+    for cost in () if inputs.measured is None else inputs.measured.costs:
+        step_s = inputs.measured_step_s.get(cost.phase, 0.0)
+        yield Source.MEASURED, cost.phase, WHOLE_STEP, cost.flops, cost.accessed_bytes, step_s
 
 
 class BindingResource(StrEnum):

@@ -195,8 +195,4 @@ def _memory(memory: Memory | None) -> dict[str, Any]:
 
 def _unattributed(rows: Iterable[Collective]) -> dict[str, Any]:
     summary = unattributed(rows)
-    return {
-        "count": summary.count,
-        "payload_bytes": summary.payload_bytes,
-        "reasons": dict(summary.reasons),
-    }
+    return asdict(summary) | {"reasons": dict(summary.reasons)}

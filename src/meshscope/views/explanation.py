@@ -295,13 +295,11 @@ def _place_document(place: PlaceChange) -> dict[str, Any]:
 
 def _time_document(change: PhaseChange) -> dict[str, Any] | None:
     """The seconds of a step on both sides; null if one is unknown."""
-    if change.left_cost is None or change.right_cost is None:
+    left, right = change.costs
+    if left is None or right is None:
         return None
-    return {
-        "step_s_change": change.step_change_s,
-        "left": _cost_document(change.left_cost),
-        "right": _cost_document(change.right_cost),
-    }
+    sides = {"left": _cost_document(left), "right": _cost_document(right)}
+    return {"step_s_change": change.step_change_s, **sides}
 
 
 def _cost_document(cost: StepBreakdown) -> dict[str, Any]:

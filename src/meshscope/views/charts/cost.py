@@ -1,9 +1,9 @@
 """Bars of the step time and its parts."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from meshscope.analysis.metric_inputs import MetricInputs
+from meshscope.analysis.metric_inputs import MetricInputs, StepDuration
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import DeviceLoad
 from meshscope.events.step_time import StepTime
@@ -15,18 +15,14 @@ EXPOSED = "exposed over "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostBar:
+class CostBar(StepDuration):
     """One step of a phase: `segments` are (label, seconds), which sum to `step_s`.
 
     `low_s` and `high_s` bound the step; null if the bounds are unknown.
     """
 
-    source: Source
-    phase: Phase
-    step_s: float
-    low_s: float | None
-    high_s: float | None
-    basis: str
+    low_s: float | None = None
+    high_s: float | None = None
     segments: tuple[tuple[str, float], ...]
 
 
@@ -65,15 +61,7 @@ def _measured_bars(inputs: MetricInputs) -> Iterator[CostBar]:
     for step in inputs.steps:
         if step.source is Source.MEASURED:
             loads = [load for load in inputs.measured.loads if load.phase is step.phase]
-            yield CostBar(
-                source=step.source,
-                phase=step.phase,
-                step_s=step.step_s,
-                low_s=None,
-                high_s=None,
-                basis=step.basis,
-                segments=_measured_segments(loads, step.step_s),
-            )
+            yield CostBar(**asdict(step), segments=_measured_segments(loads, step.step_s))
 
 
 def _measured_segments(loads: list[DeviceLoad], step_s: float) -> tuple[tuple[str, float], ...]:
