@@ -142,12 +142,12 @@ def _array(parts: list[np.ndarray], devices: list[Any], name: str | None, runnin
 
 def values_of(program: TracedProgram, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arguments that are weights or constants: experts stacked as transformers stores them."""
-    found: dict[str, np.ndarray] = dict(program.constants)
+    values: dict[str, np.ndarray] = dict(program.constants)
     for name in program.arguments:
-        if name in found or name.startswith("cache.") or name in {"tokens", "position"}:
+        if name in values or name.startswith("cache.") or name in {"tokens", "position"}:
             continue
-        found[name] = _of_stages(name, program, weights)
-    return found
+        values[name] = _of_stages(name, program, weights)
+    return values
 
 
 def _of_stages(name: str, program: TracedProgram, weights: dict[str, np.ndarray]) -> np.ndarray:

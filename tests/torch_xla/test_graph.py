@@ -56,8 +56,8 @@ def test_graph_of_the_user_becomes_rows(tmp_path: Path) -> None:
     rows = collectives_of(
         read_hlo(text), mesh=mesh, n_steps_of={Phase.DECODE: 1}, crosses_slices=lambda _: None
     )
-    found = {(r.phase, r.layer, r.part, r.kind, r.axis, r.dtype, r.shape) for r in rows}
-    assert found == {("decode", 3, "mlp", "all_reduce", "tp", "f32", (32, 256))}
+    collectives = {(r.phase, r.layer, r.part, r.kind, r.axis, r.dtype, r.shape) for r in rows}
+    assert collectives == {("decode", 3, "mlp", "all_reduce", "tp", "f32", (32, 256))}
     assert set(versions) == {"jax", "jaxlib", "libtpu"}
 
 

@@ -42,10 +42,10 @@ ASK = ("--batch", "4", "--prompt", "8", "--output", "3", "--profiled-steps", "2"
 
 
 def ran(config: dict[str, Any], plan: str, folder: Path) -> tuple[Path, dict[str, Any], str]:
-    """The run folder, its document, and what was told on the way."""
+    """The run folder, its document, and its standard error."""
     (folder / "small.json").write_text(json.dumps(config))
-    asked = ("--frontend", "torchxla", "--topology", "cpu:4", "--plan", plan, *ASK)
-    command = [sys.executable, "-m", "meshscope", "run", "small.json", *asked]
+    options = ("--frontend", "torchxla", "--topology", "cpu:4", "--plan", plan, *ASK)
+    command = [sys.executable, "-m", "meshscope", "run", "small.json", *options]
     done = subprocess.run(
         [*command, "--repeats", "1", "--out", "r", "--json"],
         cwd=folder,
@@ -63,12 +63,12 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
 
     run = read_run(folder)
     for source in (Source.COMPILED, Source.MEASURED):
-        found = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
-        assert found.is_exact
-        assert found.matches
+        comparison = compare(run.rows_of(Source.PREDICTED), run.rows_of(source))
+        assert comparison.is_exact
+        assert comparison.matches
     assert run.measured is not None
     assert run.measured.n_profiled_steps == {Phase.PREFILL: 1, Phase.DECODE: 2}
-    assert [words[:40] for words in run.measured.findings if "tell their device" not in words] == []
+    assert [text[:40] for text in run.measured.findings if "no device number" not in text] == []
     assert run.measured.loads == ()
     memory = run.memory[Source.COMPILED]
     assert memory.total_bytes is not None
@@ -88,10 +88,10 @@ def test_predicted_compiled_and_measured_agree(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_compiled_is_measured(config: dict[str, Any], plan: str, tmp_path: Path) -> None:
-    """Row by row: no event is lost, none unexplained; what differs from the prediction is told so."""
+    """Row by row: no event is lost, none unexplained; the run states each difference from the prediction."""
     folder, _, _ = ran(config, plan, tmp_path)
 
     run = read_run(folder)
-    found = compare(run.rows_of(Source.COMPILED), run.rows_of(Source.MEASURED))
-    assert found.matches
-    assert found.is_exact, [str(match) for match in found.matches]
+    comparison = compare(run.rows_of(Source.COMPILED), run.rows_of(Source.MEASURED))
+    assert comparison.matches
+    assert comparison.is_exact, [str(match) for match in comparison.matches]
