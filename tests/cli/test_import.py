@@ -10,7 +10,7 @@ import pytest
 from meshscope.spec.plan.plan import Plan
 from meshscope.store.read import read_run
 
-MAXTEXT = Path(__file__).parents[1] / "golden/hlo/maxtext_llama3_8b_train_step.hlo.txt.gz"
+FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
 TP8 = ("--topology", "v6e-8", "--plan", "tp=8")
 
 
@@ -154,14 +154,15 @@ def test_faults_leave_nothing(
     assert not Path("runs").exists()
 
 
-def test_the_maxtext_train_step_is_read_as_far_as_it_goes(meshscope) -> None:
-    """A text of 2,000 lines, cut off; its gathers are over fsdp, its scopes are not ours."""
-    ask = ("import", str(MAXTEXT), "--topology", "v6e:2x2", "--plan", "fsdp=4", "--json")
+def test_a_cut_off_training_step_is_read_as_far_as_it_goes(meshscope) -> None:
+    """The text ends after line 28, in the loop; its scopes are not those of this package."""
+    Path("cut.txt").write_text("".join(FOREIGN.read_text().splitlines(keepends=True)[:28]))
+    ask = ("import", "cut.txt", "--topology", "v6e:2x2", "--plan", "fsdp=2,tp=2", "--json")
     refused = meshscope(*ask)
     assert (refused.status, refused.out) == (1, "")
     status, out, err = meshscope(*ask, "--partial")
     document = json.loads(out)
     assert status == 0
-    assert ":2000: the text ends here" in err
-    assert {row["axis"] for row in document["collectives"]} == {"fsdp"}
-    assert document["unattributed"]["count"] == document["totals"]["unknown"]["count"] > 0
+    assert ":28: the text ends here" in err
+    assert [row["axis"] for row in document["collectives"]] == ["fsdp", "tp"]
+    assert document["unattributed"]["count"] == document["totals"]["unknown"]["count"] == 2

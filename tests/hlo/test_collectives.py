@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,10 +16,11 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.readers.hlo.collectives import collectives_of, module_collectives
+from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.plan.mesh import Mesh
 
-MAXTEXT = GOLDEN_DIR / "maxtext_llama3_8b_train_step.hlo.txt.gz"
+FOREIGN = GOLDEN_DIR / "foreign_step.hlo.txt"
 N_STEPS = {Phase.PREFILL: 1, Phase.DECODE: 127}
 
 
@@ -324,35 +326,52 @@ def test_local_kernels_have_no_row_and_no_caveat(version: str) -> None:
     assert unattributed(rows).count == 0
 
 
-def test_a_truncated_training_step_is_read_up_to_its_end() -> None:
-    """The first 2,000 lines of MaxText's Llama-3-8B step gather seven weights."""
-    module = read_hlo(MAXTEXT, is_partial=True)
-    mesh = Mesh(axes=(("fsdp", 4),))
-
-    rows = collectives_of(
+def _foreign_rows(module: HloModule) -> list[Collective]:
+    return collectives_of(
         module,
-        mesh=mesh,
+        mesh=Mesh(axes=(("fsdp", 2), ("tp", 2))),
         n_steps_of=N_STEPS,
         crosses_slices=lambda _: None,
         default_phase=Phase.PREFILL,
     )
 
-    assert [(row.kind, row.axis, row.shape) for row in rows] == [
-        (Kind.ALL_GATHER, "fsdp", shape)
-        for shape in (
-            (1, 32, 128, 4096),
-            (1, 4096, 32, 128),
-            (1, 4096, 8, 128),
-            (1, 4096, 8, 128),
-            (1, 14336, 4096),
-            (1, 4096, 14336),
-            (1, 4096, 14336),
-        )
-    ]
+
+FSDP, TP, ALL = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)
+# Half of a [64,32] weight in bf16 comes from the partner; the all-reduce over four sends
+# 2 x 3/4 of 64 x 64 floats.
+FOREIGN_GATHERS = [
+    ComparedRow(
+        None, None, Kind.ALL_GATHER, "fsdp", FSDP, "bf16", (64, 32), 4096, Fraction(2048), 3
+    ),
+    ComparedRow(None, None, Kind.ALL_GATHER, "tp", TP, "bf16", (32, 64), 4096, Fraction(2048), 3),
+]
+FOREIGN_REDUCE = ComparedRow(
+    None, None, Kind.ALL_REDUCE, "fsdp+tp", ALL, "f32", (64, 64), 16384, Fraction(24576), 1
+)
+
+
+def test_a_step_without_our_scopes_has_kinds_axes_bytes_and_counts() -> None:
+    rows = _foreign_rows(read_hlo(FOREIGN))
+
+    assert list(map(_compared, rows)) == [*FOREIGN_GATHERS, FOREIGN_REDUCE]
+    assert [row.is_async for row in rows] == [False, True, False]
+    assert {(row.phase, row.inserted_by) for row in rows} == {(Phase.PREFILL, "partitioner")}
+    assert all(str(row.axis_reason).endswith("names no part") for row in rows)
+
+
+def test_a_truncated_step_is_read_up_to_its_end(tmp_path: Path) -> None:
+    """The text ends inside the loop body, so the loop around it and its trip count are unknown."""
+    path = tmp_path / "cut.hlo.txt"
+    lines = FOREIGN.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:28]))
+
+    rows = _foreign_rows(read_hlo(path, is_partial=True))
+
+    assert list(map(_compared, rows)) == [row._replace(count=1) for row in FOREIGN_GATHERS]
     assert {row.phase for row in rows} == {Phase.PREFILL}
-    assert all("the text is cut off at line 2000" in str(row.axis_reason) for row in rows)
-    with pytest.raises(ParseError, match=r"hlo\.txt\.gz:2000: .*--partial"):
-        read_hlo(MAXTEXT)
+    assert all("the text is cut off at line 28" in str(row.axis_reason) for row in rows)
+    with pytest.raises(ParseError, match=r"hlo\.txt:28: .*--partial"):
+        read_hlo(path)
 
 
 def test_async_gathers_span_the_fusions_that_start_and_end_them() -> None:

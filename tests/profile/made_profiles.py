@@ -1,17 +1,16 @@
-"""XPlane profiles written field by field, and the paths of the recorded ones.
+"""XPlane profiles written field by field, and the path of the recorded one.
 
 Field numbers are those of tsl/profiler/protobuf/xplane.proto.
 """
 
-import struct
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from meshscope.exporters.protobuf import double, number, span
+
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = FOLDER / "cpu8.xplane.pb.gz"
-TPU_V6E = FOLDER / "tpu_v6e.xplane.pb.gz"
-GPU_MI300 = FOLDER / "gpu_mi300.xplane.pb.gz"
 
 
 class Ref(str):
@@ -54,24 +53,6 @@ class Plane:
     display_names: dict[str, str] = field(default_factory=dict)
 
 
-def varint(number: int) -> bytes:
-    number &= 2**64 - 1
-    groups = []
-    while number > 0x7F:
-        groups.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*groups, number])
-
-
-def number(ident: int, value: int) -> bytes:
-    return varint(ident << 3) + varint(value)
-
-
-def span(ident: int, content: bytes | str) -> bytes:
-    content = content.encode() if isinstance(content, str) else content
-    return varint(ident << 3 | 2) + varint(len(content)) + content
-
-
 class _Ids:
     """Ids of names, in the order of their first use, from 1 on."""
 
@@ -93,7 +74,7 @@ def _stat(ident: int, value: Value, names: _Ids) -> bytes:
         case Unsigned():
             return head + number(3, value)
         case float():
-            return head + varint(2 << 3 | 1) + struct.pack("<d", value)
+            return head + double(2, value)
         case int():
             return head + number(4, value)
         case str():
@@ -185,4 +166,96 @@ def tpu(*events: Event, asynchronous: tuple[Event, ...] = (), core: str = "") ->
                 DONE: "copy-done",
             }.items()
         },
+    )
+
+
+BUFFER = "f32[5,1024,1024,256]{3,2,1,0:T(8,128)}"  # 5,368,709,120 bytes
+HOST_BUFFER = "f32[5,1024,1024,256]{3,2,1,0:T(8,128)S(5)}"
+SLICE_REDUCE = (
+    f"%all-reduce = {BUFFER} all-reduce({BUFFER} %x), channel_id=1, "
+    "replica_groups=[4,2]<=[2,4]T(1,0), use_global_device_ids=true, to_apply=%add"
+)
+OFFLOAD = f"%copy-start.1 = ({HOST_BUFFER}, {BUFFER}, u32[]) copy-start({BUFFER} %y)"
+OFFLOADED = (
+    f"%copy-done.1 = {HOST_BUFFER} copy-done(({HOST_BUFFER}, {BUFFER}, u32[]) %copy-start.1)"
+)
+MS = 10**9  # ps
+REDUCE_PS = (121_690_000_000, 121_700_000_000, 121_720_000_000)
+
+
+def v6e_host() -> tuple[Plane, ...]:
+    """One host (4 chips) of a v6e slice of 8 chips: 3 all-reduces and 2 host offloads per chip.
+
+    The lines, stats, shapes, groups and durations are those of a public profile:
+    openxla/xprof@01d85deb6a7a, xprof/convert/test_xplanes/tpu_inference_2.xplane.pb.
+    """
+    return tuple(_v6e_chip(ordinal) for ordinal in range(4))
+
+
+def _v6e_chip(ordinal: int) -> Plane:
+    reduces = [Event(SLICE_REDUCE, 200 * n * MS, dur) for n, dur in enumerate(REDUCE_PS)]
+    starts = [Event(OFFLOAD, at * MS, MS) for at in (600, 700)]
+    ends = [Event(OFFLOADED, at * MS, 40 * MS) for at in (650, 750)]
+    runs = [
+        *(
+            Event("jit__psum(21)", e.start_ps, e.dur_ps, {"run_id": n})
+            for n, e in enumerate(reduces)
+        ),
+        *(Event("jit_offload(22)", e.start_ps, 90 * MS, {"run_id": 3}) for e in starts),
+    ]
+    n_bytes = 5 * 1024 * 1024 * 256 * 4
+    return Plane(
+        name=f"/device:TPU:{ordinal}",
+        lines=[
+            Line("XLA Modules", runs, timestamp_ns=1_000),
+            Line("XLA Ops", sorted([*reduces, *starts, *ends], key=lambda e: e.start_ps), 1_000),
+            Line("Async XLA Ops", [Event(OFFLOAD, e.start_ps, 90 * MS) for e in starts], 1_000),
+            Line("Overlay", [], 1_000),
+            Line("XLA TraceMe", [Event("barrier-cores", e.start_ps, MS) for e in reduces], 1_000),
+        ],
+        stats={
+            "device_type_string": "TPU v6 Lite",
+            "peak_teraflops_per_second": 918.0,
+            "peak_hbm_bw_gigabytes_per_second": 1637.993152512,
+        },
+        kind_stats={
+            SLICE_REDUCE: _kind_stats("all-reduce", 21, 2 * n_bytes),
+            OFFLOAD: _kind_stats("copy-start", 22, n_bytes),
+            OFFLOADED: _kind_stats("copy-done", 22, 0),
+        },
+    )
+
+
+def _kind_stats(category: str, program: int, bytes_accessed: int) -> Stats:
+    return {
+        "program_id": Unsigned(program),
+        "hlo_category": Ref(category),
+        "bytes_accessed": bytes_accessed,
+    }
+
+
+def gpu() -> Plane:
+    """A GPU with three streams of kernels and no collectives, as JAX records it on ROCm.
+
+    The lines and stats are those of a public profile: AMD-AGI/TraceLens@171dd74721ca,
+    mi300_jax_conv.xplane.pb.
+    """
+    details = {"kernel_details": " grid:16,1,1 block:512,1,1 private_mem:0"}
+    op = {"hlo_op": Ref("conv.1"), "hlo_module": Ref("jit_conv"), "program_id": 3}
+    return Plane(
+        name="/device:GPU:0",
+        lines=[
+            Line(
+                f"Stream #{stream}(Kernel)",
+                [
+                    Event("copyBuffer.kd", stream * 1_000, 500, {"correlation_id": 1, **details}),
+                    Event(
+                        "igemm_fwd.kd", stream * 2_000, 900, {"correlation_id": 2, **op, **details}
+                    ),
+                ],
+                timestamp_ns=2_000,
+            )
+            for stream in (15, 16, 17)
+        ],
+        stats={"core_count": 304, "device_vendor": Ref("AMD"), "memory_size": 206141652992},
     )

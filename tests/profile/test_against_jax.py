@@ -4,23 +4,26 @@ import gzip
 from pathlib import Path
 
 import pytest
-from made_profiles import GOLDEN, GPU_MI300, TPU_V6E
+from made_profiles import GOLDEN, gpu, v6e_host, xspace
 
 from meshscope.readers.profile.xplane import read_xspace
 
 profiler = pytest.importorskip("jax.profiler", reason="JAX is not installed")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [GOLDEN, TPU_V6E, GPU_MI300],
-    ids=["cpu", "tpu", "gpu"],
-)
+CONTENTS = {
+    "cpu": gzip.decompress(GOLDEN.read_bytes()),
+    "tpu": xspace(*v6e_host()),
+    "gpu": xspace(gpu()),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 def test_events_names_times_and_stats_equal_those_that_jax_reads(
-    path: Path, tmp_path: Path
+    content: bytes, tmp_path: Path
 ) -> None:
     plain = tmp_path / "a.xplane.pb"
-    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    plain.write_bytes(content)
     theirs = list(profiler.ProfileData.from_file(str(plain)).planes)
     ours = read_xspace(plain).planes
     assert [plane.name for plane in ours] == [plane.name for plane in theirs]

@@ -12,12 +12,12 @@ from made_profiles import (
     GOLDEN,
     REDUCE,
     START,
-    TPU_V6E,
     WHILE,
     Event,
     Line,
     Plane,
     tpu,
+    v6e_host,
     write,
 )
 
@@ -185,8 +185,10 @@ def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
     assert set(collectives["wire_bytes"]) == {4096 * 1.5, 4096 * 0.5}
 
 
-def test_the_recorded_v6e_profile_sends_44_1_gb_per_second() -> None:
-    rates = wire_rates(join_hlo(read_profile(TPU_V6E).ops, {})).to_dicts()
+def test_a_host_of_a_v6e_slice_sends_44_1_gb_per_second(tmp_path: Path) -> None:
+    """5,368,709,120 bytes in 121.7 ms: an all-reduce over two devices sends its payload once."""
+    profile = read(tmp_path, *v6e_host())
+    rates = wire_rates(join_hlo(profile.ops, {})).to_dicts()
     assert len(rates) == 1
     assert rates[0]["n_events"] == 12
     assert rates[0]["wire_bytes"] == 5_368_709_120

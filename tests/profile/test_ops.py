@@ -7,16 +7,16 @@ from made_profiles import (
     DONE,
     FUSION,
     GOLDEN,
-    GPU_MI300,
     REDUCE,
     START,
-    TPU_V6E,
     WHILE,
     Event,
     Line,
     Plane,
     Ref,
+    gpu,
     tpu,
+    v6e_host,
     write,
 )
 
@@ -132,14 +132,17 @@ def test_the_recorded_cpu_profile_has_every_op_of_every_device() -> None:
     assert ops.filter(ops["role"] == "container")["opcode"].to_list() == ["while"] * 32
 
 
-def test_the_recorded_gpu_profile_has_its_kernels_once() -> None:
-    space = read_xspace(GPU_MI300)
-    n_kernels = sum(len(p.events) for p in space.planes if p.name.startswith("/device:GPU"))
-    assert ops_of(space).events.height == n_kernels == 235
+def test_every_kernel_of_a_gpu_is_an_op(tmp_path: Path) -> None:
+    """Three streams with two kernels each, one of which belongs to an HLO instruction."""
+    ops = read_ops(tmp_path, gpu()).wide()
+    assert ops["hlo_name"].to_list() == ["copyBuffer.kd", "conv.1"] * 3
+    assert ops["kind"].null_count() == 6
+    assert ops["line"].to_list() == [0, 0, 1, 1, 2, 2]
 
 
-def test_the_recorded_v6e_profile_has_its_published_collectives() -> None:
-    ops = ops_of(read_xspace(TPU_V6E)).wide()
+def test_a_host_of_a_v6e_slice_has_its_collectives(tmp_path: Path) -> None:
+    """5 x 1024 x 1024 x 256 floats are 5,368,709,120 bytes, read once and written once."""
+    ops = read_ops(tmp_path, *v6e_host()).wide()
     collectives = ops.filter(ops["kind"].is_not_null())
     assert collectives.group_by("device").len()["len"].to_list() == [3] * 4
     columns = ("kind", "dtype", "shape", "payload_bytes", "groups_text", "groups", "role")
@@ -152,3 +155,14 @@ def test_the_recorded_v6e_profile_has_its_published_collectives() -> None:
     assert (collectives["bytes_accessed"] == 2 * collectives["payload_bytes"]).all()
     assert round(collectives["dur_s"].min() * 1e3, 2) == 121.69
     assert round(collectives["dur_s"].max() * 1e3, 2) == 121.72
+
+
+def test_a_host_offload_is_a_transfer_between_two_leaves(tmp_path: Path) -> None:
+    ops = read_ops(tmp_path, *v6e_host()).wide()
+    copies = ops.filter((ops["device"] == 0) & ops["opcode"].str.starts_with("copy"))
+    counts = copies.group_by("opcode", "role").len().sort("opcode", "role")
+    assert sorted(counts.rows()) == [
+        ("copy-done", "leaf", 2),
+        ("copy-start", "leaf", 2),
+        ("copy-start", "transfer", 2),
+    ]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import TPU_V6E, Event, Line, Plane, Ref, Unsigned, number, span, write
+from made_profiles import Event, Line, Plane, Ref, Unsigned, v6e_host, write
 
 from meshscope.errors import TraceError
+from meshscope.exporters.protobuf import number, span
 from meshscope.readers.profile import events, source
 from meshscope.readers.profile.xplane import read_xspace
 
@@ -198,10 +199,11 @@ def test_times_that_would_overflow_are_refused(tmp_path: Path) -> None:
         read(tmp_path, Plane("p", [Line("l", [Event("e", 2**62, 1)])]))
 
 
-def test_the_recorded_v6e_profile_has_its_planes_and_peaks() -> None:
-    space = read_xspace(TPU_V6E)
+def test_the_chips_of_a_host_have_their_lines_and_peaks(tmp_path: Path) -> None:
+    space = read(tmp_path, *v6e_host())
     chips = [plane for plane in space.planes if plane.name.startswith("/device:TPU:")]
     assert [plane.name for plane in chips] == [f"/device:TPU:{n}" for n in range(4)]
+    assert {plane.stats["peak_teraflops_per_second"] for plane in chips} == {918.0}
     assert {plane.stats["device_type_string"] for plane in chips} == {"TPU v6 Lite"}
     assert [plane.lines["name"].to_list() for plane in chips] == 4 * [
         ["XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe"]
