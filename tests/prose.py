@@ -57,7 +57,7 @@ UK_SPELLING: dict[str, str] = {
     r"colour": "color",
     r"\bgrey\b": "gray",
     r"modell(?:ed|ing)": "modeled, modeling",
-    r"labell(?:ed|ing)": "labeled, labeling",
+    r"labell(?:ed(?!by)|ing)": "labeled, labeling",
     r"cancell(?:ed|ing)": "canceled, canceling",
     r"travell": "travel",
     r"neighbour": "neighbor",

@@ -107,11 +107,11 @@ def test_table_iii_tensor_parallelism(tp: int, vocab_share: int) -> None:
 def test_table_iv_all_reduce_of_three_models(
     model: str, prefill_bytes: int, prefill_count: int, decode_bytes: int, decode_count: int
 ) -> None:
-    found: Counter[tuple[Phase | None, int | None]] = Counter()
+    n_by_size: Counter[tuple[Phase | None, int | None]] = Counter()
     for row in _rows(model, TP4):
         if row.kind is AR:
-            found[row.phase, row.payload_bytes] += row.count * row.n_steps
-    assert found == {
+            n_by_size[row.phase, row.payload_bytes] += row.count * row.n_steps
+    assert n_by_size == {
         (PREFILL, prefill_bytes): prefill_count,
         (DECODE, decode_bytes): decode_count,
     }
@@ -240,11 +240,11 @@ def test_what_formula_3_leaves_out_is_the_embedding_and_the_other_stages(
 def test_the_embedding_as_the_paper_states_it_is_right_for_two_workers_only() -> None:
     """Section III-C adds (S_p + S_d - 1) h b, without the factor 2(t-1)/t, which is 1 at t=2."""
     stated = CASE_8B.hidden_states_bytes
-    found = {
+    embedding_bytes = {
         tp: _wire_bytes([r for r in _rows(LLAMA_8B, f"tp={tp},pp=2") if r.part is Part.EMBED])
         for tp in (2, 4)
     }
-    assert found == {2: stated, 4: stated * Fraction(3, 2)}
+    assert embedding_bytes == {2: stated, 4: stated * Fraction(3, 2)}
 
 
 # Figures 6 and 7.

@@ -31,17 +31,17 @@ def test_vllm_s_counts_and_bytes_are_those_that_the_paper_prints(
     figures: ModuleType, number: int
 ) -> None:
     points = list(figures.FIGURES[number]())
-    found, printed = (
+    predicted, printed = (
         {(p.panel, p.x): p.value for p in points if p.series == series}
         for series in (figures.THEIRS, figures.PRINTED)
     )
-    assert found == printed
+    assert predicted == printed
 
 
 def test_the_volumes_of_figure_6_are_those_of_docs_paper(figures: ModuleType) -> None:
     points = figures.FIGURES[6]()
-    found = {(p.model, p.plan): p.value for p in points if p.series == figures.THEIRS}
-    # docs/paper.md, "What follows", in MB; formula (3), of hybrids, adds up other workers.
+    volumes = {(p.model, p.plan): p.value for p in points if p.series == figures.THEIRS}
+    # docs/paper.md, "Derived volumes", in MB; formula (3) for hybrids adds other workers.
     for (model, plan), megabytes in {
         ("Llama-3.2-3B", "tp=4"): 142.2,
         ("Llama-3.1-8B", "tp=4"): 211.9,
@@ -50,7 +50,7 @@ def test_the_volumes_of_figure_6_are_those_of_docs_paper(figures: ModuleType) ->
         ("Llama-3.1-8B", "pp=4"): 12.5,
         ("Llama-2-13b", "pp=4"): 15.7,
     }.items():
-        assert found[model, plan] / 1e6 == pytest.approx(megabytes, abs=0.05)
+        assert volumes[model, plan] / 1e6 == pytest.approx(megabytes, abs=0.05)
 
 
 def test_the_shares_of_figure_1_sum_to_one(figures: ModuleType) -> None:

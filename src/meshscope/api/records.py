@@ -29,7 +29,7 @@ from meshscope.store.run import Manifest, RunRecord
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 
 
-class Outcome(Protocol):
+class BackendResult(Protocol):
     """Results of the compiler or of live devices."""
 
     @property
@@ -61,7 +61,7 @@ def predicted_record(
 
 def record_with_outcome(
     predicted: RunRecord,
-    outcome: Outcome,
+    outcome: BackendResult,
     *,
     measured: Measured | None = None,
     times: Iterable[StepTime] = (),

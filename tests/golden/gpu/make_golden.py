@@ -1,4 +1,4 @@
-"""Compiles experiments for GPUs and keeps their optimised HLO, the golden files of the reader's tests.
+"""Compiles experiments for GPUs and keeps their optimized HLO as golden files.
 
     python tests/golden/gpu/make_golden.py        # every file
     python tests/golden/gpu/make_golden.py h100   # only files whose name contains the word
