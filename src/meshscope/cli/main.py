@@ -1,6 +1,7 @@
 """The command `meshscope`: runs a subcommand, and prints a user error as one message."""
 
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -103,6 +104,7 @@ def _placeholder() -> None:
 
 def main() -> None:
     """Runs the command line and exits with 0, 1 (user error), 2 (usage) or 130 (interrupted)."""
+    gc.set_threshold(100_000)  # a command is short and keeps most of what it allocates
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  print any name
     signal.signal(signal.SIGTERM, _terminate)

@@ -33,7 +33,7 @@ def lattice_of(fabric: Fabric, groups: Groups) -> Lattice | None:
     keys = _coordinates(fabric)
     of_groups = keys[devices]  # [n_groups, n, 5]
     shapes = {
-        tuple(len(np.unique(group[:, axis])) for axis in range(N_AXES)) for group in of_groups
+        tuple(len(set(group[:, axis].tolist())) for axis in range(N_AXES)) for group in of_groups
     }
     if len(shapes) != 1:
         return None
