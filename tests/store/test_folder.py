@@ -1,6 +1,7 @@
 """A folder appears whole or not at all, and nothing that is not a run is ever replaced."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -146,6 +147,19 @@ def test_a_run_whose_replacement_was_interrupted_returns(tmp_path: Path) -> None
     assert names(tmp_path) == ["one", "three", "two"]
     contents = [(tmp_path / name / "content").read_text() for name in ("two", "three")]
     assert contents == ["old", "new"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads Linux's /proc")
+def test_a_leftover_of_a_killed_process_that_is_not_reaped_is_removed(tmp_path: Path) -> None:
+    """Such a process still has its number, but it can write nothing more."""
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed.kill()
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    (tmp_path / f".two.partial-{killed.pid}").mkdir()
+    with new_folder(tmp_path / "one", force=False) as partial:
+        (partial / MANIFEST).write_text(json.dumps({"tool": TOOL, "schema": 1}))
+    killed.wait()
+    assert names(tmp_path) == ["one"]
 
 
 def test_what_only_looks_like_a_leftover_stays(tmp_path: Path) -> None:

@@ -181,13 +181,23 @@ def _is_abandoned(folder: Path, process: int) -> bool:
 
 
 def _is_alive(process: int) -> bool:
+    """Whether the process runs; one that was killed but not reaped by its parent does not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
         return True
-    return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether the state in Linux's /proc is Z; False on other systems."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 def _age_s(folder: Path) -> float:
