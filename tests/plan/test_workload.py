@@ -1,5 +1,7 @@
 """Workloads: decode steps and validation."""
 
+from statistics import mean
+
 import pytest
 
 from meshscope.errors import SpecError
@@ -9,6 +11,14 @@ from meshscope.spec.workload import Workload
 def test_prefill_produces_the_first_output_token() -> None:
     workload = Workload(prompt=1024, output=128)
     assert (workload.context, workload.n_decode_steps) == (1152, 127)
+
+
+@pytest.mark.parametrize("output", [2, 5, 128])
+def test_mean_context_is_the_mean_over_the_decode_steps(output: int) -> None:
+    workload = Workload(prompt=1024, output=output)
+    # The token of decode step i, the first output token in step 1, attends to itself, too.
+    present = [1024 + step for step in range(1, workload.n_decode_steps + 1)]
+    assert workload.mean_context == mean(present)
 
 
 @pytest.mark.parametrize("name", ["batch", "prompt", "output"])

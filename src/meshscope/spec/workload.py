@@ -45,3 +45,11 @@ class Workload:
     def n_decode_steps(self) -> int:
         """Decode steps of the request; prefill produces the first output token."""
         return self.output - 1
+
+    @property
+    def mean_context(self) -> float:
+        """Positions present in the mean decode step of a request: the prompt and half of the output.
+
+        Decode step i of 1 to output - 1 attends to prompt + i positions, its own included.
+        """
+        return self.prompt + self.output / 2
