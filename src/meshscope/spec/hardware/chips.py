@@ -11,6 +11,7 @@ from meshscope.errors import SpecError, nearest
 GIB = 2**30
 
 SCALING_BOOK = "How to Scale Your Model, part 2 (jax-ml/scaling-book@0819a7d, tpus.md)"
+CLOUD = "cloud.google.com/tpu/docs"
 TPU7X_PAGE = "cloud.google.com/tpu/docs/tpu7x, quoted 2026-02 by yangwhale/gpu-tpu-pedia tpu_v7_benchmark_report.md"
 
 HOPPER_SOURCE = "NVLink 450 GB/s one direction: an author of NCCL in NVIDIA/nccl-tests issue 212"
@@ -75,11 +76,11 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=2,
             chips_per_host=4,
             hbm_bytes=16 * GIB,
-            hbm_bytes_per_s=8.1e11,
+            hbm_bytes_per_s=8.19e11,
             bf16_flops_per_s=1.97e14,
             link_bytes_per_s=4.5e10,
             wraps_from=16,
-            source=SCALING_BOOK,
+            source=f"{SCALING_BOOK}; HBM rate: {CLOUD}/v5e",
             clock_hz=1.5e9,  # 4 MXUs of 128x128 at 2 flops per cell and cycle give the published peak
         ),
         Chip(
@@ -89,13 +90,13 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=3,
             chips_per_host=4,
             hbm_bytes=95 * GIB,
-            hbm_bytes_per_s=2.8e12,
+            hbm_bytes_per_s=2.765e12,
             bf16_flops_per_s=4.59e14,
             # 1200 GB/s per chip, both directions, over six links. The book's 9e10 is below measured
             # all-gathers: 3/4 x 131,072,000 B over one link in 983.4 us are 1.0e11 B/s.
             link_bytes_per_s=1e11,
             wraps_from=4,
-            source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}",
+            source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}; HBM rate: {CLOUD}/v5p-training",
             clock_hz=1.75e9,  # 8 MXUs of 128x128 on two cores give the published peak
         ),
         Chip(
@@ -105,11 +106,11 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=2,
             chips_per_host=4,
             hbm_bytes=32 * GIB,
-            hbm_bytes_per_s=1.6e12,
-            bf16_flops_per_s=9.2e14,
+            hbm_bytes_per_s=1.638e12,
+            bf16_flops_per_s=9.18e14,
             link_bytes_per_s=9e10,
             wraps_from=16,
-            source=SCALING_BOOK,
+            source=f"{SCALING_BOOK}; HBM rate and FLOPs: plane statistics of XPlanes of v6e",
             clock_hz=1.75e9,  # 4 x 256x256 cells give 918e12 flops/s, the peak stated in XPlanes of v6e
         ),
         Chip(
