@@ -41,10 +41,14 @@ class MissingToolError(MeshscopeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that suggests the closest known names, or lists all if none is close."""
+    """A sentence that suggests known names: those that continue `name`, then similar ones, else all."""
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)
+    text = name.lower()
+    short = text.rsplit("/", 1)[-1]
+    by_prefix = [n for n in lowered if short and n.rsplit("/", 1)[-1].startswith(short)]
+    similar = difflib.get_close_matches(text, lowered, n=3, cutoff=0.5)
+    close = list(dict.fromkeys([*by_prefix, *similar]))[:3]
     if close:
         return "Did you mean " + " or ".join(f"'{lowered[c]}'" for c in close) + "?"
     return "Known: " + ", ".join(names) + "."

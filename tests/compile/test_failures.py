@@ -96,5 +96,5 @@ def test_a_missing_compiler_names_what_to_install(
 ) -> None:
     monkeypatch.setattr(compile_module.importlib.util, "find_spec", lambda _: None)
 
-    with pytest.raises(MissingToolError, match=r'pip install "meshscope\[tpu\]"'):
+    with pytest.raises(MissingToolError, match=r"pip install -e '.\[tpu\]' in your clone"):
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)

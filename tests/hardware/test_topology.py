@@ -87,7 +87,10 @@ def test_a_host_has_two_by_two_chips_unless_the_slice_is_smaller(
         ("v6e:3x4", r"hosts of 2x2 chips do not divide the grid 3x4. Use even sizes or 1"),
         ("v6e-6", r"6 chips have no default grid. Write the grid, like 'v6e:4x4'"),
         ("v4-7", r"Use an even number"),
-        ("64xv6e:64x64", r"has 262144 devices. Use at most 65536"),
+        ("v6e-512", r"a v6e pod has 256 chips, 16x16. Use several slices, like '2xv6e:16x16'"),
+        ("v5e:32x8", r"a v5e pod has 256 chips, 16x16. Use a smaller slice"),
+        ("v5p:16x24x24", r"a v5p pod has 8960 chips. Use a smaller slice"),
+        ("1024xv6e:16x16", r"has 262144 devices. Use at most 65536"),
     ],
 )
 def test_an_invalid_topology_is_refused_with_the_remedy(text: str, remedy: str) -> None:

@@ -39,6 +39,23 @@ SIZES = [
     Size("mistralai/Mixtral-8x7B-v0.1", 46.7),  # arXiv 2401.04088: 47e9
     Size("Qwen/Qwen3-30B-A3B", 30.5),
     Size("Qwen/Qwen3-235B-A22B", 235),
+    Size("Qwen/Qwen3-0.6B", 0.596),  # two digits on the card; counted by its safetensors
+    Size("Qwen/Qwen3-1.7B", 1.72),
+    Size("Qwen/Qwen3-14B", 14.8),
+    Size("Qwen/Qwen2.5-0.5B", 0.494),  # arXiv 2412.15115 and the cards
+    Size("Qwen/Qwen2.5-1.5B", 1.54),
+    Size("Qwen/Qwen2.5-3B", 3.09),
+    Size("Qwen/Qwen2.5-7B", 7.61),
+    Size("Qwen/Qwen2.5-14B", 14.7),
+    Size("Qwen/Qwen2.5-72B", 72.7),
+    Size("Qwen/Qwen3-Coder-480B-A35B", 480),
+    Size("meta-llama/Meta-Llama-3-8B", 8.03),
+    Size("meta-llama/Meta-Llama-3-70B", 70.6),
+    Size("meta-llama/Llama-3.2-1B", 1.24),
+    Size("meta-llama/Llama-2-7B", 6.74),
+    Size("meta-llama/Llama-2-70B", 69.0),
+    Size("mistralai/Mixtral-8x22B-v0.1", 141),
+    Size("moonshotai/Kimi-K2", 1026),  # 1T on the card; 1,026e9 in its safetensors
     Size("openai/gpt-oss-120b", 116.8),  # arXiv 2508.10925, table 1
     Size("openai/gpt-oss-20b", 20.9),
 ]

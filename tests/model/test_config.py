@@ -248,8 +248,27 @@ def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
     assert str(caught.value) == (
         "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-8B' or "
         "'Qwen/Qwen3-4B'? Or give a config.json or a folder with one. "
-        "Download from the Hub failed: <urlopen error Network is unreachable>."
+        "Its config was not downloaded: the Hub cannot be reached."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1-Base"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "meta-llama/Llama-3.1-70B"),
+    ],
+)
+@pytest.mark.usefixtures("_offline")
+def test_a_variant_has_the_sizes_of_its_base_model(name: str, base: str) -> None:
+    assert read_model(name) == read_model(base)
 
 
 @pytest.mark.usefixtures("_offline")
@@ -296,6 +315,20 @@ PUBLISHED_AS = {
     "Meta-Llama-3.1-405B": "Llama-3.1-405B",
     "Llama-3.3-70B-Instruct": "Llama-3.3-70B",
     "Llama-2-13b-hf": "Llama-2-13B",
+    "Qwen3-Coder-480B-A35B-Instruct": "Qwen3-Coder-480B-A35B",
+    "Kimi-K2-Instruct": "Kimi-K2",
+}
+# Models whose config.json is not among the published files here; their sizes are tested.
+WITHOUT_CONFIG = {
+    "deepseek-ai/DeepSeek-V3.1-Base",
+    "deepseek-ai/DeepSeek-V4-Flash-Base",
+    "Qwen/Qwen3-14B",
+    *(f"Qwen/Qwen2.5-{size}" for size in ("0.5B", "1.5B", "3B", "7B", "14B", "72B")),
+    "meta-llama/Llama-2-7B",
+    "meta-llama/Llama-2-70B",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Meta-Llama-3-8B",
+    "meta-llama/Meta-Llama-3-70B",
 }
 UNSUPPORTED = {"qwen3_5_moe", "llama4", "deepseek"}
 
@@ -313,8 +346,7 @@ def test_the_catalog_equals_the_published_configs() -> None:
         missing = {"max_position": published.max_position} if entry.max_position is None else {}
         assert replace(entry, name=published.name, source=published.source, **missing) == published
         seen.add(entry.name)
-    without_config = {"deepseek-ai/DeepSeek-V3.1-Base", "deepseek-ai/DeepSeek-V4-Flash-Base"}
-    assert seen == set(CATALOG) - without_config
+    assert seen == set(CATALOG) - WITHOUT_CONFIG
 
 
 def test_unsupported_families_are_refused_by_name() -> None:

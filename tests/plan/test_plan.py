@@ -105,11 +105,9 @@ def test_minus_one_fills_the_slice(text: str, n_devices: int, filled: str) -> No
 @pytest.mark.parametrize(
     ("text", "n_devices", "remedy"),
     [
-        (
-            "tp=4",
-            8,
-            "needs 4 devices, but the slice has 8. Change the plan or the topology, or set",
-        ),
+        ("tp=4", 8, "the slice has 8. Use 'dp=2,tp=4' to fill the slice, or a slice of 4 devices."),
+        ("fsdp=2,tp=2", 8, "Use 'fsdp=4,tp=2' to fill the slice"),
+        ("tp=3", 8, "Change the plan or the topology, or set one axis to -1"),
         ("tp=16", 8, "needs 16 devices, but the slice has 8"),
         ("dp=-1,tp=3", 8, "3 does not divide 8 devices"),
         ("dp=-1,tp=-1", 8, "dp and tp are -1, but only one axis can be"),

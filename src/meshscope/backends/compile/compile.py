@@ -200,7 +200,7 @@ def check_can_compile(experiment: Experiment) -> None:
         raise MissingToolError(
             f"compile needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             f"not installed ({platform.system()} {platform.machine()}). "
-            'Install the extra: pip install "meshscope[tpu]" (Linux x86-64).'
+            "Install the extra: pip install -e '.[tpu]' in your clone (Linux x86-64)."
         )
 
 

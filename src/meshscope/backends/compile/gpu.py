@@ -72,7 +72,7 @@ def check_can_compile_for_gpu(topology: Topology) -> None:
     if plugin() is None:
         raise MissingToolError(
             f"compiling for '{topology.name}' needs XLA's CUDA plugin, which is not installed. "
-            'Install the extra: pip install "meshscope[cuda]" (Linux; no GPU is needed).'
+            "Install the extra: pip install -e '.[cuda]' in your clone (Linux; no GPU is needed)."
         )
 
 

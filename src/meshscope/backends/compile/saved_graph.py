@@ -95,7 +95,7 @@ def _python() -> str:
     if not has_compiler and python == sys.executable:
         raise MissingToolError(
             "compiling a graph needs jax and libtpu, which are not installed. Install the extra: "
-            'pip install "meshscope[tpu]" (Linux x86-64).'
+            "pip install -e '.[tpu]' in your clone (Linux x86-64)."
         )
     return python
 

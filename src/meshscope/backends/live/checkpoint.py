@@ -115,7 +115,7 @@ def _opened(path: Path) -> Any:
         from safetensors import safe_open  # noqa: PLC0415  only checkpoints need it
     except ImportError as error:
         raise MissingToolError(
-            '--checkpoint needs safetensors. Install the extra: pip install "meshscope[checkpoint]".'
+            "--checkpoint needs safetensors. Install the extra: pip install -e '.[checkpoint]' in your clone."
         ) from error
     try:
         return safe_open(str(path), framework="numpy")
@@ -131,7 +131,7 @@ class CheckpointText:
             from tokenizers import Tokenizer  # noqa: PLC0415  only texts need it
         except ImportError as error:
             raise MissingToolError(
-                '--prompt-text needs tokenizers. Install the extra: pip install "meshscope[checkpoint]".'
+                "--prompt-text needs tokenizers. Install the extra: pip install -e '.[checkpoint]' in your clone."
             ) from error
         path = folder / TOKENIZER
         if not path.is_file():

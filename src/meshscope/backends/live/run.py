@@ -161,7 +161,7 @@ def check_can_run() -> None:
     if importlib.util.find_spec("jax") is None:
         raise MissingToolError(
             f"run needs jax, which is not installed ({platform.system()} {platform.machine()}). "
-            'Install the extra: pip install "meshscope[tpu]", or JAX for your GPU (docs.jax.dev).'
+            "Install the extra: pip install -e '.[tpu]' in your clone, or JAX for your GPU (docs.jax.dev)."
         )
 
 

@@ -18,7 +18,7 @@ from meshscope.errors import MissingToolError
 VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 NEEDED = ("torch", "torch_xla", "transformers", "jax", "libtpu")
 LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
-EXTRA = 'pip install "meshscope[torchxla]" (Linux x86-64, Python 3.11)'
+EXTRA = "pip install -e '.[torchxla]' in your clone (Linux x86-64, Python 3.11)"
 ASK_TIMEOUT_S = 60.0
 
 _ASK = """

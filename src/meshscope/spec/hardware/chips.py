@@ -42,6 +42,7 @@ class Chip:
     # sizes are: optical switches connect whole cubes (same page).
     wraps_from: int | None
     source: str
+    pod_chips: int | None = None  # chips of a pod, the most that ICI connects
     clock_hz: float | None = None  # clock of the cycles in the compiler's estimates
     die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
 
@@ -65,6 +66,7 @@ CHIPS: dict[str, Chip] = {
             bf16_flops_per_s=2.75e14,
             link_bytes_per_s=4.5e10,
             wraps_from=4,
+            pod_chips=4096,
             source=SCALING_BOOK,
             die_bytes_per_s=6e11,  # half of the HBM rate: both cores use one HBM, and a copy is read and written
             clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 MXUs of 128x128 give the peak
@@ -80,6 +82,7 @@ CHIPS: dict[str, Chip] = {
             bf16_flops_per_s=1.97e14,
             link_bytes_per_s=4.5e10,
             wraps_from=16,
+            pod_chips=256,
             source=f"{SCALING_BOOK}; HBM rate: {CLOUD}/v5e",
             clock_hz=1.5e9,  # 4 MXUs of 128x128 at 2 flops per cell and cycle give the published peak
         ),
@@ -96,6 +99,7 @@ CHIPS: dict[str, Chip] = {
             # all-gathers: 3/4 x 131,072,000 B over one link in 983.4 us are 1.0e11 B/s.
             link_bytes_per_s=1e11,
             wraps_from=4,
+            pod_chips=8960,
             source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}; HBM rate: {CLOUD}/v5p-training",
             clock_hz=1.75e9,  # 8 MXUs of 128x128 on two cores give the published peak
         ),
@@ -110,6 +114,7 @@ CHIPS: dict[str, Chip] = {
             bf16_flops_per_s=9.18e14,
             link_bytes_per_s=9e10,
             wraps_from=16,
+            pod_chips=256,
             source=f"{SCALING_BOOK}; HBM rate and FLOPs: plane statistics of XPlanes of v6e",
             clock_hz=1.75e9,  # 4 x 256x256 cells give 918e12 flops/s, the peak stated in XPlanes of v6e
         ),
@@ -125,6 +130,7 @@ CHIPS: dict[str, Chip] = {
             # 1200 GB/s per chip, both directions, over the six links of a 3D torus.
             link_bytes_per_s=1e11,
             wraps_from=4,
+            pod_chips=9216,
             source=TPU7X_PAGE,
             die_bytes_per_s=6e11,  # six times an ICI link, by the same page
             clock_hz=2.2e9,  # 4 x 256x256 cells on each of two cores give the published peak

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 
 from meshscope.errors import SpecError
 from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
@@ -96,12 +96,34 @@ def _check(text: str, topology: Topology) -> None:
             f"topology '{text}' has {len(grid)} dimensions; a {chip.name} grid has {chip.n_grid_dims}. "
             f"Write it like '{example}'."
         )
+    _check_pod(text, topology)
     for size, host in zip(grid, topology.host_bounds, strict=False):
         if chip.kind is ChipKind.TPU and size % host:
             raise SpecError(
                 f"topology '{text}': hosts of 2x2 chips do not divide the grid {'x'.join(map(str, grid))}. "
                 "Use even sizes or 1."
             )
+
+
+def _check_pod(text: str, topology: Topology) -> None:
+    """Raise SpecError for a slice that is larger than a pod."""
+    chip, grid = topology.chip, topology.grid
+    if chip.pod_chips is None:
+        return
+    n_chips = prod(grid)
+    largest_side = isqrt(chip.pod_chips) if chip.n_grid_dims == 2 else chip.pod_chips
+    if n_chips <= chip.pod_chips and max(grid) <= largest_side:
+        return
+    several = f" Use several slices, like '{n_chips // chip.pod_chips}x{chip.name}:16x16'."
+    raise SpecError(
+        f"topology '{text}': a {chip.name} pod has {chip.pod_chips} chips"
+        + (f", {largest_side}x{largest_side}." if chip.n_grid_dims == 2 else ".")
+        + (
+            several
+            if chip.n_grid_dims == 2 and n_chips > chip.pod_chips
+            else " Use a smaller slice."
+        )
+    )
 
 
 def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:

@@ -37,6 +37,19 @@ _QWEN3 = {
     "rope_theta": 1000000,
     "tie_word_embeddings": False,
 }
+_QWEN25 = {
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+_QWEN25_SMALL = _QWEN25 | {
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
 _QWEN3_MOE = _QWEN3 | {
     "model_type": "qwen3_moe",
     "num_experts": 128,
@@ -60,6 +73,11 @@ _LLAMA3 = _LLAMA2 | {
     "rope_theta": 500000.0,
     "rope_scaling": _LLAMA3_ROPE_SCALING,
     "max_position_embeddings": 131072,
+}
+_LLAMA3_8K = _LLAMA2 | {
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
 }
 _LLAMA3_70B = _LLAMA3 | _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8)
 _YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1}
@@ -188,14 +206,9 @@ _GPT_OSS_120B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 131072,
 }
-_QWEN25_32B = {
-    **_sizes(hidden=5120, mlp=27648, layers=64, heads=40, kv_heads=8),
-    "model_type": "qwen2",
-    "vocab_size": 152064,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 1000000.0,
-    "max_position_embeddings": 131072,
-}
+_QWEN25_REPORT = (
+    "Qwen2.5 report (arXiv 2412.15115, table 1), widths from configs quoted in public code"
+)
 
 
 def _entry(
@@ -231,16 +244,104 @@ _ENTRIES = (
         source=f"{_MAXTEXT}/qwen3-4b.yml",
     ),
     _entry(
+        "Qwen/Qwen3-0.6B",
+        _QWEN3,
+        _sizes(hidden=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+    _entry(
+        "Qwen/Qwen3-1.7B",
+        _QWEN3,
+        _sizes(hidden=2048, mlp=6144, layers=28, heads=16, kv_heads=8),
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+    _entry(
+        "Qwen/Qwen3-14B",
+        _QWEN3,
+        _sizes(hidden=5120, mlp=17408, layers=40, heads=40, kv_heads=8),
+        max_position_embeddings=40960,
+        source=f"{_MAXTEXT}/qwen3-14b.yml",
+    ),
+    _entry(
+        "Qwen/Qwen2.5-0.5B",
+        _QWEN25_SMALL,
+        _sizes(hidden=896, mlp=4864, layers=24, heads=14, kv_heads=2),
+        source=_QWEN25_REPORT,
+    ),
+    _entry(
+        "Qwen/Qwen2.5-1.5B",
+        _QWEN25_SMALL,
+        _sizes(hidden=1536, mlp=8960, layers=28, heads=12, kv_heads=2),
+        source=_QWEN25_REPORT,
+    ),
+    _entry(
+        "Qwen/Qwen2.5-3B",
+        _QWEN25_SMALL,
+        _sizes(hidden=2048, mlp=11008, layers=36, heads=16, kv_heads=2),
+        source=_QWEN25_REPORT,
+    ),
+    _entry(
+        "Qwen/Qwen2.5-7B",
+        _QWEN25,
+        _sizes(hidden=3584, mlp=18944, layers=28, heads=28, kv_heads=4),
+        source=_QWEN25_REPORT,
+    ),
+    _entry(
+        "Qwen/Qwen2.5-14B",
+        _QWEN25,
+        _sizes(hidden=5120, mlp=13824, layers=48, heads=40, kv_heads=8),
+        rms_norm_eps=1e-05,
+        source=_QWEN25_REPORT,
+    ),
+    _entry(
         "Qwen/Qwen2.5-32B",
-        _QWEN25_32B,
+        _QWEN25,
+        _sizes(hidden=5120, mlp=27648, layers=64, heads=40, kv_heads=8),
+        rms_norm_eps=1e-05,
         source="quoted config; geometry agrees with GenZ alibaba.py",
+        aliases=("Qwen/QwQ-32B",),
+    ),
+    _entry(
+        "Qwen/Qwen2.5-72B",
+        _QWEN25,
+        _sizes(hidden=8192, mlp=29568, layers=80, heads=64, kv_heads=8),
+        rms_norm_eps=1e-05,
+        source=_QWEN25_REPORT,
     ),
     _entry(
         "meta-llama/Llama-3.1-8B",
         _LLAMA3,
         _sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
+        aliases=("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",),
     ),
-    _entry("meta-llama/Llama-3.1-70B", _LLAMA3_70B),
+    _entry(
+        "meta-llama/Meta-Llama-3-8B",
+        _LLAMA3_8K,
+        _sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
+        source=f"{_MAXTEXT}/llama3-8b.yml",
+    ),
+    _entry(
+        "meta-llama/Meta-Llama-3-70B",
+        _LLAMA3_8K,
+        _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
+        source=f"{_MAXTEXT}/llama3-70b.yml",
+    ),
+    _entry(
+        "meta-llama/Llama-3.2-1B",
+        _LLAMA3,
+        _sizes(hidden=2048, mlp=8192, layers=16, heads=32, kv_heads=8),
+        head_dim=64,
+        rope_scaling=_LLAMA3_ROPE_SCALING | {"factor": 32.0},
+        tie_word_embeddings=True,
+        source="quoted config of Llama-3.2-1B in public code; rope as Llama-3.2-3B",
+    ),
+    _entry(
+        "meta-llama/Llama-3.1-70B",
+        _LLAMA3_70B,
+        aliases=("deepseek-ai/DeepSeek-R1-Distill-Llama-70B",),
+    ),
     _entry(
         "meta-llama/Llama-3.1-405B",
         _LLAMA3,
@@ -269,12 +370,32 @@ _ENTRIES = (
         source=f"{_MAXTEXT}/llama2-13b.yml",
     ),
     _entry(
+        "meta-llama/Llama-2-7B",
+        _LLAMA2,
+        _sizes(hidden=4096, mlp=11008, layers=32, heads=32, kv_heads=32),
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        source=f"{_MAXTEXT}/llama2-7b.yml",
+    ),
+    _entry(
+        "meta-llama/Llama-2-70B",
+        _LLAMA2,
+        _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        source=f"{_MAXTEXT}/llama2-70b.yml",
+    ),
+    _entry(
         "deepseek-ai/DeepSeek-V3.1-Base",
         _DEEPSEEK_V3,
         source=f"{_AICONFIGURATOR} (V3; the geometry of V3.1 is the same)",
     ),
-    _entry("deepseek-ai/DeepSeek-V3", _DEEPSEEK_V3),
-    _entry("deepseek-ai/DeepSeek-R1", _DEEPSEEK_V3),
+    _entry(
+        "deepseek-ai/DeepSeek-V3",
+        _DEEPSEEK_V3,
+        aliases=("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1-Terminus"),
+    ),
+    _entry("deepseek-ai/DeepSeek-R1", _DEEPSEEK_V3, aliases=("deepseek-ai/DeepSeek-R1-0528",)),
     _entry("deepseek-ai/DeepSeek-V3.2", _DEEPSEEK_V32),
     _entry(
         "deepseek-ai/DeepSeek-V4-Flash-Base",
@@ -287,9 +408,42 @@ _ENTRIES = (
         aliases=("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4"),
     ),
     _entry(
-        "deepseek-ai/DeepSeek-V2-Lite", _DEEPSEEK_V2_LITE, source=f"{_MAXTEXT}/deepseek2-16b.yml"
+        "deepseek-ai/DeepSeek-V2-Lite",
+        _DEEPSEEK_V2_LITE,
+        source=f"{_MAXTEXT}/deepseek2-16b.yml",
+        aliases=("deepseek-ai/DeepSeek-Coder-V2-Lite",),
     ),
     _entry("mistralai/Mixtral-8x7B-v0.1", _MIXTRAL_8X7B),
+    _entry(
+        "mistralai/Mixtral-8x22B-v0.1",
+        _MIXTRAL_8X7B,
+        _sizes(hidden=6144, mlp=16384, layers=56, heads=48, kv_heads=8),
+        max_position_embeddings=65536,
+    ),
+    _entry(
+        "Qwen/Qwen3-Coder-480B-A35B",
+        _QWEN3_MOE,
+        _sizes(hidden=6144, mlp=8192, layers=62, heads=96, kv_heads=8),
+        moe_intermediate_size=2560,
+        num_experts=160,
+        rope_theta=10000000,
+        max_position_embeddings=262144,
+    ),
+    _entry(
+        "moonshotai/Kimi-K2",
+        _DEEPSEEK_V3,
+        _sizes(hidden=7168, mlp=18432, layers=61, heads=64, kv_heads=64),
+        n_routed_experts=384,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.827,
+        vocab_size=163840,
+        rope_theta=50000.0,
+        rope_scaling=_YARN_40
+        | {"factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1, "beta_slow": 1},
+        max_position_embeddings=131072,
+    ),
     _entry(
         "Qwen/Qwen3-30B-A3B",
         _QWEN3_MOE,

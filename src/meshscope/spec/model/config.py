@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,13 @@ from meshscope.spec.model.reader import ConfigReader, read_rope
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
+# Kimi K2's config states DeepseekV3ForCausalLM as its architecture.
+SAME_ARCHITECTURE = {"kimi_k2": Family.DEEPSEEK_V3.value}
+# Suffixes of ids on the Hub whose models have the sizes of the model without the suffix.
+_VARIANT = re.compile(
+    r"-(instruct|chat|hf|it|base|thinking|fp8|fp8-dynamic|int8|int4|w8a8|w4a16|awq|gptq|bf16|2507|v0\.1|dynamic"
+    r"|quantized\.w8a8|quantized\.w4a16|gptq-int4|gptq-int8)$"
+)
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
@@ -61,12 +69,23 @@ def read_model(name: str) -> Model:
 
 
 def _catalog_entry(name: str) -> CatalogEntry | None:
-    """The catalog entry of this id, case-insensitive, with or without the owner."""
+    """The catalog entry of this id, case-insensitive, with or without the owner.
+
+    A variant of a model, such as `-Instruct` or `-FP8`, has the sizes of its base model.
+    """
     by_id = {
         key.lower(): entry for entry in CATALOG.values() for key in (entry.name, *entry.aliases)
     }
-    by_short_id = {key.split("/")[-1]: entry for key, entry in by_id.items()}
-    return by_id.get(name.lower()) or by_short_id.get(name.lower())
+    by_base_id = {_base_id(key): entry for key, entry in reversed(by_id.items())}
+    return by_id.get(name.lower()) or by_base_id.get(_base_id(name))
+
+
+def _base_id(name: str) -> str:
+    """An id without owner, in lower case, without the suffixes of variants."""
+    base = name.lower().rsplit("/", 1)[-1].removeprefix("meta-")
+    while (shorter := _VARIANT.sub("", base)) != base:
+        base = shorter
+    return base
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
@@ -249,6 +268,7 @@ def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpK
 
 def _family(reader: ConfigReader) -> Family:
     model_type = reader.text("model_type")
+    model_type = SAME_ARCHITECTURE.get(model_type, model_type)
     if model_type not in set(Family):
         raise SpecError(
             f"{reader.source}: model family '{model_type}' is not supported. Supported: {', '.join(Family)}."
@@ -306,8 +326,10 @@ def _fetch_model(name: str) -> Model:
     )
     if name.count("/") != 1:
         raise SpecError(unknown)
-    import urllib.parse  # noqa: PLC0415  slow to import, rarely needed
+    import urllib.error  # noqa: PLC0415  slow to import, rarely needed
+    import urllib.parse  # noqa: PLC0415
     import urllib.request  # noqa: PLC0415
+    from http import HTTPStatus  # noqa: PLC0415
 
     token = os.environ.get("HF_TOKEN")
     url = f"{HUB}/{urllib.parse.quote(name)}/resolve/main/config.json"
@@ -317,6 +339,13 @@ def _fetch_model(name: str) -> Model:
     try:
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as reply:  # noqa: S310  HUB is https
             text = reply.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:  # no network, no such model, or a gated one
-        raise SpecError(f"{unknown} Download from the Hub failed: {error}.") from error
+    except urllib.error.HTTPError as error:
+        reason = f"the Hub answered {error.code} for '{name}'"
+        if error.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            reason += " (gated or private: set HF_TOKEN)"
+        raise SpecError(f"{unknown} Its config was not downloaded: {reason}.") from error
+    except OSError as error:
+        raise SpecError(
+            f"{unknown} Its config was not downloaded: the Hub cannot be reached."
+        ) from error
     return model_from_config(_parse_json(text, url), name=name, source=url)

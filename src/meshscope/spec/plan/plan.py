@@ -143,9 +143,18 @@ class Plan:
         if plan.n_devices != n_devices:
             raise PlanError(
                 f"plan '{plan}' needs {plan.n_devices} devices, but the slice has {n_devices}. "
-                "Change the plan or the topology, or set one axis to -1 to fill the slice."
+                f"{_remedy(plan, n_devices)}"
             )
         return plan
+
+
+def _remedy(plan: Plan, n_devices: int) -> str:
+    """What to change in a plan that does not cover the slice."""
+    if plan.n_devices < n_devices and n_devices % plan.n_devices == 0:
+        n_replicas = n_devices // plan.n_devices
+        wider = replace(plan, **{plan.data_axis: plan.data_size * n_replicas})
+        return f"Use '{wider}' to fill the slice, or a slice of {plan.n_devices} devices."
+    return "Change the plan or the topology, or set one axis to -1 to fill the slice."
 
 
 def parse_plan(text: str) -> Plan:
