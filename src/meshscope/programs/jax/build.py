@@ -97,11 +97,11 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
         for tree in (specs.inputs, specs.outputs)
     )
+    _, tokens, cache, position = in_shardings
     if _has_auto_cache_layout(experiment, phase):
-        weights, tokens, cache, position = in_shardings
         cache = jax.tree.map(lambda sharding: Format(MemoryLayout.AUTO, sharding), cache)
-        in_shardings = (weights, tokens, cache, position)
         out_shardings = (*out_shardings[:2], cache)
+    in_shardings = (_weight_formats(specs, mesh), tokens, cache, position)
     return BuiltProgram(
         phase=phase,
         step=jax.jit(
@@ -110,6 +110,24 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         arguments=_abstract(specs, mesh, phase),
         is_stacked=specs.is_stacked,
         is_pipeline=is_pipeline,
+    )
+
+
+def _weight_formats(specs: "ArgumentSpecs", mesh: Mesh) -> Any:
+    """Shardings of the weights, with a memory layout for those that are read row by row.
+
+    If the last dimension of a matrix does not fill tiles, a TPU by default stores another one
+    contiguously, and every step would transpose the matrix.
+    """
+
+    def placed(spec: P, shape: tuple[int, ...], is_row_major: bool) -> Any:  # noqa: FBT001
+        sharding = NamedSharding(mesh, spec)
+        return (
+            Format(MemoryLayout(tuple(range(len(shape)))), sharding) if is_row_major else sharding
+        )
+
+    return jax.tree.map(
+        placed, specs.weights, specs.weight_shapes, specs.row_major_weights, is_leaf=_is_spec
     )
 
 
@@ -267,6 +285,17 @@ class ArgumentSpecs:
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
+    def row_major_weights(self) -> dict[str, Any]:
+        """Whether rows are contiguous in the memory layout of the weights, as the same pytree."""
+        model, plan = self.experiment.model, self.experiment.plan
+
+        def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, bool]:  # noqa: ARG001
+            return {w.name: w.is_row_major for w in layer_weights(model, plan, layer)}
+
+        outer = {w.name: w.is_row_major for w in outer_weights(model, plan)}
+        return outer | {"layers": self._by_layer(of_layer)}
+
+    @property
     def cache(self) -> Any:
         """Partition specs of the cache."""
         model, plan = self.experiment.model, self.experiment.plan
@@ -311,8 +340,9 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
     """Shapes, dtypes and shardings of the arguments."""
     workload = specs.experiment.workload
 
-    def array(shape: tuple[int, ...], spec: P, dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+    def array(shape: tuple[int, ...], spec: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec) if _is_spec(spec) else spec
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def arrays(shapes: Any, tree: Any, dtypes: Any) -> Any:
         return jax.tree.map(
@@ -326,7 +356,7 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
     cache_dtypes = jax.tree.map(lambda _: workload.cache_dtype, specs.cache, is_leaf=_is_spec)
     n_tokens = workload.prompt if phase is Phase.PREFILL else 1
     return (
-        arrays(specs.weight_shapes, specs.weights, specs.weight_dtypes),
+        arrays(specs.weight_shapes, _weight_formats(specs, mesh), specs.weight_dtypes),
         array((workload.batch, n_tokens), specs.layout.tokens_spec, jnp.int32),
         arrays(specs.cache_shapes, specs.cache, cache_dtypes),
         array((), P(), jnp.int32),

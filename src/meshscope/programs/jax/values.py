@@ -52,7 +52,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
 
     def placed(value: np.ndarray, like: Any) -> Any:
         array = value.astype(like.dtype)
-        return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, like.format, lambda index: array[index])
 
     def read(weight: Weight, layer: int | None) -> np.ndarray:
         return stored_weight(weight, _tensor(weight, layer, read_tensor), layer)
@@ -82,7 +82,7 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
             placed(np.zeros(weight.shape) if index is None else read(weight, index), one)
             for index in stage_slots(model.layers, layer, plan.pp)
         ]
-        return jax.jit(_stack, out_shardings=like.sharding)(values)
+        return jax.jit(_stack, out_shardings=like.format)(values)
 
     weights["layers"] = {
         layer.name: {
@@ -126,10 +126,10 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
     values: list[Any] = []
     for index, (path, like) in enumerate(leaves):
         make = _maker(str(path[-1]), n_experts)
-        key = (make, like.shape, like.dtype, like.sharding)
+        key = (make, like.shape, like.dtype, like.format)
         if key not in makers:
             bound = partial(make, shape=like.shape, dtype=like.dtype)
-            makers[key] = jax.jit(bound, out_shardings=like.sharding)
+            makers[key] = jax.jit(bound, out_shardings=like.format)
         values.append(makers[key](np.uint32(seed * len(leaves) + index)))
     return jax.tree.unflatten(structure, values)
 

@@ -105,7 +105,9 @@ class Weight:
     index and `{expert}` if each expert has a separate tensor. Matrices there are [out, in], and are
     transposed before they are reshaped to `shape`. `columns` selects a part of the last dimension.
     `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
-    elementwise weights such as norm scales and biases, whatever their shape.
+    elementwise weights such as norm scales and biases, whatever their shape. `is_row_major` marks
+    weights that lookups and grouped matmuls read row by row: their last dimension is contiguous in
+    memory, whatever layout the compiler prefers for the shape.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Weight:
     columns: ColumnSlice | None = None
     dtype: str | None = None
     is_vector: bool = False
+    is_row_major: bool = False
 
     def local_bytes(self, plan: Plan, dtype: str) -> int:
         """Bytes on one device if weights are stored in `dtype`."""
@@ -161,7 +164,13 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """
     table = (padded_vocab(model, plan), model.hidden)
     matrix = (Dim.VOCAB, Dim.HIDDEN)
-    embed = Weight(name="embed", dims=matrix, shape=table, checkpoint="model.embed_tokens.weight")
+    embed = Weight(
+        name="embed",
+        dims=matrix,
+        shape=table,
+        checkpoint="model.embed_tokens.weight",
+        is_row_major=True,
+    )
     norm = Weight(
         name="final_norm",
         dims=(Dim.NORM,),
@@ -450,7 +459,10 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
     moe = model.moe
     assert moe is not None
     is_fused = moe.activation is Activation.CLAMPED_SWIGLU
-    return tuple(_fused_experts(model, moe) if is_fused else _single_experts(model, moe))
+    weights = _fused_experts(model, moe) if is_fused else _single_experts(model, moe)
+    return tuple(
+        weight if weight.is_vector else replace(weight, is_row_major=True) for weight in weights
+    )
 
 
 def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
