@@ -1,5 +1,7 @@
 """Tiny random models in `transformers`: weights, a prompt and the logits of 17 greedy steps.
 
+Names with a dtype are those of the same models with dequantized 8-bit weights.
+
 Run: make golden, or this file with names of configs. Writes logits/NAME.npz; needs torch and
 transformers. Weights have the names of published checkpoints and are rounded to float16 for storage.
 """
@@ -117,6 +119,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"n_group": 2, "topk_group": 1, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8},
 }
 
+# The stored logits of these are for the dequantized weights of the first name.
+QUANTIZED = {
+    "qwen3-s8": ("qwen3", "s8"),
+    "qwen3-f8e4m3fn": ("qwen3", "f8e4m3fn"),
+    "llama-tied-s8": ("llama-tied", "s8"),
+    "gpt_oss-s8": ("gpt_oss", "s8"),
+    "deepseek_v3-s8": ("deepseek_v3", "s8"),
+}
+WIDE = ("norm", "bias", "sinks", "mlp.gate.", "router")  # in names of tensors that stay in bfloat16
+
+
+def quantized_model(name: str, dtype: str) -> Any:
+    """The same model with matrices rounded to 8 bits and a scale per output channel."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    model = oracle_model(name)
+    with torch.no_grad():
+        for tensor_name, tensor in model.state_dict().items():
+            if any(part in tensor_name for part in WIDE):
+                tensor.copy_(tensor.bfloat16())
+            else:
+                # gpt-oss has experts [E, in, out], all other matrices are [out, in]
+                dim = -2 if name == "gpt_oss" and "experts" in tensor_name else -1
+                tensor.copy_(_rounded(tensor, dim, dtype))
+    return model
+
+
+def _rounded(matrix: Any, dim: int, dtype: str) -> Any:
+    """The matrix as 8-bit values times scales, whose inputs are along `dim`."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    largest = {"s8": 127, "f8e4m3fn": 448}[dtype]
+    scale = matrix.abs().amax(dim=dim, keepdim=True) / largest
+    values = matrix / scale
+    return scale * (values.round() if dtype == "s8" else values.to(torch.float8_e4m3fn).float())
+
 
 def oracle_model(name: str) -> Any:
     """The Hugging Face model of this config, random but reproducible, in float32."""
@@ -172,7 +210,14 @@ def greedy_logits(model: Any, prompt: np.ndarray) -> np.ndarray:
 
 
 def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Weights by checkpoint name, prompt [BATCH, PROMPT], and greedy logits."""
+    """Weights by checkpoint name, prompt [BATCH, PROMPT], and greedy logits.
+
+    If the name has a dtype, the weights are those before they are rounded.
+    """
+    if name in QUANTIZED:
+        with np.load(DIRECTORY / f"{name}.npz") as stored:
+            weights, prompt, _ = read_golden(QUANTIZED[name][0])
+            return weights, prompt, stored["logits"]
     with np.load(DIRECTORY / f"{name}.npz") as stored:
         names = [name for name in stored.files if name not in {"prompt", "logits"}]
         weights = {name: stored[name].astype(np.float32) for name in names}
@@ -182,7 +227,12 @@ def read_golden(name: str) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarra
 def main() -> None:
     """Writes the golden files of the given names, by default of all."""
     DIRECTORY.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or CONFIGS:
+    for name in sys.argv[1:] or (*CONFIGS, *QUANTIZED):
+        if name in QUANTIZED:
+            _, prompt, _ = read_golden(QUANTIZED[name][0])
+            logits = greedy_logits(quantized_model(*QUANTIZED[name]), prompt)
+            np.savez_compressed(DIRECTORY / f"{name}.npz", logits=logits)
+            continue
         config = CONFIGS[name]
         model = oracle_model(name)
         generator = np.random.default_rng(0)

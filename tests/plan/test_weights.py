@@ -14,6 +14,7 @@ from meshscope.spec.plan.weights import (
     layer_weights,
     outer_weights,
     padded_vocab,
+    stored_arrays,
     stored_kv_heads,
 )
 from meshscope.spec.workload import Workload
@@ -147,12 +148,62 @@ class Held(NamedTuple):
     ],
     ids=lambda case: case.plan,
 )
-@pytest.mark.parametrize(("dtype", "n_bits"), [("bf16", 16), ("s8", 8), ("s4", 4)])
+@pytest.mark.parametrize(("dtype", "n_bytes"), [("bf16", 2), ("f32", 4)])
 def test_a_device_holds_its_share_of_the_matrices_and_all_norms(
-    case: Held, dtype: str, n_bits: int
+    case: Held, dtype: str, n_bytes: int
 ) -> None:
     device_bytes = device_weight_bytes(QWEN, parse_plan(case.plan), dtype)
-    assert device_bytes == case.n_elements * n_bits // 8
+    assert device_bytes == case.n_elements * n_bytes
+
+
+# Output channels of Qwen3-32B: those of q, k, v, gate and up are split over tp with the vocabulary,
+# those of o and down are not; fsdp splits none.
+SPLIT_CHANNELS = 64 * ((64 + 2 * 8) * 128 + 2 * 25600) + 2 * 151936
+WHOLE_CHANNELS = 64 * 2 * 5120
+
+
+@pytest.mark.parametrize("dtype", ["s8", "f8e4m3fn"])
+@pytest.mark.parametrize(("plan", "tp"), [("tp=1", 1), ("tp=8", 8), ("fsdp=2,tp=4", 4)])
+def test_8_bit_matrices_have_float32_scales_per_output_channel(
+    plan: str, tp: int, dtype: str
+) -> None:
+    """Norms stay in bfloat16."""
+    n_devices = parse_plan(plan).n_devices
+    scale_bytes = 4 * (SPLIT_CHANNELS // tp + WHOLE_CHANNELS)
+    device_bytes = device_weight_bytes(QWEN, parse_plan(plan), dtype)
+    assert device_bytes == QWEN_MATRICES // n_devices + 2 * QWEN_NORMS + scale_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits_per_element"),
+    [("s4", 4 + 16 / 128), ("f4e2m1fn", 4.25)],  # AWQ and GPTQ; OCP MX 1.0, table 1
+)
+def test_4_bit_matrices_have_scales_per_block_of_inputs(
+    dtype: str, bits_per_element: float
+) -> None:
+    device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)
+    assert device_bytes == QWEN_MATRICES // 8 * bits_per_element / 8 + 2 * QWEN_NORMS
+
+
+def test_scales_are_split_like_their_output_channels() -> None:
+    """DeepSeek-V3 over fsdp, tp and ep: fsdp splits inputs, of which scales have none."""
+    model, plan = read_model("DeepSeek-V3"), parse_plan("dp=2,tp=4,ep=2")
+    arrays = stored_arrays(layer_weights(model, plan, model.layers[-1]), "s8")
+    scales = {w.name: (w.shape, w.local_shape(plan)) for w in arrays if w.dtype == "f32"}
+    assert scales == {
+        "wq_a.scale": ((1536,), (1536,)),
+        "wq_b.scale": ((128, 192), (32, 192)),
+        "wkv_a.scale": ((576,), (576,)),
+        "w_uk.scale": ((128, 128), (32, 128)),
+        "w_uv.scale": ((128, 128), (32, 128)),
+        "wo.scale": ((7168,), (7168,)),
+        "experts_w_gate.scale": ((256, 2048), (128, 512)),
+        "experts_w_up.scale": ((256, 2048), (128, 512)),
+        "experts_w_down.scale": ((256, 7168), (128, 7168)),
+        "shared_w_gate.scale": ((2048,), (512,)),
+        "shared_w_up.scale": ((2048,), (512,)),
+        "shared_w_down.scale": ((7168,), (7168,)),
+    }
 
 
 def test_a_tied_embedding_is_stored_once() -> None:

@@ -228,6 +228,45 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+QUANTIZED = [
+    Case("qwen3-s8", "tp=8,sp", loop=Loop.SCAN),
+    Case("qwen3-s8", "fsdp=2,tp=4"),
+    Case("qwen3-s8", "dp=2,tp=4", Partitioner.AUTO),
+    Case("qwen3-f8e4m3fn", "tp=4"),
+    Case("llama-tied-s8", "pp=2,fsdp=2,tp=2", loop=Loop.SCAN),
+    Case("gpt_oss-s8", "dp=2,tp=4,ep=8"),
+    Case("gpt_oss-s8", "dp=2,tp=2", Partitioner.AUTO),
+    Case("deepseek_v3-s8", "dp=2,tp=4,ep=8"),
+    Case("deepseek_v3-s8", "cp=2,tp=2", loop=Loop.SCAN),
+]
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
+def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
+    """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
+    weights, prompt, expected = golden.read_golden(case.config)
+    name, dtype = golden.QUANTIZED[case.config]
+    plan = parse_plan(case.plan)
+    experiment = experiment_of(
+        model=model_from_config(golden.CONFIGS[name], name="tiny", source="test"),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(
+            batch=golden.BATCH,
+            prompt=golden.PROMPT,
+            output=1 + golden.N_DECODE,
+            weight_dtype=dtype,
+            activation_dtype="f32",
+            cache_dtype="f32",
+        ),
+        program=Program(partitioner=case.partitioner, loop=case.loop, context=case.context),
+    )
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.mark.parametrize("n_prompt", [3, 21])
 def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
     """DeepSeek-V4: before the first entry (4 positions), and inside windows of 4 and 8 positions."""

@@ -107,7 +107,7 @@ class _Device:
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight as the device uses it: sharded over tp, gathered over fsdp."""
-        return self.elements(weight) * DTYPE_BITS[weight.dtype or self.weight_dtype] / 8
+        return self.elements(weight) * DTYPE_BITS[weight.stored_dtype(self.weight_dtype)] / 8
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))

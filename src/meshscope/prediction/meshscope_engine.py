@@ -282,7 +282,13 @@ def _gather_weights(
     if plan.fsdp == 1:
         return ()
     return tuple(
-        program.collective(part, Kind.ALL_GATHER, ("fsdp",), weight.gathered_shape(plan), dtype)
+        program.collective(
+            part,
+            Kind.ALL_GATHER,
+            ("fsdp",),
+            weight.gathered_shape(plan),
+            weight.stored_dtype(dtype),
+        )
         for weight in weights
         if weight.fsdp_dim(plan) is not None
     )

@@ -1,6 +1,6 @@
 """Builds the jitted step of one phase, with the shapes and shardings of its arguments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from meshscope.spec.model.repeats import repeats_of, unrolled
 from meshscope.spec.plan.caches import layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.stages import stage_runs, stage_slots
-from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights
+from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
 from meshscope.spec.program import Partitioner
 
 JAX_DTYPES: dict[str, Any] = {
@@ -247,18 +247,21 @@ class ArgumentSpecs:
             for layer in dict.fromkeys(layers)
         }
 
+    def _stored(self, weights: Iterable[Weight]) -> Iterator[Weight]:
+        """The weights with their scales."""
+        return stored_arrays(weights, self.experiment.workload.weight_dtype)
+
     @property
     def weights(self) -> dict[str, Any]:
         """Partition specs of the weights, as the pytree of weights."""
         model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
-            weights = layer_weights(model, plan, layer)
+            weights = self._stored(layer_weights(model, plan, layer))
             return {w.name: self.layout.weight_spec(w, is_stacked=bool(lead)) for w in weights}
 
-        outer = {
-            w.name: self.layout.weight_spec(w, is_stacked=False) for w in outer_weights(model, plan)
-        }
+        weights = self._stored(outer_weights(model, plan))
+        outer = {w.name: self.layout.weight_spec(w, is_stacked=False) for w in weights}
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
@@ -267,9 +270,10 @@ class ArgumentSpecs:
         model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-            return {w.name: lead + w.shape for w in layer_weights(model, plan, layer)}
+            weights = self._stored(layer_weights(model, plan, layer))
+            return {w.name: lead + w.shape for w in weights}
 
-        outer = {w.name: w.shape for w in outer_weights(model, plan)}
+        outer = {w.name: w.shape for w in self._stored(outer_weights(model, plan))}
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
@@ -279,9 +283,11 @@ class ArgumentSpecs:
         default = self.experiment.workload.weight_dtype
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, str]:  # noqa: ARG001
-            return {w.name: w.dtype or default for w in layer_weights(model, plan, layer)}
+            weights = self._stored(layer_weights(model, plan, layer))
+            return {w.name: w.stored_dtype(default) for w in weights}
 
-        outer = {w.name: w.dtype or default for w in outer_weights(model, plan)}
+        weights = self._stored(outer_weights(model, plan))
+        outer = {w.name: w.stored_dtype(default) for w in weights}
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property
@@ -290,9 +296,10 @@ class ArgumentSpecs:
         model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, bool]:  # noqa: ARG001
-            return {w.name: w.is_row_major for w in layer_weights(model, plan, layer)}
+            weights = self._stored(layer_weights(model, plan, layer))
+            return {w.name: w.is_row_major for w in weights}
 
-        outer = {w.name: w.is_row_major for w in outer_weights(model, plan)}
+        outer = {w.name: w.is_row_major for w in self._stored(outer_weights(model, plan))}
         return outer | {"layers": self._by_layer(of_layer)}
 
     @property

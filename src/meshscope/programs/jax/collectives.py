@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.programs.jax.layout import ShardLayout, TokenSplit
+from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import Weight
@@ -34,7 +35,7 @@ class MeshCollectives(Protocol):
         """Whether a layer uses the local array of the weight unchanged."""
         ...
 
-    def embed(self, table: Array, tokens: Array) -> Array:
+    def embed(self, table: Matrix, tokens: Array) -> Array:
         """Looks up embeddings in a table sharded over the vocabulary: [B, S] -> [B, S, D]."""
         ...
 
@@ -77,14 +78,14 @@ class ShardMapCollectives:
         """Whether the weight is not gathered."""
         return not self.gathers(spec)
 
-    def embed(self, table: Array, tokens: Array) -> Array:
+    def embed(self, table: Matrix, tokens: Array) -> Array:
         """Looks up local rows, with zeros for other tokens, and reduces over tp."""
         if self.plan.tp == 1:
-            return table[tokens]
-        n_rows = table.shape[0]
+            return table.rows(tokens)
+        n_rows = table.values.shape[0]
         local = tokens - lax.axis_index("tp") * n_rows
         is_local = (local >= 0) & (local < n_rows)
-        rows = table[jnp.clip(local, 0, n_rows - 1)]
+        rows = table.rows(jnp.clip(local, 0, n_rows - 1))
         return self.reduce_output(jnp.where(is_local[..., None], rows, jnp.zeros((), rows.dtype)))
 
     def gather_activations(self, x: Array) -> Array:
@@ -138,9 +139,9 @@ class GspmdCollectives:
         """False: arrays are global, and the compiler decides."""
         return False
 
-    def embed(self, table: Array, tokens: Array) -> Array:
+    def embed(self, table: Matrix, tokens: Array) -> Array:
         """A lookup whose result is sharded like the residual stream."""
-        return self.reduce_output(table[tokens])
+        return self.reduce_output(table.rows(tokens))
 
     def gather_activations(self, x: Array) -> Array:
         """Unsharded along the dim that sp splits."""

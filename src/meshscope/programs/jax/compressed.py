@@ -65,8 +65,8 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
         context=context,
         eps=model.norm_eps,
     )
-    q_latent = rms_norm(x @ w("wq_a"), w("q_a_norm"), model.norm_eps)
-    q = unscaled_rms_norm(jnp.einsum("bsr,rnh->bsnh", q_latent, w("wq_b")), model.norm_eps)
+    q_latent = rms_norm(w.dot(x, "wq_a"), w("q_a_norm"), model.norm_eps)
+    q = unscaled_rms_norm(w.einsum("bsr,rnh->bsnh", q_latent, "wq_b"), model.norm_eps)
     kv, mask, cache = state.window(x, w, cache)
     if layer.attention is not AttentionKind.SLIDING:
         entries, entry_mask, cache = state.entries(x, q_latent, w, cache)
@@ -75,10 +75,10 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
         mask = jnp.concatenate([jnp.broadcast_to(mask, batch), entry_mask], axis=-1)
     out = state.attend(state.rotate(q), kv[:, :, None, :], mask, w("sinks"))
     out = state.rotate(out, is_inverse=True)  # values are rotated like keys
-    wo_a = w("wo_a")
-    out = out.reshape(*out.shape[:2], wo_a.shape[1], -1)
-    out = jnp.einsum("bsgi,igr->bsgr", out, wo_a)
-    return jnp.einsum("bsgr,grd->bsd", out, w("wo_b")), cache
+    wo_a = w.matrix("wo_a")
+    out = out.reshape(*out.shape[:2], wo_a.values.shape[1], -1)
+    out = wo_a.einsum("bsgi,igr->bsgr", out)
+    return w.einsum("bsgr,grd->bsd", out, "wo_b"), cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class _CompressionStep:
         self, x: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, Array, LayerCache]:
         """Keys of the window [B, T, H], their mask [S, T], and the new cache."""
-        kv = rms_norm(x @ w("wkv"), w("kv_norm"), self.eps)
+        kv = rms_norm(w.dot(x, "wkv"), w("kv_norm"), self.eps)
         kv = self.rotate(kv[:, :, None, :])[:, :, 0]
         k_positions = self.positions
         if self.context.splits_step:
@@ -149,7 +149,7 @@ class _CompressionStep:
             index_entries, cache = self._compressed("index", x, w, cache)
             if not entries.shape[1]:
                 return entries, mask, cache
-            q = self.rotate(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
+            q = self.rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
             indexer = self.attention.indexer
             scores = index_scores(q, index_entries, x @ w("index_weights"), indexer)
             scores = jnp.where(mask, scores, MASKED)
@@ -174,7 +174,7 @@ class _CompressionStep:
         self, name: str, x: Array, w: LayerWeights, cache: LayerCache
     ) -> tuple[Array, LayerCache]:
         """Entries [B, E, H] of the whole prompt; in decode, the local entries so far."""
-        kv, gate = x @ w(f"{name}_wkv"), x @ w(f"{name}_wgate")  # [B, S, C]
+        kv, gate = w.dot(x, f"{name}_wkv"), w.dot(x, f"{name}_wgate")  # [B, S, C]
         if self.phase is Phase.DECODE:
             return self._decode_entries(name, kv, gate, w, cache)
         if self.context.splits_step and kv.shape[1] % self.rate == 0:

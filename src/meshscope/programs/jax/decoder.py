@@ -21,6 +21,7 @@ from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
+from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
 from meshscope.programs.jax.numerics import Array, rms_norm
 from meshscope.programs.jax.residual import Residual
@@ -68,8 +69,8 @@ class Decoder:
         outer = self.outer(weights)
         with scope(self.phase.value):
             with scope(Part.EMBED):
-                table = outer("embed")
-                x = self.collectives.embed(table, tokens).astype(self.activation_dtype)
+                table = outer.matrix("embed")
+                x = self.collectives.embed(table, tokens)
             positions = self.context.positions(position, tokens.shape[1])
             x = self.residual.expand(x)
             x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
@@ -96,15 +97,15 @@ class Decoder:
             min_rows=self.min_rows,
         )
 
-    def logits(self, outer: LayerWeights, x: Array, table: Array | None) -> Array:
+    def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:
         """The logits of the last position, [B, S, D] -> [B, V], without vocabulary padding.
 
         `table` is the embedding if the head is tied to it, which the step gathers only once.
         """
         x = self.collectives.last_token(self.residual.collapse(x, outer))
         x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
-        head = outer("lm_head") if table is None else table
-        return self.collectives.logits(jnp.einsum("bd,vd->bv", x, head))[:, : self.model.vocab]
+        head = outer.matrix("lm_head") if table is None else table
+        return self.collectives.logits(head.einsum("bd,vd->bv", x))[:, : self.model.vocab]
 
     def layers(
         self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
@@ -222,9 +223,9 @@ def layers_scope(layers: range) -> str:
 
 
 def _mlp(x: Array, w: LayerWeights) -> Array:
-    gate = w.biased(x @ w("w_gate"), "b_gate")
-    up = w.biased(x @ w("w_up"), "b_up")
-    return (jax.nn.silu(gate) * up) @ w("w_down")
+    gate = w.biased(w.dot(x, "w_gate"), "b_gate")
+    up = w.biased(w.dot(x, "w_up"), "b_up")
+    return w.dot(jax.nn.silu(gate) * up, "w_down")
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:

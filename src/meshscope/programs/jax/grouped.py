@@ -18,8 +18,6 @@ from meshscope.programs.jax.numerics import (
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
 
-import jax.numpy as jnp  # isort: skip
-
 
 def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     x: Array,
@@ -65,10 +63,10 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     else:
         mask = causal_mask(positions, k_positions, window)
         out = dot_product_attention(q, k, v, mask, scale=scale, sinks=sinks)
-    return jnp.einsum("bsnh,nhd->bsd", out, w("wo")), cache
+    return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
 
 
 def _heads(x: Array, w: LayerWeights, letter: str) -> Array:
     """[B, S, D] -> [B, S, heads, H]."""
-    heads = jnp.einsum("bsd,dnh->bsnh", w.at_least(x), w(f"w{letter}"))
+    heads = w.einsum("bsd,dnh->bsnh", w.at_least(x), f"w{letter}")
     return w.biased(heads[:, : x.shape[1]], f"b{letter}")

@@ -14,6 +14,7 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import AttentionInputs, Context
 from meshscope.programs.jax.kernels import PrefillKernel
+from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
@@ -69,7 +70,7 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         out = _absorbed(q, latent, mask, w, attention)
     else:
         out = _expanded(q, latent, mask, w, attention, kernel=kernel)
-    return jnp.einsum("bsnv,nvd->bsd", out, w("wo")), cache
+    return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
 
 
 def softmax_scale(attention: LatentAttention) -> float:
@@ -85,11 +86,11 @@ def _queries(
 ) -> tuple[Array, Array | None]:
     """Queries [B, S, N, H+P] with their rotary part last, and their latent, if any."""
     if attention.q_rank is None:
-        q_latent, q = None, jnp.einsum("bsd,dnh->bsnh", x, w("wq"))
+        q_latent, q = None, w.einsum("bsd,dnh->bsnh", x, "wq")
     else:
-        q_latent = w.biased(x @ w("wq_a"), "bq_a")
+        q_latent = w.biased(w.dot(x, "wq_a"), "bq_a")
         q_latent = rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS)
-        q = jnp.einsum("bsr,rnh->bsnh", q_latent, w("wq_b"))
+        q = w.einsum("bsr,rnh->bsnh", q_latent, "wq_b")
     nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
     rope = apply_rope(rope, angles, attention.rope)
     return jnp.concatenate([nope, rope], axis=-1), q_latent
@@ -97,7 +98,7 @@ def _queries(
 
 def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array) -> Array:
     """The normed latent and the rotary key of all heads, [B, S, R+P]."""
-    both = w.biased(x @ w("wkv_a"), "bkv_a")
+    both = w.biased(w.dot(x, "wkv_a"), "bkv_a")
     latent, rope = both[..., : attention.kv_rank], both[..., attention.kv_rank :]
     latent = rms_norm(latent, w("kv_a_norm"), LATENT_NORM_EPS)
     rope = apply_rope(rope[:, :, None, :], angles, attention.rope)[:, :, 0]
@@ -114,7 +115,7 @@ def _expanded(  # noqa: PLR0913  the inputs of attention
     kernel: PrefillKernel | None,
 ) -> Array:
     """Attention with the keys and values of every head expanded from the latents."""
-    k, v = _expanded_heads(latent, w("w_uk"), w("w_uv"), attention)
+    k, v = _expanded_heads(latent, w.matrix("w_uk"), w.matrix("w_uv"), attention)
     scale = softmax_scale(attention)
     if kernel is not None:
         return kernel(q, k, v, scale=scale)
@@ -122,13 +123,13 @@ def _expanded(  # noqa: PLR0913  the inputs of attention
 
 
 def _expanded_heads(
-    latent: Array, w_uk: Array, w_uv: Array, attention: LatentAttention
+    latent: Array, w_uk: Matrix, w_uv: Matrix, attention: LatentAttention
 ) -> tuple[Array, Array]:
     """Keys [B, T, N, H+P] and values [B, T, N, V]."""
     nope, rope = latent[..., : attention.kv_rank], latent[..., attention.kv_rank :]
-    k = jnp.einsum("btr,rnh->btnh", nope, w_uk)
+    k = w_uk.einsum("btr,rnh->btnh", nope)
     rope = jnp.broadcast_to(rope[:, :, None, :], (*k.shape[:3], rope.shape[-1]))
-    v = jnp.einsum("btr,rnv->btnv", nope, w_uv)
+    v = w_uv.einsum("btr,rnv->btnv", nope)
     return jnp.concatenate([k, rope], axis=-1), v
 
 
@@ -143,13 +144,13 @@ def _absorbed(
         mask,
         scale=softmax_scale(attention),
     )
-    return jnp.einsum("bsnr,rnv->bsnv", out, w("w_uv"))
+    return w.einsum("bsnr,rnv->bsnv", out, "w_uv")
 
 
 def _absorbed_queries(q: Array, w: LayerWeights, attention: LatentAttention) -> Array:
     """Queries [B, S, N, R+P] for latents, with the key up-projection absorbed."""
     nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
-    nope = jnp.einsum("bsnh,rnh->bsnr", nope, w("w_uk"))
+    nope = w.einsum("bsnh,rnh->bsnr", nope, "w_uk")
     return jnp.concatenate([nope, rope], axis=-1)
 
 
@@ -175,7 +176,7 @@ def _split_attention(
             scale=scale,
             project=project,
         )
-    w_uk, w_uv = w("w_uk"), w("w_uv")
+    w_uk, w_uv = w.matrix("w_uk"), w.matrix("w_uv")
     return AttentionInputs(
         q=q,
         keys=lambda latent: _expanded_heads(latent, w_uk, w_uv, attention),
@@ -204,8 +205,8 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
         rope = apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=False)
         return jnp.concatenate([rope, heads[..., width:]], axis=-1)
 
-    q = rotate(jnp.einsum("bsr,rnh->bsnh", q_latent, w("index_wq")))
-    k = layer_norm(x @ w("index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
+    q = rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))
+    k = layer_norm(w.dot(x, "index_wk"), w("index_k_norm"), w("index_k_norm_bias"), LATENT_NORM_EPS)
     head = rotate(k[:, :, None, :])
     cache = cache.written("index_k", head[:, :, 0])
     if context.phase is Phase.DECODE:

@@ -63,13 +63,13 @@ def shared_experts(
 
     `inner` is the result of `shared_inner`, if already computed.
     """
-    return (shared_inner(x, w, moe) if inner is None else inner) @ w("shared_w_down")
+    return w.dot(shared_inner(x, w, moe) if inner is None else inner, "shared_w_down")
 
 
 def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
     """The gate and up projections of the shared experts, with their activation."""
     with scope(Part.MOE_SHARED):
-        gate, up = x @ w("shared_w_gate"), x @ w("shared_w_up")
+        gate, up = w.dot(x, "shared_w_gate"), w.dot(x, "shared_w_up")
         is_limited = moe.activation is Activation.LIMITED_SWIGLU
         return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
 
@@ -262,7 +262,7 @@ class AutoMixture:
         """Applies each expert to its slots, [E, G, C, D] -> [E, G, C, D]."""
 
         def product(x: Array, letter: str) -> Array:
-            out = jnp.einsum("egcx,exy->egcy", x, w(f"experts_w_{letter}"))
+            out = w.einsum("egcx,exy->egcy", x, f"experts_w_{letter}")
             bias = f"experts_b_{letter}"
             return out + w(bias)[:, None, None, :] if bias in w else out
 

@@ -89,7 +89,7 @@ class PipelineProgram:
         index = jnp.clip(index, 0, self.n_microbatches - 1)
         with scope(stages_scope(range(1))), scope(self._microbatch_scope):
             x = lax.cond(
-                is_busy & (stage == 0), lambda x: self._embedded(weights, parts[index], x), _same, x
+                is_busy & (stage == 0), lambda _: self._embedded(weights, parts[index]), _same, x
             )
         first_row = index * parts.shape[1]
         tokens = parts[index]
@@ -110,11 +110,11 @@ class PipelineProgram:
         """The scope that names the numbers of microbatches and ticks to the readers."""
         return f"microbatches{self.n_microbatches}of{n_ticks(self.n_microbatches, self.n_stages)}"
 
-    def _embedded(self, weights: Mapping[str, Any], tokens: Array, x: Array) -> Array:
-        """The embeddings of tokens, [m, S] -> [m, S, D], in the dtype of `x`."""
+    def _embedded(self, weights: Mapping[str, Any], tokens: Array) -> Array:
+        """The embeddings of tokens, [m, S] -> [m, S, D]."""
         with scope(Part.EMBED):
-            table = self.decoder.outer(weights)("embed")
-            rows = self.decoder.collectives.embed(table, tokens).astype(x.dtype)
+            table = self.decoder.outer(weights).matrix("embed")
+            rows = self.decoder.collectives.embed(table, tokens)
         return self.decoder.residual.expand(rows)
 
     def _branch(
@@ -151,7 +151,7 @@ class PipelineProgram:
         def logits(x: Array) -> Array:
             with scope(Part.LM_HEAD):
                 outer = self.decoder.outer(weights)
-                table = outer("embed") if model.has_tied_embeddings else None
+                table = outer.matrix("embed") if model.has_tied_embeddings else None
                 return self.decoder.logits(outer, x, table)
 
         def none(x: Array) -> Array:

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.programs.jax.collectives import MeshCollectives
+from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import Array
-from meshscope.spec.plan.weights import Weight
+from meshscope.spec.plan.weights import SCALE_SUFFIX, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,42 @@ class LayerWeights:
 
     def __call__(self, name: str) -> Array:
         """The whole weight, gathered over fsdp, in its declared dtype or that of activations."""
-        array, spec = self.arrays[name], self.specs[name]
-        if self.index is not None:
-            is_only_layer = array.shape[0] == 1
-            array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
-            if is_only_layer and self.collectives.gathers(spec):
-                array = lax.optimization_barrier(array)  # else XLA gathers [1, ...]
-        whole = self.collectives.weight(array, spec)
-        return whole if spec.dtype is not None else whole.astype(self.dtype)
+        if self.specs[name].dtype is not None:
+            return self._gathered(name)
+        return self.matrix(name).whole()
+
+    def matrix(self, name: str) -> Matrix:
+        """The whole weight as it is stored, gathered over fsdp, for products that convert it."""
+        scale = self._of_layer(name + SCALE_SUFFIX) if name + SCALE_SUFFIX in self.arrays else None
+        return Matrix(
+            values=self._gathered(name),
+            scale=scale,
+            outputs=self.specs[name].outputs,
+            dtype=self.dtype,
+        )
+
+    def einsum(self, subscripts: str, x: Array, name: str) -> Array:
+        """`jnp.einsum(subscripts, x, weight)`."""
+        return self.matrix(name).einsum(subscripts, x)
+
+    def dot(self, x: Array, name: str) -> Array:
+        """`x @ weight`."""
+        return self.matrix(name).dot(x)
+
+    def _gathered(self, name: str) -> Array:
+        """The weight in its stored dtype, gathered over fsdp."""
+        array, spec = self._of_layer(name), self.specs[name]
+        is_only_layer = self.index is not None and self.arrays[name].shape[0] == 1
+        if is_only_layer and self.collectives.gathers(spec):
+            array = lax.optimization_barrier(array)  # else XLA gathers [1, ...]
+        return self.collectives.weight(array, spec)
+
+    def _of_layer(self, name: str) -> Array:
+        """The local array of this layer."""
+        array = self.arrays[name]
+        if self.index is None:
+            return array
+        return lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
 
     def stacked(self, name: str) -> tuple[Array, Array | int] | None:
         """The stacked weight of all layers [layers * n, ...] and the start of this layer's n entries.

@@ -1,6 +1,6 @@
 """Fills the arrays of a program on its devices, from a checkpoint or at random."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,15 +10,22 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshscope.programs.jax.build import BuiltProgram
+from meshscope.programs.jax.build import JAX_DTYPES, BuiltProgram
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Layer
 from meshscope.spec.plan.checkpoint_tensors import reshaped
 from meshscope.spec.plan.stages import stage_slots
-from meshscope.spec.plan.weights import Dim, Weight, layer_weights, outer_weights
+from meshscope.spec.plan.weights import (
+    SCALE_SUFFIX,
+    Dim,
+    Weight,
+    layer_weights,
+    outer_weights,
+)
 
 TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
+RANDOM_LARGEST = 127  # of 8-bit values, which are multiplied by scales
 
 ReadTensor = Callable[[str], np.ndarray]
 
@@ -57,14 +64,18 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
     def read(weight: Weight, layer: int | None) -> np.ndarray:
         return stored_weight(weight, _tensor(weight, layer, read_tensor), layer)
 
+    stored = partial(stored_values, dtype=experiment.workload.weight_dtype)
     weights: dict[str, Any] = {
-        w.name: placed(read(w, None), abstract[w.name]) for w in outer_weights(model, plan)
+        name: placed(value, abstract[name])
+        for w in outer_weights(model, plan)
+        for name, value in stored(w, read(w, None))
     }
     if not program.is_stacked:
         weights["layers"] = [
             {
-                w.name: placed(read(w, index), like[w.name])
+                name: placed(value, like[name])
                 for w in layer_weights(model, plan, layer)
+                for name, value in stored(w, read(w, index))
             }
             for index, (layer, like) in enumerate(
                 zip(model.layers, abstract["layers"], strict=True)
@@ -72,26 +83,52 @@ def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: R
         ]
         return weights
 
-    def stacked(weight: Weight, layer: Layer, like: Any) -> Any:
+    def stacked(weight: Weight, layer: Layer) -> Iterator[tuple[str, Any]]:
         """Places layer by layer and stacks on the devices, so the host has one tensor at a time."""
-        mesh, spec = like.sharding.mesh, like.sharding.spec
-        one = jax.ShapeDtypeStruct(
-            weight.shape, like.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec[1:]))
-        )
-        values = [
-            placed(np.zeros(weight.shape) if index is None else read(weight, index), one)
-            for index in stage_slots(model.layers, layer, plan.pp)
-        ]
-        return jax.jit(_stack, out_shardings=like.format)(values)
+        likes = abstract["layers"][layer.name]
+        parts: dict[str, list[Any]] = {}
+        for index in stage_slots(model.layers, layer, plan.pp):
+            value = np.zeros(weight.shape) if index is None else read(weight, index)
+            for name, array in stored(weight, value):
+                parts.setdefault(name, []).append(placed(array, _one_layer(likes[name])))
+        for name, arrays in parts.items():
+            yield name, jax.jit(_stack, out_shardings=likes[name].format)(arrays)
 
     weights["layers"] = {
         layer.name: {
-            w.name: stacked(w, layer, abstract["layers"][layer.name][w.name])
-            for w in layer_weights(model, plan, layer)
+            name: array
+            for weight in layer_weights(model, plan, layer)
+            for name, array in stacked(weight, layer)
         }
         for layer in dict.fromkeys(model.layers)
     }
     return weights
+
+
+def stored_values(
+    weight: Weight, value: np.ndarray, dtype: str
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays that store `value` [*weight.shape]: the values and, if quantized, their scales.
+
+    The largest value of each output channel becomes the largest number of the dtype.
+    """
+    scale = weight.scale(dtype)
+    if scale is None:
+        yield weight.name, value
+        return
+    wide = value.astype(np.float32)
+    is_integer = jnp.issubdtype(JAX_DTYPES[dtype], jnp.integer)
+    largest = (jnp.iinfo if is_integer else jnp.finfo)(JAX_DTYPES[dtype]).max
+    step = np.abs(wide).max(axis=weight.inputs, keepdims=True) / float(largest)
+    step[step == 0] = 1
+    yield weight.name, np.rint(wide / step) if is_integer else wide / step
+    yield scale.name, step.reshape(scale.shape)
+
+
+def _one_layer(like: Any) -> Any:
+    """One layer of a stacked array."""
+    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*like.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(like.shape[1:], like.dtype, sharding=sharding)
 
 
 def _stack(values: list[Any]) -> Any:
@@ -137,6 +174,8 @@ def random_weights(program: BuiltProgram, *, seed: int, n_experts: int | None = 
 def _maker(name: str, n_experts: int | None) -> Any:
     if "norm" in name:
         return _ones
+    if SCALE_SUFFIX in name:
+        return _scales
     return partial(_random_experts, n_experts=n_experts) if TABLE in name else _hashed
 
 
@@ -144,10 +183,15 @@ def _ones(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
     return jnp.ones(shape, dtype)
 
 
+def _scales(_seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
+    return jnp.full(shape, RANDOM_SCALE / RANDOM_LARGEST, dtype)
+
+
 def _hashed(seed: Any, *, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Uniform values in +-RANDOM_SCALE."""
+    """Uniform values in +-RANDOM_SCALE, or +-RANDOM_LARGEST if they are quantized."""
+    largest = RANDOM_LARGEST if jnp.dtype(dtype).itemsize == 1 else RANDOM_SCALE
     unit = (_bits(seed, shape) >> 8).astype(jnp.float32)
-    return (unit * (RANDOM_SCALE / 2**23) - RANDOM_SCALE).astype(dtype)
+    return (unit * (largest / 2**23) - largest).astype(dtype)
 
 
 def _random_experts(seed: Any, *, shape: tuple[int, ...], dtype: Any, n_experts: Any) -> Any:

@@ -4,7 +4,7 @@ Each dimension has a logical axis, which `mesh_axes_of` maps to mesh axes. Atten
 their weights; `layer_weights` combines them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
@@ -31,7 +31,8 @@ from meshscope.spec.model.tensor_names import (
 )
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stored_layers
-from meshscope.units import DTYPE_BITS
+from meshscope.spec.quantization import UNQUANTIZED_DTYPE, quantization_of
+from meshscope.units import array_bytes
 
 
 class Dim(StrEnum):
@@ -50,6 +51,7 @@ class Dim(StrEnum):
     EXPERT_FFN = "expert_ffn"  # like FFN, but unsplit if tp shards the experts
 
 
+_UNSPLIT = {Dim.HIDDEN: Dim.NORM, Dim.EXPERT_HIDDEN: Dim.NORM}  # fsdp does not split scales
 _EXPERT_IN = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
 _EXPERT_OUT = (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
 
@@ -82,6 +84,9 @@ def local_shape(dims: Sequence[Dim], shape: Sequence[int], plan: Plan) -> tuple[
     )
 
 
+SCALE_SUFFIX = ".scale"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSlice:
     """A slice of a tensor's last dimension, of size `whole`, after transposing and reshaping."""
@@ -107,7 +112,8 @@ class Weight:
     `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
     elementwise weights such as norm scales and biases, whatever their shape. `is_row_major` marks
     weights that lookups and grouped matmuls read row by row: their last dimension is contiguous in
-    memory, whatever layout the compiler prefers for the shape.
+    memory, whatever layout the compiler prefers for the shape. `inputs` are the dimensions
+    that a product sums over; weights without them are never quantized.
     """
 
     name: str
@@ -119,10 +125,43 @@ class Weight:
     dtype: str | None = None
     is_vector: bool = False
     is_row_major: bool = False
+    inputs: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The dimensions that are not summed over: those of a scale per output channel."""
+        return tuple(i for i in range(len(self.dims)) if i not in self.inputs)
+
+    def stored_dtype(self, dtype: str) -> str:
+        """The dtype of the array if weights are stored in `dtype`."""
+        if self.dtype is not None:
+            return self.dtype
+        return dtype if self.inputs or quantization_of(dtype) is None else UNQUANTIZED_DTYPE
+
+    def scale(self, dtype: str) -> "Weight | None":
+        """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
+        quantization = quantization_of(dtype)
+        if quantization is None or not self.inputs:
+            return None
+        sizes, dims, last = list(self.shape), self.dims, max(self.inputs)
+        kept = self.outputs
+        if quantization.block is None:
+            dims = tuple(_UNSPLIT.get(dim, dim) for dim in dims)
+        else:
+            sizes[last], kept = -(-sizes[last] // quantization.block), tuple(range(len(dims)))
+        return Weight(
+            name=self.name + SCALE_SUFFIX,
+            dims=tuple(dims[i] for i in kept),
+            shape=tuple(sizes[i] for i in kept),
+            checkpoint=self.checkpoint,
+            dtype=quantization.scale_dtype,
+        )
 
     def local_bytes(self, plan: Plan, dtype: str) -> int:
-        """Bytes on one device if weights are stored in `dtype`."""
-        return prod(self.local_shape(plan)) * DTYPE_BITS[self.dtype or dtype] // 8
+        """Bytes on one device, with scales, if weights are stored in `dtype`."""
+        scale = self.scale(dtype)
+        scale_bytes = 0 if scale is None else scale.local_bytes(plan, dtype)
+        return array_bytes(self.stored_dtype(dtype), self.local_shape(plan)) + scale_bytes
 
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """Shape of one device's shard, in elements."""
@@ -140,6 +179,15 @@ class Weight:
             if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
                 return index
         return None
+
+
+def stored_arrays(weights: Iterable[Weight], dtype: str) -> Iterator[Weight]:
+    """The arrays that store these weights in `dtype`: each weight, followed by its scales."""
+    for weight in weights:
+        yield weight
+        scale = weight.scale(dtype)
+        if scale is not None:
+            yield scale
 
 
 def stored_kv_heads(attention: GroupedAttention, plan: Plan) -> int:
@@ -170,6 +218,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
         shape=table,
         checkpoint="model.embed_tokens.weight",
         is_row_major=True,
+        inputs=(1,),
     )
     norm = Weight(
         name="final_norm",
@@ -178,7 +227,7 @@ def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
         checkpoint="model.norm.weight",
         is_vector=True,
     )
-    head = Weight(name="lm_head", dims=matrix, shape=table, checkpoint=head_tensor(model.family))
+    head = replace(embed, name="lm_head", checkpoint=head_tensor(model.family), is_row_major=False)
     heads = () if model.has_tied_embeddings else (head,)
     return (embed, norm, *heads, *_collapse_weights(model))
 
@@ -189,7 +238,7 @@ class WeightBuilder:
 
     base: str = "model.layers.{layer}."
 
-    def matrix(
+    def matrix(  # noqa: PLR0913  the declaration of a weight
         self,
         name: str,
         dims: tuple[Dim, ...],
@@ -197,10 +246,11 @@ class WeightBuilder:
         tensor: str,
         *,
         columns: ColumnSlice | None = None,
+        inputs: tuple[int, ...] = (0,),
     ) -> Weight:
-        """A matrix, [out, in] in the checkpoint."""
+        """A matrix, [out, in] in the checkpoint; `inputs` are the dimensions summed over."""
         vector = self.vector(name, dims, shape, tensor, columns=columns)
-        return replace(vector, is_transposed=True, is_vector=False)
+        return replace(vector, is_transposed=True, is_vector=False, inputs=inputs)
 
     def vector(
         self,
@@ -245,7 +295,8 @@ def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterato
     yield builder.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
     yield builder.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
     yield builder.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
-    yield builder.matrix("wo", (*heads, Dim.HIDDEN), (n, h, d), "o_proj.weight")
+    out = (*heads, Dim.HIDDEN)
+    yield builder.matrix("wo", out, (n, h, d), "o_proj.weight", inputs=(0, 1))
     if attention.has_qkv_bias:
         yield builder.vector("bq", heads, (n, h), "q_proj.bias")
         yield builder.vector("bk", kv_heads, (k, h), "k_proj.bias")
@@ -294,7 +345,8 @@ def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
             columns=ColumnSlice(whole=whole, start=start, stop=stop),
         )
     shape = (n, attention.value_dim, d)
-    yield builder.matrix("wo", (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN), shape, "o_proj.weight")
+    out = (Dim.HEADS, Dim.HEAD_DIM, Dim.HIDDEN)
+    yield builder.matrix("wo", out, shape, "o_proj.weight", inputs=(0, 1))
     if attention.has_bias:
         yield builder.vector("bo", (Dim.NORM,), (d,), "o_proj.bias")
     yield from _indexer_weights(d, attention)
@@ -313,7 +365,9 @@ def _indexer_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
     yield builder.matrix("index_wk", (Dim.HIDDEN, Dim.NORM), (d, h), "wk.weight")
     yield builder.vector("index_k_norm", (Dim.NORM,), (h,), "k_norm.weight")
     yield builder.vector("index_k_norm_bias", (Dim.NORM,), (h,), "k_norm.bias")
-    yield builder.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+    yield builder.matrix(
+        "index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight", inputs=()
+    )
 
 
 def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) -> Iterator[Weight]:
@@ -338,7 +392,7 @@ def _compressed_weights(d: int, attention: CompressedAttention, layer: Layer) ->
     out = (Dim.HIDDEN, Dim.GROUPS, Dim.HEAD_DIM)
     yield builder.matrix("wo_a", out, (n // groups * h, groups, rank), "wo_a.weight")
     out = (Dim.GROUPS, Dim.HEAD_DIM, Dim.HIDDEN)
-    yield builder.matrix("wo_b", out, (groups, rank, d), "wo_b.weight")
+    yield builder.matrix("wo_b", out, (groups, rank, d), "wo_b.weight", inputs=(0, 1))
 
 
 def _entry_weights(
@@ -361,7 +415,9 @@ def _entry_indexer_weights(d: int, attention: CompressedAttention) -> Iterator[W
     yield from _entry_weights("index_", base, d, attention.sparse_rate, (h, 2 * h))
     shape = (attention.q_rank, n, h)
     yield builder.matrix("index_wq", (Dim.HIDDEN, Dim.NORM, Dim.NORM), shape, "wq_b.weight")
-    yield builder.matrix("index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight")
+    yield builder.matrix(
+        "index_weights", (Dim.HIDDEN, Dim.NORM), (d, n), "weights_proj.weight", inputs=()
+    )
 
 
 def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
@@ -371,7 +427,7 @@ def _hyper_weights(model: Model, name: str, block: str) -> Iterator[Weight]:
         return
     builder, n = WeightBuilder(base=f"model.layers.{{layer}}.hc_{block}_"), hyper.n_coefficients
     shape = (hyper.n_streams * model.hidden, n)
-    yield builder.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn")
+    yield builder.matrix(f"{name}_mixing", (Dim.NORM, Dim.NORM), shape, "fn", inputs=())
     yield builder.vector(f"{name}_mixing_bias", (Dim.NORM,), (n,), "base")
     yield builder.vector(f"{name}_mixing_scale", (Dim.NORM,), (3,), "scale")
 
@@ -382,7 +438,8 @@ def _collapse_weights(model: Model) -> Iterator[Weight]:
     if hyper is None:
         return
     builder, n = WeightBuilder(base="model.hc_head.hc_"), hyper.n_streams
-    yield builder.matrix("collapse", (Dim.NORM, Dim.NORM), (n * model.hidden, n), "fn")
+    shape = (n * model.hidden, n)
+    yield builder.matrix("collapse", (Dim.NORM, Dim.NORM), shape, "fn", inputs=())
     yield builder.vector("collapse_bias", (Dim.NORM,), (n,), "base")
     yield builder.vector("collapse_scale", (Dim.NORM,), (1,), "scale")
 
@@ -440,7 +497,7 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
     assert moe is not None
     builder = WeightBuilder(base="model.layers.{layer}." + moe_block(model.family))
     shape = (model.hidden, moe.n_experts)
-    weights = [builder.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight")]
+    weights = [builder.matrix("router", (Dim.NORM, Dim.NORM), shape, "weight", inputs=())]
     if has_table:
         shape = (model.vocab, moe.n_active)
         table = builder.vector("router_table", (Dim.NORM, Dim.NORM), shape, "tid2eid")
@@ -469,8 +526,8 @@ def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
     builder, n, d, f = WeightBuilder(), moe.n_experts, model.hidden, moe.ffn
     tensors = expert_tensors(model.family)
     for name in ("gate", "up"):
-        yield builder.matrix(f"experts_w_{name}", _EXPERT_IN, (n, d, f), tensors[name])
-    yield builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), tensors["down"])
+        yield builder.matrix(f"experts_w_{name}", _EXPERT_IN, (n, d, f), tensors[name], inputs=(1,))
+    yield builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), tensors["down"], inputs=(1,))
 
 
 def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
@@ -479,12 +536,14 @@ def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
     n, d, f = moe.n_experts, model.hidden, moe.ffn
     for start, name in enumerate(("gate", "up")):
         columns = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
-        into = builder.matrix(f"experts_w_{name}", _EXPERT_IN, (n, d, f), "gate_up_proj")
+        into = builder.matrix(
+            f"experts_w_{name}", _EXPERT_IN, (n, d, f), "gate_up_proj", inputs=(1,)
+        )
         yield replace(into, columns=columns, is_transposed=False)
         bias = (Dim.EXPERT, Dim.EXPERT_FFN)
         tensor = "gate_up_proj_bias"
         yield builder.vector(f"experts_b_{name}", bias, (n, f), tensor, columns=columns)
-    out = builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), "down_proj")
+    out = builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), "down_proj", inputs=(1,))
     yield replace(out, is_transposed=False)
     yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
