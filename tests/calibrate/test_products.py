@@ -7,6 +7,7 @@ import pytest
 
 from meshscope.backends.calibrate.fit import unfitted
 from meshscope.backends.calibrate.request import CalibrationRequest
+from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.measured_rates import measured_rates
 from meshscope.cost.rates import rates_of
 from meshscope.interconnect.profile import (
@@ -92,7 +93,7 @@ def test_a_profile_keeps_its_products(tmp_path: Path) -> None:
 def test_products_take_what_was_measured_at_their_flops_per_byte() -> None:
     rates = rates_of(parse_topology("h200:1").chip, profile())
     for one in profile().products[:2]:
-        price = rates.roofline(flops=one.flops, hbm_bytes=one.n_bytes)
+        price = rates.roofline(flops=one.flops, moved=ArrayTraffic(hbm_bytes=one.n_bytes))
         assert price.seconds.value_s == pytest.approx(one.seconds)
 
 
@@ -105,7 +106,9 @@ def test_between_two_measured_shapes_the_factor_is_between_theirs() -> None:
 
 def test_a_pass_over_arrays_takes_its_bytes_and_a_launch() -> None:
     rates = rates_of(parse_topology("h200:1").chip, profile())
-    assert rates.roofline(hbm_bytes=4e9).seconds.value_s == pytest.approx(1e-3 + LAUNCH_S)
+    assert rates.roofline(moved=ArrayTraffic(hbm_bytes=4 * 10**9)).seconds.value_s == pytest.approx(
+        1e-3 + LAUNCH_S
+    )
 
 
 def test_a_tpu_keeps_the_cycles_of_its_compiler() -> None:

@@ -26,7 +26,6 @@ class MeasuredOp(NamedTuple):
 
 # Measured: openxla/xprof, a v6e profile (whose HLO has these estimates) and the op table of a MaxText step
 # on v5p (estimates of libtpu 0.0.42.1 for the same arrays).
-TILED = "{1,0:T(8,128)}"
 MEASURED = {
     "v6e broadcast": MeasuredOp(
         "v6e",
@@ -60,6 +59,52 @@ MEASURED = {
         256_375,
         45.7,
     ),
+    "v5p transpose of bf16": MeasuredOp(
+        "v5p",
+        "bf16[16,2048,128]{1,2,0:T(8,128)(2,1)}",
+        ("bf16[16,2048,128]{2,1,0:T(8,128)(2,1)}",),
+        "copy",
+        53_904,
+        8.8,
+    ),
+    "v5p transpose of f32": MeasuredOp(
+        "v5p",
+        "f32[16,2048,128]{1,0,2:T(8,128)}",
+        ("f32[16,2048,128]{2,1,0:T(8,128)}",),
+        "copy",
+        53_904,
+        14.3,
+    ),
+    "v5p rows to tiles of one": MeasuredOp(
+        "v5p",
+        "f32[1,512,7168]{2,0,1:T(1,128)}",
+        ("f32[1,512,7168]{2,1,0:T(8,128)}",),
+        "copy",
+        139_434,
+        24.0,
+    ),
+    "v5p few rows to tiles of one": MeasuredOp(
+        "v5p",
+        "f32[2,8,1,2048]{3,2,1,0:T(1,128)}",
+        ("f32[2,8,1,2048]{3,1,2,0:T(8,128)}",),
+        "copy",
+        3155,
+        1.38,
+    ),
+    "v5p small rsqrt": MeasuredOp(
+        "v5p", "f32[1,2048]{1,0:T(1,128)}", ("f32[1,2048]{1,0:T(1,128)}",), "rsqrt", 2180, 1.12
+    ),
+    "v5p small broadcast": MeasuredOp(
+        "v5p",
+        "f32[16,8,2048]{2,1,0:T(8,128)}",
+        ("f32[16,2048]{1,0:T(8,128)}",),
+        "broadcast",
+        3056,
+        1.78,
+    ),
+    "v5p small fill": MeasuredOp(
+        "v5p", "f32[16,2048]{1,0:T(8,128)}", ("f32[]{:T(128)}",), "broadcast", 1930, 0.62
+    ),
 }
 
 
@@ -88,10 +133,10 @@ backend_config={{"window_config":{{"estimated_cycles":"{op.cycles}"}}}}
 
 
 @pytest.mark.parametrize("op", MEASURED.values(), ids=list(MEASURED))
-def test_large_op_takes_its_measured_time(op: MeasuredOp):
-    """The fraction of the HBM rate is the median of 22 ops from 58 to 89 %, hence the tolerance."""
+def test_op_takes_its_measured_time(op: MeasuredOp):
+    """The rates of single ops vary by a fifth, hence the tolerance."""
     time = _op_cost(op).time
-    assert time.seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.15)
+    assert time.seconds.value_s == pytest.approx(op.measured_us * 1e-6, rel=0.17)
     assert time.seconds.lower_s <= op.measured_us * 1e-6 <= time.seconds.upper_s
 
 
@@ -103,23 +148,15 @@ def test_time_is_at_most_the_compiler_estimate(op: MeasuredOp):
     assert cost.time.seconds.value_s == cycles / (chip_of(op.chip).clock_hz or 0)
 
 
-@pytest.mark.parametrize(
-    ("result", "operand"),
-    [
-        ("bf16[4,4,2176,2,128]{4,3,2,1,0:T(2,128)(2,1)}",) * 2,
-        ("bf16[64,1024,1024]{2,1,0:T(8,128)(2,1)}", "bf16[64,1024,1024]{2,1,0:T(4,128)(2,1)}"),
-        ("bf16[64,1024,512]{2,1,0:T(8,128)(2,1)}", "bf16[64,1024,512]{1,2,0:T(8,128)(2,1)}"),
-        ("bf16[8,128,512]{2,1,0:T(8,128)(2,1)}",) * 2,
-    ],
-    ids=["partial tiles", "another tile", "another dimension along the lanes", "small"],
-)
-def test_relayouts_and_small_ops_take_the_compiler_cycles(result: str, operand: str):
-    cost = _op_cost(MeasuredOp("v6e", result, (operand,), "copy", 1_000_000, 0.0))
-    assert cost.time.basis is TimeBasis.COMPILER_CYCLES
+def test_op_in_vmem_takes_its_work_without_the_latency_of_the_hbm():
+    shape = "f32[8,1024]{1,0:T(8,128)S(1)}"
+    small = _op_cost(MeasuredOp("v5e", shape, (shape,), "negate", 1830, 0.0))
+    assert 0.05e-6 < small.time.seconds.value_s < 0.2e-6
+    assert small.time.hbm.value_s == 0
 
 
 def test_vector_work_bounds_an_op_in_vmem():
-    """32 Mi exponentials, one register of 1024 a cycle: 18.7 us at 1.75 GHz; the bytes would take 6."""
-    shape = "f32[8192,4096]{1,0:T(8,128)S(1)}"
-    cost = _op_cost(MeasuredOp("v6e", shape, (shape,), "exponential", 100_000_000, 0.0))
-    assert cost.time.seconds.value_s == pytest.approx(8192 * 4096 / 1024 / 1.75e9, rel=0.2)
+    """A norm of 2 MB in VMEM, estimated at 14.6 us, of which 0.3 are vector work."""
+    shape = "bf16[128,8192]{1,0:T(8,128)(2,1)S(1)}"
+    cost = _op_cost(MeasuredOp("v5e", shape, (shape,), "multiply", 21_872, 0.0))
+    assert cost.time.seconds.value_s == pytest.approx(14.6e-6 * 0.3, rel=0.1)

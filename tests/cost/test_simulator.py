@@ -15,16 +15,18 @@ SLICE = parse_topology("v6e:1x2")
 MESH = parse_plan("tp=2").mesh
 HZ = chip_of("v6e").clock_hz or 0
 GROUPS = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
-ELEMENTS = 1 << 20
-ARRAY = f"f32[{ELEMENTS}]"
-PAYLOAD = 4 * ELEMENTS
+ARRAY = "f32[1024,1024]{1,0:T(8,128)S(1)}"  # in VMEM, so that products take the compiler's cycles
+IN_HBM = "f32[1024,1024]{1,0:T(8,128)}"
+PAYLOAD = 4 << 20
+READ_S, WRITE_S = (PAYLOAD / 1.638e12 / frac for frac in (0.92, 0.76))
+COPY_S = PAYLOAD / 1.638e12 / 0.95  # beside other transfers
 
 
 def _cycles(n: int) -> str:
     return f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
 
 
-def _module(entry: str, computations: str = "") -> str:
+def _module(entry: str, computations: str, array: str) -> str:
     return f"""\
 HloModule m, is_scheduled=true, num_partitions=2
 
@@ -34,23 +36,24 @@ HloModule m, is_scheduled=true, num_partitions=2
   ROOT %sum = f32[] add(%a, %b)
 }}
 {computations}
-ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
-  %x = {ARRAY} parameter(0)
+ENTRY %main (x: {array}) -> {array} {{
+  %x = {array} parameter(0)
 {entry.rstrip()}
 }}
 """
 
 
-def _timed(entry: str, computations: str = "") -> TimedStep:
-    module = parse_hlo(_module(entry, computations), "test.hlo")
+def _timed(entry: str, computations: str = "", array: str = ARRAY) -> TimedStep:
+    module = parse_hlo(_module(entry, computations, array), "test.hlo")
     collectives = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
     return timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE)
 
 
 def _work(name: str, operand: str, cycles: int, part: str = "mlp") -> str:
     return (
-        f"  %{name} = {ARRAY} negate(%{operand}), "
-        f'metadata={{op_name="prefill/layer0/{part}/neg"}}, {_cycles(cycles)}\n'
+        f"  %{name} = {ARRAY} dot(%{operand}, %{operand}), "
+        "lhs_contracting_dims={1}, rhs_contracting_dims={0}, "
+        f'metadata={{op_name="prefill/layer0/{part}/dot"}}, {_cycles(cycles)}\n'
     )
 
 
@@ -173,28 +176,50 @@ def test_unknown_op_is_counted_with_a_bounded_time():
 
 
 def test_work_without_an_estimate_is_priced_by_its_bytes():
-    moved = 2 * PAYLOAD / 1.6e12 / 0.85
-    step = _timed(f"  %s = {ARRAY} negate(%x)\n").time
-    assert step.compute_s == pytest.approx(moved)
+    step = _timed(f"  %s = {IN_HBM} negate(%x)\n", array=IN_HBM).time
+    assert step.compute_s == pytest.approx(READ_S + WRITE_S)
     assert [(u.opcode, u.is_known) for u in step.unestimated] == [("s", True)]
-    assert step.by_basis_s == pytest.approx({"roofline": moved})
+    assert step.by_basis_s == pytest.approx({"roofline": READ_S + WRITE_S})
 
 
 def test_a_gather_counts_the_rows_it_reads():
     taken = (
         "  %i = s32[] constant(0)\n"
-        "  %t = f32[1024] dynamic-slice(%x, %i), dynamic_slice_sizes={1024}\n"
+        "  %t = f32[1,1024] dynamic-slice(%x, %i, %i), dynamic_slice_sizes={1,1024}\n"
     )
-    read, written, index = 4096, 4096, 4
-    moved = (read + written + index) / 1.6e12 / 0.85
-    assert _timed(taken).time.compute_s == pytest.approx(moved)
+    indices = 2 * 4
+    moved = ((4096 + indices) / 0.92 + 4096 / 0.76) / 1.638e12
+    assert _timed(taken, array=IN_HBM).time.compute_s == pytest.approx(moved)
+
+
+def _copied(name: str) -> tuple[str, str]:
+    """A copy of the parameter from HBM to VMEM, and its done."""
+    start = f"  %{name} = ({ARRAY}, {IN_HBM}, u32[]) copy-start(%x)\n"
+    return start, f"  %{name}d = {ARRAY} copy-done(%{name})\n"
 
 
 def test_waiting_for_a_copy_is_idle_time():
-    copy = f"  %cs = ({ARRAY}, {ARRAY}, u32[]) copy-start(%x)\n"
-    done = f"  %cd = {ARRAY} copy-done(%cs)\n"
-    copied = PAYLOAD / 1.6e12 / 0.85
-    bare = _timed(copy + done).time
-    assert (bare.idle_s, bare.exposed_s) == (pytest.approx(copied, rel=1e-4), 0)
-    behind = _timed(copy + _work("a", "x", 175_000) + done).time
-    assert (behind.idle_s, behind.step.value_s) == (0, pytest.approx(175_000 / HZ))
+    start, done = _copied("c")
+    bare = _timed(start + done, array=IN_HBM).time
+    assert (bare.idle_s, bare.exposed_s) == (pytest.approx(COPY_S), 0)
+
+
+def test_copies_share_the_hbm_and_go_on_during_a_collective():
+    (one, one_done), (two, two_done) = _copied("c1"), _copied("c2")
+    both = _timed(one + two + one_done + two_done, array=IN_HBM).time
+    assert both.idle_s == pytest.approx(2 * COPY_S)
+    in_vmem = f"  %z = {ARRAY} broadcast(%x), dimensions={{}}, {_cycles(0)}\n"
+    hidden = _timed(in_vmem + one + _reduced("r", "z") + one_done, array=IN_HBM).time
+    assert _all_reduce_s() > COPY_S
+    assert (hidden.idle_s, hidden.exposed_s) == (0, pytest.approx(_all_reduce_s()))
+
+
+def test_an_op_and_a_copy_share_the_hbm():
+    """Each gets half of the rate until the copy has ended; the op reads and writes an array."""
+    start, done = _copied("c")
+    negated = f"  %n = {IN_HBM} negate(%x)\n"
+    step = _timed(start + negated + done, array=IN_HBM).time
+    op_s = (READ_S + WRITE_S) * 0.92 / 0.95
+    assert op_s > COPY_S
+    assert step.compute_s == pytest.approx(COPY_S + op_s)
+    assert step.idle_s == 0

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -23,21 +23,31 @@ _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayTraffic:
-    """Bytes moved, by memory."""
+    """Bytes moved, by memory; `hbm_written_bytes` are those of `hbm_bytes` that are written."""
 
     hbm_bytes: int = 0
     vmem_bytes: int = 0
+    hbm_written_bytes: int = 0
 
     def __add__(self, other: "ArrayTraffic") -> "ArrayTraffic":
         return ArrayTraffic(
             hbm_bytes=self.hbm_bytes + other.hbm_bytes,
             vmem_bytes=self.vmem_bytes + other.vmem_bytes,
+            hbm_written_bytes=self.hbm_written_bytes + other.hbm_written_bytes,
         )
+
+    @property
+    def hbm_read_bytes(self) -> int:
+        """Bytes read from HBM."""
+        return self.hbm_bytes - self.hbm_written_bytes
 
     @property
     def n_bytes(self) -> int:
         """Bytes in both memories."""
         return self.hbm_bytes + self.vmem_bytes
+
+
+NO_TRAFFIC = ArrayTraffic()
 
 
 def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
@@ -47,18 +57,24 @@ def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) 
     part that is written. Kernels that read an operand twice are undercounted.
     """
     reads = [_read(flow, computation, instruction, i) for i in range(len(instruction.operands))]
-    return sum(reads, start=_written(flow, computation, instruction))
+    written = _written(flow, computation, instruction)
+    return sum(reads, start=replace(written, hbm_written_bytes=written.hbm_bytes))
 
 
 def array_traffic(shape_text: str) -> ArrayTraffic:
-    """Bytes of the arrays in a shape's text; memory space 0 is HBM, the others are VMEM."""
-    total = ArrayTraffic()
+    """Bytes of the arrays in a shape's text."""
+    return sum(traffic_of_arrays(shape_text), start=NO_TRAFFIC)
+
+
+def traffic_of_arrays(shape_text: str) -> list[ArrayTraffic]:
+    """Bytes of each array in a shape's text; memory space 0 is HBM, the others are VMEM."""
+    arrays: list[ArrayTraffic] = []
     for dtype, dims, layout in _ARRAY.findall(shape_text):
         if dtype in DTYPE_BITS:
             n = array_bytes(dtype, tuple(int(d) for d in re.findall(r"\d+", dims)))
             is_in_vmem = _IN_VMEM.search(layout) is not None
-            total += ArrayTraffic(vmem_bytes=n) if is_in_vmem else ArrayTraffic(hbm_bytes=n)
-    return total
+            arrays.append(ArrayTraffic(vmem_bytes=n) if is_in_vmem else ArrayTraffic(hbm_bytes=n))
+    return arrays
 
 
 def _read(

@@ -1,14 +1,17 @@
-"""Clock of one device: an in-order core, with links and copies running beside it.
+"""Clock of one device: an in-order core, with links and copies running beside it, and one HBM for all.
 
-The machine knows nothing of HLO. Callers run, issue and await tasks; it keeps the time, a tally of what
-the core does, and the spans of a timeline. Each interval is counted as one of three: the core computes,
-it waits while a collective is in flight (exposed), or it waits for something else (idle). A repeated body
-is simulated until two repetitions take the same time, and the rest is extrapolated.
+The machine knows nothing of HLO. Callers run, issue, fetch and await tasks; it keeps the time, a tally of
+what the core does, and the spans of a timeline. Each interval is counted as one of three: the core
+computes, it waits while a collective is in flight (exposed), or it waits for something else (idle). A task
+on the core lasts its own seconds, or until the HBM has served its transfer beside all others. A repeated
+body is simulated until two repetitions take the same time, and the rest is extrapolated.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from meshscope.cost.hbm import HbmServer, Transfer
 
 Key = tuple[Hashable, ...]
 Tally = defaultdict[Key, float]
@@ -22,12 +25,16 @@ COPY_LANE = "copy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something that takes time on a lane. `key` identifies it in the tally."""
+    """Something that takes time on a lane; `key` identifies it in the tally.
+
+    `seconds` is its time alone, `hbm_s` that of its HBM transfer at the full rate.
+    """
 
     name: str
     lane: str
     seconds: float
     key: Key
+    hbm_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +49,19 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class InFlight:
-    """A task that runs beside the core."""
+    """A task that runs beside the core; its end is unknown as long as it shares the HBM."""
 
     task: Task
     begin_s: float
-    end_s: float
+    end_s: float | None = None
+    transfer: Transfer | None = None
+    span: int = 0  # its place in the timeline
+
+    def shift(self, seconds: float) -> None:
+        """Moves the task, or what the HBM has done of it, to a later repetition of a loop."""
+        self.begin_s += seconds
+        if self.transfer is not None and self.transfer.end_s is not None:
+            self.transfer.end_s += seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,21 +76,38 @@ class Machine:
     tally: Tally = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list[Span])
     free_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    in_flight: list[InFlight] = field(default_factory=list[InFlight])
+    in_flight: list[InFlight] = field(default_factory=list[InFlight])  # on links
+    copies: list[InFlight] = field(default_factory=list[InFlight])
+    hbm: HbmServer = field(default_factory=HbmServer)
 
     def run(self, task: Task) -> None:
-        """Runs a task on the core to its end."""
-        self.spans.append(Span(task=task, start_s=self.now_s, dur_s=task.seconds))
-        self.tally["compute", task.key] += task.seconds
+        """Runs a task on the core to its end, which its HBM transfer may delay."""
+        seconds = task.seconds
+        if task.hbm_s > 0:
+            transfer = self.hbm.start(task.hbm_s, at_s=self.now_s)
+            seconds = max(seconds, self.hbm.finish(transfer) - self.now_s)
+        self.spans.append(Span(task=task, start_s=self.now_s, dur_s=seconds))
+        self.tally["compute", task.key] += seconds
         self.tally["n", task.key] += 1
-        self.now_s += task.seconds
+        self.now_s += seconds
+
+    def fetch(self, task: Task) -> InFlight:
+        """Starts a copy, which lasts as long as the HBM needs for it beside all other transfers."""
+        transfer = self.hbm.start(task.hbm_s, at_s=self.now_s)
+        issued = InFlight(task=task, begin_s=self.now_s, transfer=transfer, span=len(self.spans))
+        self.spans.append(Span(task=task, start_s=self.now_s, dur_s=task.seconds))
+        self.copies.append(issued)
+        self.tally["dur", task.key] += 0.0
+        self.tally["n", task.key] += 1
+        return issued
 
     def issue(self, task: Task, resources: Sequence[Hashable]) -> InFlight:
         """Starts a task beside the core once earlier tasks have freed its resources."""
         begin = max([self.now_s, *(self.free_s.get(r, 0.0) for r in resources)])
-        issued = InFlight(task=task, begin_s=begin, end_s=begin + task.seconds)
+        end_s = begin + task.seconds
+        issued = InFlight(task=task, begin_s=begin, end_s=end_s)
         for resource in resources:
-            self.free_s[resource] = issued.end_s
+            self.free_s[resource] = end_s
         self.in_flight.append(issued)
         self.spans.append(Span(task=task, start_s=begin, dur_s=task.seconds))
         self.tally["dur", task.key] += task.seconds
@@ -84,23 +116,36 @@ class Machine:
 
     def wait(self, awaited: InFlight) -> None:
         """Stalls the core until the task has ended."""
-        if awaited.end_s > self.now_s:
-            self._stall(awaited)
-            self.now_s = awaited.end_s
-        self.in_flight = [task for task in self.in_flight if task.end_s > self.now_s]
+        end_s = self._end(awaited)
+        if end_s > self.now_s:
+            self._stall(awaited, end_s)
+            self.now_s = end_s
+        self.in_flight = [task for task in self.in_flight if self._end(task) > self.now_s]
+
+    def _end(self, awaited: InFlight) -> float:
+        """The end of a task beside the core; that of a copy is now known, and tallied."""
+        if awaited.end_s is None:
+            assert awaited.transfer is not None
+            awaited.end_s = self.hbm.finish(awaited.transfer)
+            dur_s = awaited.end_s - awaited.begin_s
+            self.tally["dur", awaited.task.key] += dur_s
+            self.spans[awaited.span] = replace(self.spans[awaited.span], dur_s=dur_s)
+            self.copies.remove(awaited)
+        return awaited.end_s
 
     def idle(self, seconds: float, reason: str) -> None:
         """Stalls the core for a reason outside this device."""
         self.tally["idle", reason] += seconds
         self.now_s += seconds
 
-    def _stall(self, awaited: InFlight) -> None:
+    def _stall(self, awaited: InFlight, end_s: float) -> None:
         """Attributes a stall to the collectives in flight, the awaited one first, and the rest to idle."""
-        open_intervals = [(self.now_s, awaited.end_s)]
+        open_intervals = [(self.now_s, end_s)]
         others = [task for task in self.in_flight if task is not awaited]
         for candidate in [awaited, *others]:
             if candidate.task.lane == LINK_LANE:
-                covered, open_intervals = _split(open_intervals, candidate.begin_s, candidate.end_s)
+                ends_s = self._end(candidate)
+                covered, open_intervals = _split(open_intervals, candidate.begin_s, ends_s)
                 self.tally["exposed", candidate.task.key] += covered
         rest = sum(end - begin for begin, end in open_intervals)
         if rest > 0:
@@ -131,10 +176,14 @@ class Machine:
         for task in self.in_flight:
             if task.begin_s >= before_s:
                 task.begin_s += n_left * period
-                task.end_s += n_left * period
+                task.end_s = self._end(task) + n_left * period
+        for copy in self.copies:
+            if copy.begin_s >= before_s:
+                copy.shift(n_left * period)
         for resource, at_s in self.free_s.items():
             if at_s >= before_s:
                 self.free_s[resource] = at_s + n_left * period
+        self.hbm.shift(n_left * period)
         self.now_s += n_left * period
 
 

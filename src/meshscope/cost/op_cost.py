@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
-from meshscope.cost.array_traffic import ArrayTraffic, array_traffic, flops, traffic
-from meshscope.cost.elementwise import elementwise_time
+from meshscope.cost.array_traffic import (
+    ArrayTraffic,
+    array_traffic,
+    flops,
+    traffic,
+    traffic_of_arrays,
+)
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.kernel_cost import declared_cost, known_kernel_flops, ragged_dot_cost
 from meshscope.cost.rates import KERNEL_FRAC, KERNEL_INTERVAL, OpTime, Rates
@@ -84,7 +89,7 @@ class OpCostModel:
 
     def copy_time(self, start: Instruction) -> OpTime:
         """Time of an asynchronous copy between memories: its bytes at the HBM rate."""
-        return self._rates.roofline(hbm_bytes=copied_bytes(start))
+        return self._rates.roofline(moved=copied(start))
 
     def _cost(self, computation: Computation, instruction: Instruction) -> OpCost | None:
         if _is_free(instruction):
@@ -93,7 +98,7 @@ class OpCostModel:
             return self._kernel_cost(computation, instruction)
         moved = traffic(self._flow, computation, instruction)
         n_flops = flops(self._flow, computation, instruction)
-        time = self._cycles_time(computation, instruction, moved)
+        time = self._cycles_time(instruction, moved, n_flops)
         is_estimated, is_known = time is not None, True
         if time is None:
             if all(not array.dims for array in instruction.arrays):
@@ -121,30 +126,26 @@ class OpCostModel:
         )
 
     def _cycles_time(
-        self, computation: Computation, instruction: Instruction, moved: ArrayTraffic
+        self, instruction: Instruction, moved: ArrayTraffic, n_flops: float
     ) -> OpTime | None:
-        """Time from the cycle profile, else from the compiler's cycles; None without either.
-
-        A large elementwise op takes at most its modeled time.
-        """
+        """Time from the cycle profile, else from the compiler's cycles; None without either."""
         profiled = self._profile.get(instruction.name)
         if profiled is not None and instruction.opcode != "custom-call":
-            return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE)
-        if instruction.estimated_cycles is None:
+            return self._rates.cycles(profiled, TimeBasis.CYCLE_PROFILE, moved=moved)
+        cycles = instruction.estimated_cycles
+        if cycles is None:
             return None
-        estimated = self._rates.cycles(instruction.estimated_cycles)
-        modeled = elementwise_time(self._flow, computation, instruction, moved, self._rates)
-        if modeled is not None and modeled.seconds.value_s < estimated.seconds.value_s:
-            return modeled
-        return estimated
+        if not n_flops:
+            return self._rates.elementwise(cycles, moved)
+        return self._rates.product(cycles, n_flops, moved)
 
     def _roofline_time(
         self, instruction: Instruction, moved: ArrayTraffic, n_flops: float, *, is_known: bool
     ) -> OpTime:
         if not is_known:
-            return self._rates.unknown(n_bytes=moved.n_bytes)
-        vmem_bytes = moved.vmem_bytes + _sorted_bytes(instruction)
-        return self._rates.roofline(flops=n_flops, hbm_bytes=moved.hbm_bytes, vmem_bytes=vmem_bytes)
+            return self._rates.unknown(moved)
+        in_vmem = ArrayTraffic(vmem_bytes=_sorted_bytes(instruction))
+        return self._rates.roofline(flops=n_flops, moved=moved + in_vmem)
 
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
         """A kernel's cost as declared by its author, from its operands if known, else from its bytes."""
@@ -159,19 +160,21 @@ class OpCostModel:
         else:
             n_flops, hbm_bytes = known_kernel_flops(computation, instruction), moved.hbm_bytes
         return OpCost(
-            time=self._kernel_time(n_flops, hbm_bytes, moved),
+            time=self._kernel_time(n_flops, ArrayTraffic(hbm_bytes=round(hbm_bytes)), moved),
             flops=n_flops or 0,
             hbm_bytes=hbm_bytes,
             is_estimated=False,
             is_known=n_flops is not None,
         )
 
-    def _kernel_time(self, n_flops: int | None, hbm_bytes: float, moved: ArrayTraffic) -> OpTime:
+    def _kernel_time(
+        self, n_flops: int | None, stated: ArrayTraffic, moved: ArrayTraffic
+    ) -> OpTime:
         if n_flops is None:
-            return self._rates.unknown(n_bytes=moved.n_bytes)
+            return self._rates.unknown(moved)
         return self._rates.roofline(
             flops=n_flops,
-            hbm_bytes=hbm_bytes,
+            moved=stated,
             flops_frac=KERNEL_FRAC,
             flops_interval=KERNEL_INTERVAL,
         )
@@ -193,10 +196,16 @@ def _sorted_bytes(instruction: Instruction) -> int:
     return round(array_traffic(instruction.shape_text).n_bytes * n_steps * (n_steps + 1))
 
 
-def copied_bytes(start: Instruction) -> int:
-    """Bytes of a copy, whose start holds the target and the source, which may be larger."""
-    sizes = [array.n_bytes or 0 for array in start.arrays if array.dims]
-    return min(sizes[:2], default=0)
+def copied(start: Instruction) -> ArrayTraffic:
+    """HBM traffic of an asynchronous copy or slice between memories."""
+    sides = traffic_of_arrays(start.shape_text)[:2]
+    if len(sides) < 2:
+        return ArrayTraffic()
+    target, source = sides if start.opcode.startswith("copy") else sides[::-1]
+    n = min(source.n_bytes, target.n_bytes)
+    written = n if target.hbm_bytes else 0
+    read = n if source.hbm_bytes else 0
+    return ArrayTraffic(hbm_bytes=read + written, hbm_written_bytes=written)
 
 
 def part_of(instruction: Instruction) -> str | None:

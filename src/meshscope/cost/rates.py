@@ -6,9 +6,10 @@ by this project.
 
 from dataclasses import dataclass
 
+from meshscope.cost.array_traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.cost.measured_rates import MeasuredRates, measured_rates
 from meshscope.errors import SpecError
-from meshscope.events.step_time import TimeBasis, TimeEstimate
+from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
@@ -16,19 +17,31 @@ from meshscope.spec.hardware.compiler_facts import compiler_facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakEfficiency:
-    """Fraction of the published peaks that large operations reach, with the measured range."""
+    """Fraction of the published peaks that large operations reach, with the measured range.
+
+    `hbm` is that of one op that reads, `hbm_write` of one that writes, `hbm_busy` that of reads by several
+    transfers at a time. `hbm_interval` is relative to all three.
+    """
 
     matmul: float
     matmul_interval: tuple[float, float]
     hbm: float
+    hbm_write: float
+    hbm_busy: float
     hbm_interval: tuple[float, float]
 
 
-# HBM: tpu7x reaches 87 % (Ironwood HBM microbenchmark from 512 MiB on, 6,400 of 7,380 GB/s) and v6e 83 %
-# (Trillium, 32 MiB, 1,359.6 of 1,638 GB/s); Ironwood at 16 MiB reaches 75 %. Large bf16 products: tpu7x
-# 83 % (16384) and v6e 82 and 90 % (8192^3, 754 and 827 of 918 TFLOP/s); 97 % is the best of tpu7x.
+# HBM: the rates of ops that only read or only write, of which v5e, v5p and v6e have eight in
+# benchmarks/pass_cycles.py. Copies then reach 83 % (measured: v5e 82 %, v6e 83 %, tpu7x 75 to 87 %).
+# Large bf16 products: tpu7x 83 % (16384) and v6e 82 and 90 % (8192^3, 754 and 827 of 918 TFLOP/s); 97 %
+# is the best of tpu7x.
 TPU_EFFICIENCY = PeakEfficiency(
-    matmul=0.86, matmul_interval=(0.7, 1.0), hbm=0.85, hbm_interval=(0.75, 1.0)
+    matmul=0.86,
+    matmul_interval=(0.7, 1.0),
+    hbm=0.92,
+    hbm_write=0.76,
+    hbm_busy=0.95,
+    hbm_interval=(0.8, 1.1),
 )
 
 # HBM, the better of reads and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
@@ -37,12 +50,22 @@ TPU_EFFICIENCY = PeakEfficiency(
 # (stas00/ml-engineering@b9e2972, compute/accelerator). The values are medians; the intervals also allow
 # for less favorable shapes.
 GPU_EFFICIENCY = PeakEfficiency(
-    matmul=0.82, matmul_interval=(0.7, 0.9), hbm=0.95, hbm_interval=(0.85, 1.0)
+    matmul=0.82,
+    matmul_interval=(0.7, 0.9),
+    hbm=0.95,
+    hbm_write=0.95,
+    hbm_busy=0.95,
+    hbm_interval=(0.9, 1.05),
 )
 
 # Rates that were measured by shape on the device itself. The interval is an assumption.
 MEASURED_EFFICIENCY = PeakEfficiency(
-    matmul=1.0, matmul_interval=(0.85, 1.15), hbm=1.0, hbm_interval=(0.85, 1.15)
+    matmul=1.0,
+    matmul_interval=(0.85, 1.15),
+    hbm=1.0,
+    hbm_write=1.0,
+    hbm_busy=1.0,
+    hbm_interval=(0.85, 1.15),
 )
 
 # Fraction of the matmul peak in attention kernels: ragged paged attention reaches 73 % in prefill on
@@ -50,14 +73,29 @@ MEASURED_EFFICIENCY = PeakEfficiency(
 KERNEL_FRAC = 0.55
 KERNEL_INTERVAL = (0.4, 0.75)
 
-# Fraction of the HBM rate in large elementwise ops without a relayout: the median of every second of 22
-# measured ops in benchmarks/pass_cycles.py. The other eleven are within 20 % of it, half of them within
-# 11 %; the interval covers all 22.
+# Fraction of the HBM rate in the closed form's passes over arrays, each read and written.
 ELEMENTWISE_FRAC = 0.76
-ELEMENTWISE_INTERVAL = (0.58, 0.90)
 
 # VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
 VMEM_OVER_HBM = 14.0
+
+# Ops without products in a training step on v5p (openxla/xprof@5fe358978e59, golden hlo_stats): a buffer
+# allocation takes 0.07 us; arrays of some kilobytes take 0.51 to 0.63 us to be written (14 ops) and 1.02
+# to 1.25 us to be read and written (30 ops), whatever their size: the HBM's latency, twice.
+LAUNCH_S = 0.07e-6
+HBM_LATENCY_S = 0.52e-6
+SCALAR_BYTES = 8  # scalars are in registers
+LATENCY_INTERVAL = (0.8, 2.0)
+# The compiler estimates 1,820 cycles and more for the smallest op. Beyond them, its estimates are 3.4
+# times too long if the vector unit bounds the op: two relayouts of 14.7 MB to tiles of one row are
+# estimated at 79.7 us and take 23.5 and 24.0 us (same source, libtpu 0.0.42.1).
+LAUNCH_CYCLES = 1820
+VECTOR_FACTOR = 0.3
+VECTOR_INTERVAL = (0.5, 1.5)
+
+# Bytes of weights that pass through the matrix units in a cycle if there are few rows: v5e, s8 weights
+# in VMEM, 4 and 8 rows (the compiler's estimates for the decode step of Llama-3.1-70B, which is published).
+WEIGHTS_PER_CYCLE = 1400
 
 # Range for ops without a cost model: from zero to ten times the time of their bytes.
 UNKNOWN_FACTORS = (0.0, 10.0)
@@ -65,10 +103,11 @@ UNKNOWN_FACTORS = (0.0, 10.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTime:
-    """Time of one operation and its basis."""
+    """Time of one operation alone, the part of it that the HBM is busy, and its basis."""
 
     seconds: TimeEstimate
     basis: TimeBasis
+    hbm: TimeEstimate = NO_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +121,35 @@ class Rates:
     cycles_interval: tuple[float, float] = compiler_facts().cycles_interval.value
     measured: MeasuredRates | None = None
 
-    def cycles(self, n: float, basis: TimeBasis = TimeBasis.COMPILER_CYCLES) -> OpTime:
-        """Time of the compiler's cycles."""
+    def cycles(
+        self,
+        n: float,
+        basis: TimeBasis = TimeBasis.COMPILER_CYCLES,
+        *,
+        moved: ArrayTraffic = NO_TRAFFIC,
+    ) -> OpTime:
+        """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
-        return OpTime(seconds=_scaled(n / self.clock_hz, self.cycles_interval), basis=basis)
+        seconds = _scaled(n / self.clock_hz, self.cycles_interval)
+        return OpTime(seconds=seconds, basis=basis, hbm=self.hbm_busy(moved))
+
+    def hbm(self, moved: ArrayTraffic) -> TimeEstimate:
+        """Time in which the HBM serves the bytes alone."""
+        peak = self.efficiency
+        read_s = moved.hbm_read_bytes / peak.hbm
+        written_s = moved.hbm_written_bytes / peak.hbm_write
+        slow, fast = peak.hbm_interval
+        return _scaled((read_s + written_s) / self.hbm_bytes_per_s, (1 / fast, 1 / slow))
+
+    def hbm_busy(self, moved: ArrayTraffic) -> TimeEstimate:
+        """Time in which the HBM serves the bytes among other transfers."""
+        return self.hbm(moved) * (self.efficiency.hbm / self.efficiency.hbm_busy)
 
     def roofline(
         self,
         *,
         flops: float = 0.0,
-        hbm_bytes: float = 0.0,
-        vmem_bytes: float = 0.0,
+        moved: ArrayTraffic = NO_TRAFFIC,
         flops_frac: float | None = None,
         flops_interval: tuple[float, float] | None = None,
     ) -> OpTime:
@@ -102,21 +159,16 @@ class Rates:
         """
         peak = self.efficiency
         frac = peak.matmul if flops_frac is None else flops_frac
-        interval = peak.matmul_interval if flops_interval is None else flops_interval
+        slow, fast = peak.matmul_interval if flops_interval is None else flops_interval
         is_default = flops_frac is None
-        factor, launch_s = self._measured_overhead(flops, hbm_bytes, is_default=is_default)
-        memory_s = self._memory_s(hbm_bytes, vmem_bytes)
-
-        def at(flops_frac: float, hbm_frac: float) -> float:
-            longer_s = max(flops / self.flops_per_s / flops_frac, memory_s / hbm_frac)
-            return longer_s * factor + launch_s
-
-        seconds = TimeEstimate(
-            value_s=at(frac, peak.hbm),
-            low_s=at(interval[1], peak.hbm_interval[1]),
-            high_s=at(interval[0], peak.hbm_interval[0]),
+        factor, launch_s = self._measured_overhead(flops, moved.hbm_bytes, is_default=is_default)
+        flops_s = flops / self.flops_per_s
+        compute = TimeEstimate(value_s=flops_s / frac, low_s=flops_s / fast, high_s=flops_s / slow)
+        hbm = self.hbm(moved)
+        seconds = longest(compute, hbm, self._vmem(moved)) * factor
+        return OpTime(
+            seconds=seconds + exactly(launch_s), basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved)
         )
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
 
     def _measured_overhead(
         self, flops: float, hbm_bytes: float, *, is_default: bool
@@ -127,24 +179,63 @@ class Rates:
         factor = self.measured.factor(flops, hbm_bytes) if is_default else 1.0
         return factor, self.measured.launch_s
 
-    def elementwise(self, *, hbm_bytes: float, vmem_bytes: float, vector_s: float) -> OpTime:
-        """Time of an elementwise op: the longer of its memory time and `vector_s` on the vector unit."""
-        memory_s = self._memory_s(hbm_bytes, vmem_bytes)
-        low, high = ELEMENTWISE_INTERVAL
-        seconds = TimeEstimate(
-            value_s=max(vector_s, memory_s / ELEMENTWISE_FRAC),
-            low_s=max(vector_s, memory_s / high),
-            high_s=max(vector_s, memory_s / low),
-        )
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE)
+    def elementwise(self, cycles: float, moved: ArrayTraffic) -> OpTime:
+        """Time of an op without products for which the compiler estimates `cycles`.
 
-    def _memory_s(self, hbm_bytes: float, vmem_bytes: float) -> float:
-        return (hbm_bytes + vmem_bytes / VMEM_OVER_HBM) / self.hbm_bytes_per_s
+        It starts, reads what it needs first, works while the rest moves, and writes its last results.
+        """
+        assert self.clock_hz is not None
+        hbm = self.hbm(moved)
+        work_s = max(0.0, cycles - LAUNCH_CYCLES) / self.clock_hz * VECTOR_FACTOR
+        work = _scaled(work_s, VECTOR_INTERVAL)
+        n_latencies = sum(n > SCALAR_BYTES for n in (moved.hbm_read_bytes, moved.hbm_written_bytes))
+        ends = _scaled(LAUNCH_S + n_latencies * HBM_LATENCY_S, LATENCY_INTERVAL)
+        seconds = longest(hbm, work, self._vmem(moved)) + ends
+        estimated = self.cycles(cycles, moved=moved)
+        if seconds.value_s >= estimated.seconds.value_s:
+            return estimated
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
 
-    def unknown(self, *, n_bytes: float) -> OpTime:
+    def product(self, cycles: float, flops: float, moved: ArrayTraffic) -> OpTime:
+        """Time of matrix products for which the compiler estimates `cycles`.
+
+        Its estimates hold for products bound by the matrix units, and for operands in VMEM. Products bound
+        by the HBM are estimated too long: they take the transfers' time, or that of the weights' way
+        through the matrix units.
+        """
+        assert self.clock_hz is not None
+        estimated = self.cycles(cycles, moved=moved)
+        bound = self.roofline(flops=flops, moved=moved)
+        hbm_s = self.hbm(moved).value_s
+        if hbm_s < bound.seconds.value_s or hbm_s > estimated.seconds.value_s:
+            return estimated
+        weights_s = moved.hbm_read_bytes / WEIGHTS_PER_CYCLE / self.clock_hz
+        seconds = longest(bound.seconds, exactly(weights_s))
+        if seconds.value_s >= estimated.seconds.value_s:
+            return estimated
+        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=bound.hbm)
+
+    def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
+        return exactly(moved.vmem_bytes / VMEM_OVER_HBM / self.hbm_bytes_per_s)
+
+    def unknown(self, moved: ArrayTraffic) -> OpTime:
         """Time of an op without a cost model: that of its bytes, with a wide interval."""
-        s = n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
+        s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
         return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS), basis=TimeBasis.ROOFLINE)
+
+
+def exactly(s: float) -> TimeEstimate:
+    """A duration without uncertainty."""
+    return TimeEstimate(value_s=s, low_s=s, high_s=s)
+
+
+def longest(*times: TimeEstimate) -> TimeEstimate:
+    """The longest of several durations, bound by bound."""
+    return TimeEstimate(
+        value_s=max(time.value_s for time in times),
+        low_s=max(time.lower_s for time in times),
+        high_s=max(time.upper_s for time in times),
+    )
 
 
 def _scaled(s: float, interval: tuple[float, float]) -> TimeEstimate:

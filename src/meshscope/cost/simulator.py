@@ -1,12 +1,12 @@
 """Simulates a compiled schedule: what a device does in one step, in the order of issue.
 
 The core runs one instruction at a time. A synchronous collective stalls it; an asynchronous one runs
-beside it from its start to its done, which waits. Copies between memories run the same way, one after
-the other. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch;
+beside it from its start to its done, which waits. Copies between memories run the same way. All of them
+share the HBM with the instruction on the core. Loops are simulated to steady state and extrapolated. A conditional takes its costliest branch;
 if it selects a pipeline stage, it does so in the ticks in which the stage has work, and the device waits
 for the slowest stage in the others.
 
-Left out: contention of copies and the core for HBM, power shared by links and cores, and the host.
+Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -21,7 +21,7 @@ from meshscope.cost.machine import (
     Span,
     Task,
 )
-from meshscope.cost.op_cost import OpCost, OpCostModel, copied_bytes, part_of
+from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
 from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimator
 from meshscope.events.step_time import TimeEstimate
@@ -33,7 +33,6 @@ from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
 Bound = Callable[[TimeEstimate], float]
-_COPY_ENGINE = ("copies",)
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
 _MAX_USES = 3  # from a copy's start over its done and a bitcast to the op that computes with it
@@ -187,8 +186,7 @@ class _Simulation:
         if cost is None:
             return
         self.op_costs[instruction.name] = cost
-        seconds = self.bound(cost.time.seconds)
-        self.machine.run(_task(instruction, CORE_LANE, seconds, cost.time, part_of(instruction)))
+        self.machine.run(self._task(instruction, CORE_LANE, cost.time, part_of(instruction)))
 
     def _issue(self, collective: ScheduledCollective) -> None:
         """Starts a collective; a synchronous one is awaited, one without an estimate takes no time."""
@@ -217,10 +215,10 @@ class _Simulation:
     def _start_copy(self, computation: Computation, start: Instruction) -> None:
         """Starts a copy, attributed to the part that consumes it, the first of several."""
         time = self.schedule.op_costs.copy_time(start)
-        self.copied_bytes[start.name] = copied_bytes(start)
+        self.copied_bytes[start.name] = copied(start).hbm_bytes
         part = part_of(start) or self.schedule.consumer_part(computation, start)
-        task = _task(start, COPY_LANE, self.bound(time.seconds), time, part)
-        self._in_flight[start.name] = self.machine.issue(task, _COPY_ENGINE)
+        task = self._task(start, COPY_LANE, time, part)
+        self._in_flight[start.name] = self.machine.fetch(task)
 
     def _done(self, computation: Computation, done: Instruction) -> None:
         """Awaits a copy, or the oldest collective of this opcode, started in an earlier iteration."""
@@ -280,13 +278,16 @@ class _Simulation:
         scope = next((s for s in scopes if s.stages is not None and s.n_ticks > 1), None)
         return 1.0 if scope is None else scope.n_microbatches / scope.n_ticks
 
+    def _task(self, instruction: Instruction, lane: str, time: OpTime, part: str | None) -> Task:
+        key: tuple[Hashable, ...] = (lane, instruction.name, part, time.basis)
+        return Task(
+            name=instruction.name,
+            lane=lane,
+            seconds=self.bound(time.seconds),
+            hbm_s=self.bound(time.hbm),
+            key=key,
+        )
+
     def _called(self, caller: Instruction, attribute: str) -> list[Computation]:
         names = caller.called.get(attribute, ())
         return [self.schedule.module.computation(name, caller) for name in names]
-
-
-def _task(
-    instruction: Instruction, lane: str, seconds: float, time: OpTime, part: str | None
-) -> Task:
-    key: tuple[Hashable, ...] = (lane, instruction.name, part, time.basis)
-    return Task(name=instruction.name, lane=lane, seconds=seconds, key=key)
