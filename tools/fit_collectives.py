@@ -5,8 +5,9 @@
 Run it after a change of the points, of a chip's figures or of the fit, and read the difference in
 `src/meshscope/spec/hardware/fitted_constants.json`.
 
-Each chip gets one latency and one efficiency, fitted to its half of the points
-(`published_collectives.split_points`), with a separate efficiency for all-to-all. A chip without points
+Each chip gets one launch latency and one efficiency, fitted to its half of the points
+(`published_collectives.split_points`), with a separate efficiency for all-to-all. The hops of an algorithm
+take 1 us each (all-reduces that SparseCores run: a fitted time), or as long as their bytes. A chip without points
 takes the medians of the others. The errors of the other half, the holdout, give the intervals.
 """
 
@@ -38,6 +39,7 @@ from meshscope.interconnect.gpu import (
     SHARP_GROUP,
 )
 from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.interconnect.strategy_choice import offloaded_from
 from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
 from meshscope.spec.hardware.topology import parse_topology
 
@@ -104,13 +106,16 @@ def holdout_errors() -> dict[Point, float]:
 
 @cache
 def left_out_errors() -> tuple[float, ...]:
-    """ln(modeled / measured) of each point, with constants fitted to the points of other chips."""
+    """ln(modeled / measured) of each point, with constants fitted to the points of other chips.
+
+    Without those of SparseCores, which only one chip has for all-reduces.
+    """
     chips = dict.fromkeys(point.chip for point in POINTS)
     return tuple(
         log_error(point, _fit(chip_of(chip), tuple(p for p in POINTS if p.chip != chip)))
         for chip in chips
         for point in POINTS
-        if point.chip == chip
+        if point.chip == chip and not _is_offloaded(point)
     )
 
 
@@ -142,12 +147,29 @@ def _fit(chip: Chip, points: Points) -> LinkConstants:
         kind=Kind.ALL_TO_ALL,
         rates=RateConstants(latency_s=rates.latency_s, efficiency=exchange),
     )
-    limited = _with_limits(replace(spec, rates=rates, by_kind=(all_to_all,)), own_points)
+    by_kind = (all_to_all, *_offloaded(replace(spec, rates=rates), own_points))
+    limited = _with_limits(replace(spec, rates=rates, by_kind=by_kind), own_points)
     return replace(
         limited,
         links_at_once=limited.links_at_once or _pooled_links(chip, points),
         host_bytes_per_s=_host_bytes_per_s(limited, points),
     )
+
+
+def _offloaded(constants: LinkConstants, points: Points) -> tuple[KindRates, ...]:
+    """Hops of all-reduces on SparseCores, at launch and efficiency of the chip's other collectives.
+
+    Times hardly grow from 2 to 4 MiB over 32 devices, so steps bound them and not bytes.
+    """
+    rates = constants.rates
+    hops = [
+        (point.seconds - rates.latency_s) / round(_line(point, constants).hops_s / constants.hop_s)
+        for point in points
+        if _is_offloaded(point)
+    ]
+    if not hops:
+        return ()
+    return (KindRates(kind=Kind.ALL_REDUCE, rates=replace(rates, hop_s=median(hops))),)
 
 
 def _host_bytes_per_s(constants: LinkConstants, points: Points) -> float | None:
@@ -170,12 +192,11 @@ def _pooled_links(chip: Chip, points: Points) -> float | None:
 
 @cache
 def _pooled(points: Points) -> tuple[float, float, float]:
-    """Median latency, efficiency and all-to-all efficiency over the chips with points."""
+    """Median latency of small collectives, and efficiencies over the chips with points."""
     chips = list(dict.fromkeys(point.chip for point in points))
     by_chip = {chip: tuple(p for p in points if p.chip == chip) for chip in chips}
     specs = {chip: spec_constants(chip_of(chip)) for chip in chips}
-    alone = [_rates(specs[c], chip_points, None) for c, chip_points in by_chip.items()]
-    latency_s = median(rates.latency_s for rates in alone if rates is not None)
+    latency_s = median(_launches(points))
     pooled = [_rates(specs[c], chip_points, latency_s) for c, chip_points in by_chip.items()]
     efficiency = median(rates.efficiency for rates in pooled if rates is not None)
     exchanges = [
@@ -187,14 +208,13 @@ def _pooled(points: Points) -> tuple[float, float, float]:
 def _rates(spec: LinkConstants, points: Points, latency_s: float | None) -> RateConstants | None:
     """Latency and efficiency; without small points the given latency, and None without a latency.
 
-    The latency is the median of what small collectives take beyond their transfer time. A joint fit
+    The latency is the median of what small collectives take beyond their hops and bytes. A joint fit
     would treat it as noise of the many large points.
     """
     plain = [p for p in points if not _is_limit(p) and p.kind is not Kind.ALL_TO_ALL]
-    small = [point for point in plain if point.payload_bytes < SMALL_BYTES]
     large = [point for point in plain if point.payload_bytes >= SMALL_BYTES]
-    if small:
-        latency_s = median(point.seconds - _transfer_s(point, spec) for point in small)
+    if launches := _launches(points):
+        latency_s = median(launches)
     if not large or latency_s is None:
         return None
     fit = fit_line(
@@ -207,12 +227,25 @@ def _rates(spec: LinkConstants, points: Points, latency_s: float | None) -> Rate
     return RateConstants(latency_s=latency_s, efficiency=min(1.0, 1 / fit.inverse_bandwidth))
 
 
+def _launches(points: Points) -> list[float]:
+    """Seconds of each small collective beyond its hops and bytes."""
+    return [
+        point.seconds - _unlaunched_s(point, spec_constants(chip_of(point.chip)))
+        for point in points
+        if point.payload_bytes < SMALL_BYTES
+    ]
+
+
 @cache
 def _transfer_s(point: Point, spec: LinkConstants) -> float:
     """Seconds of the bytes alone, at the published peak."""
-    geometry = geometry_of(parse_topology(point.topology), point.groups)
-    lines = collective_lines(point.kind, geometry, spec)
-    return point.payload_bytes * min(line.s_per_byte for line in lines)
+    return point.payload_bytes * _line(point, spec).s_per_byte
+
+
+@cache
+def _unlaunched_s(point: Point, spec: LinkConstants) -> float:
+    """Seconds of hops or bytes, at the published peak."""
+    return _line(point, spec).seconds(point.payload_bytes)
 
 
 def _exchange_efficiency(spec: LinkConstants, points: Points, latency_s: float) -> float | None:
@@ -229,8 +262,12 @@ def _exchange_efficiency(spec: LinkConstants, points: Points, latency_s: float) 
 
 
 def _is_limit(point: Point) -> bool:
-    """Whether the point determines a limit of its own: DCN, or four links at once."""
-    return _is_dcn(point) or _uses_four_links(point)
+    """Whether the point determines a constant of its own: DCN, four links at once, or SparseCores."""
+    return _is_dcn(point) or _uses_four_links(point) or _is_offloaded(point)
+
+
+def _is_offloaded(point: Point) -> bool:
+    return point.payload_bytes >= offloaded_from(point.kind, point.chip)
 
 
 def _is_dcn(point: Point) -> bool:

@@ -19,6 +19,10 @@ XPROF_V6E = "openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb"
 CCL_BENCH = "cornell-sysphotonics/ccl-bench@1d257f07, Llama-3.1-8B on v6e"
 IRONWOOD = "AI-Hypercomputer/accelerator-microbenchmarks@63b035b4, Ironwood/guides/collectives/all_gather.md"
 TPU_CAKE = "tpu-cake, contracts/tpu7x-collective-latency-v1.json"
+SPARSECORE = (
+    "AI-Hypercomputer/accelerator-microbenchmarks issue 71, psum of f32 over 32 devices of 2x2x4 chips, "
+    "median of 5 runs in the profile"
+)
 TRILLIUM = "AI-Hypercomputer/tpu-recipes, microbenchmarks/trillium/collectives/README.md"
 SCALING_BOOK = (
     "jax-ml/scaling-book@0819a7d, sharding.md, pop quiz 2: an actual profile, read off its text"
@@ -129,6 +133,19 @@ def _tpu_cake(payload_bytes: int, microseconds: float) -> Point:
     )
 
 
+def _sparsecore(mib: int, microseconds: float) -> Point:
+    return Point(
+        topology="tpu7x:2x2x4",
+        plan="tp=32",
+        axis="tp",
+        kind=Kind.ALL_REDUCE,
+        payload_bytes=mib << 20,
+        seconds=microseconds * 1e-6,
+        source=SPARSECORE,
+        note="run by the SparseCores, as libtpu 0.0.42.1 compiles it",
+    )
+
+
 POINTS: tuple[Point, ...] = (
     _ccl_bench("v6e:1x2", 2, 151.166),
     _ccl_bench("v6e:2x2", 4, 311.035),
@@ -208,6 +225,9 @@ POINTS: tuple[Point, ...] = (
     _tpu_cake(256, 8.045),
     _tpu_cake(2048, 8.385),
     _tpu_cake(4096, 8.639),
+    _sparsecore(2, 123.763505),
+    _sparsecore(4, 129.909964),
+    _sparsecore(8, 162.322929),
 )
 
 

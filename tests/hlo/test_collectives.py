@@ -151,10 +151,10 @@ def test_explicit_collectives_are_inserted_by_the_program(version: str) -> None:
     assert {str(row.source_line).rsplit(":", 1)[0] for row in rows} == {"programs.py"}
 
 
-def test_algorithm_is_emitter_strategy_and_colors() -> None:
+def test_algorithm_is_emitter_strategy_colors_and_steps() -> None:
     row = _rows("v6e_tp8_prefill_unroll", "0.10.2")[0]
 
-    assert row.algorithm == "RotatedPincerShortEmitter/StrategyRing, 1 colors"
+    assert row.algorithm == "RotatedPincerShortEmitter/StrategyRing, 1 colors, multistep 1"
 
 
 @pytest.mark.parametrize("version", JAX_VERSIONS)

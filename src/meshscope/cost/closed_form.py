@@ -124,7 +124,10 @@ class PlanBatch:
     is_once: FloatArray  # [part]
     payload: FloatArray  # [plan, collective, feature]
     latency_s: FloatArray  # [plan, collective, strategy]
+    hops_s: FloatArray
     s_per_byte: FloatArray
+    least_bytes: FloatArray
+    most_bytes: FloatArray
     n_tick: FloatArray  # [plan, collective]
     n_once: FloatArray
     behind_attention: FloatArray  # [plan, collective]
@@ -160,7 +163,10 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
         payload=by_collective(lambda c: c.payload, len(Feature)),
         latency_s=by_collective(lambda c: c.latency_s, n_strategies, fill=np.inf),
+        hops_s=by_collective(lambda c: c.hops_s, n_strategies),
         s_per_byte=by_collective(lambda c: c.s_per_byte, n_strategies),
+        least_bytes=by_collective(lambda c: c.least_bytes, n_strategies),
+        most_bytes=by_collective(lambda c: c.most_bytes, n_strategies, fill=np.inf),
         n_tick=by_collective(lambda c: c.n_tick),
         n_once=by_collective(lambda c: c.n_once),
         behind_attention=by_collective(lambda c: c.hidden_behind is HiddenBehind.ATTENTION),
@@ -255,8 +261,7 @@ def _collectives_s(
     plans: PlanBatch, at: IntArray, payload: FloatArray, tick_parts_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[n, collective] seconds outside the ticks, per tick, and exposed per tick."""
-    by_strategy = plans.latency_s[at] + payload[..., None] * plans.s_per_byte[at]
-    run_s = by_strategy.min(axis=-1) if by_strategy.shape[-1] else np.zeros(payload.shape)
+    run_s = _strategy_s(plans, at, payload[..., None])
     tick_s = run_s * plans.n_tick[at]
     layers_s = np.where(plans.is_once > 0, 0.0, tick_parts_s).sum(axis=1)
     attention_s = tick_parts_s[:, PARTS.index(Part.ATTN)]
@@ -333,6 +338,17 @@ def _parts_s(
     products_s = np.maximum(seconds[..., Cost.MATMUL_FLOPS], weights_s)
     others = [cost for cost in Cost if cost not in {Cost.MATMUL_FLOPS, Cost.WEIGHT_BYTES}]
     return products_s + seconds[..., others].sum(axis=-1)
+
+
+def _strategy_s(plans: PlanBatch, at: IntArray, payload: FloatArray) -> FloatArray:
+    """[n, collective] seconds of the fastest strategy that the compiler takes for the payload."""
+    if not plans.latency_s.shape[-1]:
+        return np.zeros(payload.shape[:-1])
+    bytes_s = payload * plans.s_per_byte[at]
+    whole = np.rint(payload)
+    is_taken = (plans.least_bytes[at] <= whole) & (whole <= plans.most_bytes[at])
+    by_strategy = plans.latency_s[at] + np.maximum(plans.hops_s[at], bytes_s)
+    return np.where(is_taken, by_strategy, np.inf).min(axis=-1)
 
 
 def _exposed(is_hidden: FloatArray, seconds: FloatArray, compute_s: FloatArray) -> FloatArray:

@@ -55,7 +55,10 @@ def hidden_behind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
-    """One collective of a plan's step: payload per feature, and latency and s/byte per strategy.
+    """One collective of a plan's step: payload per feature, and the time of each strategy.
+
+    A strategy takes `latency_s`, then the longer of `hops_s` and its bytes, if the payload is one of its
+    `payloads`.
 
     It runs `n_tick` times per tick in the stage with the most layers, and `n_once` times per step outside
     the ticks. `hidden_behind` is None for a synchronous collective. `ranges` are the measured payloads.
@@ -66,7 +69,10 @@ class CollectiveCost:
     axis: str
     payload: FloatArray  # [feature]
     latency_s: FloatArray  # [strategy]
+    hops_s: FloatArray  # [strategy]
     s_per_byte: FloatArray  # [strategy]
+    least_bytes: FloatArray  # [strategy]
+    most_bytes: FloatArray  # [strategy]
     n_tick: float
     n_once: float
     wire_factor: float
@@ -108,7 +114,10 @@ def _cost(
         axis=collective.axis,
         payload=payload,
         latency_s=np.array([line.latency_s for line in lines] or [0.0]),
+        hops_s=np.array([line.hops_s for line in lines] or [0.0]),
         s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
+        least_bytes=np.array([line.payloads[0] for line in lines] or [0.0]),
+        most_bytes=np.array([line.payloads[1] for line in lines] or [np.inf]),
         n_tick=run.n_tick,
         n_once=run.n_once,
         hidden_behind=hidden_behind(experiment, phase, collective, is_in_layers=run.n_tick > 0),

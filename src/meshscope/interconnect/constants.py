@@ -16,7 +16,8 @@ from meshscope.serialize import from_plain
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import fitted_constants
 
-# Scaling book, part 3 ("typically around 1us"); part 2, question 5 uses the same value. An older
+# One step between neighbors, or its bytes if they take longer: scaling book, part 3 ("typically around
+# 1us"); part 2, question 5 uses the same value. An older
 # edition of the page (@04d8de58) has half of it.
 HOP_S = 1e-6
 # Scaling book, part 2: a host sends about 2.5e10 B/s over the data center network.
@@ -34,10 +35,15 @@ STORED_ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateConstants:
-    """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches."""
+    """Fitted latency (alpha) of a collective in seconds, and the fraction of peak bandwidth it reaches.
+
+    The latency is the launch; hops come on top, at `hop_s` or that of the chip. Calibrated latencies
+    include the hops.
+    """
 
     latency_s: float
     efficiency: float
+    hop_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

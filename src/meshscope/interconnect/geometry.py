@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 
 from meshscope.errors import SpecError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.fabric import Fabric, Loads, fabric_of, loads_of
-from meshscope.interconnect.strategies import strategies_of
+from meshscope.interconnect.short_rings import SHORT, short_payloads, strategies_with_short
 from meshscope.spec.hardware.topology import Topology
 
 NETWORK = "network"
@@ -33,6 +34,7 @@ class StrategyDemand:
     name: str
     legs: tuple[LegDemand, ...]
     axes: tuple[str, ...]  # the links it uses: x, y, z, cores, links, network
+    payloads: tuple[float, float] = (0, inf)  # for which the compiler takes it, both included
 
     @property
     def n_hops(self) -> int:
@@ -89,12 +91,17 @@ def geometry_of(topology: Topology, groups: Groups) -> GroupGeometry:
 
 def _demands(kind: Kind, fabric: Fabric, groups: Groups) -> tuple[StrategyDemand, ...]:
     demands: list[StrategyDemand] = []
-    for name, legs in strategies_of(kind, fabric, groups).items():
+    for name, legs in strategies_with_short(kind, fabric, groups).items():
         if not legs:
             continue
         loads = [loads_of(fabric, leg.flow) for leg in legs]
         of_legs = [_leg_demand(load, leg.n_hops) for load, leg in zip(loads, legs, strict=True)]
-        demands.append(StrategyDemand(name=name, legs=tuple(of_legs), axes=_axes(fabric, loads)))
+        payloads = short_payloads(name, fabric, groups) if name.startswith(SHORT) else (0, inf)
+        demands.append(
+            StrategyDemand(
+                name=name, legs=tuple(of_legs), axes=_axes(fabric, loads), payloads=payloads
+            )
+        )
     return tuple(demands)
 
 

@@ -1,34 +1,50 @@
 """Alpha-beta lines of a collective, one per strategy: latency, and seconds per byte of payload."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
+from math import inf
 
 from meshscope.errors import SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import LinkConstants, RateConstants
 from meshscope.interconnect.geometry import NETWORK, GroupGeometry, LegDemand, StrategyDemand
 from meshscope.interconnect.gpu import Protocol, bandwidth_frac
-from meshscope.interconnect.strategy_choice import default_strategies, named_strategy
+from meshscope.interconnect.short_rings import SHORT
+from meshscope.interconnect.strategy_choice import (
+    default_strategies,
+    named_strategy,
+    offloaded_from,
+)
 
 CACHED_LINES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveLine:
-    """Time of one strategy: `latency_s` (alpha) + payload x `s_per_byte` (beta)."""
+    """Time of one strategy: launch, then the longer of its hops and its bytes.
+
+    `latency_s` (alpha) is the launch with its barriers, `hops_s` the sequential hops, and `s_per_byte`
+    (beta) the bytes. `payloads` are the least and the largest payload for which the compiler takes it.
+    """
 
     strategy: str
     latency_s: float
     s_per_byte: float
     axes: tuple[str, ...]
+    hops_s: float = 0.0
+    payloads: tuple[float, float] = (0, inf)
 
     def seconds(self, payload_bytes: float) -> float:
-        """Seconds for a payload."""
-        return self.latency_s + payload_bytes * self.s_per_byte
+        """Seconds for a payload; infinite for a payload for which the compiler takes another strategy."""
+        first, last = self.payloads
+        if not first <= payload_bytes <= last:
+            return inf
+        return self.latency_s + max(self.hops_s, payload_bytes * self.s_per_byte)
 
     def is_latency_bound(self, payload_bytes: float) -> bool:
-        """Whether the latency exceeds the transfer time."""
-        return payload_bytes * self.s_per_byte < self.latency_s
+        """Whether launch and hops exceed the transfer time."""
+        return payload_bytes * self.s_per_byte < self.latency_s + self.hops_s
 
 
 def fastest(lines: tuple[CollectiveLine, ...], payload_bytes: float) -> CollectiveLine:
@@ -45,47 +61,98 @@ def collective_lines(
     If `algorithm`, the compiler's own name, matches a strategy of these groups, only that one is
     returned. A collective takes the fastest of its lines.
     """
-    demands = _eligible(kind, geometry, algorithm)
-    rates = constants.rates_of(kind, geometry.group_size)
-    return tuple(line for demand in demands for line in _lines(kind, demand, constants, rates))
+    demands = _eligible(kind, geometry, algorithm, has_short=constants.hop_s > 0)
+    lines = (_lines(kind, geometry.group_size, demand, constants) for demand in demands)
+    return tuple(chain.from_iterable(lines))
 
 
 def _eligible(
-    kind: Kind, geometry: GroupGeometry, algorithm: str | None
+    kind: Kind, geometry: GroupGeometry, algorithm: str | None, *, has_short: bool
 ) -> tuple[StrategyDemand, ...]:
+    """The strategies that the compiler may take; latencies measured by size include the short ones."""
     demands = geometry.demands(kind)
     chosen = None if algorithm is None else named_strategy(algorithm)
-    matches = tuple(demand for demand in demands if demand.name == chosen)
+    matches = tuple(
+        replace(demand, payloads=(0, inf)) for demand in demands if demand.name == chosen
+    )
     if matches:
         return matches
-    available = frozenset(demand.name for demand in demands)
+    plain = tuple(demand for demand in demands if not _is_short(demand))
+    available = frozenset(demand.name for demand in (demands if has_short else plain))
     defaults = default_strategies(kind, geometry.topology, available)
-    return tuple(d for d in demands if defaults is None or d.name in defaults) or demands
+    taken = tuple(d for d in demands if defaults is None or d.name in defaults) or plain
+    return _beyond_short(taken, offloaded_from(kind, geometry.topology.chip.name))
+
+
+def _beyond_short(
+    demands: tuple[StrategyDemand, ...], offloads_from: float
+) -> tuple[StrategyDemand, ...]:
+    """Plain strategies start where the short ones end, at the latest where SparseCores take over."""
+    short = [
+        replace(demand, payloads=(demand.payloads[0], min(demand.payloads[1], offloads_from - 1)))
+        for demand in demands
+        if _is_short(demand) and demand.payloads[0] < offloads_from
+    ]
+    start = max((demand.payloads[1] + 1 for demand in short), default=0)
+    plain = (demand for demand in demands if not _is_short(demand))
+    return (*short, *(replace(demand, payloads=(start, inf)) for demand in plain))
+
+
+def _is_short(demand: StrategyDemand) -> bool:
+    """Whether libtpu takes this strategy for small payloads only."""
+    return demand.name.startswith(SHORT)
 
 
 def _lines(
-    kind: Kind, demand: StrategyDemand, constants: LinkConstants, rates: RateConstants
+    kind: Kind, group_size: int, demand: StrategyDemand, constants: LinkConstants
 ) -> list[CollectiveLine]:
-    if constants.protocols and NETWORK in demand.axes:
-        rates = constants.rates  # SHARP reduces inside a node only
-    s_per_byte = sum(_s_per_byte(leg, constants) for leg in demand.legs) / rates.efficiency
-    if not constants.protocols:
-        line = CollectiveLine(
-            strategy=demand.name,
-            latency_s=max(rates.latency_s, demand.n_hops * constants.hop_s),
-            s_per_byte=s_per_byte,
-            axes=demand.axes,
-        )
-        return [line]
+    """The lines of a strategy: one, or one per NCCL protocol, or one on the core and one on SparseCores."""
+    rates = constants.rates_of(kind, group_size)
+    if constants.protocols:
+        # SHARP reduces inside a node only.
+        rates = constants.rates if NETWORK in demand.axes else rates
+        return [_nccl_line(kind, demand, constants, rates, p) for p in constants.protocols]
+    first, last = demand.payloads
+    start = offloaded_from(kind, constants.chip) if constants.hop_s else inf
+    on_core = constants.rates if start < inf else rates
     return [
         CollectiveLine(
-            strategy=f"{demand.name}, {protocol.name}",
-            latency_s=_nccl_latency_s(demand, protocol),
-            s_per_byte=s_per_byte / bandwidth_frac(protocol, kind),
+            strategy=demand.name,
+            latency_s=taken.latency_s,
+            hops_s=demand.n_hops * (constants.hop_s if taken.hop_s is None else taken.hop_s),
+            s_per_byte=_demand_s_per_byte(demand, constants, taken),
             axes=demand.axes,
+            payloads=payloads,
         )
-        for protocol in constants.protocols
+        for taken, payloads in (
+            (on_core, (first, min(last, start - 1))),
+            (rates, (max(first, start), last)),
+        )
+        if payloads[0] <= payloads[1]
     ]
+
+
+def _demand_s_per_byte(
+    demand: StrategyDemand, constants: LinkConstants, rates: RateConstants
+) -> float:
+    if _is_short(demand):  # from VMEM to VMEM; the links at once were measured between HBMs
+        constants = replace(constants, links_at_once=None)
+    return sum(_s_per_byte(leg, constants) for leg in demand.legs) / rates.efficiency
+
+
+def _nccl_line(
+    kind: Kind,
+    demand: StrategyDemand,
+    constants: LinkConstants,
+    rates: RateConstants,
+    protocol: Protocol,
+) -> CollectiveLine:
+    return CollectiveLine(
+        strategy=f"{demand.name}, {protocol.name}",
+        latency_s=_nccl_latency_s(demand, protocol),
+        s_per_byte=_demand_s_per_byte(demand, constants, rates) / bandwidth_frac(protocol, kind),
+        axes=demand.axes,
+    )
 
 
 def _nccl_latency_s(demand: StrategyDemand, protocol: Protocol) -> float:

@@ -8,7 +8,7 @@ from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind
 from meshscope.interconnect.constants import spec_constants
 from meshscope.interconnect.fabric import Fabric, fabric_of, loads_of
-from meshscope.interconnect.strategies import strategies_of
+from meshscope.interconnect.short_rings import strategies_with_short
 from meshscope.interconnect.time_model import NO_TRANSFER, collective_time
 from meshscope.spec.hardware.topology import Topology
 
@@ -45,7 +45,7 @@ def link_loads(
         ).strategy
     if strategy == NO_TRANSFER or not fabric.is_torus:
         return []
-    legs = strategies_of(kind, fabric, groups)[strategy]
+    legs = strategies_with_short(kind, fabric, groups)[strategy]
     total = np.sum([loads_of(fabric, leg.flow).link for leg in legs], axis=0)
     return [
         _link_load(fabric, *map(int, at), load_bytes=float(total[tuple(at)]) * payload_bytes)

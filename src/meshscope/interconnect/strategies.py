@@ -8,7 +8,7 @@ axes); XLA's names for its choice (`collective_algorithm_config` in compiled HLO
 `RotatedPincer`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import assert_never
@@ -28,7 +28,7 @@ DIMENSION_ORDERED = "dimension-ordered rings"
 ID_ORDERED = "ring in id order"
 DIRECT = "direct"
 
-_CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
+CHIP_AXES = (2, 3, 4)  # z, y, x of [group, slice, z, y, x, core]
 _SLICE_AXIS, _CORE_AXIS = 1, 5
 
 
@@ -49,10 +49,10 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
         case Kind.ALL_GATHER:
             return _gathers(fabric, groups)
         case Kind.REDUCE_SCATTER:
-            return {name: _reversed(legs) for name, legs in _gathers(fabric, groups).items()}
+            return {name: reversed_legs(legs) for name, legs in _gathers(fabric, groups).items()}
         case Kind.ALL_REDUCE:
             gathers = _gathers(fabric, groups).items()
-            return {name: (*_reversed(legs), *legs) for name, legs in gathers}
+            return {name: (*reversed_legs(legs), *legs) for name, legs in gathers}
         case Kind.ALL_TO_ALL:
             return {DIRECT: _exchange(fabric, groups)}
         case Kind.PERMUTE | Kind.SEND:
@@ -67,7 +67,8 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             assert_never(kind)
 
 
-def _reversed(legs: Legs) -> Legs:
+def reversed_legs(legs: Sequence[Leg]) -> Legs:
+    """The legs backwards: an all-gather becomes a reduce-scatter."""
     return tuple(
         Leg(
             flow=Flow(source=leg.flow.target, target=leg.flow.source, share=leg.flow.share),
@@ -87,11 +88,11 @@ def _gathers(fabric: Fabric, groups: Groups) -> dict[str, Legs]:
             )
         }
     by_name: dict[str, Callable[[float], Iterator[Leg]]] = {
-        BIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=True),
-        UNIDIRECTIONAL_RING: lambda unit: _snake(fabric, lattice, unit, is_bidirectional=False),
+        BIDIRECTIONAL_RING: lambda unit: snake(fabric, lattice, unit, is_bidirectional=True),
+        UNIDIRECTIONAL_RING: lambda unit: snake(fabric, lattice, unit, is_bidirectional=False),
         DIMENSION_ORDERED: lambda unit: _phases(fabric, lattice, unit, n_colors=1),
     }
-    n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in _CHIP_AXES)
+    n_chip_axes = sum(lattice.devices.shape[axis] > 1 for axis in CHIP_AXES)
     if n_chip_axes > 1:
         by_name[MULTI_COLOR] = lambda unit: _phases(fabric, lattice, unit, n_colors=n_chip_axes)
     if n_chip_axes == 0:
@@ -111,8 +112,14 @@ def _levels(fabric: Fabric, lattice: Lattice, chips: Callable[[float], Iterator[
         legs.append(_ring(fabric, order, 1 / n, is_bidirectional=False))
     legs += chips(n_slices / n)
     if n_cores > 1:
-        legs.append(_line(fabric, np.moveaxis(lattice.devices, _CORE_AXIS, -1), 1 / n_cores))
+        legs.append(core_leg(fabric, lattice))
     return tuple(legs)
+
+
+def core_leg(fabric: Fabric, lattice: Lattice) -> Leg:
+    """The gather between the cores of each chip."""
+    n_cores = lattice.shape[-1]
+    return _line(fabric, np.moveaxis(lattice.devices, _CORE_AXIS, -1), 1 / n_cores)
 
 
 def _ring(fabric: Fabric, order: IntArray, unit: float, *, is_bidirectional: bool) -> Leg:
@@ -151,10 +158,10 @@ def _leg(
     )
 
 
-def _snake(
+def snake(
     fabric: Fabric, lattice: Lattice, unit: float, *, is_bidirectional: bool
 ) -> Iterator[Leg]:
-    """One ring through all chips of the group, over neighbors if the box allows it."""
+    """Gather over one ring through all chips of the group, over neighbors if the box allows it."""
     members = np.moveaxis(lattice.devices, _CORE_AXIS, 2)  # [group, slice, core, z, y, x]
     shape = members.shape[3:]
     order = members.reshape(*members.shape[:3], -1)[..., hamiltonian_order(shape)]
@@ -188,25 +195,38 @@ def hamiltonian_order(shape: tuple[int, ...]) -> IntArray:
 
 def _phases(fabric: Fabric, lattice: Lattice, unit: float, *, n_colors: int) -> Iterator[Leg]:
     """Rings over one axis after the other; with several colors, each part of the data starts elsewhere."""
-    axes = [axis for axis in _CHIP_AXES if lattice.devices.shape[axis] > 1]
-    colors = [
+    orders = color_orders(lattice, n_colors)
+    units = [unit / n_colors] * n_colors
+    for phase in range(len(orders[0])):
+        axes = [order[phase] for order in orders]
+        yield phase_leg(fabric, lattice, axes, units)
+        units = [
+            shard * lattice.devices.shape[axis] for shard, axis in zip(units, axes, strict=True)
+        ]
+
+
+def color_orders(lattice: Lattice, n_colors: int) -> list[list[int]]:
+    """The axes of each color in the order of its phases."""
+    axes = [axis for axis in CHIP_AXES if lattice.devices.shape[axis] > 1]
+    return [
         [axes[(first + phase) % len(axes)] for phase in range(len(axes))]
         for first in range(n_colors)
     ]
-    units = [unit / n_colors] * n_colors
-    for phase in range(len(axes)):
-        parts: list[Leg] = []
-        for color, order in enumerate(colors):
-            axis = order[phase]
-            members = np.moveaxis(lattice.devices, axis, -1)
-            is_ring = lattice.is_ring[_CHIP_AXES.index(axis)]
-            parts.append(
-                _ring(fabric, members, units[color], is_bidirectional=True)
-                if is_ring
-                else _line(fabric, members, units[color])
-            )
-            units[color] *= members.shape[-1]
-        yield _together(parts)
+
+
+def phase_leg(
+    fabric: Fabric, lattice: Lattice, axes: Sequence[int], shards: Sequence[float]
+) -> Leg:
+    """Gathers over one axis for each color at once, each with its shard."""
+    return _together(
+        [
+            _ring(fabric, members, shard, is_bidirectional=True)
+            if lattice.is_ring[CHIP_AXES.index(axis)]
+            else _line(fabric, members, shard)
+            for axis, shard in zip(axes, shards, strict=True)
+            for members in (np.moveaxis(lattice.devices, axis, -1),)
+        ]
+    )
 
 
 def _together(parts: list[Leg]) -> Leg:

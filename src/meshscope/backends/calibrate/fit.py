@@ -88,7 +88,11 @@ def _fitted_together(
             "Add larger payloads."
         )
     timed = list(zip(points, work, strict=True))
-    small = [point.seconds - s for point, s in timed if _is_small(point)]
+    small = [
+        point.seconds - max(s, _hops_s(point, topology, base))
+        for point, s in timed
+        if _is_small(point)
+    ]
     large = [(s, point.seconds) for point, s in timed if not _is_small(point)]
     latency_s = median(small) if small else constants_of(topology.chip).rates.latency_s
     if not small:
@@ -148,6 +152,12 @@ def _work(point: TimedCollective, topology: Topology, base: LinkConstants) -> fl
     return point.payload_bytes * min((line.s_per_byte for line in lines), default=0.0)
 
 
+def _hops_s(point: TimedCollective, topology: Topology, base: LinkConstants) -> float:
+    """Seconds of the sequential hops."""
+    lines = collective_lines(point.kind, geometry_of(topology, point.groups), base)
+    return min((line.hops_s for line in lines), default=0.0)
+
+
 def _fit_with_holdout(
     points: Points, topology: Topology, base: LinkConstants
 ) -> tuple[LineFit, list[tuple[bool, float]]]:
@@ -186,7 +196,7 @@ def _constants(
     return replace(
         base,
         memory_bytes_per_s=None if base.memory_bytes_per_s is None else peak,
-        hop_s=0.0 if base.memory_bytes_per_s is not None else base.hop_s,
+        hop_s=0.0,  # the latency of each group size includes its hops
         rates=RateConstants(
             latency_s=median(fitted.rates.latency_s for fitted in by_kind),
             efficiency=median(fitted.rates.efficiency for fitted in by_kind),

@@ -28,6 +28,7 @@ _ALGORITHM = re.compile(
 )
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([\w-]*?)(?:\.\d+)?(?:_\d+)?"')
 _COLORS = re.compile(r"colors:(\d+)")
+_MULTISTEP = re.compile(r"is_multistep:([\d,]+)")  # of each phase: in steps (1) or in one shot (0)
 _GPU_KERNEL = re.compile(r'"kernel_strategy":"KERNEL_STRATEGY_(\w+)"')
 _LIBRARY_KERNELS = frozenset({"DEFAULT", "INVALID", "UNSPECIFIED"})  # NCCL chooses
 # On GPUs every collective has a start and a done, even if it is synchronous.
@@ -159,7 +160,8 @@ def is_asynchronous(site: CallSite) -> bool:
 def algorithm_of(site: CallSite) -> str | None:
     """The emitter, strategy and colors that the compiler chose; None if the text has none.
 
-    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`. On GPUs, the name of an
+    For example `RotatedPincerEmitter/UniDirection1DRingStrategy, 2 colors`. Short rings add for each
+    phase whether it is in steps (1) or in one shot (0): `multistep 1,0`. On GPUs, the name of an
     XLA kernel that replaces the library's, such as `TRITON_TWO_SHOT`.
     """
     instructions: Iterable[Instruction] = (site.instruction, *wrappers(site))
@@ -167,7 +169,9 @@ def algorithm_of(site: CallSite) -> str | None:
         if (match := _ALGORITHM.search(text)) and (match[1] or match[2]):
             name = "/".join(piece for piece in match.groups() if piece)
             colors = _COLORS.search(text, match.end())
-            return f"{name}, {colors[1]} colors" if colors else name
+            steps = _MULTISTEP.search(text, match.end())
+            name = f"{name}, {colors[1]} colors" if colors else name
+            return f"{name}, multistep {steps[1]}" if steps else name
         if '"collective_offload_config"' in text:
             rings = _OFFLOADED_RING.findall(text)
             directions = "+".join(dict.fromkeys(rings)) or "unknown ring"

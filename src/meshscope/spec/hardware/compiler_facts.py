@@ -75,6 +75,14 @@ class CompilerFacts:
     grids_gathered_by_dimension: Fact[tuple[tuple[int, ...], ...]] = Fact(
         value=(), source=_COMPILED
     )
+    has_short_all_reduces: Fact[bool] = Fact(
+        value=True,
+        source="emitter RotatedPincerShortEmitter of small all-reduces on v5e, v5p, v6e and tpu7x; "
+        f"{_COMPILED}",
+    )
+    offloads_all_reduces_from: Fact[int | None] = Fact(
+        value=None, source=f"the core runs all-reduces; {_COMPILED}"
+    )
     has_async_fsdp_gathers: Fact[bool] = Fact(
         value=False, source=f"all-gathers of fsdp weights in prefill are synchronous; {_COMPILED}"
     )
@@ -144,7 +152,14 @@ _V5_FLAGS = Fact(
 )
 
 _FACTS: tuple[CompilerFacts, ...] = (
-    CompilerFacts(chip="v4", libtpu="0.0.42.1", gather_route=_BY_DIMENSION),
+    CompilerFacts(
+        chip="v4",
+        libtpu="0.0.42.1",
+        gather_route=_BY_DIMENSION,
+        has_short_all_reduces=Fact(
+            value=False, source=f"RotatedPincerEmitter from 2 kB on, over 2x2x1; {_COMPILED}"
+        ),
+    ),
     CompilerFacts(
         chip="v5e",
         libtpu="0.0.42.1",
@@ -168,6 +183,10 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="tpu7x",
         libtpu="0.0.42.1",
+        offloads_all_reduces_from=Fact(
+            value=1 << 16,
+            source=f"SparseCores run all-reduces from 64 KiB on, over 2, 8 and 32 devices; {_COMPILED}",
+        ),
         has_async_fsdp_gathers=_ASYNC_GATHERS,
         relayouts_split_residual=Fact(
             value=True, source=f"prefill of one sequence with sp; {_COMPILED}"
