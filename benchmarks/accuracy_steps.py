@@ -176,7 +176,8 @@ def _serving_examples() -> list[Comparison]:
         topology=parse_topology("v5e:4x4"),
         workload=Workload(batch=1, prompt=8192, output=1),
     )
-    flops = _closed(prompt, Phase.PREFILL).costs[0][:, :3].sum()
+    costs = _closed(prompt, Phase.PREFILL).costs[0]
+    flops = costs[:, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS]].sum()
     at_40 = float(flops) / (prompt.topology.chip.bf16_flops_per_s or 1) / 0.4
     common = {
         "source": f"{BOOK}, applied-inference.md",

@@ -115,7 +115,7 @@ def test_dense_prefill_flops_are_two_per_weight_and_token_plus_attention():
     """Scaling book, part 4: 2 x tokens x parameters, and for attention 4 T S N H, halved by the mask."""
     experiment = _experiment(LLAMA, "v6e:1x1", "tp=1", (1, 4096))
     _, closed = _closed(experiment, Phase.PREFILL)
-    flops = closed.costs[0, :, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.VECTOR_FLOPS]].sum()
+    flops = closed.costs[0, :, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS]].sum()
     in_layers = 6_979_321_856  # 8.03e9 parameters without embedding, head and norms
     causal = 4 * 32 * 32 * 128 * 4096 * (4096 + 512) / 2
     head = 2 * 128_256 * 4096
@@ -182,7 +182,7 @@ def test_decode_at_published_peaks_reads_weights_and_cache():
     # 16 devices store each of 8 key and value heads twice, which the book leaves out.
     table = 128_256 * 8192 / 16
     assert read == pytest.approx((70.55e9 / 16 - table) + 2 * 41.9e9 / 16, rel=0.03)
-    assert closed.costs[0, :, Cost.RESIDUAL_BYTES].sum() < 0.05 * read
+    assert closed.costs[0, :, [Cost.PASS_BYTES, Cost.WIDE_BYTES]].sum() < 0.05 * read
 
 
 def test_chip_without_published_figures_has_no_time():
@@ -211,30 +211,62 @@ def test_cp_ring_overlaps_attention():
     assert decode.exposed_by_axis_s["cp"] > 0
 
 
-def test_projections_of_few_heads_are_relaid_out_and_the_cache_is_not():
-    """Llama-3.1-8B with two key and value heads per device, and with one and four query heads."""
-    slots, b = 512 + 128, 16
-    two, one = (
-        _closed(_experiment(LLAMA, f"v6e-{tp}", f"tp={tp}", (b, 512), 1), Phase.DECODE)[1]
-        for tp in (4, 8)
+def test_plain_decode_attention_reads_the_static_cache_and_a_kernel_the_filled_positions():
+    experiment = _experiment(LLAMA, "v6e-8", "tp=8", (16, 512), 1)
+    form = plan_form(experiment, Phase.DECODE)
+    plans = plan_batch([replace(form, reads_static_cache=static) for static in (True, False)])
+    sizes = {"batch": [16.0] * 2, "prompt": [512.0] * 2, "output": [128.0] * 2}
+    sizes = {name: np.array(value) for name, value in sizes.items()}
+    costs = closed_steps(plans, np.arange(2), **sizes).costs
+    per_position = 2 * 16 * 128 * 2  # keys and values of one head in bf16
+    expected = [per_position * n for n in (512 + 128, experiment.workload.mean_context)]
+    assert list(costs[:, :, Cost.CACHE_BYTES].sum(axis=1)) == expected
+
+
+def test_exchanged_experts_sort_sent_and_received_rows():
+    """Under balanced routing a device receives as many rows as it sends; without exchange it sorts all."""
+    exchanged = _closed(_experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
+    shared = _closed(_experiment(MOE, "v6e-8", "tp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
+    by_bytes = [steps.costs[0, :, Cost.ROUTED_BYTES].sum() for steps in (exchanged, shared)]
+    assert by_bytes == pytest.approx([6 * 3 * rows * 2048 * 2 for rows in (2 * 1024, 8192)])
+
+
+def test_weights_arrive_behind_collectives_and_small_operations():
+    """Decode with few sequences takes as long as its weights; with many, collectives show."""
+    form = plan_form(
+        experiment_of(
+            model=read_model("meta-llama/Llama-3.1-70B"),
+            plan=parse_plan("tp=16"),
+            topology=parse_topology("v5e:4x4"),
+            workload=Workload(batch=8, prompt=2048, weight_dtype="s8", cache_dtype="s8"),
+        ),
+        Phase.DECODE,
     )
-    keys_and_values, queries = 2 * 4096, 4096  # one tile per row of the residual stream
-    assert two.costs[0, :, Cost.TILES].sum() == keys_and_values
-    assert one.costs[0, :, Cost.TILES].sum() == queries
-    assert one.costs[0, :, Cost.MOVED_BYTES].sum() == 0
-    assert one.costs[0, :, Cost.CACHE_BYTES].sum() == 2 * b * slots * 128 * 2
+    fast = replace(
+        form,
+        collectives=tuple(replace(c, s_per_byte=c.s_per_byte / 100) for c in form.collectives),
+    )
+    batch = np.array([2.0, 2.0, 128.0, 128.0])
+    sizes = {"batch": batch, "prompt": np.full(4, 2048.0), "output": np.full(4, 2.0)}
+    steps = closed_steps(plan_batch([form, fast]), np.array([0, 1, 0, 1]), **sizes)
+    few, few_fast, many, many_fast = steps.step_s
+    assert few == pytest.approx(few_fast, rel=1e-2)
+    assert many > 1.2 * many_fast
 
 
-def test_exchanged_experts_move_the_whole_buffer_and_compute_the_expected_rows():
-    """Without a capacity factor, 8 devices have buffers for all rows of all tokens; with 1, for an eighth."""
-    experiment = _experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3)
-    narrow = replace(experiment, program=replace(experiment.program, capacity_factor=1.0))
-    (_, wide_steps), (_, narrow_steps) = (_closed(e, Phase.PREFILL) for e in (experiment, narrow))
-    experts = PARTS.index(Part.MOE_EXPERTS)
-    wide, less = wide_steps.costs[0, experts], narrow_steps.costs[0, experts]
-    assert wide[Cost.MATMUL_FLOPS] == less[Cost.MATMUL_FLOPS]
-    assert wide[Cost.TILES] == pytest.approx(8 * less[Cost.TILES])
-    assert wide_steps.step_s[0] > narrow_steps.step_s[0]
+def test_a_chunked_prefill_reads_its_weights_once_per_chunk():
+    experiment = _experiment(LLAMA, "v6e:1x1", "tp=1", (1, 4096), 2)
+    form = plan_form(experiment, Phase.PREFILL)
+    sizes = {name: np.array([v, v]) for name, v in (("batch", 1.0), ("prompt", 4096.0))}
+    sizes["output"] = np.array([1.0, 1.0])
+    steps = closed_steps(
+        plan_batch([form]), np.zeros(2, dtype=np.int64), **sizes, chunk=np.array([4096.0, 1024.0])
+    )
+    whole, chunked = steps.costs.sum(axis=1)
+    assert chunked[Cost.WEIGHT_BYTES] == 4 * whole[Cost.WEIGHT_BYTES]
+    assert chunked[Cost.MATMUL_FLOPS] == pytest.approx(whole[Cost.MATMUL_FLOPS])
+    assert chunked[Cost.KERNEL_FLOPS] == pytest.approx(whole[Cost.KERNEL_FLOPS])
+    assert steps.step_s[1] > steps.step_s[0]
 
 
 @pytest.mark.parametrize("prompt", [512, 1024, 4096, 8192])

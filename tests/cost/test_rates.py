@@ -7,6 +7,7 @@ import pytest
 from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.rates import Rates, rates_of
+from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import chip_of
 
 GIB = 2**30
@@ -47,7 +48,11 @@ def test_gpus_reach_more_of_their_hbm_rate_than_tpus() -> None:
 
 
 def test_the_closed_form_of_a_gpu_uses_the_same_efficiency() -> None:
-    peak, efficiency = rates_of(chip_of("h200")).efficiency, efficiency_of(chip_of("h200"))
-    assert (efficiency.default.matmul, efficiency.default.weight) == (peak.matmul, peak.hbm)
-    assert (efficiency.peak, efficiency.spread) == (peak, None)
+    chip = chip_of("h200")
+    rates = rates_of(chip)
+    efficiency = efficiency_of(chip, rates)
+    peak, constants = rates.efficiency, efficiency.constants
+    assert (constants.matmul, constants.weights) == (peak.matmul, peak.hbm)
+    assert not constants.streams_weights
+    assert efficiency.spread(Phase.DECODE) == pytest.approx(0.82 / 0.7)
     assert f"{peak.hbm:.0%} of the HBM rate" in efficiency.source

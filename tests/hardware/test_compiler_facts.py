@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 
+from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.compiler_facts import (
     CompilerFacts,
@@ -44,7 +45,8 @@ def test_every_tpu_has_facts_and_both_fits(chip: str) -> None:
     fit = fitted_constants(chip)
     assert fit.libtpu == compiler_facts(chip).libtpu
     assert fit.collectives is not None
-    assert {"attn", "mlp", "lm_head"} <= set(fit.parts)
+    assert 0 < fit.closed_form["matmul"] <= 1
+    assert fit.spreads.keys() == {phase.value for phase in Phase}
 
 
 def test_every_fit_has_a_source() -> None:

@@ -1,13 +1,19 @@
 """Step time in closed form, for many plans and workloads at once.
 
-Compute: for each model part, the longer of its matrix products and its weight reads, then kernels, cache,
-activations and a constant per run, at fitted efficiencies. Communication: the alpha-beta lines of the
-interconnect model. Collectives stall the core, as in libtpu's code for these programs, with two
-exceptions: the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap
-the layers. A pipeline takes M + P - 1 ticks of the stage with the most layers.
+One HBM serves a step. Products wait for what they compute and for their weights; attention for the keys
+and values it reads; passes over activations for their bytes. While the core waits in a collective or
+works through small operations, weights of the coming products arrive:
 
-Left out: indexers of attention, pipeline fill and drain of partial stages, and compiler transformations
-beyond `compiler_facts`.
+    step = products + attention + passes + max(weights from HBM, collectives + small operations)
+
+In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
+decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
+model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
+layers. A pipeline takes M + P - 1 ticks of the stage with the most layers. GPUs and measured devices
+overlap each product with its own weights only.
+
+Left out: relayouts, products that are fused with others, arrays that stay in VMEM between layers, the
+most loaded expert, indexers of attention, and pipeline fill and drain of partial stages.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.efficiency import PEAKS, ChipEfficiency, efficiency_of
+from meshscope.cost.efficiency import ChipEfficiency, efficiency_of
 from meshscope.cost.expert_load import routed_tokens_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
-from meshscope.cost.rates import ELEMENTWISE_FRAC, KERNEL_FRAC, Rates, rates_of
+from meshscope.cost.rates import VMEM_OVER_HBM, Rates, rates_of
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.interconnect import LinkConstants, constants_of
@@ -28,11 +34,15 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import causal_blocks, window_blocks
-from meshscope.spec.model.model import GroupedAttention
+from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
 from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
+from meshscope.units import DTYPE_BITS
 
 IntArray = NDArray[np.int64]
-NO_WINDOW = float(1 << 40)  # longer than any prompt
+NO_LIMIT = float(1 << 40)  # longer than any prompt
+# Arrays of activations up to this size stay in VMEM: half of the 16 MiB that libtpu gives one operation
+# by default (xla_tpu_scoped_vmem_limit_kib), as an operation reads one and writes one.
+VMEM_ARRAY_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,9 +65,12 @@ class PlanForm:
     n_stages: int
     n_microbatches: int
     has_kernel: bool
+    reads_static_cache: bool  # decode without a kernel reads all slots, filled or not
     window: float
+    chosen: float  # positions that an indexer chooses
     miss_frac: float  # of tokens that do not choose a given expert; 1 for a dense model
     routed_tokens: float  # tokens that may choose a device's experts, per token of its tp group
+    residual_bytes: float  # residual stream of one token
 
 
 def plan_form(
@@ -68,32 +81,45 @@ def plan_form(
     efficiency: ChipEfficiency | None = None,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
-    chip, plan, moe = experiment.topology.chip, experiment.plan, experiment.model.moe
+    chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
+    kernels, moe = experiment.kernels, model.moe
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
         costs=plan_costs(experiment, phase),
         collectives=collective_costs(experiment, phase, constants),
         rates=rates,
-        efficiency=efficiency or (efficiency_of(chip) if rates.measured is None else PEAKS),
+        efficiency=efficiency or efficiency_of(chip, rates),
         constants=constants,
         data_size=plan.data_size,
         cp=plan.cp,
         n_stages=plan.pp,
         n_microbatches=experiment.n_microbatches(phase),
-        has_kernel=experiment.kernels.prefill_attention.kernel is not None,
-        window=_window(experiment),
+        has_kernel=kernels.prefill_attention.kernel is not None,
+        reads_static_cache=kernels.decode_attention.kernel is None,
+        window=_window(model),
+        chosen=_chosen(model),
         miss_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
-        routed_tokens=0.0 if moe is None else routed_tokens_per_token(experiment.model, plan),
+        routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
+        residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
     )
 
 
-def _window(experiment: Experiment) -> float:
-    attention = experiment.model.attention
+def _window(model: Model) -> float:
+    attention = model.attention
     window = attention.window if isinstance(attention, GroupedAttention) else None
-    return NO_WINDOW if window is None else float(window)
+    return NO_LIMIT if window is None else float(window)
+
+
+def _chosen(model: Model) -> float:
+    """Positions behind the choice of an indexer; entries count with the positions they compress."""
+    attention = model.attention
+    if isinstance(attention, GroupedAttention) or attention.indexer is None:
+        return NO_LIMIT
+    rate = attention.sparse_rate if isinstance(attention, CompressedAttention) else 1
+    return float(attention.indexer.top_k * rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,8 +145,8 @@ class PlanBatch:
     """The closed forms of several plans as arrays over [plan]; collectives and strategies are padded."""
 
     coefficients: FloatArray  # [plan, part, cost, feature]
-    cost_s: FloatArray  # [plan, part, cost] seconds per unit of cost
-    matvec_s: FloatArray  # [plan, part] seconds per weight byte of a single token
+    cost_s: FloatArray  # [plan, cost] seconds per unit of cost
+    streams_weights: FloatArray  # [plan]
     is_once: FloatArray  # [part]
     payload: FloatArray  # [plan, collective, feature]
     latency_s: FloatArray  # [plan, collective, strategy]
@@ -137,7 +163,10 @@ class PlanBatch:
     n_microbatches: FloatArray
     n_stages: FloatArray
     has_kernel: FloatArray
+    reads_static_cache: FloatArray
     window: FloatArray
+    chosen: FloatArray
+    residual_bytes: FloatArray
     miss_frac: FloatArray
     routed_tokens: FloatArray
     is_decode: FloatArray
@@ -155,11 +184,10 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         return _padded([[value(c) for c in form.collectives] for form in forms], shape, fill)
 
     n_strategies = max((len(c.latency_s) for form in forms for c in form.collectives), default=1)
-    matvec = [[form.efficiency.of_part(part).matvec for part in PARTS] for form in forms]
     return PlanBatch(
         coefficients=np.array([form.costs.coefficients for form in forms]),
         cost_s=np.array([_cost_s(form) for form in forms]),
-        matvec_s=1 / by_plan(lambda f: f.rates.hbm_bytes_per_s)[:, None] / np.array(matvec),
+        streams_weights=by_plan(lambda f: f.efficiency.constants.streams_weights),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
         payload=by_collective(lambda c: c.payload, len(Feature)),
         latency_s=by_collective(lambda c: c.latency_s, n_strategies, fill=np.inf),
@@ -176,7 +204,10 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         n_microbatches=by_plan(lambda f: f.n_microbatches),
         n_stages=by_plan(lambda f: f.n_stages),
         has_kernel=by_plan(lambda f: f.has_kernel),
+        reads_static_cache=by_plan(lambda f: f.reads_static_cache),
         window=by_plan(lambda f: f.window),
+        chosen=by_plan(lambda f: f.chosen),
+        residual_bytes=by_plan(lambda f: f.residual_bytes),
         miss_frac=by_plan(lambda f: f.miss_frac),
         routed_tokens=by_plan(lambda f: f.routed_tokens),
         is_decode=by_plan(lambda f: f.phase is Phase.DECODE),
@@ -184,28 +215,20 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
 
 
 def _cost_s(form: PlanForm) -> FloatArray:
-    """[part, cost] seconds per unit of cost, at the efficiency of the part."""
-    rates = form.rates
-    flop_s, byte_s = 1 / rates.flops_per_s, 1 / rates.hbm_bytes_per_s
-    clock_hz = rates.clock_hz or np.inf
-    cost_s = np.zeros((len(PARTS), len(Cost)))
-    for at, part in enumerate(PARTS):
-        efficiency = form.efficiency.of_part(part)
-        by_cost = {
-            Cost.MATMUL_FLOPS: flop_s / efficiency.matmul,
-            Cost.KERNEL_FLOPS: flop_s / KERNEL_FRAC,
-            Cost.VECTOR_FLOPS: flop_s / efficiency.vector,
-            Cost.WEIGHT_BYTES: byte_s / efficiency.weight,
-            Cost.CACHE_BYTES: byte_s / efficiency.cache,
-            Cost.RESIDUAL_BYTES: byte_s / efficiency.act,
-            Cost.WIDE_BYTES: byte_s / efficiency.wide,
-            Cost.RUNS: efficiency.run_cycles / clock_hz,
-            Cost.TILES: efficiency.tile_cycles / clock_hz,
-            Cost.MOVED_BYTES: byte_s / ELEMENTWISE_FRAC,
-        }
-        for cost, seconds in by_cost.items():
-            cost_s[at, cost] = seconds
-    return cost_s
+    """[cost] seconds per unit of cost, at what the chip reaches of its peaks."""
+    constants = form.efficiency.constants
+    flop_s, byte_s = 1 / form.rates.flops_per_s, 1 / form.rates.hbm_bytes_per_s
+    by_cost = {
+        Cost.MATMUL_FLOPS: flop_s / constants.matmul,
+        Cost.KERNEL_FLOPS: flop_s / constants.attention,
+        Cost.WEIGHT_BYTES: byte_s / constants.weights,
+        Cost.CACHE_BYTES: byte_s / constants.cache,
+        Cost.PASS_BYTES: byte_s / constants.passes,
+        Cost.WIDE_BYTES: byte_s / constants.passes,
+        Cost.ROUTED_BYTES: byte_s / constants.routed,
+        Cost.SMALL_OPS: constants.op_s,
+    }
+    return np.array([by_cost[cost] for cost in Cost])
 
 
 def _padded(
@@ -221,29 +244,39 @@ def _padded(
     return padded
 
 
-def closed_steps(
+def closed_steps(  # noqa: PLR0913  the sizes of a workload
     plans: PlanBatch,
     at: IntArray,
     *,
     batch: FloatArray,
     prompt: FloatArray,
     output: FloatArray,
+    chunk: FloatArray | None = None,
 ) -> ClosedSteps:
-    """The steps of [n] workloads; `at` [n] is the plan of each."""
+    """The steps of [n] workloads; `at` [n] is the plan of each.
+
+    `chunk` [n] are the tokens of a prefill chunk on one data-parallel rank. The step of a prefill is that
+    of all its chunks.
+    """
     features = _features(plans, at, batch, prompt, output)
+    n_chunks = _n_chunks(plans, at, features, chunk)
+    features = _of_chunk(features, n_chunks)
     # [n, part, cost] = [n, part, cost, feature] x [n, feature], as one product of small matrices
     costs = (plans.coefficients[at] @ features[:, None, :, None])[..., 0]
-    tick_parts_s = _parts_s(plans, at, costs, is_single=_is_single(plans, features))
     payload = (plans.payload[at] @ features[:, :, None])[..., 0]
-    once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, tick_parts_s)
+    work = _work(plans, at, costs, features)
+    once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
+    tick_parts_s = work.core_s + _waits_s(plans, work, exposed_tick_s)
 
-    ticks = (plans.n_microbatches + plans.n_stages - 1)[at][:, None]
-    busy_frac = plans.n_microbatches[at][:, None] / ticks
+    ticks = (plans.n_microbatches + plans.n_stages - 1)[at][:, None] * n_chunks[:, None]
+    busy_frac = (plans.n_microbatches / (plans.n_microbatches + plans.n_stages - 1))[at][:, None]
     is_once = plans.is_once[None, :] > 0
-    busy_ticks = np.where(is_once, 1.0, ticks * busy_frac)
+    part_ticks = np.where(is_once, n_chunks[:, None], ticks)
+    busy_ticks = part_ticks * np.where(is_once, 1.0, busy_frac)
     parts_s = tick_parts_s * busy_ticks
+    once_s = once_s * n_chunks[:, None]
     exposed_s = exposed_tick_s * ticks * busy_frac + once_s
-    step_s = (tick_parts_s * np.where(is_once, 1.0, ticks)).sum(axis=1)
+    step_s = (tick_parts_s * part_ticks).sum(axis=1)
     step_s = step_s + (exposed_tick_s * ticks + once_s).sum(axis=1)
     return ClosedSteps(
         step_s=step_s,
@@ -257,14 +290,71 @@ def closed_steps(
     )
 
 
+def _n_chunks(
+    plans: PlanBatch, at: IntArray, features: FloatArray, chunk: FloatArray | None
+) -> FloatArray:
+    """[n] chunks of a prefill; 1 in decode."""
+    if chunk is None:
+        return np.ones(len(at))
+    tokens = features[:, Feature.TOKENS] * plans.cp[at]
+    return np.where(plans.is_decode[at] > 0, 1.0, np.maximum(1.0, np.ceil(tokens / chunk)))
+
+
+def _of_chunk(features: FloatArray, n_chunks: FloatArray) -> FloatArray:
+    """The features of the mean chunk; the fraction of chosen experts stays."""
+    of_chunk = features / n_chunks[:, None]
+    for fixed in (Feature.ONE, Feature.HIT_FRAC):
+        of_chunk[:, fixed] = features[:, fixed]
+    return of_chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Work:
+    """Seconds of each part [n, part]: on the core, of weights that stream in, of small operations."""
+
+    core_s: FloatArray
+    stream_s: FloatArray
+    ops_s: FloatArray
+
+
+def _work(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> _Work:
+    seconds = costs * plans.cost_s[at][:, None, :]
+    products_s, weights_s = seconds[..., Cost.MATMUL_FLOPS], seconds[..., Cost.WEIGHT_BYTES]
+    streams = plans.streams_weights[at][:, None] > 0
+    in_vmem = features[:, Feature.TOKENS] * plans.residual_bytes[at] <= VMEM_ARRAY_BYTES
+    in_vmem = in_vmem[:, None] & streams
+    passes_s = seconds[..., Cost.PASS_BYTES] + seconds[..., Cost.WIDE_BYTES]
+    others = [Cost.KERNEL_FLOPS, Cost.CACHE_BYTES, Cost.ROUTED_BYTES, Cost.SMALL_OPS]
+    return _Work(
+        core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
+        + np.where(in_vmem, passes_s / VMEM_OVER_HBM, passes_s)
+        + seconds[..., others].sum(axis=-1),
+        stream_s=np.where(streams, weights_s, 0.0),
+        ops_s=seconds[..., Cost.SMALL_OPS],
+    )
+
+
+def _waits_s(plans: PlanBatch, work: _Work, exposed_tick_s: FloatArray) -> FloatArray:
+    """[n, part] seconds that products wait for weights which collectives and small operations did not hide.
+
+    Nothing hides the weights of parts outside the layers.
+    """
+    in_layers = plans.is_once[None, :] == 0
+    stream_s = np.where(in_layers, work.stream_s, 0.0).sum(axis=1)
+    hiding_s = np.where(in_layers, work.ops_s, 0.0).sum(axis=1) + exposed_tick_s.sum(axis=1)
+    waits_s = np.maximum(0.0, stream_s - hiding_s)
+    frac = np.divide(waits_s, stream_s, out=np.zeros_like(waits_s), where=stream_s > 0)
+    return work.stream_s * np.where(in_layers, frac[:, None], 1.0)
+
+
 def _collectives_s(
-    plans: PlanBatch, at: IntArray, payload: FloatArray, tick_parts_s: FloatArray
+    plans: PlanBatch, at: IntArray, payload: FloatArray, core_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[n, collective] seconds outside the ticks, per tick, and exposed per tick."""
     run_s = _strategy_s(plans, at, payload[..., None])
     tick_s = run_s * plans.n_tick[at]
-    layers_s = np.where(plans.is_once > 0, 0.0, tick_parts_s).sum(axis=1)
-    attention_s = tick_parts_s[:, PARTS.index(Part.ATTN)]
+    layers_s = np.where(plans.is_once > 0, 0.0, core_s).sum(axis=1)
+    attention_s = core_s[:, PARTS.index(Part.ATTN)]
     exposed_s = _exposed(plans.behind_attention[at], tick_s, attention_s)
     exposed_s = _exposed(plans.behind_layers[at], exposed_s, layers_s)
     return run_s * plans.n_once[at], tick_s, exposed_s
@@ -284,7 +374,6 @@ def _features(
     is_kernel = (plans.has_kernel[at] > 0) & (block > 0) & ~is_decode
     causal_pairs, window_pairs = _block_pairs(prompt, block, plans.window[at])
     per_pair = np.where(is_kernel, sequences * n_queries / prompt, 0.0)
-    cached = sequences * (np.floor(prompt / cp) + np.ceil(output / cp))
     features = np.zeros((len(prompt), len(Feature)))
     features[:, Feature.ONE] = 1.0
     features[:, Feature.SEQUENCES] = sequences
@@ -292,13 +381,27 @@ def _features(
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs
     features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * prompt)
-    features[:, Feature.CACHED_POSITIONS] = np.where(is_decode, cached, 0.0)
     features[:, Feature.ALL_SEQUENCES] = all_sequences
     features[:, Feature.HIT_FRAC] = 1 - plans.miss_frac[at] ** (tokens * plans.routed_tokens[at])
-    is_lone = (sequences <= 1) & ~is_decode
-    features[:, Feature.LONE_SEQUENCE_TOKENS] = np.where(is_lone, n_queries, 0.0)
-    features[:, Feature.SEVERAL_TOKENS] = tokens > 1
+    positions = _positions(plans, at, prompt, output)
+    for feature, limit in (
+        (Feature.CACHED_POSITIONS, NO_LIMIT),
+        (Feature.WINDOW_POSITIONS, plans.window[at]),
+        (Feature.CHOSEN_POSITIONS, plans.chosen[at]),
+    ):
+        is_limited = plans.reads_static_cache[at] == 0
+        n_read = np.where(is_limited, np.minimum(positions, limit), positions)
+        features[:, feature] = np.where(is_decode, sequences * n_read, 0.0)
     return features
+
+
+def _positions(
+    plans: PlanBatch, at: IntArray, prompt: FloatArray, output: FloatArray
+) -> FloatArray:
+    """[n] positions of one sequence on a device: those of the static cache, or of the mean decode step."""
+    cp = plans.cp[at]
+    static = np.floor(prompt / cp) + np.ceil(output / cp)
+    return np.where(plans.reads_static_cache[at] > 0, static, (prompt + output / 2) / cp)
 
 
 def _splash_block(prompt: FloatArray) -> FloatArray:
@@ -317,27 +420,6 @@ def _block_pairs(
     n_rows = prompt / size
     width = np.minimum(n_rows, window_blocks(window, size))
     return size**2 * causal_blocks(n_rows, n_rows), size**2 * causal_blocks(n_rows, width)
-
-
-def _is_single(plans: PlanBatch, features: FloatArray) -> NDArray[np.bool_]:
-    """[n, part] whether the part multiplies a single token."""
-    tokens = features[:, [Feature.TOKENS]]
-    n_tokens = np.where(plans.is_once > 0, features[:, [Feature.ALL_SEQUENCES]], tokens)
-    return n_tokens <= 1
-
-
-def _parts_s(
-    plans: PlanBatch, at: IntArray, costs: FloatArray, *, is_single: NDArray[np.bool_]
-) -> FloatArray:
-    """[n, part] seconds of one run of the part: products or weight reads, then all other costs."""
-    seconds = costs * plans.cost_s[at]
-    # A single token reads a prefetched table like any weight; several tokens find it in VMEM.
-    single_bytes = costs[..., Cost.WEIGHT_BYTES] + costs[..., Cost.PREFETCHED_BYTES]
-    single_s = single_bytes * plans.matvec_s[at]
-    weights_s = np.where(is_single, single_s, seconds[..., Cost.WEIGHT_BYTES])
-    products_s = np.maximum(seconds[..., Cost.MATMUL_FLOPS], weights_s)
-    others = [cost for cost in Cost if cost not in {Cost.MATMUL_FLOPS, Cost.WEIGHT_BYTES}]
-    return products_s + seconds[..., others].sum(axis=-1)
 
 
 def _strategy_s(plans: PlanBatch, at: IntArray, payload: FloatArray) -> FloatArray:

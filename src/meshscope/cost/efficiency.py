@@ -1,78 +1,98 @@
-"""Efficiency of each model part relative to the peaks of a chip, fitted to compiled programs.
+"""What a step reaches of the peaks of a chip: the constants of the closed form.
 
-`tools/fit_closed_form.py` fits the constants; `compiler_facts.fitted_constants` stores them.
+`tools/fit_closed_form.py` fits them; `compiler_facts.fitted_constants` stores them with their sources.
 """
 
 from dataclasses import dataclass
 from functools import cache
 
-from meshscope.cost.rates import TPU_EFFICIENCY, PeakEfficiency, peak_efficiency
-from meshscope.events.enums import Part
+from meshscope.cost.rates import GPU_EFFICIENCY, MEASURED_EFFICIENCY, PeakEfficiency, Rates
+from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import fitted_constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartEfficiency:
-    """Fractions of the peaks that a part reaches, and its cycles per shuffled tile and per run.
+class ClosedConstants:
+    """The constants of the closed form on one chip.
 
-    `vector` is relative to the matrix units' peak. `matvec` replaces `weight` on a device with a single
-    token, which the vector units multiply. A fraction below that of the HBM means that arrays are read
-    several times or relaid out.
+    `matmul` and `attention` are fractions of the matmul peak, in products with weights and in attention
+    kernels over prompts. The others are fractions of the HBM rate: for weights that stream in, for the
+    cache that decode attention reads, for element-wise passes, and for rows sorted by expert. `op_s` is
+    the time of a small operation. With `streams_weights`, weights of coming products arrive while the
+    core waits in collectives and small operations, and products wait for the rest; otherwise each product
+    overlaps with its weights only.
     """
 
     matmul: float
-    vector: float
-    weight: float
-    matvec: float
+    attention: float
+    weights: float
     cache: float
-    act: float
-    wide: float
-    tile_cycles: float = 0.0
-    run_cycles: float = 0.0
+    passes: float
+    routed: float
+    op_s: float
+    streams_weights: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipEfficiency:
-    """The efficiency of each part, `default` for parts without a fit.
+    """The constants of a chip, and by phase the factor that covers 90 % of their errors."""
 
-    `spread` is the factor that covers 90 % of the holdout errors; without compiled programs it is None
-    and the intervals of `peak` apply.
-    """
-
-    default: PartEfficiency
-    peak: PeakEfficiency = TPU_EFFICIENCY
-    parts: tuple[tuple[Part, PartEfficiency], ...] = ()
-    spread: float | None = None
+    constants: ClosedConstants
+    spreads: tuple[tuple[Phase, float], ...] = ()
     source: str = ""
 
-    def of_part(self, part: Part) -> PartEfficiency:
-        """The efficiency of a part."""
-        return dict(self.parts).get(part, self.default)
+    def spread(self, phase: Phase) -> float:
+        """The factor that covers 90 % of the errors of a phase; 1 without known errors."""
+        return dict(self.spreads).get(phase, 1.0)
 
 
-def _uniform(*, flops: float, n_bytes: float) -> PartEfficiency:
-    by_bytes = dict.fromkeys(("weight", "matvec", "cache", "act", "wide"), n_bytes)
-    return PartEfficiency(matmul=flops, vector=flops, **by_bytes)
+def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
+    return ClosedConstants(
+        matmul=flops,
+        attention=flops,
+        weights=hbm,
+        cache=hbm,
+        passes=hbm,
+        routed=hbm,
+        op_s=0.0,
+        streams_weights=False,
+    )
 
 
 PEAKS = ChipEfficiency(
-    default=_uniform(flops=1.0, n_bytes=1.0), source="published peaks at full efficiency"
+    constants=_uniform(flops=1.0, hbm=1.0), source="published peaks at full efficiency"
 )
 
 
-@cache
-def efficiency_of(chip: Chip) -> ChipEfficiency:
-    """The fitted efficiency of a TPU, and the measured efficiency of large operations on a GPU."""
-    peak = peak_efficiency(chip)
-    default = _uniform(flops=peak.matmul, n_bytes=peak.hbm)
-    if chip.kind is not ChipKind.TPU:
-        source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
-        return ChipEfficiency(default=default, peak=peak, source=source)
-    fit = fitted_constants(chip.name)
+def _at_peaks(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+    """Large operations at these fractions; the interval is that of the wider of compute and memory."""
+    low = min(peak.matmul / peak.matmul_interval[1], peak.hbm / peak.hbm_interval[1])
+    high = max(peak.matmul / peak.matmul_interval[0], peak.hbm / peak.hbm_interval[0])
+    spread = max(1 / low, high)
     return ChipEfficiency(
-        default=default,
-        parts=tuple((Part(part), PartEfficiency(**values)) for part, values in fit.parts.items()),
-        spread=fit.spread,
-        source=f"efficiencies fitted to {fit.n_fitted} steps compiled with libtpu {fit.libtpu}",
+        constants=_uniform(flops=peak.matmul, hbm=peak.hbm),
+        spreads=tuple((phase, spread) for phase in Phase),
+        source=source,
+    )
+
+
+def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
+    """The fitted efficiency of a TPU, that of large operations on a GPU, and peaks for measured rates."""
+    if rates.measured is not None:
+        return _at_peaks(MEASURED_EFFICIENCY, "rates measured on the devices")
+    if chip.kind is ChipKind.TPU:
+        return _fitted(chip.name)
+    peak = GPU_EFFICIENCY
+    source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
+    return _at_peaks(peak, source)
+
+
+@cache
+def _fitted(chip: str) -> ChipEfficiency:
+    fit = fitted_constants(chip)
+    return ChipEfficiency(
+        constants=ClosedConstants(**fit.closed_form),
+        spreads=tuple((Phase(phase), spread) for phase, spread in fit.spreads.items()),
+        source=f"constants fitted to {fit.n_fitted} published steps",
     )

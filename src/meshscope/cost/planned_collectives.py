@@ -12,7 +12,6 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.cost.features import FloatArray
-from meshscope.cost.relayout import LANES
 from meshscope.cost.workload_features import Feature
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
@@ -24,6 +23,8 @@ from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.plan.stages import n_ticks
 from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
+
+LANES = 128  # of a tile
 
 
 class HiddenBehind(StrEnum):

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_batch, plan_form
-from meshscope.cost.efficiency import ChipEfficiency
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.planned_collectives import hidden_behind
-from meshscope.cost.rates import Rates
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate
@@ -19,10 +17,10 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
 
-FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.VECTOR_FLOPS)
+FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS)
 HBM_BYTES = (
-    *(Cost.WEIGHT_BYTES, Cost.CACHE_BYTES, Cost.RESIDUAL_BYTES, Cost.WIDE_BYTES),
-    Cost.PREFETCHED_BYTES,
+    *(Cost.WEIGHT_BYTES, Cost.CACHE_BYTES, Cost.PASS_BYTES, Cost.WIDE_BYTES),
+    Cost.ROUTED_BYTES,
 )
 
 
@@ -119,9 +117,9 @@ def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[bool]:
 def _interval(form: PlanForm, steps: ClosedSteps, at: int) -> TimeEstimate:
     """The step with compute and communication bounded by their own factors."""
     step_s = float(steps.step_s[at])
-    low, high = _compute_factors(form.efficiency, form.rates)
+    factor = form.efficiency.spread(form.phase)
     compute_s = float(steps.step_s[at] - steps.exposed_s[at].sum())
-    low_s, high_s = compute_s * low, compute_s * high
+    low_s, high_s = compute_s / factor, compute_s * factor
     spreads = form.constants.spreads
     if form.collectives and spreads is None:
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
@@ -131,17 +129,6 @@ def _interval(form: PlanForm, steps: ClosedSteps, at: int) -> TimeEstimate:
         low_s += float(steps.exposed_s[at, m]) / spread
         high_s += float(steps.exposed_s[at, m]) * spread
     return TimeEstimate(value_s=step_s, low_s=low_s, high_s=high_s)
-
-
-def _compute_factors(efficiency: ChipEfficiency, rates: Rates) -> tuple[float, float]:
-    """Bounds of compute: closed form against compiled programs, and these against measurements."""
-    if efficiency.spread is None:
-        default, peak = efficiency.default, efficiency.peak
-        low = min(default.matmul / peak.matmul_interval[1], default.weight / peak.hbm_interval[1])
-        high = max(default.matmul / peak.matmul_interval[0], default.weight / peak.hbm_interval[0])
-        return min(low, 1.0), max(high, 1.0)
-    low, high = rates.cycles_interval
-    return low / efficiency.spread, high * efficiency.spread
 
 
 def timed_predictions(

@@ -14,8 +14,8 @@ class Feature(IntEnum):
     )
     WINDOW_PAIRS = 4  # the same for the model's sliding window
     ALL_PAIRS = 5  # all query-key pairs, of plain attention
-    CACHED_POSITIONS = 6  # over all sequences
-    ALL_SEQUENCES = 7  # of all micro-batches
-    HIT_FRAC = 8  # fraction of the device's experts that get a row
-    LONE_SEQUENCE_TOKENS = 9  # prompt tokens of a device with one sequence
-    SEVERAL_TOKENS = 10  # 1 for a device with more than one token
+    CACHED_POSITIONS = 6  # that a decode step reads, over all sequences
+    WINDOW_POSITIONS = 7  # the same in layers with a sliding window
+    CHOSEN_POSITIONS = 8  # the same behind an indexer
+    ALL_SEQUENCES = 9  # of all micro-batches
+    HIT_FRAC = 10  # fraction of the device's experts that get a row

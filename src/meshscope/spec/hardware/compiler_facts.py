@@ -91,35 +91,6 @@ class CompilerFacts:
     vmem_prefetch_bytes: Fact[float] = Fact(
         value=0.0, source=f"no table is prefetched into VMEM; {_COMPILED}"
     )
-    relayouts_split_residual: Fact[bool] = Fact(
-        value=False, source=f"sp keeps the layout of the residual stream; {_COMPILED}"
-    )
-    memset_passes: Fact[int] = Fact(
-        value=2,
-        source=f"receive buffers of the expert dispatch and combine, layers scanned; {_COMPILED}",
-    )
-    gather_passes: Fact[int] = Fact(
-        value=6,
-        source=f"reads and writes that sort rows by expert and back, layers scanned; {_COMPILED}",
-    )
-    shuffle_frac: Fact[float] = Fact(
-        value=0.34,
-        source=f"two-row tiles per full tile, prefill of DeepSeek-V2-Lite on v6e; {_COMPILED}",
-    )
-    transpose_passes: Fact[float] = Fact(
-        value=5.5,
-        source=f"decode of Qwen3-30B-A3B with tp=8: 6.3 on v6e and 4.9 on v5e, against one pass; {_COMPILED}",
-    )
-    exchange_runs: Fact[int] = Fact(
-        value=19,
-        source="small ops that count and place exchanged rows: 39 us a layer in decode of Mixtral on v5e and "
-        "41 us of DeepSeek-V2-Lite on v6e. At the fitted 2,070 and 2,720 cycles a run this gives 26 and "
-        f"30 us, because the fit trades it against the rest of the step; {_COMPILED}",
-    )
-    split_norm_frac: Fact[float] = Fact(
-        value=0.6,
-        source=f"share of residual traffic that sp splits: norms and additions; {_COMPILED}",
-    )
 
     # Estimates.
     cycles_interval: Fact[tuple[float, float]] = Fact(
@@ -188,9 +159,6 @@ _FACTS: tuple[CompilerFacts, ...] = (
             source=f"SparseCores run all-reduces from 64 KiB on, over 2, 8 and 32 devices; {_COMPILED}",
         ),
         has_async_fsdp_gathers=_ASYNC_GATHERS,
-        relayouts_split_residual=Fact(
-            value=True, source=f"prefill of one sequence with sp; {_COMPILED}"
-        ),
     ),
 )
 
@@ -223,21 +191,21 @@ class FittedConstants:
     """The fitted constants of one chip.
 
     `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
-    `parts` maps each model part to the fields of `cost.efficiency.PartEfficiency`, fitted to `n_fitted`
-    compiled steps. `spread` is the factor that covers 90 % of the errors of the `n_holdout` other steps.
+    `closed_form` are the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted` published
+    steps. `spreads` are by phase the factor that covers 90 % of the errors of the `n_holdout` other steps.
     """
 
     libtpu: str
     collectives: Mapping[str, Any] | None
-    parts: Mapping[str, Mapping[str, float]]
-    spread: float
+    closed_form: Mapping[str, Any]
+    spreads: Mapping[str, float]
     n_fitted: int
     n_holdout: int
 
 
 @cache
 def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
-    """The constants of a chip at the nearest known libtpu version; `parts` of all chips if it has none."""
+    """The constants of a chip at the nearest known libtpu version; `closed_form` of all chips if it has none."""
     versions = read_fitted_constants()["libtpu"]
     version = nearest_version(versions, libtpu)
     fits = versions[version]
@@ -246,8 +214,8 @@ def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
     return FittedConstants(
         libtpu=version,
         collectives=entry.get("collectives"),
-        parts=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
-        spread=closed_form["spread"],
+        closed_form=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
+        spreads=closed_form["spreads"],
         n_fitted=closed_form["n_fitted"],
         n_holdout=closed_form["n_holdout"],
     )

@@ -1,0 +1,104 @@
+"""Published times of whole steps on real TPUs: the data for fitting and checking the closed form.
+
+Every second row of a group (same model, plan and phase) is for the fit, the others are the holdout.
+Prefill times follow from a published throughput: tokens over the rate. Decode times are medians; those of
+servers contain the host. `host_ms` is an assumption of this project: the 4 ms that one chip's decode times
+have in common at five batches and contexts. A server of four chips waits for its host, so its times are
+only upper bounds of the device's.
+"""
+
+import csv
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
+from meshscope.cost.efficiency import ChipEfficiency
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+CSV = Path(__file__).with_suffix(".csv")
+
+
+class Half(StrEnum):
+    """What a row is for."""
+
+    FITTED = "fitted"
+    HOLDOUT = "holdout"
+    BOUND = "bound"  # the published time is an upper bound of the device's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedStep:
+    """One published step: its experiment, and the time of the device and the host together."""
+
+    id: str
+    group: str
+    half: Half
+    experiment: Experiment
+    phase: Phase
+    chunk: int | None
+    published_s: float
+    host_s: float
+    source: str
+
+    @property
+    def chip(self) -> str:
+        """The name of its chip."""
+        return self.experiment.topology.chip.name
+
+    @property
+    def device_s(self) -> float:
+        """Published time without the host's."""
+        return self.published_s - self.host_s
+
+
+def published_steps() -> tuple[PublishedStep, ...]:
+    """The rows of the CSV file, in order."""
+    with CSV.open() as file:
+        return tuple(_step(row) for row in csv.DictReader(file))
+
+
+def _step(row: dict[str, str]) -> PublishedStep:
+    return PublishedStep(
+        id=row["id"],
+        group=row["group"],
+        half=Half(row["half"]),
+        experiment=_experiment(row),
+        phase=Phase(row["phase"]),
+        chunk=int(row["chunk"]) if row["chunk"] else None,
+        published_s=float(row["published_ms"]) / 1e3,
+        host_s=float(row["host_ms"] or 0) / 1e3,
+        source=row["source"],
+    )
+
+
+def _experiment(row: dict[str, str]) -> Experiment:
+    return experiment_of(
+        model=read_model(row["model"]),
+        plan=parse_plan(row["plan"]),
+        topology=parse_topology(row["topology"]),
+        workload=Workload(
+            batch=int(row["batch"]),
+            prompt=int(row["prompt"]),
+            output=int(row["output"]),
+            weight_dtype=row["weight_dtype"],
+            cache_dtype=row["cache_dtype"],
+        ),
+    )
+
+
+def closed_s(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> float:
+    """Seconds of the step in closed form; servers read only the cache that is filled."""
+    form = plan_form(step.experiment, step.phase, efficiency=efficiency)
+    plans = plan_batch([replace(form, reads_static_cache=False)])
+    workload = step.experiment.workload
+    sizes = {n: np.array([float(getattr(workload, n))]) for n in ("batch", "prompt", "output")}
+    chunk = None if step.chunk is None else np.array([float(step.chunk)])
+    return float(closed_steps(plans, np.zeros(1, dtype=np.int64), **sizes, chunk=chunk).step_s[0])
