@@ -18,7 +18,7 @@ ALL_AXES = "all axes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
+class TrafficMatrix:
     """Bytes from device to device in one step: `cells` are (from, to, bytes) of pairs with traffic.
 
     Each row and column covers `fold` consecutive devices.
@@ -31,7 +31,7 @@ class Matrix:
     cells: tuple[tuple[int, int, float], ...]
 
 
-def matrices(inputs: MetricInputs, source: Source) -> tuple[Matrix, ...]:
+def matrices(inputs: MetricInputs, source: Source) -> tuple[TrafficMatrix, ...]:
     """The matrix of all axes for each phase, followed by one for each axis if there are several."""
     n_devices = inputs.n_devices
     if n_devices is None:
@@ -52,7 +52,7 @@ def _by_axis(table: pl.DataFrame) -> dict[str, pl.DataFrame]:
     return {ALL_AXES: table, **axes} if len(axes) > 1 else axes
 
 
-def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> Matrix:
+def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> TrafficMatrix:
     fold = -(-n_devices // MAX_SIDE)
     folded = (
         table.with_columns(pl.col("from_device") // fold, pl.col("to_device") // fold)
@@ -60,7 +60,7 @@ def _matrix(table: pl.DataFrame, *, phase: str, axis: str, n_devices: int) -> Ma
         .agg(pl.col("wire_bytes").sum())
     )
     cells = folded.select("from_device", "to_device", "wire_bytes").iter_rows()
-    return Matrix(phase=phase, axis=axis, n_devices=n_devices, fold=fold, cells=tuple(cells))
+    return TrafficMatrix(phase=phase, axis=axis, n_devices=n_devices, fold=fold, cells=tuple(cells))
 
 
 Coordinates = tuple[int, int, int]

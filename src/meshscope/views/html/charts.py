@@ -7,7 +7,7 @@ from meshscope.analysis.roofline import Roofline
 from meshscope.spec.plan.memory import Memory
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
-from meshscope.views.charts.traffic import Matrix, Torus
+from meshscope.views.charts.traffic import Torus, TrafficMatrix
 from meshscope.views.charts.volume import SizeCount
 from meshscope.views.plain import short
 from meshscope.views.summary import memory_segments
@@ -56,12 +56,12 @@ def _memory_bar(name: str, memory: Memory) -> dict[str, Any]:
     return {"name": name, "total": sum(n for _, n in segments), "segments": segments}
 
 
-def matrix_data(matrices: Iterable[Matrix]) -> dict[str, Any]:
+def matrix_data(matrices: Iterable[TrafficMatrix]) -> dict[str, Any]:
     """Traffic matrices to choose from; equal values are written once."""
     return {"items": [_matrix(matrix) for matrix in matrices]}
 
 
-def _matrix(matrix: Matrix) -> dict[str, Any]:
+def _matrix(matrix: TrafficMatrix) -> dict[str, Any]:
     values: dict[float, int] = {}
     cells = [
         number

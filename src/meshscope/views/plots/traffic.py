@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, Unavailable
 from meshscope.events.enums import Source
 from meshscope.spec.plan.memory import Memory
-from meshscope.views.charts.traffic import Matrix, Torus, matrices, tori
+from meshscope.views.charts.traffic import Torus, TrafficMatrix, matrices, tori
 from meshscope.views.charts.volume import SizeCount, VolumeBar, size_counts, volume_bars
 from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
@@ -119,14 +119,14 @@ def matrix_plots(run: PlotRun) -> Iterator[Plot]:
     all_matrices = matrices(run.inputs, run.source)
     if not all_matrices:
         yield Plot(name="matrix", reason=NO_COLLECTIVES)
-    by_phase: dict[str, Matrix] = {}
+    by_phase: dict[str, TrafficMatrix] = {}
     for matrix in all_matrices:  # the matrix of all axes comes first
         by_phase.setdefault(matrix.phase, matrix)
     for matrix in by_phase.values():
         yield _matrix_plot(matrix)
 
 
-def _matrix_plot(matrix: Matrix) -> Plot:
+def _matrix_plot(matrix: TrafficMatrix) -> Plot:
     side = -(-matrix.n_devices // matrix.fold)
     grid = np.full((side, side), np.nan)
     for source, target, n_bytes in matrix.cells:
