@@ -11,10 +11,10 @@ from meshscope.spec.hardware.chips import chip_of
 COST = StepCost(phase=Phase.DECODE, flops=1e12, accessed_bytes=2.4e10)
 V5E = chip_of("v5e")
 ATTN = PartCost(
-    part="attn", compute_s=0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.62e11
+    part="attn", compute_s=0.5, collective_s=0.1, exposed_s=0.1, flops=1.97e13, hbm_bytes=1.638e11
 )
 MLP = PartCost(
-    part="mlp", compute_s=1.0, collective_s=0.5, exposed_s=0.2, flops=1.576e14, hbm_bytes=8.1e10
+    part="mlp", compute_s=1.0, collective_s=0.5, exposed_s=0.2, flops=1.576e14, hbm_bytes=8.19e10
 )
 STEP = StepTime(
     source=Source.COMPILED,
