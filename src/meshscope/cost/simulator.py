@@ -9,7 +9,7 @@ for the slowest stage in the others.
 Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshscope.cost.machine import (
@@ -18,6 +18,7 @@ from meshscope.cost.machine import (
     LINK_LANE,
     InFlight,
     Machine,
+    Mark,
     Span,
     Task,
 )
@@ -49,6 +50,18 @@ class ScheduledCollective:
     def name(self) -> str:
         """The scheduled instruction's name."""
         return self.operations[0].scheduled_op.instruction.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedSchedule:
+    """A stretch of the entry computation that is executed `times` times.
+
+    It begins behind the instruction `after` and ends with the instruction `last`.
+    """
+
+    after: str
+    last: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +120,10 @@ class ScheduleSimulator:
                 return parts[0] if parts else None
         return None
 
-    def simulate(self, bound: Bound) -> SimulatedStep:
+    def simulate(self, bound: Bound, folds: Sequence[FoldedSchedule] = ()) -> SimulatedStep:
         """One run of the module; `bound` takes the value or a bound of each duration."""
         assert self.module.entry is not None
-        run = _Simulation(self, bound)
+        run = _Simulation(self, bound, folds)
         run.execute(self.module.entry, depth=0)
         unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
         return SimulatedStep(
@@ -135,9 +148,13 @@ def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, 
 class _Simulation:
     """One execution of a schedule on a machine."""
 
-    def __init__(self, schedule: ScheduleSimulator, bound: Bound) -> None:
+    def __init__(
+        self, schedule: ScheduleSimulator, bound: Bound, folds: Sequence[FoldedSchedule] = ()
+    ) -> None:
         self.schedule = schedule
         self.bound = bound
+        self._marks: dict[str, Mark | None] = dict.fromkeys(fold.after for fold in folds)
+        self._folds = {fold.last: fold for fold in folds}
         self.machine = Machine()
         self.op_costs: dict[str, OpCost] = {}
         self.copied_bytes: dict[str, int] = {}
@@ -160,6 +177,14 @@ class _Simulation:
             self._await(name)
         if instruction.opcode.endswith("-done") and id(instruction) not in self.schedule.awaited:
             self._done(computation, instruction)
+        self._repeat_fold(instruction.name)
+
+    def _repeat_fold(self, name: str) -> None:
+        """Repeats the fold that ends with this instruction, or marks the one that begins behind it."""
+        if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
+            self.machine.repeat_since(mark, fold.times - 1)
+        if name in self._marks:
+            self._marks[name] = self.machine.mark()
 
     def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool
