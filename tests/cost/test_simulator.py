@@ -23,6 +23,11 @@ COPY_S = PAYLOAD / 1.638e12 / 0.95  # beside other transfers
 
 
 def _cycles(n: int) -> str:
+    """An estimate that is priced as `n` cycles: 1,820 are the compiler's launch, 350 that of a v6e."""
+    return _estimated(n + 1820 - 350)
+
+
+def _estimated(n: int) -> str:
     return f'backend_config={{"window_config":{{"estimated_cycles":"{n}"}}}}'
 
 
@@ -208,7 +213,7 @@ def test_copies_share_the_hbm_and_go_on_during_a_collective():
     (one, one_done), (two, two_done) = _copied("c1"), _copied("c2")
     both = _timed(one + two + one_done + two_done, array=IN_HBM).time
     assert both.idle_s == pytest.approx(2 * COPY_S)
-    in_vmem = f"  %z = {ARRAY} broadcast(%x), dimensions={{}}, {_cycles(0)}\n"
+    in_vmem = f"  %z = {ARRAY} broadcast(%x), dimensions={{}}, {_estimated(0)}\n"
     hidden = _timed(in_vmem + one + _reduced("r", "z") + one_done, array=IN_HBM).time
     assert _all_reduce_s() > COPY_S
     assert (hidden.idle_s, hidden.exposed_s) == (0, pytest.approx(_all_reduce_s()))

@@ -1,74 +1,63 @@
-"""The HBM of one device: a server whose rate all transfers in progress share equally.
+"""The HBM of one device: lanes of transfers that share its rate.
 
-A transfer is measured in seconds at the full rate, so the server knows neither bytes nor rates. It never
-rests while a transfer is in progress: n equal transfers that start together end together, after n times
-the seconds of one.
+The transfers of one lane run one after the other, in the order in which they start; all lanes with a
+transfer in progress get the same share of the rate, and the HBM never rests while there is one. A transfer
+is measured in seconds at the full rate, so the server knows neither bytes nor rates.
 """
 
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from math import inf
 
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """Bytes on their way to or from HBM; `end_s` is None as long as later transfers may delay it."""
+    """Bytes on their way; `end_s` is None as long as other transfers may delay the end."""
 
+    left_s: float
     end_s: float | None = None
 
 
 @dataclass(slots=True)
 class HbmServer:
-    """Transfers in progress, ordered by their end.
-
-    `served_s` is the service that each of them got since time 0, had it been there from the start: a
-    transfer that starts at `served_s` ends when this has grown by its own seconds (processor sharing).
-    """
+    """Transfers in progress, by lane."""
 
     now_s: float = 0.0
-    served_s: float = 0.0
     busy_s: float = 0.0
-    _ends: list[tuple[float, int, Transfer]] = field(
-        default_factory=list[tuple[float, int, Transfer]]
-    )
-    _n_started: int = 0
+    lanes: defaultdict[str, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
 
-    def start(self, seconds: float, *, at_s: float) -> Transfer:
+    def start(self, lane: str, seconds: float, *, at_s: float) -> Transfer:
         """Starts a transfer of `seconds` at the full rate; calls come in the order of `at_s`."""
-        self.advance(at_s)
-        if seconds <= 0:
-            return Transfer(end_s=at_s)
-        transfer = Transfer()
-        self._n_started += 1
-        heappush(self._ends, (self.served_s + seconds, self._n_started, transfer))
+        self._advance(at_s)
+        transfer = Transfer(left_s=seconds)
+        self.lanes[lane].append(transfer)
         return transfer
 
     def finish(self, transfer: Transfer) -> float:
         """The end of a transfer if no other starts before."""
         while transfer.end_s is None:
-            self._end_next()
+            self._serve(inf)
         return transfer.end_s
-
-    def advance(self, to_s: float) -> None:
-        """Serves the transfers in progress until `to_s`; a time in the past changes nothing."""
-        while self._ends and self._next_end_s() <= to_s:
-            self._end_next()
-        if to_s > self.now_s:
-            self._serve(to_s - self.now_s)
 
     def shift(self, seconds: float) -> None:
         """Moves the clock; the transfers in progress keep what is left of them."""
         self.now_s += seconds
 
-    def _next_end_s(self) -> float:
-        return self.now_s + (self._ends[0][0] - self.served_s) * len(self._ends)
+    def _advance(self, to_s: float) -> None:
+        while self.now_s < to_s:
+            self._serve(to_s - self.now_s)
 
-    def _end_next(self) -> None:
-        end_s = self._next_end_s()
-        self._serve(max(0.0, end_s - self.now_s))
-        heappop(self._ends)[2].end_s = end_s
-
-    def _serve(self, seconds: float) -> None:
-        self.now_s += seconds
-        if self._ends:
-            self.served_s += seconds / len(self._ends)
-            self.busy_s += seconds
+    def _serve(self, at_most_s: float) -> None:
+        """Serves the first transfer of each lane until one ends, or for `at_most_s`."""
+        active = [lane for lane in self.lanes.values() if lane]
+        if not active:
+            self.now_s += at_most_s
+            return
+        served_s = min(at_most_s / len(active), *(lane[0].left_s for lane in active))
+        self.now_s += served_s * len(active)
+        self.busy_s += served_s * len(active)
+        for lane in active:
+            if lane[0].left_s <= served_s:
+                lane.popleft().end_s = self.now_s
+            else:
+                lane[0].left_s -= served_s

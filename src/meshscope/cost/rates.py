@@ -79,11 +79,12 @@ ELEMENTWISE_FRAC = 0.76
 # VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
 VMEM_OVER_HBM = 14.0
 
-# Ops without products in a training step on v5p (openxla/xprof@5fe358978e59, golden hlo_stats): a buffer
-# allocation takes 0.07 us; arrays of some kilobytes take 0.51 to 0.63 us to be written (14 ops) and 1.02
-# to 1.25 us to be read and written (30 ops), whatever their size: the HBM's latency, twice.
-LAUNCH_S = 0.07e-6
-HBM_LATENCY_S = 0.52e-6
+# Ops without products in a training step on v5p (openxla/xprof@5fe358978e59, golden hlo_stats): arrays of
+# some kilobytes take 0.51 to 0.63 us to be written (14 ops) and 1.02 to 1.25 us to be read and written
+# (30 ops), whatever their size. The launch is assumed: more than the 0.07 us of a buffer allocation.
+LAUNCH_S = 0.2e-6
+READ_LATENCY_S = 0.58e-6
+WRITE_LATENCY_S = 0.34e-6
 SCALAR_BYTES = 8  # scalars are in registers
 LATENCY_INTERVAL = (0.8, 2.0)
 # The compiler estimates 1,820 cycles and more for the smallest op. Beyond them, its estimates are 3.4
@@ -186,11 +187,11 @@ class Rates:
         """
         assert self.clock_hz is not None
         hbm = self.hbm(moved)
-        work_s = max(0.0, cycles - LAUNCH_CYCLES) / self.clock_hz * VECTOR_FACTOR
-        work = _scaled(work_s, VECTOR_INTERVAL)
-        n_latencies = sum(n > SCALAR_BYTES for n in (moved.hbm_read_bytes, moved.hbm_written_bytes))
-        ends = _scaled(LAUNCH_S + n_latencies * HBM_LATENCY_S, LATENCY_INTERVAL)
-        seconds = longest(hbm, work, self._vmem(moved)) + ends
+        work = _scaled(_work(cycles) / self.clock_hz * VECTOR_FACTOR, VECTOR_INTERVAL)
+        ends_s = LAUNCH_S
+        ends_s += READ_LATENCY_S * (moved.hbm_read_bytes > SCALAR_BYTES)
+        ends_s += WRITE_LATENCY_S * (moved.hbm_written_bytes > SCALAR_BYTES)
+        seconds = longest(hbm, work, self._vmem(moved)) + _scaled(ends_s, LATENCY_INTERVAL)
         estimated = self.cycles(cycles, moved=moved)
         if seconds.value_s >= estimated.seconds.value_s:
             return estimated
@@ -204,7 +205,7 @@ class Rates:
         through the matrix units.
         """
         assert self.clock_hz is not None
-        estimated = self.cycles(cycles, moved=moved)
+        estimated = self.cycles(_work(cycles) + LAUNCH_S * self.clock_hz, moved=moved)
         bound = self.roofline(flops=flops, moved=moved)
         hbm_s = self.hbm(moved).value_s
         if hbm_s < bound.seconds.value_s or hbm_s > estimated.seconds.value_s:
@@ -222,6 +223,11 @@ class Rates:
         """Time of an op without a cost model: that of its bytes, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
         return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS), basis=TimeBasis.ROOFLINE)
+
+
+def _work(cycles: float) -> float:
+    """The compiler's cycles without its launch, which the estimates of some ops lack."""
+    return cycles - LAUNCH_CYCLES if cycles > LAUNCH_CYCLES else cycles
 
 
 def exactly(s: float) -> TimeEstimate:

@@ -9,7 +9,7 @@ for the slowest stage in the others.
 Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from meshscope.cost.machine import (
@@ -18,14 +18,12 @@ from meshscope.cost.machine import (
     LINK_LANE,
     InFlight,
     Machine,
-    Mark,
     Span,
     Task,
 )
 from meshscope.cost.op_cost import OpCost, OpCostModel, copied, part_of
 from meshscope.cost.rates import OpTime
 from meshscope.cost.scheduled_collectives import CollectiveEstimate, CollectiveEstimator
-from meshscope.events.step_time import TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.loops import trip_count
@@ -33,7 +31,6 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
-Bound = Callable[[TimeEstimate], float]
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
 _MAX_USES = 3  # from a copy's start over its done and a bitcast to the op that computes with it
@@ -50,18 +47,6 @@ class ScheduledCollective:
     def name(self) -> str:
         """The scheduled instruction's name."""
         return self.operations[0].scheduled_op.instruction.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedSchedule:
-    """A stretch of the entry computation that is executed `times` times.
-
-    It begins behind the instruction `after` and ends with the instruction `last`.
-    """
-
-    after: str
-    last: str
-    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +105,10 @@ class ScheduleSimulator:
                 return parts[0] if parts else None
         return None
 
-    def simulate(self, bound: Bound, folds: Sequence[FoldedSchedule] = ()) -> SimulatedStep:
-        """One run of the module; `bound` takes the value or a bound of each duration."""
+    def simulate(self) -> SimulatedStep:
+        """One run of the module."""
         assert self.module.entry is not None
-        run = _Simulation(self, bound, folds)
+        run = _Simulation(self)
         run.execute(self.module.entry, depth=0)
         unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
         return SimulatedStep(
@@ -148,13 +133,8 @@ def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, 
 class _Simulation:
     """One execution of a schedule on a machine."""
 
-    def __init__(
-        self, schedule: ScheduleSimulator, bound: Bound, folds: Sequence[FoldedSchedule] = ()
-    ) -> None:
+    def __init__(self, schedule: ScheduleSimulator) -> None:
         self.schedule = schedule
-        self.bound = bound
-        self._marks: dict[str, Mark | None] = dict.fromkeys(fold.after for fold in folds)
-        self._folds = {fold.last: fold for fold in folds}
         self.machine = Machine()
         self.op_costs: dict[str, OpCost] = {}
         self.copied_bytes: dict[str, int] = {}
@@ -177,14 +157,6 @@ class _Simulation:
             self._await(name)
         if instruction.opcode.endswith("-done") and id(instruction) not in self.schedule.awaited:
             self._done(computation, instruction)
-        self._repeat_fold(instruction.name)
-
-    def _repeat_fold(self, name: str) -> None:
-        """Repeats the fold that ends with this instruction, or marks the one that begins behind it."""
-        if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
-            self.machine.repeat_since(mark, fold.times - 1)
-        if name in self._marks:
-            self._marks[name] = self.machine.mark()
 
     def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool
@@ -219,7 +191,7 @@ class _Simulation:
         task = Task(
             name=collective.name,
             lane=LINK_LANE,
-            seconds=self.bound(estimate.seconds) if estimate else 0.0,
+            seconds=estimate.seconds.value_s if estimate else 0.0,
             key=(LINK_LANE, collective.name),
         )
         issued = self.machine.issue(task, estimate.resources if estimate else ())
@@ -292,7 +264,7 @@ class _Simulation:
 
     def _duration_s(self, branch: Computation, depth: int) -> float:
         """Seconds of a branch on its own."""
-        run = _Simulation(self.schedule, self.bound)
+        run = _Simulation(self.schedule)
         run.execute(branch, depth=depth + 1)
         return run.machine.now_s
 
@@ -308,8 +280,8 @@ class _Simulation:
         return Task(
             name=instruction.name,
             lane=lane,
-            seconds=self.bound(time.seconds),
-            hbm_s=self.bound(time.hbm),
+            seconds=time.seconds.value_s,
+            hbm_s=time.hbm.value_s,
             key=key,
         )
 

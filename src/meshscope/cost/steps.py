@@ -1,8 +1,8 @@
-"""Time of a compiled step: its schedule simulated with the value and with both bounds of all durations."""
+"""Time of a compiled step from its simulated schedule."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.cost.expert_load import ExpertLoad
@@ -11,8 +11,8 @@ from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
-from meshscope.cost.shallow import folded_schedules
-from meshscope.cost.simulator import BUBBLE, FoldedSchedule, ScheduleSimulator, SimulatedStep
+from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
+from meshscope.cost.step_interval import step_estimate
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate, UnestimatedWork
@@ -21,23 +21,18 @@ from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.shallow import ShallowLayers
 
 NO_AXIS = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """The time of a compiled step, with its simulation and the mesh axis of each collective.
-
-    `row_names` are the HLO names of rows that come from another program, by collective.
-    """
+    """The time of a compiled step, with its simulation and the mesh axis of each collective."""
 
     time: StepTime
     simulated: SimulatedStep
     module_collectives: ModuleCollectives
     axes: Mapping[str, str]
-    row_names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def rows(self, rows: Iterable[Collective]) -> list[Collective]:
         """The rows with the times of their scheduled instructions."""
@@ -53,47 +48,30 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     chip_profile: ChipProfile | None = None,
     cycle_profile: Mapping[str, int] | None = None,
     experts: ExpertLoad | None = None,
-    layers: ShallowLayers | None = None,
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
     `cycle_profile` maps instructions to cycles that replace the compiler's estimates, except for
-    kernels. `experts` is the expected load of the experts, below the size of their buffers. `layers`
-    are those of a shallow program, whose step is that of the whole model. `notes` precede the
-    simulation's own.
+    kernels. `experts` is the expected load of the experts, below the size of their buffers. `notes`
+    precede the simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)
     op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts)
     constants = None if chip_profile is None else chip_profile.constants
     estimator = CollectiveEstimator(topology, constants)
     schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
-    folds = () if layers is None else folded_schedules(schedule, layers.folds)
-    simulated = schedule.simulate(lambda seconds: seconds.value_s, folds)
-    low_s, high_s = _bounds(schedule, folds)
-    step = TimeEstimate(value_s=simulated.machine.now_s, low_s=low_s, high_s=high_s)
+    simulated = schedule.simulate()
     axes = {
         c.name: _axis(module_collectives, c.operations[0]) for c in schedule.collectives.values()
     }
-    time = _step_time(phase, step, simulated, axes)
+    time = _step_time(phase, step_estimate(simulated), simulated, axes)
     return TimedStep(
         time=replace(time, notes=(*notes, *time.notes)),
         simulated=simulated,
         module_collectives=module_collectives,
         axes=axes,
     )
-
-
-def _bounds(
-    schedule: ScheduleSimulator, folds: Sequence[FoldedSchedule]
-) -> tuple[float | None, float | None]:
-    """The step with all durations at their lower and upper bounds; None if a bound is unknown."""
-    estimates = [c.estimate for c in schedule.collectives.values() if c.estimate is not None]
-    if any(estimate.seconds.low_s is None for estimate in estimates):
-        return None, None
-    low = schedule.simulate(lambda seconds: seconds.lower_s, folds)
-    high = schedule.simulate(lambda seconds: seconds.upper_s, folds)
-    return low.machine.now_s, high.machine.now_s
 
 
 def _axis(module_collectives: ModuleCollectives, operation: Operation) -> str:
