@@ -1,5 +1,6 @@
 """A compiler that crashes, is killed or rejects a program gives one message that names it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
 from meshscope.spec.workload import Workload
 
 WHAT = r"prefill of meta-llama/Llama-3.2-3B \(28 layers, plan 'tp=8'\) for v6e:2x4"
@@ -21,7 +23,8 @@ def experiment(topology: str = "v6e-8") -> Experiment:
         model=read_model("Llama-3.2-3B"),
         plan=parse_plan("tp=8"),
         topology=parse_topology(topology),
-        workload=Workload(output=1),  # no decode: one child
+        workload=Workload(output=1),  # no decode, and a loop of layers: one child
+        program=Program(loop=Loop.SCAN),
     )
 
 
@@ -84,6 +87,22 @@ def test_a_failure_of_one_phase_stops_the_other(
 
     with pytest.raises(CompileError, match="exit code 3"):
         compile_experiment(both, tmp_path, progress=lambda *_: None)
+
+
+def test_a_failure_of_the_unrolled_program_names_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of all layers would sleep for an hour."""
+    program = (
+        "import sys, time\nif not sys.argv[2].endswith('unrolled'):\n    time.sleep(3600)\n"
+        "raise SystemExit(3)"
+    )
+    monkeypatch.setattr(compile_module, "WORKER", ("-c", program))
+    monkeypatch.setattr(compile_module, "check_can_compile", lambda _: None)
+    deep = replace(experiment(), program=Program(loop=Loop.AUTO))
+
+    with pytest.raises(CompileError, match=r"exit code 3.*Llama-3.2-3B \(8 layers"):
+        compile_experiment(deep, tmp_path, progress=lambda *_: None)
 
 
 def test_cpu_devices_are_an_error(tmp_path: Path) -> None:

@@ -86,12 +86,19 @@ def last_step(timeline: pl.DataFrame) -> pl.DataFrame:
 
 def modeled_timeline(folded: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Every execution of a folded timeline, with the collective columns taken from `events`."""
-    joined = unfolded(folded).join(
-        _collective_facts(events),
-        on=list(_KEYS),
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
+    # Spans and rows may come from different programs, in which names of other operations coincide.
+    name = pl.when(pl.col("kind").is_not_null()).then(pl.col("hlo_name")).alias("collective")
+    joined = (
+        unfolded(folded)
+        .with_columns(name)
+        .join(
+            _collective_facts(events),
+            left_on=["source", "phase", "collective"],
+            right_on=list(_KEYS),
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
+        )
     )
     is_copy = pl.col("lane") == COPY
     opcode = pl.when(is_copy).then(pl.lit(COPY)).otherwise(pl.col("opcode")).alias("opcode")

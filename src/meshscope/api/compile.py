@@ -104,7 +104,8 @@ def compile_request(
             chip_profile=profile,
         )
         times = [step.time for step in result.steps]
-        record = record_with_outcome(predicted, result, times=times)
+        layers = result.timed_layers
+        record = record_with_outcome(predicted, result, times=times, timed_layers=layers)
         write_timeline(partial, result.steps)
         write_record(record, partial)
     return Run(record=replace(record, path=path))

@@ -21,6 +21,7 @@ from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import new_folder
 from meshscope.store.run import Manifest, RunRecord
@@ -65,8 +66,12 @@ def record_with_outcome(
     *,
     measured: Measured | None = None,
     times: Iterable[StepTime] = (),
+    timed_layers: ShallowLayers | None = None,
 ) -> RunRecord:
-    """The prediction with the results beside it; `times` are those of the compiled steps."""
+    """The prediction with the results beside it; `times` are those of the compiled steps.
+
+    `timed_layers` are those of the unrolled programs behind the times.
+    """
     manifest = new_manifest(
         Source.COMPILED if measured is None else Source.MEASURED,
         predicted.manifest.experiment,
@@ -75,6 +80,7 @@ def record_with_outcome(
         versions=outcome.versions,
         seconds=outcome.seconds,
         flags=outcome.flags,
+        timed_layers=timed_layers,
     )
     return RunRecord(
         path=None,
@@ -95,6 +101,7 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
     versions: Mapping[str, str] | None = None,
     seconds: Mapping[str, float] | None = None,
     flags: Mapping[str, str] | None = None,
+    timed_layers: ShallowLayers | None = None,
 ) -> Manifest:
     """The manifest of a run made now by this process; `versions` and `flags` are the compiler's."""
     return Manifest(
@@ -110,6 +117,7 @@ def new_manifest(  # noqa: PLR0913  the fields of a manifest
         },
         flags={name: os.environ[name] for name in FLAGS if name in os.environ} | dict(flags or {}),
         seconds=seconds or {},
+        timed_layers=timed_layers,
     )
 
 

@@ -26,10 +26,11 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     rows: list[Collective] = timed_predictions(run.rows_of(Source.PREDICTED), experiment, profile)
     times: list[StepTime] = list(predicted_times(experiment, profile))
     hlo = run.path / HLO if run.path is not None and run.times_of(Source.COMPILED) else None
+    layers = run.manifest.timed_layers
     for phase in experiment.phases if hlo is not None else ():
         assert hlo is not None
         path = hlo / f"{phase}.hlo.txt.gz"
-        phase_rows, step = read_phase(experiment, phase, path, chip_profile=profile)
+        phase_rows, step = read_phase(experiment, phase, path, layers=layers, chip_profile=profile)
         rows += phase_rows
         times.append(step.time)
     if hlo is None:

@@ -64,6 +64,15 @@ class InFlight:
             self.transfer.end_s += seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment of a machine, since which everything can be repeated."""
+
+    now_s: float
+    tally: Mapping[Key, float]
+    n_spans: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Machine:
     """The state of one device.
@@ -155,33 +164,35 @@ class Machine:
         """Runs a body `n` times, extrapolating the repetitions after it is steady."""
         period = -1.0
         for repetition in range(n):
-            before_s, tally, mark = self.now_s, dict(self.tally), len(self.spans)
+            mark = self.mark()
             body()
-            last, period = period, self.now_s - before_s
+            last, period = period, self.now_s - mark.now_s
             is_steady = abs(period - last) <= STEADY_FRAC * max(period, last)
             if repetition + 1 < n and (is_steady or repetition + 1 >= MAX_SIMULATED):
-                self._extrapolate(n - repetition - 1, before_s=before_s, before=tally, mark=mark)
+                self.repeat_since(mark, n - repetition - 1)
                 return
 
-    def _extrapolate(
-        self, n_left: int, *, before_s: float, before: Mapping[Key, float], mark: int
-    ) -> None:
-        """Adds `n_left` more repetitions of everything since `before_s`."""
-        period = self.now_s - before_s
+    def mark(self) -> Mark:
+        """The present moment."""
+        return Mark(now_s=self.now_s, tally=dict(self.tally), n_spans=len(self.spans))
+
+    def repeat_since(self, mark: Mark, n_left: int) -> None:
+        """Adds `n_left` more repetitions of everything since the mark."""
+        period = self.now_s - mark.now_s
         for key in list(self.tally):
-            self.tally[key] += n_left * (self.tally[key] - before.get(key, 0))
-        for at in range(mark, len(self.spans)):
+            self.tally[key] += n_left * (self.tally[key] - mark.tally.get(key, 0))
+        for at in range(mark.n_spans, len(self.spans)):
             span = self.spans[at]
             self.spans[at] = replace(span, repeats=((n_left + 1, period), *span.repeats))
         for task in self.in_flight:
-            if task.begin_s >= before_s:
+            if task.begin_s >= mark.now_s:
                 task.begin_s += n_left * period
                 task.end_s = self._end(task) + n_left * period
         for copy in self.copies:
-            if copy.begin_s >= before_s:
+            if copy.begin_s >= mark.now_s:
                 copy.shift(n_left * period)
         for resource, at_s in self.free_s.items():
-            if at_s >= before_s:
+            if at_s >= mark.now_s:
                 self.free_s[resource] = at_s + n_left * period
         self.hbm.shift(n_left * period)
         self.now_s += n_left * period

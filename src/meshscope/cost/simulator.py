@@ -9,7 +9,7 @@ for the slowest stage in the others.
 Left out: the HBM traffic of collectives, power shared by links and cores, and the host.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshscope.cost.machine import (
@@ -18,6 +18,7 @@ from meshscope.cost.machine import (
     LINK_LANE,
     InFlight,
     Machine,
+    Mark,
     Span,
     Task,
 )
@@ -47,6 +48,18 @@ class ScheduledCollective:
     def name(self) -> str:
         """The scheduled instruction's name."""
         return self.operations[0].scheduled_op.instruction.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedSchedule:
+    """A stretch of the entry computation that is executed `times` times.
+
+    It begins behind the instruction `after` and ends with the instruction `last`.
+    """
+
+    after: str
+    last: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +118,10 @@ class ScheduleSimulator:
                 return parts[0] if parts else None
         return None
 
-    def simulate(self) -> SimulatedStep:
-        """One run of the module."""
+    def simulate(self, folds: Sequence[FoldedSchedule] = ()) -> SimulatedStep:
+        """One run of the module, with these stretches of it repeated."""
         assert self.module.entry is not None
-        run = _Simulation(self)
+        run = _Simulation(self, folds)
         run.execute(self.module.entry, depth=0)
         unestimated = [c.name for c in self.collectives.values() if c.estimate is None]
         return SimulatedStep(
@@ -133,8 +146,10 @@ def _by_instruction(operations: tuple[Operation, ...]) -> list[tuple[Operation, 
 class _Simulation:
     """One execution of a schedule on a machine."""
 
-    def __init__(self, schedule: ScheduleSimulator) -> None:
+    def __init__(self, schedule: ScheduleSimulator, folds: Sequence[FoldedSchedule] = ()) -> None:
         self.schedule = schedule
+        self._marks: dict[str, Mark | None] = dict.fromkeys(fold.after for fold in folds)
+        self._folds = {fold.last: fold for fold in folds}
         self.machine = Machine()
         self.op_costs: dict[str, OpCost] = {}
         self.copied_bytes: dict[str, int] = {}
@@ -157,6 +172,14 @@ class _Simulation:
             self._await(name)
         if instruction.opcode.endswith("-done") and id(instruction) not in self.schedule.awaited:
             self._done(computation, instruction)
+        self._repeat_fold(instruction.name)
+
+    def _repeat_fold(self, name: str) -> None:
+        """Repeats the fold that ends with this instruction, or marks the one that begins behind it."""
+        if (fold := self._folds.get(name)) and (mark := self._marks[fold.after]):
+            self.machine.repeat_since(mark, fold.times - 1)
+        if name in self._marks:
+            self._marks[name] = self.machine.mark()
 
     def _work(
         self, computation: Computation, instruction: Instruction, depth: int, *, is_collective: bool

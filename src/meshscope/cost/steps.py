@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshscope.cost.expert_load import ExpertLoad
@@ -11,6 +11,7 @@ from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
+from meshscope.cost.shallow import folded_schedules
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
 from meshscope.cost.step_interval import step_estimate
 from meshscope.events.collective import Collective
@@ -21,18 +22,23 @@ from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation
 from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.model.shallow import ShallowLayers
 
 NO_AXIS = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """The time of a compiled step, with its simulation and the mesh axis of each collective."""
+    """The time of a compiled step, with its simulation and the mesh axis of each collective.
+
+    `row_names` are the HLO names of rows that come from another program, by collective.
+    """
 
     time: StepTime
     simulated: SimulatedStep
     module_collectives: ModuleCollectives
     axes: Mapping[str, str]
+    row_names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def rows(self, rows: Iterable[Collective]) -> list[Collective]:
         """The rows with the times of their scheduled instructions."""
@@ -48,20 +54,23 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     chip_profile: ChipProfile | None = None,
     cycle_profile: Mapping[str, int] | None = None,
     experts: ExpertLoad | None = None,
+    layers: ShallowLayers | None = None,
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
     `cycle_profile` maps instructions to cycles that replace the compiler's estimates, except for
-    kernels. `experts` is the expected load of the experts, below the size of their buffers. `notes`
-    precede the simulation's own.
+    kernels. `experts` is the expected load of the experts, below the size of their buffers. `layers`
+    are those of a shallow program, whose step is that of the whole model. `notes` precede the
+    simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)
     op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts)
     constants = None if chip_profile is None else chip_profile.constants
     estimator = CollectiveEstimator(topology, constants)
     schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
-    simulated = schedule.simulate()
+    folds = () if layers is None else folded_schedules(schedule, layers.folds)
+    simulated = schedule.simulate(folds)
     axes = {
         c.name: _axis(module_collectives, c.operations[0]) for c in schedule.collectives.values()
     }

@@ -41,7 +41,7 @@ def _record(step: TimedStep, span: Span) -> tuple[Any, ...]:
         [times for times, _ in span.repeats],
         [period for _, period in span.repeats],
         basis,
-        span.task.name,
+        step.row_names.get(span.task.name, span.task.name),
     )
 
 

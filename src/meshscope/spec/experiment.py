@@ -1,7 +1,7 @@
 """An experiment: model, plan, slice, workload and program, checked for consistency."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshscope.errors import SpecError
@@ -21,6 +21,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
+from meshscope.spec.model.shallow import ShallowLayers, shallow_layers
 from meshscope.spec.plan.checks import (
     check_axes,
     check_context,
@@ -47,7 +48,8 @@ from meshscope.units import DTYPE_BITS
 DEFAULT_CAPACITY_FACTOR = 2.0  # GShard (arXiv 2006.16668): 2 N / E slots per expert for N tokens
 
 # Compiling an unrolled layer of a 32B model takes one to two seconds; scanned layers compile once.
-# The collectives are the same, so `--loop auto` unrolls only models that compile in seconds.
+# The collectives are the same, so `--loop auto` unrolls only models that compile in seconds, and
+# times deeper ones by a shallow program (`Experiment.shallow_layers`).
 MAX_UNROLLED_LAYERS = 8
 # On GPUs a loop over layers copies each weight out of its stack: 9.6 instead of 3.4 ms for a decode step
 # of Qwen3-8B, by the walk of both programs. Its 36 layers compile in 28 s on two cores.
@@ -85,6 +87,25 @@ class Experiment:
                 is_gpu = self.topology.chip.kind is ChipKind.GPU
                 limit = MAX_UNROLLED_LAYERS_GPU if is_gpu else MAX_UNROLLED_LAYERS
                 return self.model.n_layers > limit
+
+    @property
+    def shallow_layers(self) -> ShallowLayers | None:
+        """The layers of the unrolled program that gives a compiled step its time.
+
+        None if the compiled program itself does: its layers are unrolled, or the user asked for a
+        loop, or it is a pipeline, whose stages are loops over ticks.
+        """
+        is_chosen = self.is_scanned and self.program.loop is Loop.AUTO
+        return shallow_layers(self.model.layers) if is_chosen and self.plan.pp == 1 else None
+
+    def unrolled(self, layers: ShallowLayers) -> "Experiment":
+        """The experiment with these layers of the model, unrolled."""
+        kinds = tuple(self.model.layers[layer] for layer in layers.layers)
+        return replace(
+            self,
+            model=replace(self.model, layers=kinds),
+            program=replace(self.program, loop=Loop.UNROLL),
+        )
 
     @property
     def dispatch_form(self) -> DispatchForm:

@@ -75,9 +75,17 @@ def _likeness(experiment: ExperimentRecord, other: ExperimentRecord) -> int:
 
 
 def _by_phase(seconds: Mapping[str, float]) -> dict[Phase, float]:
-    """The sum of each phase's steps, which are named `phase.step`."""
-    return {
-        phase: sum(s for name, s in seconds.items() if name.startswith(f"{phase}."))
-        for phase in Phase
-        if any(name.startswith(f"{phase}.") for name in seconds)
-    }
+    """The seconds of each phase, whose steps are named `phase.step` or `phase.program.step`.
+
+    The programs of a phase compile concurrently, so the slowest counts.
+    """
+    programs: dict[str, float] = {}
+    for name, step_s in seconds.items():
+        program = name.rpartition(".")[0]
+        programs[program] = programs.get(program, 0.0) + step_s
+    by_phase: dict[Phase, float] = {}
+    for program, program_s in programs.items():
+        phase = program.partition(".")[0]
+        if phase in set(Phase):
+            by_phase[Phase(phase)] = max(program_s, by_phase.get(Phase(phase), 0.0))
+    return by_phase

@@ -7,6 +7,7 @@ from typing import Any
 from meshscope.events.enums import Phase, Source
 from meshscope.serialize import from_plain, to_plain
 from meshscope.spec.experiment_record import record_from_dict
+from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.store.run import Manifest
 
 _FOLDER_KEYS = ("tool", "schema", "files")  # written by the store, no part of the manifest
@@ -24,6 +25,7 @@ class _StoredManifest:
     flags: dict[str, str]
     seconds: dict[str, float]
     experiment: dict[str, Any]
+    timed_layers: ShallowLayers | None = None
 
 
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
         flags=dict(manifest.flags),
         seconds=dict(manifest.seconds),
         experiment=manifest.experiment.as_dict(),
+        timed_layers=manifest.timed_layers,
     )
     return to_plain(stored)
 
@@ -54,4 +57,5 @@ def manifest_from_dict(document: Mapping[str, Any]) -> Manifest:
         versions=stored.versions,
         flags=stored.flags,
         seconds=stored.seconds,
+        timed_layers=stored.timed_layers,
     )

@@ -9,6 +9,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
 from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
 
 MAX_NAME = 120  # characters of a name in the short form of a run
@@ -26,6 +27,8 @@ class Manifest:
     versions: Mapping[str, str]
     flags: Mapping[str, str]  # environment variables that change the compiled program
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    # of the unrolled programs behind compiled times; None for the programs of all layers
+    timed_layers: ShallowLayers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,7 +1,8 @@
 """Compiles an experiment for TPUs or GPUs without the hardware, and reads its collectives.
 
-Each phase compiles in a worker process. This module starts the workers, reports their failures and
-reads the HLO text that they write.
+Each program compiles in a worker process. This module starts the workers, reports their failures and
+reads the HLO text that they write. The program of all layers, scanned if they are many, gives counts,
+bytes and memory; if they are scanned, a shallow unrolled program gives the time.
 """
 
 import importlib.util
@@ -12,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from meshscope.backends.compile.cycles import (
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.expert_load import expert_load
+from meshscope.cost.shallow_rows import DeepRows, deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.events.collective import Collective
@@ -44,6 +46,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.phases import n_steps_of, phase_collectives
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
 from meshscope.workers.failure import failure_of
@@ -55,6 +58,7 @@ Progress = Callable[[Phase, str], None]
 POLL_S = 0.05
 
 PROFILE_SUFFIX = ".cycles.json"
+UNROLLED = "unrolled"  # folder of the shallow programs, beside those of all layers
 
 WORKER = ("-m", "meshscope.backends.compile.worker")
 
@@ -64,7 +68,8 @@ class CompileResult:
     """A compiled experiment.
 
     `seconds` is the wall time of each step, by `phase.step`; `devices` has the ID and coordinates of
-    each device in mesh order; `flags` are the compiler flags from the environment.
+    each device in mesh order; `flags` are the compiler flags from the environment. `timed_layers` are
+    those of the unrolled programs behind the times, if these are not the programs of all layers.
     """
 
     rows: list[Collective]
@@ -74,6 +79,27 @@ class CompileResult:
     devices: list[dict[str, Any]]
     flags: Mapping[str, str]
     steps: tuple[TimedStep, ...] = ()
+    timed_layers: ShallowLayers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Program:
+    """The program of one phase of an experiment, and the folder for its HLO and its report."""
+
+    experiment: Experiment
+    phase: Phase
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        """The layers of the program."""
+        layers = "scanned" if self.experiment.is_scanned else "unrolled"
+        return f"{self.experiment.model.n_layers} {layers} layers"
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of its worker."""
+        return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
 
 def compile_experiment(
@@ -89,31 +115,32 @@ def compile_experiment(
     A measured `chip_profile` replaces the published constants.
     """
     check_can_compile(experiment)
-    phases = experiment.phases
-    notes = _compile_phases(experiment, phases, hlo_dir, progress, cycles)
-    reports = {
-        phase: json.loads((hlo_dir / f"{phase}.json").read_text(encoding="utf-8"))
-        for phase in phases
-    }
+    layers = experiment.shallow_layers
+    programs = tuple(
+        _Program(experiment=experiment, phase=p, folder=hlo_dir) for p in experiment.phases
+    )
+    timed = programs if layers is None else _shallow_programs(experiment, layers, hlo_dir)
+    notes = _compile_programs(programs, timed, progress, cycles)
+    reports = {program.phase: program.report for program in programs}
     rows: list[Collective] = []
     steps: list[TimedStep] = []
-    seconds: dict[str, float] = {}
-    for phase, report in reports.items():
+    seconds = _seconds(programs) | ({} if layers is None else _seconds(timed, f".{UNROLLED}"))
+    for phase in experiment.phases:
         progress(phase, "reading")
         started = time.perf_counter()
         phase_rows, step = read_phase(
             experiment,
             phase,
             hlo_dir / f"{phase}.hlo.txt.gz",
+            layers=layers,
             chip_profile=chip_profile,
             notes=notes,
         )
         rows += phase_rows
         steps.append(step)
-        seconds |= {f"{phase}.{name}": value for name, value in report["seconds"].items()}
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
-    first = reports[phases[0]]
+    first = reports[experiment.phases[0]]
     return CompileResult(
         rows=rows,
         memory=compiled_memory(experiment, (report["memory"] for report in reports.values())),
@@ -122,18 +149,85 @@ def compile_experiment(
         devices=first["devices"],
         flags=first["flags"],
         steps=tuple(steps),
+        timed_layers=layers,
     )
 
 
-def read_phase(
+def _shallow_programs(
+    experiment: Experiment, layers: ShallowLayers, hlo_dir: Path
+) -> tuple[_Program, ...]:
+    folder = hlo_dir / UNROLLED
+    folder.mkdir()
+    unrolled = experiment.unrolled(layers)
+    return tuple(_Program(experiment=unrolled, phase=p, folder=folder) for p in unrolled.phases)
+
+
+def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]:
+    """Wall seconds of each step of the workers."""
+    return {
+        f"{program.phase}{suffix}.{name}": seconds
+        for program in programs
+        for name, seconds in program.report["seconds"].items()
+    }
+
+
+def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
     experiment: Experiment,
     phase: Phase,
     path: Path,
     *,
+    layers: ShallowLayers | None = None,
     chip_profile: ChipProfile | None = None,
     notes: tuple[str, ...] = (),
 ) -> tuple[list[Collective], TimedStep]:
     """The collectives of one phase's HLO text with their times, and the time of its step.
+
+    With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
+    """
+    if layers is None:
+        notes = (*notes, *_loop_notes(experiment, phase))
+        return _read_timed(experiment, phase, path, chip_profile=chip_profile, notes=notes)
+    timed_rows, step = _read_timed(
+        experiment.unrolled(layers),
+        phase,
+        path.parent / UNROLLED / path.name,
+        layers=layers,
+        chip_profile=chip_profile,
+        notes=(*notes, _layers_note(layers, experiment.model.n_layers)),
+    )
+    deep = deep_rows(read_rows(experiment, phase, path), timed_rows, step, layers)
+    if not deep.n_untimed:
+        return deep.rows, replace(step, row_names=deep.names)
+    scanned, _ = _read_timed(experiment, phase, path, chip_profile=chip_profile)
+    return _completed(deep, scanned, step)
+
+
+def _completed(
+    deep: DeepRows, scanned: Sequence[Collective], step: TimedStep
+) -> tuple[list[Collective], TimedStep]:
+    """The rows, those that unrolled layers lack with the times of scanned layers, and a note on them."""
+    rows = [
+        row if row.dur_s is not None else replace(own, start_s=None)
+        for row, own in zip(deep.rows, scanned, strict=True)
+    ]
+    note = (
+        f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "
+        "unrolled layers; their rows have the times of scanned layers"
+    )
+    time = replace(step.time, notes=(*step.time.notes, note))
+    return rows, replace(step, time=time, row_names=deep.names)
+
+
+def _read_timed(  # noqa: PLR0913  a program, its hardware and its profile
+    experiment: Experiment,
+    phase: Phase,
+    path: Path,
+    *,
+    layers: ShallowLayers | None = None,
+    chip_profile: ChipProfile | None = None,
+    notes: tuple[str, ...] = (),
+) -> tuple[list[Collective], TimedStep]:
+    """The collectives of one program with their times, and the time of its step.
 
     A cycle profile beside the text overrides the cycle estimates in the text.
     """
@@ -156,17 +250,33 @@ def read_phase(
         chip_profile=chip_profile,
         cycle_profile=json.loads(profile.read_text(encoding="utf-8")) if profile.exists() else None,
         experts=expert_load(experiment, phase),
-        notes=(*notes, *_loop_notes(experiment, phase)),
+        layers=layers,
+        notes=notes,
     )
     return step.rows(rows), step
+
+
+def _layers_note(layers: ShallowLayers, n_layers: int) -> str:
+    """Which layers of which program the time comes from."""
+    folds = " and ".join(
+        f"layers {fold.first} to {fold.behind - 1} repeat {fold.times} times"
+        for fold in layers.folds
+    )
+    program = f"time from an unrolled program of {len(layers.layers)} of the {n_layers} layers"
+    return (
+        f"{program}: {folds}"
+        if folds
+        else f"time from an unrolled program of all {n_layers} layers"
+    )
 
 
 def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     is_tpu = experiment.topology.chip.kind is ChipKind.TPU
     if is_tpu and experiment.is_scanned and phase is Phase.DECODE:
+        loop = "auto" if experiment.plan.pp == 1 else "unroll"
         yield (
-            "scanned layers cannot prefetch the weights of the next layer; with --loop unroll, a step "
-            "may take half as long and compilation several times as long"
+            "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
+            f"as long as with --loop {loop}"
         )
 
 
@@ -204,63 +314,77 @@ def check_can_compile(experiment: Experiment) -> None:
         )
 
 
-def _compile_phases(
-    experiment: Experiment,
-    phases: tuple[Phase, ...],
-    hlo_dir: Path,
+def _compile_programs(
+    programs: tuple[_Program, ...],
+    timed: tuple[_Program, ...],
     progress: Progress,
     cycles: Cycles,
 ) -> tuple[str, ...]:
-    """Compiles the phases, with the compiler's cycle profile if requested.
+    """Compiles all programs, the timed ones with the compiler's cycle profile if requested.
 
     Returns notes that explain a missing profile: any libtpu version may drop the internal flag.
     """
-    if cycles is Cycles.PROFILE and experiment.topology.chip.kind is not ChipKind.TPU:
+    every = tuple(dict.fromkeys((*programs, *timed)))
+    is_tpu = programs[0].experiment.topology.chip.kind is ChipKind.TPU
+    if cycles is Cycles.PROFILE and not is_tpu:
         raise SpecError("--cycles profile needs the TPU compiler. Omit it for GPUs.")
     if cycles is Cycles.ESTIMATED:
-        _run_workers(experiment, phases, hlo_dir, progress)
+        _run_workers(every, progress)
         return ()
     with tempfile.TemporaryDirectory(prefix="meshscope-cycles-") as folder:
+        profile_of = {program: Path(folder) / program.phase for program in timed}
         try:
-            _run_workers(experiment, phases, hlo_dir, progress, Path(folder))
+            _run_workers(every, progress, profile_of)
         except CompileError as error:
-            _run_workers(experiment, phases, hlo_dir, progress)
+            _run_workers(every, progress)
             return (f"no cycle profile: compiling with {FLAG} failed: {str(error)[:200]}",)
-        profiles = {phase: read_profile(Path(folder) / phase.value) for phase in phases}
-    for phase, profile in profiles.items():
-        write_profile(hlo_dir / f"{phase}{PROFILE_SUFFIX}", profile)
+        profiles = {program: read_profile(path) for program, path in profile_of.items()}
+    for program, profile in profiles.items():
+        write_profile(program.folder / f"{program.phase}{PROFILE_SUFFIX}", profile)
     if not all(profiles.values()):
         return (f"no cycle profile: this libtpu writes none with {FLAG}",)
     return ()
 
 
 def _run_workers(
-    experiment: Experiment,
-    phases: tuple[Phase, ...],
-    hlo_dir: Path,
+    programs: Sequence[_Program],
     progress: Progress,
-    cycles_dir: Path | None = None,
+    profile_of: Mapping[_Program, Path] | None = None,
 ) -> None:
-    """Runs one worker per phase concurrently; the first failure stops the others."""
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
-        experiment_file = Path(scratch) / "experiment.json"
-        experiment_file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
-        with ExitStack() as workers:
-            running: dict[Phase, subprocess.Popen[bytes]] = {}
-            for phase in phases:
-                phase_dir = None if cycles_dir is None else cycles_dir / phase.value
-                worker = _worker(experiment, experiment_file, hlo_dir, phase, phase_dir)
-                running[phase] = workers.enter_context(worker)
-                progress(phase, "compiling")
-            while running:
-                for phase in [p for p, worker in running.items() if worker.poll() is not None]:
-                    returncode = running.pop(phase).returncode
-                    if returncode:
-                        errors = error_report(experiment_file, phase)
-                        failure = failure_of(returncode, errors, _log(experiment_file, phase))
-                        raise worker_error(_task(experiment, phase), failure)
-                    progress(phase, "compiled")
-                time.sleep(POLL_S)
+    """Runs one worker per program concurrently; the first failure stops the others."""
+    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch, ExitStack() as workers:
+        running: dict[_Program, subprocess.Popen[bytes]] = {}
+        for program in programs:
+            file = _experiment_file(program, Path(scratch))
+            worker = _worker(program, file, (profile_of or {}).get(program))
+            running[program] = workers.enter_context(worker)
+        for phase in dict.fromkeys(program.phase for program in programs):
+            progress(phase, _compiling(running, phase))
+        while running:
+            for program in [p for p, worker in running.items() if worker.poll() is not None]:
+                returncode = running.pop(program).returncode
+                if returncode:
+                    file = _experiment_file(program, Path(scratch))
+                    errors = error_report(file, program.phase)
+                    failure = failure_of(returncode, errors, _log(file, program.phase))
+                    raise worker_error(_task(program), failure)
+                progress(program.phase, _compiling(running, program.phase))
+            time.sleep(POLL_S)
+
+
+def _compiling(running: Iterable[_Program], phase: Phase) -> str:
+    """The step of a phase whose programs are running."""
+    labels = [program.label for program in running if program.phase is phase]
+    return f"compiling {' and '.join(labels)}" if labels else "compiled"
+
+
+def _experiment_file(program: _Program, scratch: Path) -> Path:
+    """The file that gives a worker its experiment; its log and its error report are beside it."""
+    path = scratch / program.folder.name / "experiment.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(program.experiment.as_dict()), encoding="utf-8")
+    return path
 
 
 def _log(experiment_file: Path, phase: Phase) -> Path:
@@ -268,31 +392,28 @@ def _log(experiment_file: Path, phase: Phase) -> Path:
 
 
 def _worker(
-    experiment: Experiment,
-    experiment_file: Path,
-    out_dir: Path,
-    phase: Phase,
-    cycles_dir: Path | None,
+    program: _Program, experiment_file: Path, cycles_dir: Path | None
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """The worker of a phase, run by the Python that has its frontend; it logs to `_log`."""
-    is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
+    """The worker of a program, run by the Python that has its frontend; it logs to `_log`."""
+    is_torchxla = program.experiment.program.frontend is Frontend.TORCHXLA
     environment = torchxla_environment() if is_torchxla else dict(os.environ)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
     return worker_process(
-        (*WORKER, str(experiment_file), str(out_dir), phase.value),
-        _log(experiment_file, phase),
+        (*WORKER, str(experiment_file), str(program.folder), program.phase.value),
+        _log(experiment_file, program.phase),
         python=torchxla_python() if is_torchxla else sys.executable,
         environment=environment,
         is_piped=False,
     )
 
 
-def _task(experiment: Experiment, phase: Phase) -> WorkerTask:
+def _task(target: _Program) -> WorkerTask:
+    experiment = target.experiment
     compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
     program = (
-        f"{phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
+        f"{target.phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"
     )
     return WorkerTask(

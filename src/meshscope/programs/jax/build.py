@@ -23,6 +23,7 @@ from meshscope.programs.jax.pipeline import PipelineProgram
 from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import Layer
 from meshscope.spec.model.repeats import repeats_of, unrolled
 from meshscope.spec.plan.caches import layer_cache
@@ -193,7 +194,16 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
         prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
+        kernel_dtypes=_kernel_dtypes(experiment),
     )
+
+
+def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
+    """The dtypes of experts that their kernel reads as they are stored."""
+    if not experiment.kernels.has_expert_kernel:
+        return ()
+    names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
+    return tuple(JAX_DTYPES[name] for name in names)
 
 
 def _prefill_kernel(

@@ -58,6 +58,7 @@ class Decoder:
     first_row: Array | int = 0
     prefill_kernel: PrefillKernel | None = None
     min_rows: int = 1
+    kernel_dtypes: tuple[Any, ...] = ()
 
     def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
         """One step of the phase: next tokens [B], logits [B, V] and the new cache.
@@ -95,6 +96,7 @@ class Decoder:
             dtype=self.activation_dtype,
             index=index,
             min_rows=self.min_rows,
+            kernel_dtypes=self.kernel_dtypes,
         )
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:

@@ -96,6 +96,11 @@ class Experts:
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
             out = self._grouped(x, f"experts_w_{letter}", group_sizes)
+            scale = self.weights.scale(f"experts_w_{letter}")
+            if scale is not None:
+                is_of = jax.nn.one_hot(expert, scale.shape[0], dtype=scale.dtype)
+                factors = jnp.matmul(is_of, scale, precision=lax.Precision.HIGHEST)
+                out = (out.astype(scale.dtype) * factors).astype(out.dtype)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
@@ -113,12 +118,12 @@ class Experts:
         """
         stacked = self.weights.stacked(name) if self.has_kernel else None
         if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
-            return lax.ragged_dot(x, self.weights(name), group_sizes)
-        weights, first = stacked
-        stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
-        return lax.ragged_dot(
-            x, weights, lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
-        )
+            weights = self.weights.kernel_operand(name)
+        else:
+            weights, first = stacked
+            stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
+            group_sizes = lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
+        return lax.ragged_dot(x, weights, group_sizes, preferred_element_type=x.dtype)
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:

@@ -18,6 +18,7 @@ class LayerWeights:
     """The weights of one layer by name; stacked weights are indexed by `index`.
 
     `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
+    `kernel_dtypes` are those of experts that their kernel reads as they are stored.
     """
 
     arrays: Mapping[str, Array]
@@ -26,6 +27,7 @@ class LayerWeights:
     dtype: Any
     index: Array | int | None = None
     min_rows: int = 1
+    kernel_dtypes: tuple[Any, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         """Whether the layer has this weight."""
@@ -39,13 +41,16 @@ class LayerWeights:
 
     def matrix(self, name: str) -> Matrix:
         """The whole weight as it is stored, gathered over fsdp, for products that convert it."""
-        scale = self._of_layer(name + SCALE_SUFFIX) if name + SCALE_SUFFIX in self.arrays else None
         return Matrix(
             values=self._gathered(name),
-            scale=scale,
+            scale=self.scale(name),
             outputs=self.specs[name].outputs,
             dtype=self.dtype,
         )
+
+    def scale(self, name: str) -> Array | None:
+        """The scales of the weight's output channels; None if it has none."""
+        return self._of_layer(name + SCALE_SUFFIX) if name + SCALE_SUFFIX in self.arrays else None
 
     def einsum(self, subscripts: str, x: Array, name: str) -> Array:
         """`jnp.einsum(subscripts, x, weight)`."""
@@ -77,10 +82,15 @@ class LayerWeights:
         or if the weight is gathered or converted before use.
         """
         array, spec = self.arrays[name], self.specs[name]
-        is_converted = spec.dtype is None and array.dtype != jnp.dtype(self.dtype)
+        is_converted = array.dtype not in self.kernel_dtypes
         if self.index is None or is_converted or not self.collectives.uses_local_array(spec):
             return None
         return array.reshape(-1, *array.shape[2:]), self.index * array.shape[1]
+
+    def kernel_operand(self, name: str) -> Array:
+        """The weight without its scales, converted only if kernels do not read its stored dtype."""
+        values = self._gathered(name)
+        return values if values.dtype in self.kernel_dtypes else values.astype(self.dtype)
 
     def at_least(self, x: Array) -> Array:
         """[B, S, D], zero-padded along S to `min_rows` rows if the step has a single row."""

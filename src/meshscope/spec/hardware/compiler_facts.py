@@ -59,6 +59,11 @@ class CompilerFacts:
     max_stacked_experts: Fact[int] = Fact(
         value=8192, source=f"the kernel lists the experts one by one: 25 s for 6,144; {_COMPILED}"
     )
+    ragged_dot_dtypes: Fact[tuple[str, ...]] = Fact(
+        value=("bf16", "f32", "s8"),
+        source="dtypes of experts that the kernel of a ragged dot reads as they are stored; it converts "
+        f"fp8 to float32 in HBM first; v5e and v6e, {_COMPILED}",
+    )
     kernel_dtypes: Fact[tuple[str, ...]] = Fact(
         value=("bf16", "f32"), source=f"Mosaic refuses f16 loads; {_COMPILED}"
     )
@@ -159,6 +164,10 @@ _FACTS: tuple[CompilerFacts, ...] = (
             source=f"SparseCores run all-reduces from 64 KiB on, over 2, 8 and 32 devices; {_COMPILED}",
         ),
         has_async_fsdp_gathers=_ASYNC_GATHERS,
+        ragged_dot_dtypes=Fact(
+            value=("bf16", "f32", "f8e4m3fn", "f8e5m2"),
+            source=f"as above, but int8 is converted; {_COMPILED}",
+        ),
     ),
 )
 

@@ -1,0 +1,52 @@
+"""A deep model is timed by a shallow unrolled program, and counted by the scanned one."""
+
+from pathlib import Path
+
+import pytest
+
+from meshscope.backends.compile.compile import CompileResult, compile_experiment
+from meshscope.cost.timeline import timeline_table
+from meshscope.events.timeline import unfolded
+from meshscope.prediction import predict
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+pytestmark = pytest.mark.tpu
+
+
+def _experiment(loop: Loop) -> Experiment:
+    return experiment_of(
+        model=read_model("Llama-3.2-3B"),
+        plan=parse_plan("tp=8"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=8, prompt=128, output=2),
+        program=Program(loop=loop),
+        n_layers=16,
+    )
+
+
+def _compiled(loop: Loop, folder: Path) -> CompileResult:
+    folder.mkdir()
+    return compile_experiment(_experiment(loop), folder, progress=lambda *_: None)
+
+
+def test_a_deep_step_takes_the_time_of_its_unrolled_layers(tmp_path: Path) -> None:
+    auto, whole = (_compiled(loop, tmp_path / loop) for loop in (Loop.AUTO, Loop.UNROLL))
+    steps = [[step.time for step in result.steps] for result in (auto, whole)]
+    for shallow, unrolled in zip(*steps, strict=True):
+        # Weights are copied before the first layer in an order that depends on their number.
+        assert shallow.step.value_s == pytest.approx(unrolled.step.value_s, rel=0.02)
+        assert shallow.exposed_s == pytest.approx(unrolled.exposed_s, rel=0.02)
+    assert len(auto.rows) == len(predict(_experiment(Loop.AUTO)))
+    assert all(row.dur_s is not None and row.start_s is not None for row in auto.rows)
+    for step in auto.steps:
+        spans = unfolded(timeline_table([step]))
+        end_s = (spans["start_s"] + spans["dur_s"]).max()
+        assert end_s == pytest.approx(step.time.step.value_s)
+    assert auto.timed_layers is not None
+    assert whole.timed_layers is None

@@ -1,0 +1,124 @@
+"""A shallow program with repeated layers has the times of the program of all layers."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshscope.cost.shallow_rows import deep_rows
+from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.cost.timeline import timeline_table
+from meshscope.errors import ParseError
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
+from meshscope.events.timeline import unfolded
+from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.shallow import Fold, ShallowLayers
+from meshscope.spec.plan.plan import parse_plan
+
+SLICE = parse_topology("v6e:1x2")
+MESH = parse_plan("tp=2").mesh
+ARRAY = f"f32[{1 << 20}]"
+N_LAYERS = 40
+SHALLOW = ShallowLayers(
+    layers=(*range(7), N_LAYERS - 1), folds=(Fold(first=3, n_layers=4, times=9),)
+)
+
+
+def _work(name: str, operand: str, cycles: int, op_name: str) -> str:
+    return (
+        f'  %{name} = {ARRAY} negate(%{operand}), metadata={{op_name="{op_name}"}}, '
+        f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}\n'
+    )
+
+
+def _reduced(name: str, operand: str, op_name: str) -> str:
+    return (
+        f"  %{name} = {ARRAY} all-reduce(%{operand}), channel_id=1, replica_groups={{{{0,1}}}}, "
+        f'use_global_device_ids=true, to_apply=%add, metadata={{op_name="{op_name}"}}\n'
+    )
+
+
+def _layer(layer: int) -> str:
+    """Work that depends on the layer's place among four, two all-reduces and a prefetch."""
+    scope = f"prefill/layer{layer}"
+    return (
+        f"  %fetch{layer} = ({ARRAY}{{0:S(1)}}, {ARRAY}, u32[]) copy-start(%x)\n"
+        + _work(f"attn{layer}", f"x{layer}", 900, f"{scope}/attn/dot")
+        + _reduced(f"y{layer}", f"attn{layer}", f"{scope}/attn/psum")
+        + f"  %fetched{layer} = {ARRAY}{{0:S(1)}} copy-done(%fetch{layer})\n"
+        + _work(f"mlp{layer}", f"y{layer}", 5000 + 700 * (layer % 4), f"{scope}/mlp/dot")
+        + _reduced(f"x{layer + 1}", f"mlp{layer}", f"{scope}/mlp/psum")
+    )
+
+
+def _module(n_layers: int) -> str:
+    hoisted = "".join(
+        _work(f"weights{layer}", "x", 300, rf"weights[\'layers\'][{layer}][\'wk\']")
+        for layer in range(n_layers)
+    )
+    layers = "".join(_layer(layer) for layer in range(n_layers))
+    return f"""\
+HloModule m, is_scheduled=true, num_partitions=2
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+ENTRY %main (x: {ARRAY}) -> {ARRAY} {{
+  %x = {ARRAY} parameter(0)
+{hoisted}{_work("x0", "x", 2000, "prefill/embed/gather")}{layers}\
+{_work("head", f"x{n_layers}", 3000, "prefill/lm_head/dot")}}}
+"""
+
+
+def _timed(text: str, layers: ShallowLayers | None = None) -> tuple[TimedStep, list[Collective]]:
+    module = parse_hlo(text, "test.hlo")
+    collectives = module_collectives(module, mesh=MESH, crosses_slices=SLICE.crosses_slices)
+    rows = rows_of(collectives, n_steps_of={}, crosses_slices=SLICE.crosses_slices)
+    step = timed_step(module, collectives, phase=Phase.PREFILL, topology=SLICE, layers=layers)
+    return step, step.rows(rows)
+
+
+def test_the_step_is_that_of_all_layers() -> None:
+    whole, _ = _timed(_module(N_LAYERS))
+    shallow, _ = _timed(_module(len(SHALLOW.layers)), SHALLOW)
+    assert shallow.time.step.value_s == pytest.approx(whole.time.step.value_s)
+    assert shallow.time.step.low_s == pytest.approx(whole.time.step.low_s)
+    assert shallow.time.step.high_s == pytest.approx(whole.time.step.high_s)
+    for name in ("compute_s", "exposed_s", "idle_s", "collective_s"):
+        assert getattr(shallow.time, name) == pytest.approx(getattr(whole.time, name)), name
+    assert shallow.time.exposed_by_axis_s == pytest.approx(whole.time.exposed_by_axis_s)
+    costs = [{part.part: part.compute_s for part in step.time.parts} for step in (shallow, whole)]
+    assert costs[0] == pytest.approx(costs[1])
+
+
+def test_every_layer_has_its_rows_and_its_place_on_the_timeline() -> None:
+    whole, expected = _timed(_module(N_LAYERS))
+    shallow, rows = _timed(_module(len(SHALLOW.layers)), SHALLOW)
+    untimed = [replace(row, start_s=None, dur_s=None, exposed_s=None) for row in expected]
+    deep = deep_rows(untimed, rows, shallow, SHALLOW)
+    assert deep.n_untimed == 0
+    for name in ("start_s", "dur_s", "exposed_s"):
+        seconds = [[getattr(row, name) for row in table] for table in (deep.rows, expected)]
+        assert seconds[0] == pytest.approx(seconds[1]), name
+    spans = [
+        unfolded(timeline_table([step])).filter(lane="collective") for step in (shallow, whole)
+    ]
+    assert spans[0]["start_s"].to_list() == pytest.approx(spans[1]["start_s"].to_list())
+
+
+def test_a_collective_without_counterpart_is_counted() -> None:
+    shallow, rows = _timed(_module(len(SHALLOW.layers)), SHALLOW)
+    other = replace(rows[0], dtype="bf16", dur_s=None)
+    deep = deep_rows([*rows, other], rows, shallow, SHALLOW)
+    assert (deep.n_untimed, deep.rows[-1].dur_s) == (1, None)
+
+
+def test_a_program_without_layers_is_an_error() -> None:
+    text = _module(len(SHALLOW.layers)).replace("prefill/layer", "prefill/block")
+    with pytest.raises(ParseError, match="Use --loop scan or --loop unroll"):
+        _timed(text.replace("layers", "blocks"), SHALLOW)
