@@ -7,7 +7,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
-from published_steps import Half, PublishedStep, closed_s, published_steps
+from published_steps import Half, PublishedStep, closed_time, published_steps
 
 from meshscope.events.enums import Phase
 
@@ -29,4 +29,4 @@ def summary() -> None:
 
 
 def _errors(steps: Sequence[PublishedStep]) -> list[float]:
-    return [abs(closed_s(step) / step.device_s - 1) for step in steps]
+    return [abs(closed_time(step).value_s / step.device_s - 1) for step in steps]

@@ -4,7 +4,8 @@ Every second row of a group (same model, plan and phase) is for the fit, the oth
 Prefill times follow from a published throughput: tokens over the rate. Decode times are medians; those of
 servers contain the host. `host_ms` is an assumption of this project: the 4 ms that one chip's decode times
 have in common at five batches and contexts. A server of four chips waits for its host, so its times are
-only upper bounds of the device's.
+only upper bounds of the device's. The contexts of Llama-3.1-70B are the capacity of the cache, of which the
+attention kernel reads what is filled; how much that is was not published.
 """
 
 import csv
@@ -12,11 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
-
-from meshscope.cost.closed_form import closed_steps, plan_batch, plan_form
+from meshscope.cost.closed_form import plan_form
 from meshscope.cost.efficiency import ChipEfficiency
+from meshscope.cost.predicted import evaluated
 from meshscope.events.enums import Phase
+from meshscope.events.step_time import TimeEstimate
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -32,6 +33,7 @@ class Half(StrEnum):
     FITTED = "fitted"
     HOLDOUT = "holdout"
     BOUND = "bound"  # the published time is an upper bound of the device's
+    UNFILLED = "unfilled"  # the published time is too short to read the whole cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +96,11 @@ def _experiment(row: dict[str, str]) -> Experiment:
     )
 
 
-def closed_s(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> float:
-    """Seconds of the step in closed form; servers read only the cache that is filled."""
+def closed_time(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> TimeEstimate:
+    """Time of the step in closed form; servers read only the cache that is filled."""
     form = plan_form(step.experiment, step.phase, efficiency=efficiency)
-    plans = plan_batch([replace(form, reads_static_cache=False)])
     workload = step.experiment.workload
-    sizes = {n: np.array([float(getattr(workload, n))]) for n in ("batch", "prompt", "output")}
-    chunk = None if step.chunk is None else np.array([float(step.chunk)])
-    return float(closed_steps(plans, np.zeros(1, dtype=np.int64), **sizes, chunk=chunk).step_s[0])
+    sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
+    if step.chunk is not None:
+        sizes["chunk"] = float(step.chunk)
+    return evaluated(replace(form, reads_static_cache=False), sizes)[1]

@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from meshscope.events.enums import Phase
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.compiler_facts import (
     CompilerFacts,
@@ -45,8 +44,8 @@ def test_every_tpu_has_facts_and_both_fits(chip: str) -> None:
     fit = fitted_constants(chip)
     assert fit.libtpu == compiler_facts(chip).libtpu
     assert fit.collectives is not None
-    assert 0 < fit.closed_form["matmul"] <= 1
-    assert fit.spreads.keys() == {phase.value for phase in Phase}
+    assert 0 < fit.closed_form["constants"]["matmul"] <= 1
+    assert fit.closed_form["spreads"].keys() == fit.closed_form["constants"].keys()
 
 
 def test_every_fit_has_a_source() -> None:

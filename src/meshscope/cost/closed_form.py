@@ -187,7 +187,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     return PlanBatch(
         coefficients=np.array([form.costs.coefficients for form in forms]),
         cost_s=np.array([_cost_s(form) for form in forms]),
-        streams_weights=by_plan(lambda f: f.efficiency.constants.streams_weights),
+        streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
         payload=by_collective(lambda c: c.payload, len(Feature)),
         latency_s=by_collective(lambda c: c.latency_s, n_strategies, fill=np.inf),

@@ -3,11 +3,17 @@
 `tools/fit_closed_form.py` fits them; `compiler_facts.fitted_constants` stores them with their sources.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
-from meshscope.cost.rates import GPU_EFFICIENCY, MEASURED_EFFICIENCY, PeakEfficiency, Rates
-from meshscope.events.enums import Phase
+from meshscope.cost.rates import (
+    GPU_EFFICIENCY,
+    MEASURED_EFFICIENCY,
+    TPU_EFFICIENCY,
+    PeakEfficiency,
+    Rates,
+)
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import fitted_constants
 
@@ -19,9 +25,7 @@ class ClosedConstants:
     `matmul` and `attention` are fractions of the matmul peak, in products with weights and in attention
     kernels over prompts. The others are fractions of the HBM rate: for weights that stream in, for the
     cache that decode attention reads, for element-wise passes, and for rows sorted by expert. `op_s` is
-    the time of a small operation. With `streams_weights`, weights of coming products arrive while the
-    core waits in collectives and small operations, and products wait for the rest; otherwise each product
-    overlaps with its weights only.
+    the time of a small operation.
     """
 
     matmul: float
@@ -31,68 +35,73 @@ class ClosedConstants:
     passes: float
     routed: float
     op_s: float
-    streams_weights: bool
+
+    def faster(self, spreads: Mapping[str, float]) -> "ClosedConstants":
+        """Every constant better by its factor in `spreads`; below 1 for worse. Nothing exceeds a peak."""
+        values = {name: value * spreads[name] for name, value in asdict(self).items()}
+        fracs = {name: min(1.0, value) for name, value in values.items() if name != "op_s"}
+        return replace(self, **fracs, op_s=self.op_s / spreads["op_s"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipEfficiency:
-    """The constants of a chip, and by phase the factor that covers 90 % of their errors."""
+    """The constants of a chip, and those at the bounds of the interval of a step.
+
+    With `streams_weights`, weights of coming products arrive while the core waits in collectives and
+    small operations, and products wait for the rest; otherwise each product overlaps with its own
+    weights only.
+    """
 
     constants: ClosedConstants
-    spreads: tuple[tuple[Phase, float], ...] = ()
+    fast: ClosedConstants
+    slow: ClosedConstants
+    streams_weights: bool
     source: str = ""
-
-    def spread(self, phase: Phase) -> float:
-        """The factor that covers 90 % of the errors of a phase; 1 without known errors."""
-        return dict(self.spreads).get(phase, 1.0)
 
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
-    return ClosedConstants(
-        matmul=flops,
-        attention=flops,
-        weights=hbm,
-        cache=hbm,
-        passes=hbm,
-        routed=hbm,
-        op_s=0.0,
-        streams_weights=False,
-    )
+    by_bytes = dict.fromkeys(("weights", "cache", "passes", "routed"), hbm)
+    return ClosedConstants(matmul=flops, attention=flops, op_s=0.0, **by_bytes)
 
 
-PEAKS = ChipEfficiency(
-    constants=_uniform(flops=1.0, hbm=1.0), source="published peaks at full efficiency"
-)
-
-
-def _at_peaks(peak: PeakEfficiency, source: str) -> ChipEfficiency:
-    """Large operations at these fractions; the interval is that of the wider of compute and memory."""
-    low = min(peak.matmul / peak.matmul_interval[1], peak.hbm / peak.hbm_interval[1])
-    high = max(peak.matmul / peak.matmul_interval[0], peak.hbm / peak.hbm_interval[0])
-    spread = max(1 / low, high)
+def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
+    (slow_matmul, fast_matmul), (slow_hbm, fast_hbm) = peak.matmul_interval, peak.hbm_interval
     return ChipEfficiency(
         constants=_uniform(flops=peak.matmul, hbm=peak.hbm),
-        spreads=tuple((phase, spread) for phase in Phase),
+        fast=_uniform(flops=fast_matmul, hbm=min(1.0, peak.hbm * fast_hbm)),
+        slow=_uniform(flops=slow_matmul, hbm=peak.hbm * slow_hbm),
+        streams_weights=False,
         source=source,
     )
 
 
+_FULL = (1.0, 1.0)
+PEAKS = _of_large_operations(
+    replace(TPU_EFFICIENCY, matmul=1.0, matmul_interval=_FULL, hbm=1.0, hbm_interval=_FULL),
+    "published peaks at full efficiency",
+)
+
+
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
-    """The fitted efficiency of a TPU, that of large operations on a GPU, and peaks for measured rates."""
+    """The fitted efficiency of a TPU, that of large operations on a GPU, or that of measured rates."""
     if rates.measured is not None:
-        return _at_peaks(MEASURED_EFFICIENCY, "rates measured on the devices")
+        return _of_large_operations(MEASURED_EFFICIENCY, "rates measured on the devices")
     if chip.kind is ChipKind.TPU:
         return _fitted(chip.name)
     peak = GPU_EFFICIENCY
     source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
-    return _at_peaks(peak, source)
+    return _of_large_operations(peak, source)
 
 
 @cache
 def _fitted(chip: str) -> ChipEfficiency:
     fit = fitted_constants(chip)
+    constants = ClosedConstants(**fit.closed_form["constants"])
+    spreads: Mapping[str, float] = fit.closed_form["spreads"]
     return ChipEfficiency(
-        constants=ClosedConstants(**fit.closed_form),
-        spreads=tuple((Phase(phase), spread) for phase, spread in fit.spreads.items()),
+        constants=constants,
+        fast=constants.faster(spreads),
+        slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
+        streams_weights=True,
         source=f"constants fitted to {fit.n_fitted} published steps",
     )

@@ -274,8 +274,8 @@ def _prefill_scores(device: _Device, layer: Layer) -> Iterator[_Entry]:
     pairs = Feature.WINDOW_PAIRS if is_windowed else Feature.CAUSAL_PAIRS
     yield Part.ATTN, Cost.KERNEL_FLOPS, pairs, flops
     yield Part.ATTN, Cost.MATMUL_FLOPS, Feature.ALL_PAIRS, flops
-    # Plain attention writes the scores in float32 and reads them as activations.
-    score_bytes = attention.n_heads / device.plan.tp / rate * (4 + device.act_bytes)
+    # Plain attention writes and reads the scores in float32, and their weights as activations.
+    score_bytes = attention.n_heads / device.plan.tp / rate * 2 * (4 + device.act_bytes)
     yield Part.ATTN, Cost.WIDE_BYTES, Feature.ALL_PAIRS, score_bytes
 
 

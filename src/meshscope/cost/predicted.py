@@ -1,11 +1,12 @@
 """Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from meshscope.cost.closed_bounds import bounding_forms, is_measured
 from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.planned_collectives import hidden_behind
@@ -43,14 +44,26 @@ def predicted_times(
 def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
     form = plan_form(experiment, phase, profile=profile)
     workload = experiment.workload
-    sizes = {
-        name: np.array([float(getattr(workload, name))]) for name in ("batch", "prompt", "output")
-    }
-    return step_time(form, closed_steps(plan_batch([form]), np.zeros(1, dtype=np.int64), **sizes))
+    sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
+    return step_time(form, *evaluated(form, sizes))
 
 
-def step_time(form: PlanForm, steps: ClosedSteps, at: int = 0) -> StepTime:
-    """The closed step number `at` as a StepTime."""
+def evaluated(form: PlanForm, sizes: Mapping[str, float]) -> tuple[ClosedSteps, TimeEstimate]:
+    """The step of a workload, given by the sizes that `closed_steps` takes, and its time with bounds."""
+
+    def steps_of(*forms: PlanForm) -> ClosedSteps:
+        repeated = {name: np.full(len(forms), size) for name, size in sizes.items()}
+        at = np.arange(len(forms))
+        return closed_steps(plan_batch(forms), at, **repeated)
+
+    steps = steps_of(form)
+    bounds = bounding_forms(form, steps)
+    low_s, high_s = (None, None) if bounds is None else map(float, steps_of(*bounds).step_s)
+    return steps, TimeEstimate(value_s=float(steps.step_s[0]), low_s=low_s, high_s=high_s)
+
+
+def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int = 0) -> StepTime:
+    """The closed step number `at` as a StepTime; `step` is its time with an interval."""
     by_axis: dict[str, float] = defaultdict(float)
     for m, collective in enumerate(form.collectives):
         by_axis[collective.axis] += float(steps.exposed_s[at, m])
@@ -65,7 +78,7 @@ def step_time(form: PlanForm, steps: ClosedSteps, at: int = 0) -> StepTime:
     return StepTime(
         source=Source.PREDICTED,
         phase=form.phase,
-        step=_interval(form, steps, at),
+        step=step,
         compute_s=compute_s,
         exposed_s=exposed_s,
         idle_s=bubble_s,
@@ -74,7 +87,7 @@ def step_time(form: PlanForm, steps: ClosedSteps, at: int = 0) -> StepTime:
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: seconds for basis, seconds in bases.items() if seconds},
         parts=tuple(_parts(form, steps, at)),
-        is_extrapolated=not all(_is_measured(form, steps, at)),
+        is_extrapolated=not all(is_measured(form, steps, at)),
         notes=(f"compute by roofline: {source}",) if source else (),
     )
 
@@ -104,31 +117,6 @@ def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
             hbm_bytes=float(costs[list(HBM_BYTES)].sum()),
             wire_bytes=wire_bytes[part],
         )
-
-
-def _is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[bool]:
-    """Whether the payload of each collective is inside a measured range."""
-    for m, collective in enumerate(form.collectives):
-        payload = steps.payload_bytes[at, m]
-        is_inside = any(low <= payload <= high for low, high in collective.ranges)
-        yield not steps.collectives_s[at, m] or is_inside
-
-
-def _interval(form: PlanForm, steps: ClosedSteps, at: int) -> TimeEstimate:
-    """The step with compute and communication bounded by their own factors."""
-    step_s = float(steps.step_s[at])
-    factor = form.efficiency.spread(form.phase)
-    compute_s = float(steps.step_s[at] - steps.exposed_s[at].sum())
-    low_s, high_s = compute_s / factor, compute_s * factor
-    spreads = form.constants.spreads
-    if form.collectives and spreads is None:
-        return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
-    for m, is_measured in enumerate(_is_measured(form, steps, at)):
-        assert spreads is not None
-        spread = max(spreads.short, spreads.long) if is_measured else spreads.out_of_sample
-        low_s += float(steps.exposed_s[at, m]) / spread
-        high_s += float(steps.exposed_s[at, m]) * spread
-    return TimeEstimate(value_s=step_s, low_s=low_s, high_s=high_s)
 
 
 def timed_predictions(

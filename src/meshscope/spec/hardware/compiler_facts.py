@@ -200,14 +200,14 @@ class FittedConstants:
     """The fitted constants of one chip.
 
     `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
-    `closed_form` are the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted` published
-    steps. `spreads` are by phase the factor that covers 90 % of the errors of the `n_holdout` other steps.
+    `closed_form` has `constants`, the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted`
+    published steps, and `spreads`, their factors at the bounds of an interval that covers 90 % of the
+    `n_holdout` other steps.
     """
 
     libtpu: str
     collectives: Mapping[str, Any] | None
     closed_form: Mapping[str, Any]
-    spreads: Mapping[str, float]
     n_fitted: int
     n_holdout: int
 
@@ -224,7 +224,6 @@ def fitted_constants(chip: str, libtpu: str | None = None) -> FittedConstants:
         libtpu=version,
         collectives=entry.get("collectives"),
         closed_form=entry.get("closed_form") or chips[ALL_CHIPS]["closed_form"],
-        spreads=closed_form["spreads"],
         n_fitted=closed_form["n_fitted"],
         n_holdout=closed_form["n_holdout"],
     )
