@@ -113,7 +113,7 @@ def test_a_layer_is_the_second_iteration_of_the_longest_loop(tmp_path: Path) -> 
     )
     frame.write_parquet(tmp_path / TIMELINE)
     (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
-    assert step.layer == ("iteration 2 of 10 of the loop over layers", 4.0, 7.0)
+    assert step.layer == ("repetition 2 of 10 of the layers", 4.0, 7.0)
     assert step.end_s == 1.0 + 9 * 3.0 + 3.0
     assert [span.n for span in step.spans] == [1, 10, 10]
     assert {span.lane for span in step.spans} == {"core", "tp"}

@@ -57,7 +57,8 @@ def predict(  # noqa: PLR0913  the options of the command
         engine: Whose collectives to predict: `meshscope` or `vllm`.
         partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
         frontend: What writes the program: `jax` or `torchxla`.
-        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models.
+        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models, and compiles deep
+            ones scanned for their counts and a few layers unrolled for their times.
         context: How cp brings keys to queries in prefill.
         kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
         dispatch: How tokens reach experts on other devices.

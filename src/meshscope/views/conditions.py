@@ -35,7 +35,7 @@ def condition_lines(run: RunRecord) -> list[tuple[str, str]]:
         ("slice", _slice(experiment)),
         ("plan", _plan(experiment)),
         ("request", _request(experiment.workload)),
-        ("program", _program(experiment)),
+        ("program", _program(experiment, is_timed_apart=run.manifest.timed_layers is not None)),
         ("kernels", _kernels(experiment)),
         ("versions", _pairs(run.manifest.versions, separator=" ")),
         ("flags", _pairs(run.manifest.flags)),
@@ -81,7 +81,7 @@ def _request(workload: Workload | None) -> str:
     return f"{sizes}; {_pairs(dtypes, separator=' ')}"
 
 
-def _program(experiment: ExperimentRecord) -> str:
+def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
     if experiment.imported is not None:
         return f"imported from {', '.join(experiment.imported)}"
     program = experiment.program
@@ -91,6 +91,7 @@ def _program(experiment: ExperimentRecord) -> str:
         return ""
     frontend = f"{program.frontend}, {program.partitioner} partitioner"
     layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
+    layers += ", timed unrolled" if is_timed_apart else ""
     context = ""
     if "cp" in experiment.mesh:
         context = f", {experiment.context or program.context} over cp"

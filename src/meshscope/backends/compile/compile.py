@@ -207,8 +207,8 @@ def _completed(
 ) -> tuple[list[Collective], TimedStep]:
     """The rows, those that unrolled layers lack with the times of scanned layers, and a note on them."""
     rows = [
-        row if row.dur_s is not None else replace(own, start_s=None)
-        for row, own in zip(deep.rows, scanned, strict=True)
+        row if row.dur_s is not None else replace(by_scan, start_s=None)
+        for row, by_scan in zip(deep.rows, scanned, strict=True)
     ]
     note = (
         f"{deep.n_untimed} of {len(rows)} collectives of the scanned layers have no counterpart in "

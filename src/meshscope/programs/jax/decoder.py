@@ -18,7 +18,6 @@ from meshscope.events.enums import Part, Phase
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context
-from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
@@ -57,7 +56,7 @@ class Decoder:
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
     first_row: Array | int = 0
-    attention_kernel: PrefillKernel | DecodeKernel | None = None
+    prefill_kernel: PrefillKernel | None = None
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
 
@@ -201,6 +200,7 @@ class Decoder:
                 attention = compressed_attention
             case _:
                 assert_never(self.model.attention)
+        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
         return attention(
             x,
             w,
@@ -209,7 +209,7 @@ class Decoder:
             model=self.model,
             layer=layer,
             context=self.context,
-            kernel=self.attention_kernel,
+            kernel=kernel,
         )
 
 

@@ -126,7 +126,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
 
 
 def _layer_in_loop(spans: list[TimeSpan]) -> tuple[str, float, float] | None:
-    """The second iteration of the longest loop, which is the loop over layers."""
+    """The second repetition of the longest loop, which is that of the layers."""
     looped = [span for span in spans if span.repeats and span.repeats[0][0] > 1]
     if not looped:
         return None
@@ -134,7 +134,7 @@ def _layer_in_loop(spans: list[TimeSpan]) -> tuple[str, float, float] | None:
     times, period_s = longest.repeats[0]
     same = [span.start_s for span in looped if span.repeats[0] == (times, period_s)]
     start_s = min(same) + period_s
-    return f"iteration 2 of {times} of the loop over layers", start_s, start_s + period_s
+    return f"repetition 2 of {times} of the layers", start_s, start_s + period_s
 
 
 def _layer_between_collectives(
