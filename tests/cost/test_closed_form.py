@@ -262,7 +262,7 @@ def test_a_chunked_prefill_reads_its_weights_once_per_chunk():
     steps = closed_steps(
         plan_batch([form]), np.zeros(2, dtype=np.int64), **sizes, chunk=np.array([4096.0, 1024.0])
     )
-    whole, chunked = steps.costs.sum(axis=1)
+    whole, chunked = steps.costs[:, form.costs.is_once == 0].sum(axis=1)
     assert chunked[Cost.WEIGHT_BYTES] == 4 * whole[Cost.WEIGHT_BYTES]
     assert chunked[Cost.MATMUL_FLOPS] == pytest.approx(whole[Cost.MATMUL_FLOPS])
     assert chunked[Cost.KERNEL_FLOPS] == pytest.approx(whole[Cost.KERNEL_FLOPS])
@@ -300,3 +300,22 @@ def test_rows_that_overlap_compute_have_no_exposed_time():
         assert in_layers
         assert all((exposed_s is None) is is_hidden for exposed_s in in_layers)
         assert None not in outside
+
+
+@pytest.mark.parametrize("experiment", CASES[:2], ids=IDS[:2])
+def test_chunks_of_whole_sequences_cost_as_many_smaller_batches(experiment: Experiment) -> None:
+    n_local = experiment.workload.batch // experiment.plan.data_size
+    chunk = n_local // 4 * experiment.workload.prompt
+    chunked = replace(experiment, workload=replace(experiment.workload, prefill_chunk=chunk))
+    batch = experiment.workload.batch // 4
+    quarter = replace(experiment, workload=replace(experiment.workload, batch=batch))
+
+    prefill, decode = predicted_times(chunked)
+    part, _ = predicted_times(quarter)
+
+    assert prefill.step.value_s == pytest.approx(4 * part.step.value_s, rel=1e-12)
+    assert prefill.exposed_s == pytest.approx(4 * part.exposed_s, rel=1e-12)
+    assert [cost.wire_bytes for cost in prefill.parts] == pytest.approx(
+        [4 * (cost.wire_bytes or 0) for cost in part.parts]
+    )
+    assert decode == predicted_times(experiment)[1]

@@ -132,7 +132,13 @@ def test_stage_sends_of_a_pipeline_are_counted(config_file: Path, tmp_path: Path
     modules = {phase: read_hlo(tmp_path / "r" / HLO / hlo_name(phase)) for phase in Phase}
     profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
 
-    measured = measured_of(profile, modules, compiled, n_steps={Phase.PREFILL: 1, Phase.DECODE: 2})
+    measured = measured_of(
+        profile,
+        modules,
+        compiled,
+        n_steps={Phase.PREFILL: 1, Phase.DECODE: 2},
+        n_chunks=dict.fromkeys(Phase, 1),
+    )
 
     (finding,) = measured.findings
     assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", finding)
@@ -203,3 +209,15 @@ def test_a_user_error_is_one_message(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_all_sources_count_the_chunks_of_prefill(config_file: Path, tmp_path: Path) -> None:
+    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--repeats", "1", "--prefill-chunk", "8")
+    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["measured"]["findings"] == []
+    run = read_run(tmp_path / "r")
+    for source in (Source.COMPILED, Source.MEASURED):
+        assert compare(run.rows_of(Source.PREDICTED), run.rows_of(source)).is_exact
+    prefill = [row for row in run.rows_of(Source.MEASURED) if row.phase is Phase.PREFILL]
+    assert {row.count for row in prefill} == {2}  # one for each sequence of a data-parallel rank

@@ -24,12 +24,12 @@ class _SlotsLast:
     AUTO = Layout(major_to_minor=(0, 2, 3, 1))
 
 
-def _session(config_file: Path) -> Session:
+def _session(config_file: Path, *, prefill_chunk: int | None = None) -> Session:
     experiment = experiment_of(
         model=read_model(str(config_file)),
         plan=parse_plan("dp=2,tp=2"),
         topology=parse_topology("cpu:4"),
-        workload=Workload(batch=4, prompt=16, output=6),
+        workload=Workload(batch=4, prompt=16, output=6, prefill_chunk=prefill_chunk),
     )
     return Session.started(
         experiment,
@@ -54,3 +54,8 @@ def test_a_separate_cache_layout_of_decode_gives_the_same_tokens(
     assert host_tokens(separate.request()[1]) == host_tokens(shared.request()[1])
     cache = shared.new_cache()
     assert shared.as_cache(cache) is cache
+
+
+def test_chunks_of_a_prefill_give_the_tokens_of_the_whole_batch(config_file: Path) -> None:
+    whole = host_tokens(_session(config_file).request()[1])
+    assert host_tokens(_session(config_file, prefill_chunk=16).request()[1]) == whole

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import NamedTuple
@@ -344,3 +345,20 @@ def test_a_thousand_devices_share_one_tuple_of_groups(make: Make) -> None:
     rows = predict(make("Qwen3-32B", "fsdp=16,tp=64", batch=64))
     axes = {axis: {id(r.groups) for r in rows if r.axis == axis} for axis in ("fsdp", "tp")}
     assert {axis: len(ids) for axis, ids in axes.items()} == {"fsdp": 1, "tp": 1}
+
+
+@pytest.mark.parametrize("plan", ["dp=2,tp=4", "dp=2,tp=4,sp", "tp=8"])
+def test_chunks_repeat_the_collectives_of_a_smaller_batch(make: Make, plan: str) -> None:
+    """A prefill of 16 sequences in four chunks has those of four sequences, four times."""
+    model = "Llama-3.1-8B"
+    whole = make(model, plan, batch=16, prompt=128)
+    n_local = 16 // whole.plan.data_size
+    workload = replace(whole.workload, prefill_chunk=n_local // 4 * 128)
+    chunked = predict(replace(whole, workload=workload))
+    quarter = predict(make(model, plan, batch=4, prompt=128))
+
+    prefill = [row for row in chunked if row.phase is Phase.PREFILL]
+    expected = [replace(row, count=4 * row.count) for row in quarter if row.phase is Phase.PREFILL]
+    assert prefill == expected
+    decode = [row for row in chunked if row.phase is Phase.DECODE]
+    assert decode == [row for row in predict(whole) if row.phase is Phase.DECODE]

@@ -58,6 +58,7 @@ class Case(NamedTuple):
     dispatch: DispatchForm = DispatchForm.AUTO
     context: ContextForm = ContextForm.RING
     microbatches: int | None = None
+    chunk: int | None = None
 
 
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
@@ -185,14 +186,27 @@ def _marked(case: Case) -> Any:
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step."""
-    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.chunks import chunk_runs, merged_tokens  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415
     from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 
     devices = jax.devices()[: experiment.plan.n_devices]
-    prefill, decode = (build_program(experiment, phase, devices) for phase in Phase)
+    programs = {
+        program.name: build_program(experiment, Phase.PREFILL, devices, chunk=chunk)
+        for chunk, program in enumerate(experiment.programs(Phase.PREFILL))
+    }
+    prefill, decode = programs["prefill"], build_program(experiment, Phase.DECODE, devices)
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
-    out = prefill.step(arrays, prompt, empty_cache(prefill), np.int32(0))
-    yield np.asarray(prefill.logits(out))
+    cache, outs = empty_cache(prefill), []
+    for run in chunk_runs(experiment, prompt):
+        out = programs[run.program].step(arrays, run.tokens, cache, run.first_row)
+        cache = out[2]
+        outs += [out] if run.is_last else []
+    n_data = experiment.plan.data_size
+    parts = [np.asarray(prefill.logits(out)) for out in outs]
+    by_device = [part.reshape(n_data, -1, part.shape[-1]) for part in parts]
+    yield np.concatenate(by_device, axis=1).reshape(golden.BATCH, -1)
+    out = (merged_tokens([out[0] for out in outs], data_size=n_data), None, cache)
     for step in range(golden.N_DECODE):
         tokens, _, cache = out
         out = decode.step(
@@ -201,7 +215,21 @@ def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], pro
         yield np.asarray(decode.logits(out))
 
 
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES + PIPELINES])
+# Tokens of a chunk on a data-parallel rank; a prompt has 16.
+_CHUNKED = [
+    Case("llama", "dp=2,tp=4", chunk=32),
+    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=16),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=16),
+    Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
+    Case("deepseek_v32", "tp=8", chunk=64),
+    Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
+]
+CHUNKED = [
+    pytest.param(case, id=f"{case.config}-{case.plan}-chunk{case.chunk}") for case in _CHUNKED
+]
+
+
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES + PIPELINES] + CHUNKED)
 def test_logits_equal_those_of_transformers(case: Case) -> None:
     """The same weights and greedy tokens give logits equal within float32 rounding."""
     weights, prompt, expected = golden.read_golden(case.config)
@@ -212,7 +240,11 @@ def test_logits_equal_those_of_transformers(case: Case) -> None:
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
         workload=Workload(
-            batch=golden.BATCH, prompt=golden.PROMPT, output=1 + golden.N_DECODE, **f32
+            batch=golden.BATCH,
+            prompt=golden.PROMPT,
+            output=1 + golden.N_DECODE,
+            prefill_chunk=case.chunk,
+            **f32,
         ),
         program=Program(
             partitioner=case.partitioner,

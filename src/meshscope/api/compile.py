@@ -48,6 +48,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     dispatch: DispatchForm | str = DispatchForm.AUTO,
     capacity_factor: float | None = None,
     microbatches: int | None = None,
+    prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
     profile: str | Path | None = None,
     cycles: Cycles | str = Cycles.ESTIMATED,
@@ -103,9 +104,8 @@ def compile_request(
             cycles=request.cycles,
             chip_profile=profile,
         )
-        times = [step.time for step in result.steps]
         layers = result.timed_layers
-        record = record_with_outcome(predicted, result, times=times, timed_layers=layers)
+        record = record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
         write_timeline(partial, result.steps)
         write_record(record, partial)
     return Run(record=replace(record, path=path))

@@ -47,6 +47,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     dispatch: DispatchForm | str = DispatchForm.AUTO,
     capacity_factor: float | None = None,
     microbatches: int | None = None,
+    prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
     profile: str | Path | None = None,
     repeats: int = 3,

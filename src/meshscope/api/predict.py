@@ -32,6 +32,7 @@ def predict(  # noqa: PLR0913  the options of the command
     dispatch: DispatchForm | str = DispatchForm.AUTO,
     capacity_factor: float | None = None,
     microbatches: int | None = None,
+    prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
     profile: str | Path | None = None,
     out: str | Path | None = None,
@@ -64,6 +65,8 @@ def predict(  # noqa: PLR0913  the options of the command
         dispatch: How tokens reach experts on other devices.
         capacity_factor: Expert capacity over the mean load; tokens beyond it are dropped.
         microbatches: Micro-batches that prefill sends through the pipeline (pp).
+        prefill_chunk: Prompt tokens that prefill processes at a time on a data-parallel rank, `auto`
+            (up to 8,192) or `off`.
         routing_skew: Load of the most loaded device's experts over the mean.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         out: Folder to save the run in; without it the run stays in memory.

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshscope.api.records import chip_profile
-from meshscope.backends.compile.compile import read_phase
+from meshscope.backends.compile.compile import read_chunks
 from meshscope.backends.compile.import_hlo import read_imported
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import RunError
@@ -29,10 +29,9 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
     layers = run.manifest.timed_layers
     for phase in experiment.phases if hlo is not None else ():
         assert hlo is not None
-        path = hlo / f"{phase}.hlo.txt.gz"
-        phase_rows, step = read_phase(experiment, phase, path, layers=layers, chip_profile=profile)
-        rows += phase_rows
-        times.append(step.time)
+        read = read_chunks(experiment, phase, hlo, layers=layers, chip_profile=profile)
+        rows += read.rows
+        times.append(read.time)
     if hlo is None:
         rows += run.rows_of(Source.COMPILED)
     rows += run.rows_of(Source.MEASURED)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,6 +13,7 @@ from meshscope.errors import SpecError, nearest
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.chunks import ChunkRule, chunk_option
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -56,12 +57,14 @@ class ExperimentRequest:
     dispatch: DispatchForm = DispatchForm.AUTO
     capacity_factor: float | None = None
     microbatches: int | None = None
+    prefill_chunk: str = ChunkRule.AUTO.value
     routing_skew: float = 1.0
     profile: Path | None = None
 
     def experiment(self) -> Experiment:
         """The checked experiment; a MeshscopeError for an impossible one."""
-        return experiment_of(
+        chunk = chunk_option(self.prefill_chunk)
+        experiment = experiment_of(
             model=read_model(self.model),
             plan=parse_plan(self.plan),
             topology=parse_topology(self.topology),
@@ -73,6 +76,7 @@ class ExperimentRequest:
                 activation_dtype=dtype_name(self.dtype),
                 cache_dtype=dtype_name(self.cache_dtype or self.dtype),
                 routing_skew=self.routing_skew,
+                prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
             ),
             program=Program(
                 frontend=self.frontend,
@@ -87,6 +91,7 @@ class ExperimentRequest:
             engine=self.engine,
             n_layers=self.layers,
         )
+        return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +152,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return hint(value)
     if issubclass(hint, str | Path) and isinstance(value, str | Path):
         return hint(value)
+    if name == "prefill_chunk" and type(value) is int:
+        return str(value)
     if hint is float and type(value) is int:
         value = float(value)
     if type(value) is not hint or (hint is float and not math.isfinite(value)):
@@ -197,6 +204,15 @@ def known_option(name: str, names: list[str], where: str) -> None:
         raise SpecError(f"'{name}' is not an option of {where}. {nearest(name, names)}")
 
 
+def _chunk_word(experiment: Experiment) -> str:
+    """The prefill chunk in the name of a folder; empty for the default."""
+    workload = experiment.workload
+    unchunked = replace(experiment, workload=replace(workload, prefill_chunk=None))
+    if unchunked.with_auto_chunk().workload == workload:
+        return ""
+    return "unchunked" if workload.prefill_chunk is None else f"chunk{workload.prefill_chunk}"
+
+
 def run_folder(experiment: Experiment, out: Path | None) -> Path:
     """`out`, or `runs/<model>-<slice>-<plan>` with the program options that are not defaults."""
     if out is not None:
@@ -213,4 +229,5 @@ def run_folder(experiment: Experiment, out: Path | None) -> Path:
         "plain" if program.kernels is Kernels.OFF else "",
         "" if program.dispatch is DispatchForm.AUTO else program.dispatch.value,
         "" if program.microbatches is None else f"microbatches{program.microbatches}",
+        _chunk_word(experiment),
     )

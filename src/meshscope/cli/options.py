@@ -55,6 +55,10 @@ OPTIONS: dict[str, Any] = {
     "microbatches": typer.Option(
         metavar="N", help="Micro-batches of a device's batch in prefill (pp)."
     ),
+    "prefill_chunk": typer.Option(
+        metavar="N|auto|off",
+        help="Prompt tokens of a data-parallel rank that prefill processes at a time.",
+    ),
     "routing_skew": typer.Option(
         metavar="X", help="Load of the most loaded device's experts over the mean."
     ),

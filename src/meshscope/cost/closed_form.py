@@ -138,6 +138,7 @@ class ClosedSteps:
     exposed_s: FloatArray
     payload_bytes: FloatArray
     costs: FloatArray
+    n_chunks: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -258,9 +259,9 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     `chunk` [n] are the tokens of a prefill chunk on one data-parallel rank. The step of a prefill is that
     of all its chunks.
     """
-    features = _features(plans, at, batch, prompt, output)
-    n_chunks = _n_chunks(plans, at, features, chunk)
-    features = _of_chunk(features, n_chunks)
+    chunks = _chunks(plans, at, batch, prompt, chunk)
+    n_chunks = chunks.count
+    features = _features(plans, at, chunks, prompt, output)
     # [n, part, cost] = [n, part, cost, feature] x [n, feature], as one product of small matrices
     costs = (plans.coefficients[at] @ features[:, None, :, None])[..., 0]
     payload = (plans.payload[at] @ features[:, :, None])[..., 0]
@@ -287,25 +288,41 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
         exposed_s=exposed_s,
         payload_bytes=payload,
         costs=costs * busy_ticks[..., None],
+        n_chunks=n_chunks,
     )
 
 
-def _n_chunks(
-    plans: PlanBatch, at: IntArray, features: FloatArray, chunk: FloatArray | None
-) -> FloatArray:
-    """[n] chunks of a prefill; 1 in decode."""
-    if chunk is None:
-        return np.ones(len(at))
-    tokens = features[:, Feature.TOKENS] * plans.cp[at]
-    return np.where(plans.is_decode[at] > 0, 1.0, np.maximum(1.0, np.ceil(tokens / chunk)))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chunks:
+    """[n] the chunks of a step: their number, and the sequences and positions of the mean one.
+
+    Decode steps and prefill without chunks are one chunk. See `spec.plan.chunks`.
+    """
+
+    count: FloatArray
+    n_sequences: FloatArray
+    n_positions: FloatArray
 
 
-def _of_chunk(features: FloatArray, n_chunks: FloatArray) -> FloatArray:
-    """The features of the mean chunk; the fraction of chosen experts stays."""
-    of_chunk = features / n_chunks[:, None]
-    for fixed in (Feature.ONE, Feature.HIT_FRAC):
-        of_chunk[:, fixed] = features[:, fixed]
-    return of_chunk
+def _chunks(
+    plans: PlanBatch,
+    at: IntArray,
+    batch: FloatArray,
+    prompt: FloatArray,
+    chunk: FloatArray | None,
+) -> _Chunks:
+    is_decode = plans.is_decode[at] > 0
+    n_sequences = batch / plans.data_size[at]
+    n_tokens = np.full(len(at), NO_LIMIT) if chunk is None else chunk
+    is_whole = is_decode | (n_sequences * prompt <= n_tokens)
+    fitting = np.where(is_whole, n_sequences, np.maximum(1.0, n_tokens // prompt))
+    n_sequence_chunks = np.ceil(n_sequences / fitting)
+    n_position_chunks = np.where(is_whole, 1.0, np.ceil(prompt / n_tokens))
+    return _Chunks(
+        count=n_sequence_chunks * n_position_chunks,
+        n_sequences=n_sequences / n_sequence_chunks,
+        n_positions=np.where(is_decode, 1.0, prompt / n_position_chunks),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -361,18 +378,18 @@ def _collectives_s(
 
 
 def _features(
-    plans: PlanBatch, at: IntArray, batch: FloatArray, prompt: FloatArray, output: FloatArray
+    plans: PlanBatch, at: IntArray, chunks: _Chunks, prompt: FloatArray, output: FloatArray
 ) -> FloatArray:
-    """[n, feature] workload sizes on one device."""
+    """[n, feature] workload sizes of the mean chunk on one device."""
     is_decode = plans.is_decode[at] > 0
     cp = plans.cp[at]
-    all_sequences = batch / plans.data_size[at]
-    sequences = all_sequences / plans.n_microbatches[at]
-    n_queries = np.where(is_decode, 1.0, prompt / cp)
+    sequences = chunks.n_sequences / plans.n_microbatches[at]
+    n_queries = np.where(is_decode, 1.0, chunks.n_positions / cp)
     tokens = sequences * n_queries
-    block = _splash_block(prompt)
+    block = _splash_block(chunks.n_positions)
     is_kernel = (plans.has_kernel[at] > 0) & (block > 0) & ~is_decode
     causal_pairs, window_pairs = _block_pairs(prompt, block, plans.window[at])
+    keys = (prompt + chunks.n_positions) / 2  # of the mean chunk: its positions and those before it
     per_pair = np.where(is_kernel, sequences * n_queries / prompt, 0.0)
     features = np.zeros((len(prompt), len(Feature)))
     features[:, Feature.ONE] = 1.0
@@ -380,8 +397,8 @@ def _features(
     features[:, Feature.TOKENS] = tokens
     features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs
     features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
-    features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * prompt)
-    features[:, Feature.ALL_SEQUENCES] = all_sequences
+    features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
+    features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences
     features[:, Feature.HIT_FRAC] = 1 - plans.miss_frac[at] ** (tokens * plans.routed_tokens[at])
     positions = _positions(plans, at, prompt, output)
     for feature, limit in (

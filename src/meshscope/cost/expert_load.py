@@ -20,16 +20,16 @@ class ExpertLoad:
 
 
 def expert_load(experiment: Experiment, phase: Phase) -> ExpertLoad | None:
-    """The expected load of one device's experts in a layer; None for a dense model.
+    """The expected load of one device's experts in a layer of one chunk; None for a dense model.
 
     Each token independently chooses K of E experts with equal probability, so all of T tokens miss a
     given expert with probability (1 - K/E)^T.
     """
-    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    model, plan = experiment.model, experiment.plan
     if model.moe is None:
         return None
-    n_tokens = local_tokens(plan, phase, workload.prompt if phase is Phase.PREFILL else 1)
-    n_tokens *= workload.batch // plan.data_size // experiment.n_microbatches(phase)
+    n_tokens = local_tokens(plan, phase, experiment.n_positions(phase))
+    n_tokens *= experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     miss_frac = (1 - model.moe.n_active / model.moe.n_experts) ** (
         n_tokens * routed_tokens_per_token(model, plan)
     )

@@ -146,7 +146,7 @@ class _Reference:
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
     """Reference workloads in which sp splits the decode batch if and only if it does in the experiment."""
     plan = experiment.plan
-    n_local = experiment.workload.batch // plan.data_size // experiment.n_microbatches(phase)
+    n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     step = plan.tp if plan.sp and n_local % plan.tp == 0 else 1
     first = step if n_local % max(2, step) == 0 or step > 1 else 1
     second = first + (plan.tp if plan.sp else 1)
@@ -161,6 +161,7 @@ def _with_workload(experiment: Experiment, phase: Phase, reference: _Reference) 
         experiment.workload,
         batch=reference.b * plan.data_size * n_microbatches,
         prompt=reference.s * plan.cp,
+        prefill_chunk=None,
     )
     is_pipelined = plan.pp > 1 and phase is Phase.PREFILL
     program = replace(experiment.program, microbatches=n_microbatches if is_pipelined else None)

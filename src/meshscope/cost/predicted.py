@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from meshscope.cost.closed_bounds import bounding_forms, is_measured
-from meshscope.cost.closed_form import ClosedSteps, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.cost.closed_form import (
+    NO_LIMIT,
+    ClosedSteps,
+    PlanForm,
+    closed_steps,
+    plan_batch,
+    plan_form,
+)
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
@@ -45,6 +52,7 @@ def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | Non
     form = plan_form(experiment, phase, profile=profile)
     workload = experiment.workload
     sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
+    sizes["chunk"] = float(workload.prefill_chunk or NO_LIMIT)
     return step_time(form, *evaluated(form, sizes))
 
 
@@ -97,7 +105,8 @@ def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
     exposed_s: dict[Part, float] = defaultdict(float)
     wire_bytes: dict[Part, float] = defaultdict(float)
     for m, collective in enumerate(form.collectives):
-        n = collective.n_tick * form.n_microbatches + collective.n_once
+        n_runs = collective.n_tick * form.n_microbatches + collective.n_once
+        n = n_runs * float(steps.n_chunks[at])
         payload_bytes = float(steps.payload_bytes[at, m])
         collective_s[collective.part] += float(steps.collectives_s[at, m])
         exposed_s[collective.part] += float(steps.exposed_s[at, m])

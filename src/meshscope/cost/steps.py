@@ -31,7 +31,8 @@ NO_AXIS = "unknown"
 class TimedStep:
     """The time of a compiled step, with its simulation and the mesh axis of each collective.
 
-    `row_names` are the HLO names of rows that come from another program, by collective.
+    `row_names` are the HLO names of rows that come from another program, by collective. The program
+    starts at `start_s` of its phase; `repeats` are the (times, period in s) of loops around it.
     """
 
     time: StepTime
@@ -39,6 +40,8 @@ class TimedStep:
     module_collectives: ModuleCollectives
     axes: Mapping[str, str]
     row_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    start_s: float = 0.0
+    repeats: tuple[tuple[int, float], ...] = ()
 
     def rows(self, rows: Iterable[Collective]) -> list[Collective]:
         """The rows with the times of their scheduled instructions."""

@@ -36,10 +36,10 @@ def _record(step: TimedStep, span: Span) -> tuple[Any, ...]:
         part,
         kind,
         axis,
-        span.start_s,
+        step.start_s + span.start_s,
         span.dur_s,
-        [times for times, _ in span.repeats],
-        [period for _, period in span.repeats],
+        [times for times, _ in (*step.repeats, *span.repeats)],
+        [period for _, period in (*step.repeats, *span.repeats)],
         basis,
         step.row_names.get(span.task.name, span.task.name),
     )

@@ -24,7 +24,7 @@ def predict(experiment: Experiment) -> list[Collective]:
     """
     return [
         row
-        for step in planned_steps(experiment.workload)
+        for step in planned_steps(experiment)
         for stage in planned_stages(experiment, step)
         for row in stage_rows(stage, step, experiment)
     ]

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.context import context_collectives
 from meshscope.prediction.pipeline import pipeline_stages
-from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
+from meshscope.prediction.planned_collective import (
+    PlannedCollective,
+    PlannedStage,
+    PlannedStep,
+    repeated,
+)
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import CompressedAttention, Layer, MlpKind, Model
 from meshscope.spec.plan.context_form import local_tokens
@@ -29,7 +34,7 @@ from meshscope.spec.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecoderStep:
-    """One step of the decoder on one device, for one of `n_microbatches` micro-batches."""
+    """One chunk or decode step of the decoder on one device, for one of `n_microbatches` micro-batches."""
 
     experiment: Experiment
     step: PlannedStep
@@ -49,7 +54,7 @@ class _DecoderStep:
 
     @property
     def local_batch(self) -> int:
-        return self.workload.batch // self.plan.data_size // self.n_microbatches
+        return self.experiment.n_sequences(self.step.phase) // self.n_microbatches
 
     @property
     def residual(self) -> tuple[int, int, int]:
@@ -100,6 +105,9 @@ def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[Planned
         layers=tuple((index, by_kind[layer]) for index, layer in enumerate(program.model.layers)),
         after=_logits(replace(program, n_microbatches=1)),
     )
+    n_chunks = experiment.n_chunks(step.phase)
+    if n_chunks > 1:
+        return (repeated(stage, n_chunks),)
     return pipeline_stages(experiment, step, whole=stage, sent_shape=_split_residual(program))
 
 

@@ -1,26 +1,30 @@
 """Types of the prediction: a step is a list of planned collectives, which become event-table rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request."""
+    """One step of a phase: `n_tokens` new tokens per sequence, repeated `n_steps` times per request.
+
+    A prefill step in chunks has the tokens of one chunk, and collectives that run once per chunk.
+    """
 
     phase: Phase
     n_tokens: int
     n_steps: int
 
 
-def planned_steps(workload: Workload) -> tuple[PlannedStep, ...]:
+def planned_steps(experiment: Experiment) -> tuple[PlannedStep, ...]:
     """One prefill step over the whole prompt, then the decode steps (none for a one-token output)."""
-    prefill = PlannedStep(phase=Phase.PREFILL, n_tokens=workload.prompt, n_steps=1)
-    decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=workload.n_decode_steps)
+    n_tokens = experiment.n_positions(Phase.PREFILL)
+    prefill = PlannedStep(phase=Phase.PREFILL, n_tokens=n_tokens, n_steps=1)
+    n_decode_steps = experiment.workload.n_decode_steps
+    decode = PlannedStep(phase=Phase.DECODE, n_tokens=1, n_steps=n_decode_steps)
     return (prefill, decode) if decode.n_steps else (prefill,)
 
 
@@ -49,6 +53,21 @@ class PlannedStage:
     layers: tuple[tuple[int, tuple[PlannedCollective, ...]], ...]
     after: tuple[PlannedCollective, ...]
     index: int | None = None
+
+
+def repeated(stage: PlannedStage, n_times: int) -> PlannedStage:
+    """The stage with every collective `n_times` as often; layers of one kind share their tuple."""
+    shared: dict[int, tuple[PlannedCollective, ...]] = {}
+
+    def times(collectives: tuple[PlannedCollective, ...]) -> tuple[PlannedCollective, ...]:
+        if id(collectives) not in shared:
+            shared[id(collectives)] = tuple(
+                replace(planned, count=planned.count * n_times) for planned in collectives
+            )
+        return shared[id(collectives)]
+
+    layers = tuple((index, times(collectives)) for index, collectives in stage.layers)
+    return replace(stage, before=times(stage.before), layers=layers, after=times(stage.after))
 
 
 def stage_rows(stage: PlannedStage, step: PlannedStep, experiment: Experiment) -> list[Collective]:

@@ -31,6 +31,14 @@ from meshscope.spec.plan.checks import (
     check_ring,
     check_weights,
 )
+from meshscope.spec.plan.chunks import (
+    PhaseProgram,
+    PrefillChunks,
+    check_chunks,
+    phase_programs,
+    prefill_chunks,
+    with_auto_chunk,
+)
 from meshscope.spec.plan.context_form import ContextForm, local_tokens, why_no_ring
 from meshscope.spec.plan.dispatch import (
     Dispatch,
@@ -172,6 +180,38 @@ class Experiment:
         is_ring = why_no_ring(self.model, self.plan, self.topology) is None
         return ContextForm.RING if is_ring else ContextForm.ALLGATHER
 
+    @property
+    def prefill_chunks(self) -> PrefillChunks:
+        """The chunks of a device's prefill; in a pipeline, one chunk of several micro-batches."""
+        workload = self.workload
+        n_sequences = workload.batch // self.plan.data_size
+        return prefill_chunks(
+            workload.prefill_chunk, n_sequences=n_sequences, prompt=workload.prompt
+        )
+
+    def programs(self, phase: Phase) -> tuple[PhaseProgram, ...]:
+        """The programs of a phase: one, or one for each chunk of a prompt."""
+        return phase_programs(phase, self.prefill_chunks)
+
+    def n_chunks(self, phase: Phase) -> int:
+        """Executions of programs in one step: the chunks of prefill; 1 in decode."""
+        return self.prefill_chunks.count if phase is Phase.PREFILL else 1
+
+    def n_sequences(self, phase: Phase) -> int:
+        """Sequences of a device in one chunk of prefill, or in a decode step."""
+        if phase is Phase.PREFILL:
+            return self.prefill_chunks.n_sequences
+        return self.workload.batch // self.plan.data_size
+
+    def n_positions(self, phase: Phase) -> int:
+        """New positions of a sequence in one chunk of prefill, or in a decode step."""
+        return self.prefill_chunks.n_positions if phase is Phase.PREFILL else 1
+
+    def with_auto_chunk(self) -> "Experiment":
+        """The experiment with the default prefill chunk, if prefill can run in chunks."""
+        workload = with_auto_chunk(self.model, self.plan, self.workload, self.program, self.engine)
+        return replace(self, workload=workload)
+
     def n_microbatches(self, phase: Phase) -> int:
         """Micro-batches per step of meshscope's pipeline; 1 without a pipeline.
 
@@ -198,13 +238,12 @@ class Experiment:
 
     def _local_tokens(self, phase: Phase) -> int:
         """Tokens of a tp group in a step or micro-batch."""
-        n_tokens = self.workload.prompt if phase is Phase.PREFILL else 1
+        n_tokens = self.n_positions(phase)
         if (
             self.program.frontend is Frontend.JAX
         ):  # experts in torch_xla see the tokens of all cp devices
             n_tokens = local_tokens(self.plan, phase, n_tokens)
-        n_sequences = self.workload.batch // self.plan.data_size // self.n_microbatches(phase)
-        return n_sequences * n_tokens
+        return self.n_sequences(phase) // self.n_microbatches(phase) * n_tokens
 
     @property
     def _dispatch_record(self) -> DispatchRecord | None:
@@ -241,6 +280,7 @@ class Experiment:
             program=self.program,
             layers_are=LayerForm.SCANNED if self.is_scanned else LayerForm.UNROLLED,
             microbatches={phase: self.n_microbatches(phase) for phase in self.phases},
+            prefill_chunks=self.prefill_chunks,
             kernels=self.kernels.as_dict(),
             context=self.context_form if self.plan.cp > 1 else None,
             engine=self.engine,
@@ -324,6 +364,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_pipeline(plan, workload, program, engine)
     check_dispatch(program, topology)
     check_ring(model, plan, program, topology)
+    check_chunks(model, plan, workload, program, engine)
     experiment = Experiment(
         model=model,
         plan=plan,

@@ -10,6 +10,7 @@ from meshscope.serialize import FormatError, from_plain, to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import Model
+from meshscope.spec.plan.chunks import PrefillChunks
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import Dispatch, DispatchForm
 from meshscope.spec.plan.plan import Plan, parse_plan
@@ -115,6 +116,7 @@ class ExperimentRecord:
     program: Program | None = None
     layers_are: LayerForm | None = None
     microbatches: Mapping[Phase, int] = field(default_factory=dict[Phase, int])
+    prefill_chunks: PrefillChunks | None = None  # None in runs of older versions
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])  # by part of the program
     context: ContextForm | None = None  # None without cp
     engine: Engine | None = None

@@ -11,7 +11,8 @@ from meshscope.units import dtype_name
 class Workload:
     """A batch of `batch` sequences (over all devices) with `prompt` input and `output` output tokens.
 
-    `routing_skew` is the load of the most loaded device's experts over the mean.
+    `routing_skew` is the load of the most loaded device's experts over the mean. `prefill_chunk` is the
+    number of prompt tokens that a data-parallel rank processes at a time; None for all of them.
     """
 
     batch: int = 1
@@ -21,12 +22,15 @@ class Workload:
     activation_dtype: str = "bf16"
     cache_dtype: str = "bf16"
     routing_skew: float = 1.0
+    prefill_chunk: int | None = None
 
     def __post_init__(self) -> None:
         """Check that counts are positive and dtypes are XLA's names."""
         for name in ("batch", "prompt", "output"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name}={getattr(self, name)} is too small. Use at least 1.")
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise SpecError(f"prefill_chunk={self.prefill_chunk} is too small. Use at least 1.")
         if not 1 <= self.routing_skew < inf:
             raise SpecError(
                 f"routing_skew={self.routing_skew} is invalid: it is the load of the most loaded device "

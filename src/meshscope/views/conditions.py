@@ -95,7 +95,7 @@ def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
     context = ""
     if "cp" in experiment.mesh:
         context = f", {experiment.context or program.context} over cp"
-    return f"{frontend}{layers} (--loop {program.loop}){context}{_microbatches(experiment)}"
+    return f"{frontend}{layers} (--loop {program.loop}){context}{_microbatches(experiment)}{_chunks(experiment)}"
 
 
 def _kernels(experiment: ExperimentRecord) -> str:
@@ -104,6 +104,22 @@ def _kernels(experiment: ExperimentRecord) -> str:
         return ""
     return "; ".join(
         f"{part.replace('_', ' ')}: {choice}" for part, choice in experiment.kernels.items()
+    )
+
+
+def _chunks(experiment: ExperimentRecord) -> str:
+    """The chunks of prefill, if there are several or an explicit chunk has no effect."""
+    chunks, workload = experiment.prefill_chunks, experiment.workload
+    if chunks is None or workload is None:
+        return ""
+    if chunks.count > 1:
+        sequences = counted(chunks.n_sequences, "sequence")
+        return f"; prefill in {chunks.count} chunks of {sequences} x {chunks.n_positions} tokens"
+    if workload.prefill_chunk is None:
+        return ""
+    return (
+        f"; prefill in one chunk, as --prefill-chunk {workload.prefill_chunk} is not shorter than the "
+        f"{chunks.n_tokens} tokens of a device"
     )
 
 

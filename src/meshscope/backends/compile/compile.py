@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -28,12 +29,14 @@ from meshscope.backends.compile.cycles import (
 )
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
+from meshscope.cost.chunk_times import placed_chunks, prefill_time
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.shallow_rows import DeepRows, deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.programs.torchxla.configs import transformers_config
 from meshscope.programs.torchxla.interpreter import (
@@ -43,7 +46,7 @@ from meshscope.programs.torchxla.interpreter import (
 )
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.phases import n_steps_of, phase_collectives
+from meshscope.readers.hlo.phases import n_steps_of, phase_collectives, program_collectives
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.shallow import ShallowLayers
@@ -58,6 +61,7 @@ Progress = Callable[[Phase, str], None]
 POLL_S = 0.05
 
 PROFILE_SUFFIX = ".cycles.json"
+FIRST_CHUNK = "first_chunk"  # folder of the first chunk of a prompt, beside the last chunk
 UNROLLED = "unrolled"  # folder of the shallow programs, beside those of all layers
 
 WORKER = ("-m", "meshscope.backends.compile.worker")
@@ -69,7 +73,8 @@ class CompileResult:
 
     `seconds` is the wall time of each step, by `phase.step`; `devices` has the ID and coordinates of
     each device in mesh order; `flags` are the compiler flags from the environment. `timed_layers` are
-    those of the unrolled programs behind the times, if these are not the programs of all layers.
+    those of the unrolled programs behind the times, if these are not the programs of all layers. `times`
+    has the time of each phase, and `steps` the programs behind it on their timeline.
     """
 
     rows: list[Collective]
@@ -78,17 +83,22 @@ class CompileResult:
     seconds: Mapping[str, float]
     devices: list[dict[str, Any]]
     flags: Mapping[str, str]
+    times: tuple[StepTime, ...] = ()
     steps: tuple[TimedStep, ...] = ()
     timed_layers: ShallowLayers | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Program:
-    """The program of one phase of an experiment, and the folder for its HLO and its report."""
+    """The program of one phase of an experiment, and the folder for its HLO and its report.
+
+    `chunk` is that of a cut prompt.
+    """
 
     experiment: Experiment
     phase: Phase
     folder: Path
+    chunk: int = -1
 
     @property
     def label(self) -> str:
@@ -116,59 +126,119 @@ def compile_experiment(
     """
     check_can_compile(experiment)
     layers = experiment.shallow_layers
-    programs = tuple(
-        _Program(experiment=experiment, phase=p, folder=hlo_dir) for p in experiment.phases
-    )
-    timed = programs if layers is None else _shallow_programs(experiment, layers, hlo_dir)
+    programs = tuple(_programs(experiment, hlo_dir))
+    timed = programs if layers is None else tuple(_shallow_programs(programs, layers))
     notes = _compile_programs(programs, timed, progress, cycles)
-    reports = {program.phase: program.report for program in programs}
-    rows: list[Collective] = []
-    steps: list[TimedStep] = []
+    reports = [program.report for program in programs]
+    phases: list[CompiledPhase] = []
     seconds = _seconds(programs) | ({} if layers is None else _seconds(timed, f".{UNROLLED}"))
     for phase in experiment.phases:
         progress(phase, "reading")
         started = time.perf_counter()
-        phase_rows, step = read_phase(
-            experiment,
-            phase,
-            hlo_dir / f"{phase}.hlo.txt.gz",
-            layers=layers,
-            chip_profile=chip_profile,
-            notes=notes,
+        phases.append(
+            read_chunks(
+                experiment, phase, hlo_dir, layers=layers, chip_profile=chip_profile, notes=notes
+            )
         )
-        rows += phase_rows
-        steps.append(step)
         seconds[f"{phase}.read"] = time.perf_counter() - started
         progress(phase, "done")
-    first = reports[experiment.phases[0]]
+    first = reports[0]
     return CompileResult(
-        rows=rows,
-        memory=compiled_memory(experiment, (report["memory"] for report in reports.values())),
+        rows=[row for phase in phases for row in phase.rows],
+        memory=compiled_memory(experiment, (report["memory"] for report in reports)),
         versions=first["versions"],
         seconds=seconds,
         devices=first["devices"],
         flags=first["flags"],
-        steps=tuple(steps),
+        times=tuple(phase.time for phase in phases),
+        steps=tuple(step for phase in phases for step in phase.steps),
         timed_layers=layers,
     )
 
 
-def _shallow_programs(
-    experiment: Experiment, layers: ShallowLayers, hlo_dir: Path
-) -> tuple[_Program, ...]:
-    folder = hlo_dir / UNROLLED
-    folder.mkdir()
-    unrolled = experiment.unrolled(layers)
-    return tuple(_Program(experiment=unrolled, phase=p, folder=folder) for p in unrolled.phases)
+def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
+    """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
+    for phase in experiment.phases:
+        if len(experiment.programs(phase)) > 1:
+            folder = hlo_dir / FIRST_CHUNK
+            folder.mkdir()
+            yield _Program(experiment=experiment, phase=phase, folder=folder, chunk=0)
+        yield _Program(experiment=experiment, phase=phase, folder=hlo_dir)
+
+
+def _shallow_programs(programs: Iterable[_Program], layers: ShallowLayers) -> Iterator[_Program]:
+    for program in programs:
+        folder = program.folder / UNROLLED
+        folder.mkdir(exist_ok=True)
+        yield replace(program, experiment=program.experiment.unrolled(layers), folder=folder)
 
 
 def _seconds(programs: Sequence[_Program], suffix: str = "") -> dict[str, float]:
     """Wall seconds of each step of the workers."""
     return {
-        f"{program.phase}{suffix}.{name}": seconds
+        f"{program.phase}{'.first' * (program.chunk == 0)}{suffix}.{name}": seconds
         for program in programs
         for name, seconds in program.report["seconds"].items()
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPhase:
+    """A compiled phase: the rows and the time of all its chunks, and its programs on their timeline."""
+
+    rows: list[Collective]
+    time: StepTime
+    steps: tuple[TimedStep, ...]
+
+
+def read_chunks(  # noqa: PLR0913  a program, its hardware and its profile
+    experiment: Experiment,
+    phase: Phase,
+    hlo_dir: Path,
+    *,
+    layers: ShallowLayers | None = None,
+    chip_profile: ChipProfile | None = None,
+    notes: tuple[str, ...] = (),
+) -> CompiledPhase:
+    """The collectives of one phase with their times, and the time of its step, over all chunks."""
+    is_cut = len(experiment.programs(phase)) > 1
+    folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
+    read = [
+        read_phase(
+            experiment,
+            phase,
+            folder / f"{phase}.hlo.txt.gz",
+            layers=layers,
+            chip_profile=chip_profile,
+            notes=notes,
+        )
+        for folder in folders
+    ]
+    rows, steps = read[-1][0], [step for _, step in read]
+    n_chunks, chunks = experiment.n_chunks(phase), experiment.prefill_chunks
+    if n_chunks == 1:
+        return CompiledPhase(rows=rows, time=steps[0].time, steps=tuple(steps))
+    if is_cut:
+        _check_same_collectives(experiment, read[0][0], rows)
+    return CompiledPhase(
+        rows=[replace(row, count=row.count * n_chunks) for row in rows],
+        time=prefill_time([step.time for step in steps], chunks),
+        steps=placed_chunks(steps, chunks),
+    )
+
+
+def _check_same_collectives(
+    experiment: Experiment, first: list[Collective], last: list[Collective]
+) -> None:
+    """Raises CompileError if the first and last chunk of a prompt have different collectives."""
+    names = ("layer", "part", "kind", "axis", "groups", "dtype", "shape", "count")
+    keys = [[tuple(getattr(row, name) for name in names) for row in rows] for rows in (first, last)]
+    if Counter(keys[0]) != Counter(keys[1]):
+        chunk = experiment.workload.prefill_chunk
+        raise CompileError(
+            f"--prefill-chunk {chunk}: the programs of the first and the last chunk have different "
+            "collectives, so those between are unknown. Use another chunk, or --prefill-chunk off."
+        )
 
 
 def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
@@ -180,7 +250,7 @@ def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
     chip_profile: ChipProfile | None = None,
     notes: tuple[str, ...] = (),
 ) -> tuple[list[Collective], TimedStep]:
-    """The collectives of one phase's HLO text with their times, and the time of its step.
+    """The collectives of one program's HLO text with their times, and its time: those of one chunk.
 
     With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
     """
@@ -195,7 +265,8 @@ def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
         chip_profile=chip_profile,
         notes=(*notes, _layers_note(layers, experiment.model.n_layers)),
     )
-    deep = deep_rows(read_rows(experiment, phase, path), timed_rows, step, layers)
+    rows = program_collectives(experiment, phase, read_hlo(path))
+    deep = deep_rows(rows, timed_rows, step, layers)
     if not deep.n_untimed:
         return deep.rows, replace(step, row_names=deep.names)
     scanned, _ = _read_timed(experiment, phase, path, chip_profile=chip_profile)
@@ -332,7 +403,7 @@ def _compile_programs(
         _run_workers(every, progress)
         return ()
     with tempfile.TemporaryDirectory(prefix="meshscope-cycles-") as folder:
-        profile_of = {program: Path(folder) / program.phase for program in timed}
+        profile_of = {program: Path(folder) / str(number) for number, program in enumerate(timed)}
         try:
             _run_workers(every, progress, profile_of)
         except CompileError as error:
@@ -380,7 +451,7 @@ def _compiling(running: Iterable[_Program], phase: Phase) -> str:
 
 def _experiment_file(program: _Program, scratch: Path) -> Path:
     """The file that gives a worker its experiment; its log and its error report are beside it."""
-    path = scratch / program.folder.name / "experiment.json"
+    path = scratch / "-".join(program.folder.parts[-2:]) / "experiment.json"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(program.experiment.as_dict()), encoding="utf-8")
@@ -395,13 +466,14 @@ def _worker(
     program: _Program, experiment_file: Path, cycles_dir: Path | None
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """The worker of a program, run by the Python that has its frontend; it logs to `_log`."""
+    chunk = str(program.chunk)
     is_torchxla = program.experiment.program.frontend is Frontend.TORCHXLA
     environment = torchxla_environment() if is_torchxla else dict(os.environ)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
     return worker_process(
-        (*WORKER, str(experiment_file), str(program.folder), program.phase.value),
+        (*WORKER, str(experiment_file), str(program.folder), program.phase.value, chunk),
         _log(experiment_file, program.phase),
         python=torchxla_python() if is_torchxla else sys.executable,
         environment=environment,

@@ -1,7 +1,8 @@
-"""Worker process that compiles one phase of an experiment for a described TPU or GPU slice.
+"""Worker process that compiles one program of an experiment for a described TPU or GPU slice.
 
-Started as `python -m meshscope.backends.compile.worker EXPERIMENT.json OUT_DIR PHASE`. It writes the
-scheduled HLO and a report, or an error report. A separate process lets phases compile concurrently
+Started as `python -m meshscope.backends.compile.worker EXPERIMENT.json OUT_DIR PHASE CHUNK`; CHUNK is the
+part of a prompt. It writes the scheduled HLO and a report, or an error report. A separate process lets
+programs compile concurrently
 and turns a compiler crash into an error message. It ends with its parent.
 """
 
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +91,17 @@ def slice_devices(topology: Topology) -> list[Any]:
     return list(description.devices)
 
 
-def compile_phase(experiment: Experiment, phase: Phase, out_dir: Path) -> dict[str, Any]:
-    """Compiles a phase, writes `PHASE.hlo.txt.gz`, and returns the report as JSON values."""
+def compile_program(
+    experiment: Experiment, phase: Phase, chunk: int, out_dir: Path
+) -> dict[str, Any]:
+    """Compiles a program, writes `PHASE.hlo.txt.gz`, and returns the report as JSON values."""
     started = time.perf_counter()
     if experiment.program.frontend is Frontend.TORCHXLA:
         from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
     else:
-        from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+        from meshscope.programs.jax.build import build_program as build_jax_program  # noqa: PLC0415  imports JAX
 
+        build_program = partial(build_jax_program, chunk=chunk)
     devices = topology_devices(experiment)
     described = time.perf_counter()
     program = build_program(experiment, phase, devices)
@@ -144,8 +149,8 @@ def _device(device: Any, kind: ChipKind) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles one phase; writes `PHASE.json`, or an error report beside the experiment file."""
-    experiment_file, out_dir, phase_name = arguments
+    """Compiles one program; writes `PHASE.json`, or an error report beside the experiment file."""
+    experiment_file, out_dir, phase_name, chunk = arguments
     end_with_parent()
     directory, phase = Path(out_dir), Phase(phase_name)
     experiment = experiment_from_dict(json.loads(Path(experiment_file).read_text(encoding="utf-8")))
@@ -156,7 +161,7 @@ def main(arguments: list[str]) -> int:
     if experiment.program.frontend is Frontend.TORCHXLA:
         set_torchxla_environment(experiment)
     return reported(
-        lambda: compile_phase(experiment, phase, directory),
+        lambda: compile_program(experiment, phase, int(chunk), directory),
         directory / f"{phase}.json",
         error_report(Path(experiment_file), phase),
     )

@@ -67,8 +67,12 @@ def measured_of(
     compiled: Sequence[Collective],
     *,
     n_steps: Mapping[Phase, int],
+    n_chunks: Mapping[Phase, int],
 ) -> ProfileRows:
-    """Joins the profile of these modules, with `n_steps` of each phase, to their compiled rows."""
+    """Joins the profile of these modules to their compiled rows.
+
+    The profile has `n_steps` of each phase, each with `n_chunks` executions of its module.
+    """
     names = {phase: module.name for phase, module in modules.items()}
     ops = _of_modules(ops_in_steps(profile), set(names.values()))
     facts = _facts(modules, compiled)
@@ -82,8 +86,9 @@ def measured_of(
         expected_by_device=by_device,
     )
     steps = {phase: n_steps[phase] for phase in modules}
+    runs = {phase: n_steps[phase] * n_chunks[phase] for phase in modules}
     return ProfileRows(
-        rows=_measured_rows(rows, compiled, expected, modules, steps),
+        rows=_measured_rows(rows, compiled, expected, modules, runs),
         loads=tuple(_loads(rows, steps)),
         times=tuple(_times(rows)),
         findings=tuple(fault.message for fault in faults),
@@ -185,7 +190,7 @@ def _measured_rows(
     compiled: Sequence[Collective],
     expected: Mapping[Key, int],
     modules: Mapping[Phase, HloModule],
-    n_steps: Mapping[Phase, int],
+    n_runs: Mapping[Phase, int],
 ) -> list[Collective]:
     """The compiled rows that were recorded, with their measured counts."""
     recorded, in_stages = _recorded(rows), _expected_in_stages(compiled)
@@ -206,7 +211,7 @@ def _measured_rows(
         n_expected = expected.get(key, 0)
         if row.stage is not None:
             n_expected = min(n_expected, in_stages[row.phase, row.hlo_name, row.stage])
-        n_all = n_expected * len(devices) * n_steps[row.phase]
+        n_all = n_expected * len(devices) * n_runs[row.phase]
         if count := round(row.count * n_recorded / n_all) if n_all else 0:
             measured.append(replace(row, source=Source.MEASURED, count=count))
     return measured

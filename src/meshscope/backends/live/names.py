@@ -1,7 +1,5 @@
 """Names of the files and stages that a worker process and its parent share."""
 
-from meshscope.events.enums import Phase
-
 HLO, TRACE = "hlo", "trace"
 REPORT = "report.json"
 
@@ -20,6 +18,6 @@ def stage_words(stage: str) -> str:
     return f"{stage}, step {STAGES.index(stage) + 1} of {len(STAGES)}"
 
 
-def hlo_name(phase: Phase) -> str:
-    """Name of the file with the optimized HLO of a phase."""
-    return f"{phase}.hlo.txt.gz"
+def hlo_name(program: str) -> str:
+    """Name of the file with the optimized HLO of a program."""
+    return f"{program}.hlo.txt.gz"

@@ -101,7 +101,8 @@ def run_experiment(
     ]
     profile = read_profile(folder / TRACE)
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
-    timings = measured_of(profile, modules, compiled, n_steps=n_steps)
+    n_chunks = {p: experiment.n_chunks(p) for p in experiment.phases}
+    timings = measured_of(profile, modules, compiled, n_steps=n_steps, n_chunks=n_chunks)
     write_table(timings.ops, folder / TRACE / OPS)
     progress(PROFILE, "done", None)
     return RunResult(

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from meshscope.backends.live.chunks import ChunkRun, chunk_runs, merged_tokens
 from meshscope.backends.live.names import COMPILING, PLACING, stage_words
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.analysis import memory_analysis
@@ -28,18 +30,20 @@ MakeWeights = Callable[[BuiltProgram], Any]
 class Session:
     """Programs, weights and inputs that stay on the devices between requests.
 
-    `positions` has the position of the first token of each step. `new_cache` makes an empty cache,
-    `as_input` turns the tokens of one step into the input of the next, and `as_cache` converts
-    the cache to the layout of decode steps.
+    `compiled` has the programs by name. `chunks` are the executions of prefill programs in order;
+    `positions` has the position of each decode step's token. `new_cache` makes an empty cache,
+    `as_input` turns the tokens of one step into the input of the next, `as_batch` puts the tokens
+    of the chunks in the order of the batch, and `as_cache` converts the cache to the layout of decode steps.
     """
 
     experiment: Experiment
-    compiled: dict[Phase, Any]
+    compiled: dict[str, Any]
     weights: Any
-    prompt: Any
+    chunks: list[ChunkRun]
     positions: list[Any]
     new_cache: Any
     as_input: Any
+    as_batch: Callable[[list[Any]], Any]
     as_cache: Callable[[Any], Any]
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -55,48 +59,66 @@ class Session:
     ) -> "Session":
         """Compiles both phases, then places weights and the prompt [B, S] on the devices."""
         report(stage_words(COMPILING))
-        programs = {p: build_program(experiment, p, devices) for p in experiment.phases}
+        programs = {
+            program.name: build_program(experiment, phase, devices, chunk=chunk)
+            for phase in experiment.phases
+            for chunk, program in enumerate(experiment.programs(phase))
+        }
         seconds: dict[str, float] = {}
-        compiled: dict[Phase, Any] = {}
-        for phase, program in programs.items():
+        compiled: dict[str, Any] = {}
+        for name, program in programs.items():
             before = time.perf_counter()
-            compiled[phase] = program.lower().compile()
-            seconds[f"{phase}.compile"] = time.perf_counter() - before
+            compiled[name] = program.lower().compile()
+            seconds[f"{name}.compile"] = time.perf_counter() - before
         report(stage_words(PLACING))
         before = time.perf_counter()
-        prefill, last = programs[Phase.PREFILL], list(programs.values())[-1]
+        prefill, last = programs[Phase.PREFILL.value], list(programs.values())[-1]
         weights = jax.block_until_ready(make_weights(prefill))
         seconds["weights"] = time.perf_counter() - before
         _, tokens, cache, position = prefill.arguments
         first = experiment.workload.prompt
-        starts = [0, *range(first, first + experiment.workload.n_decode_steps)]
+        starts = range(first, first + experiment.workload.n_decode_steps)
         return cls(
             experiment=experiment,
             compiled=compiled,
             weights=weights,
-            prompt=on_devices(prompt, tokens.sharding),
+            chunks=[
+                replace(
+                    run,
+                    tokens=on_devices(run.tokens, tokens.sharding),
+                    first_row=on_devices(run.first_row, position.sharding),
+                )
+                for run in chunk_runs(experiment, prompt)
+            ],
             positions=[on_devices(np.int32(at), position.sharding) for at in starts],
             new_cache=_zeros_maker(cache),
             as_input=jax.jit(_next_tokens, out_shardings=last.arguments[1].sharding),
+            as_batch=_token_merger(experiment),
             as_cache=_cache_mover(compiled),
             seconds=seconds,
         )
 
-    def hlo_texts(self) -> dict[Phase, str]:
-        """The optimized HLO of each phase."""
-        return {phase: compiled.as_text() for phase, compiled in self.compiled.items()}
+    def hlo_texts(self) -> dict[str, str]:
+        """The optimized HLO of each program."""
+        return {name: compiled.as_text() for name, compiled in self.compiled.items()}
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Memory of each phase on one device in bytes, by the compiler."""
-        return {p.value: memory_analysis(compiled) for p, compiled in self.compiled.items()}
+        """Memory of each program on one device in bytes, by the compiler."""
+        return {name: memory_analysis(compiled) for name, compiled in self.compiled.items()}
 
     def costs(self) -> dict[str, dict[str, float]]:
         """FLOPs and bytes of one step on one device, by the compiler; loop bodies count once."""
+        names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
         costs: dict[str, dict[str, float]] = {}
-        for phase, compiled in self.compiled.items():
-            analysis = compiled.cost_analysis() or {}
-            names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
-            costs[phase.value] = {n: float(analysis[k]) for n, k in names.items() if k in analysis}
+        for phase in self.experiment.phases:
+            is_prefill = phase is Phase.PREFILL
+            runs = [chunk.program for chunk in self.chunks] if is_prefill else [phase.value]
+            analyses = [self.compiled[run].cost_analysis() or {} for run in runs]
+            costs[phase.value] = {
+                name: sum(float(analysis[key]) for analysis in analyses)
+                for name, key in names.items()
+                if all(key in analysis for analysis in analyses)
+            }
         return costs
 
     def request(self, *, n_decode_steps: int | None = None) -> tuple[dict[str, Any], list[Any]]:
@@ -104,27 +126,37 @@ class Session:
 
         Prefill produces the first token, each decode step one more.
         """
-        steps = self.positions[1:][:n_decode_steps]
+        steps = self.positions[:n_decode_steps]
         cache = jax.block_until_ready(self.new_cache())
-        prefill_s, tokens, cache = self._step(
-            Phase.PREFILL, self.prompt, cache, self.positions[0], 0
-        )
+        prefill_s, tokens, cache = self._prefill(cache)
         outputs, decode_s = [tokens], list[float]()
         for number, position in enumerate(steps, start=1):
-            step_s, tokens, cache = self._step(Phase.DECODE, tokens, cache, position, number)
+            step_s, tokens, cache = self._decode_step(tokens, cache, position, number)
             decode_s.append(step_s)
             outputs.append(tokens)
         return {"prefill_s": prefill_s, "decode_s": decode_s}, outputs
 
-    def _step(
-        self, phase: Phase, tokens: Any, cache: Any, position: Any, number: int
-    ) -> tuple[float, Any, Any]:
-        """Runs one step, annotated in the trace: its seconds, next tokens and cache."""
+    def _prefill(self, cache: Any) -> tuple[float, Any, Any]:
+        """Runs all chunks, annotated as one step: its seconds, the next tokens and the cache."""
         before = time.perf_counter()
-        with jax.profiler.StepTraceAnnotation(phase.value, step_num=number):
-            if phase is Phase.DECODE:
-                tokens, cache = self.as_input(tokens), self.as_cache(cache)
-            tokens, _, cache = self.compiled[phase](self.weights, tokens, cache, position)
+        parts: list[Any] = []
+        with jax.profiler.StepTraceAnnotation(Phase.PREFILL.value, step_num=0):
+            for chunk in self.chunks:
+                program = self.compiled[chunk.program]
+                tokens, _, cache = program(self.weights, chunk.tokens, cache, chunk.first_row)
+                parts += [tokens] if chunk.is_last else []
+            tokens = jax.block_until_ready(self.as_batch(parts))
+        return time.perf_counter() - before, tokens, cache
+
+    def _decode_step(
+        self, tokens: Any, cache: Any, position: Any, number: int
+    ) -> tuple[float, Any, Any]:
+        """Runs one decode step, annotated in the trace: its seconds, next tokens and cache."""
+        before = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation(Phase.DECODE.value, step_num=number):
+            tokens, cache = self.as_input(tokens), self.as_cache(cache)
+            program = self.compiled[Phase.DECODE.value]
+            tokens, _, cache = program(self.weights, tokens, cache, position)
             jax.block_until_ready(tokens)
         return time.perf_counter() - before, tokens, cache
 
@@ -164,15 +196,27 @@ def _zeros_maker(abstract: Any) -> Any:
     return jax.jit(new_cache, out_shardings=shardings).lower().compile()
 
 
-def _cache_mover(compiled: dict[Phase, Any]) -> Callable[[Any], Any]:
+def _token_merger(experiment: Experiment) -> Callable[[list[Any]], Any]:
+    """Puts the next tokens of groups of sequences in the order of the batch."""
+    if experiment.prefill_chunks.n_sequence_chunks == 1:
+        return _only
+    return jax.jit(partial(merged_tokens, data_size=experiment.plan.data_size))
+
+
+def _only(parts: list[Any]) -> Any:
+    (tokens,) = parts
+    return tokens
+
+
+def _cache_mover(compiled: dict[str, Any]) -> Callable[[Any], Any]:
     """Converts the cache from the layout of prefill to that of decode; the identity if they agree.
 
     The first decode step of a request includes the conversion.
     """
-    if Phase.DECODE not in compiled:
+    if Phase.DECODE.value not in compiled:
         return _same
-    target = compiled[Phase.DECODE].input_formats[0][2]
-    if compiled[Phase.PREFILL].output_formats[2] == target:
+    target = compiled[Phase.DECODE.value].input_formats[0][2]
+    if compiled[Phase.PREFILL.value].output_formats[2] == target:
         return _same
 
     return lambda cache: jax.device_put(cache, target, donate=True)

@@ -75,8 +75,8 @@ def _set_torchxla_environment(experiment: Experiment, out: Path) -> None:
 def run_request(experiment: Experiment, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Compiles, times and profiles the experiment; returns the report."""
     session, devices = _started(experiment, options, out)
-    for phase, text in session.hlo_texts().items():
-        path = out / HLO / hlo_name(phase)
+    for program, text in session.hlo_texts().items():
+        path = out / HLO / hlo_name(program)
         with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
             file.write(text)
     requests, tokens, warm_up_s = _timed(session, options)

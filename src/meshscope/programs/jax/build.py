@@ -1,7 +1,7 @@
 """Builds the jitted step of one phase, with the shapes and shardings of its arguments."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -53,6 +53,8 @@ GPU_MIN_ROWS = 8
 class BuiltProgram:
     """The step function of one phase and its abstract arguments (weights, tokens, cache, position).
 
+    If prefill runs in chunks, `step` runs one, and the last argument is the first local sequence of the
+    chunk instead of a position.
     `is_stacked` is whether layers are stacked by kind, as in every pipeline.
     """
 
@@ -78,8 +80,11 @@ def device_mesh(experiment: Experiment, devices: list[Any]) -> Mesh:
     return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
-def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> BuiltProgram:
-    """The program of one phase of an experiment over these devices."""
+def build_program(
+    experiment: Experiment, phase: Phase, devices: list[Any], *, chunk: int = -1
+) -> BuiltProgram:
+    """The program of one phase of an experiment over these devices; `chunk` is that of a cut prompt."""
+    program = experiment.programs(phase)[chunk]
     mesh = device_mesh(experiment, devices)
     layout = layout_of(experiment.plan, experiment.workload, phase)
     is_pipeline = experiment.plan.pp > 1
@@ -88,12 +93,14 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
     )
     decoder = _decoder(experiment, phase, layout, mesh)
     step = _pipeline(experiment, decoder, layout).step if is_pipeline else decoder.step
+    if experiment.n_chunks(phase) > 1:
+        step = _chunk_step(decoder, program.start)
     if experiment.program.partitioner is Partitioner.MANUAL:
         step = jax.shard_map(
             step, mesh=mesh, in_specs=specs.inputs, out_specs=specs.outputs, check_vma=False
         )
     # The HLO names a program after its function.
-    named = _named(step, phase.value)
+    named = _named(step, program.name)
     in_shardings, out_shardings = (
         jax.tree.map(lambda s: NamedSharding(mesh, s), tree, is_leaf=_is_spec)
         for tree in (specs.inputs, specs.outputs)
@@ -112,6 +119,15 @@ def build_program(experiment: Experiment, phase: Phase, devices: list[Any]) -> B
         is_stacked=specs.is_stacked,
         is_pipeline=is_pipeline,
     )
+
+
+def _chunk_step(decoder: Decoder, start: int) -> Any:
+    """The step of a chunk of prefill from position `start` on, for the sequences from `first_row` on."""
+
+    def step(weights: Any, tokens: Any, cache: Any, first_row: Any) -> Any:
+        return replace(decoder, first_row=first_row).step(weights, tokens, cache, start)
+
+    return step
 
 
 def _weight_formats(specs: "ArgumentSpecs", mesh: Mesh) -> Any:
@@ -355,7 +371,8 @@ class ArgumentSpecs:
 
 def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]:
     """Shapes, dtypes and shardings of the arguments."""
-    workload = specs.experiment.workload
+    experiment = specs.experiment
+    workload = experiment.workload
 
     def array(shape: tuple[int, ...], spec: Any, dtype: Any) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(mesh, spec) if _is_spec(spec) else spec
@@ -371,10 +388,10 @@ def _abstract(specs: ArgumentSpecs, mesh: Mesh, phase: Phase) -> tuple[Any, ...]
         )
 
     cache_dtypes = jax.tree.map(lambda _: workload.cache_dtype, specs.cache, is_leaf=_is_spec)
-    n_tokens = workload.prompt if phase is Phase.PREFILL else 1
+    n_sequences = experiment.n_sequences(phase) * experiment.plan.data_size
     return (
         arrays(specs.weight_shapes, _weight_formats(specs, mesh), specs.weight_dtypes),
-        array((workload.batch, n_tokens), specs.layout.tokens_spec, jnp.int32),
+        array((n_sequences, experiment.n_positions(phase)), specs.layout.tokens_spec, jnp.int32),
         arrays(specs.cache_shapes, specs.cache, cache_dtypes),
         array((), P(), jnp.int32),
     )

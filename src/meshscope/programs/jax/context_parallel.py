@@ -150,7 +150,7 @@ class Context:
         """The index of this device on the cp axis."""
         return lax.axis_index(AXIS) if self.is_split else 0
 
-    def positions(self, first: Array, n_local: int) -> Array:
+    def positions(self, first: Array | int, n_local: int) -> Array:
         """The positions [S] of the local tokens in a step that starts at `first`."""
         if self.splits_step:
             first = first + lax.axis_index(AXIS) * n_local

@@ -43,7 +43,8 @@ class Decoder:
     """The decoder of one phase.
 
     `repeats` groups the layers into loops; `specs` has the weight declarations by kind of layer, and
-    under "" those outside the layers. `first_row` is the first sequence of a microbatch in the cache.
+    under "" those outside the layers. `first_row` is the first sequence of a chunk or microbatch in the
+    cache.
     """
 
     model: Model
@@ -60,7 +61,9 @@ class Decoder:
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
 
-    def step(self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array) -> Any:
+    def step(
+        self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array | int
+    ) -> Any:
         """One step of the phase: next tokens [B], logits [B, V] and the new cache.
 
         `tokens` is [B, S], `position` the index of the first one. `weights["layers"]` and `cache`

@@ -1,0 +1,198 @@
+"""Chunked prefill: how many sequences and positions of a device one execution of prefill covers.
+
+A chunk has as many whole sequences as fit, or a part of the positions of one sequence. A part attends
+to the cached positions before it, so each part of a prompt has its own program.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import lcm
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.spec.model.model import CompressedAttention, Model
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.program import Engine, Frontend, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+# Tokens of one scheduler step with chunked prefill: vLLM on v6e as CCL-Bench ran it, and vLLM's default
+# for servers with 80 GB of memory (arg_utils.py, get_batch_defaults). vLLM's defaults for TPUs are
+# smaller, 1,024 (server) and 2,048 tokens on v6e; sglang-jax ran its nightly benchmarks with 2,048.
+DEFAULT_CHUNK = 8192
+POSITION_STEP = 128  # `auto` cuts prompts at multiples of the smallest block of splash attention
+
+
+class ChunkRule(StrEnum):
+    """How to choose the chunk if the request gives no number of tokens."""
+
+    AUTO = "auto"  # up to DEFAULT_CHUNK tokens, if program and plan support chunks
+    OFF = "off"  # the whole batch at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunks:
+    """The chunks of a device's prefill: their number, and the sequences and positions of one.
+
+    The chunks of a prompt run one after the other, sequence group by sequence group.
+    """
+
+    n_sequences: int
+    n_positions: int
+    n_sequence_chunks: int = 1
+    n_position_chunks: int = 1
+
+    @property
+    def count(self) -> int:
+        """Executions of prefill programs in a request."""
+        return self.n_sequence_chunks * self.n_position_chunks
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of one chunk."""
+        return self.n_sequences * self.n_positions
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first position of each chunk of a prompt: the cached positions that it attends to."""
+        return tuple(number * self.n_positions for number in range(self.n_position_chunks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseProgram:
+    """A program of a phase; `start` is the first position of its chunk of a prompt."""
+
+    name: str  # of its function and its files
+    phase: Phase
+    start: int = 0
+
+
+def phase_programs(phase: Phase, chunks: PrefillChunks) -> tuple[PhaseProgram, ...]:
+    """The programs of a phase: one, or one for each chunk of a prompt; the last has its name."""
+    if phase is Phase.DECODE:
+        return (PhaseProgram(name=phase.value, phase=phase),)
+    *before, last = chunks.starts
+    return (
+        *(PhaseProgram(name=f"{phase}_at{at}", phase=phase, start=at) for at in before),
+        PhaseProgram(name=phase.value, phase=phase, start=last),
+    )
+
+
+def prefill_chunks(chunk: int | None, *, n_sequences: int, prompt: int) -> PrefillChunks:
+    """The chunks of `n_sequences` prompts on a device; a checked `chunk` divides them evenly."""
+    if chunk is None or n_sequences * prompt <= chunk:
+        return PrefillChunks(n_sequences=n_sequences, n_positions=prompt)
+    if prompt <= chunk:
+        n_each = chunk // prompt
+        return PrefillChunks(
+            n_sequences=n_each, n_positions=prompt, n_sequence_chunks=n_sequences // n_each
+        )
+    return PrefillChunks(
+        n_sequences=1,
+        n_positions=chunk,
+        n_sequence_chunks=n_sequences,
+        n_position_chunks=prompt // chunk,
+    )
+
+
+def chunk_option(value: str | int) -> int | ChunkRule:
+    """The value of `--prefill-chunk`: a number of tokens, `auto` or `off`."""
+    text = str(value)
+    if text in set(ChunkRule):
+        return ChunkRule(text)
+    try:
+        n_tokens = int(text)
+    except ValueError as error:
+        raise SpecError(
+            f"--prefill-chunk '{text}' is not a number of tokens. Use a number, "
+            f"{ChunkRule.AUTO} or {ChunkRule.OFF}."
+        ) from error
+    if n_tokens < 1:
+        raise SpecError(
+            f"--prefill-chunk {n_tokens} is too small. Use at least 1 token, or {ChunkRule.OFF}."
+        )
+    return n_tokens
+
+
+def why_no_chunks(model: Model, plan: Plan, program: Program, engine: Engine) -> str | None:
+    """The reason why prefill cannot run in chunks; None if it can."""
+    del model
+    if engine is not Engine.MESHSCOPE:
+        return f"--engine {engine} prefills all sequences in one step"
+    if program.frontend is not Frontend.JAX:
+        return f"--frontend {program.frontend} traces a whole prompt"
+    if program.partitioner is not Partitioner.MANUAL:
+        return f"--partitioner {program.partitioner} has no rows of one device"
+    if plan.pp > 1:
+        return "the micro-batches of a pipeline are its chunks (--microbatches)"
+    return "cp splits the positions of a prompt" if plan.cp > 1 else None
+
+
+def why_no_position_chunks(model: Model) -> str | None:
+    """The reason why a prompt cannot be cut; None if it can."""
+    return "attention to the chunks before it is not implemented"
+    if isinstance(model.attention, CompressedAttention):
+        return f"{model.name} compresses the positions of a prompt together"
+    return None
+
+
+def check_chunks(
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
+) -> None:
+    """Raise SpecError unless program and plan support the chunk and it divides the work evenly."""
+    chunk, prompt = workload.prefill_chunk, workload.prompt
+    if chunk is None:
+        return
+    option = f"--prefill-chunk {chunk}"
+    if reason := why_no_chunks(model, plan, program, engine):
+        raise SpecError(f"{option} is not supported: {reason}. Drop it, or use {ChunkRule.OFF}.")
+    n_sequences = workload.batch // plan.data_size
+    if n_sequences * prompt <= chunk:
+        return
+    if prompt <= chunk:
+        if n_sequences % (chunk // prompt):
+            sizes = _nearest((n * prompt for n in divisors(n_sequences)), chunk)
+            raise SpecError(
+                f"{option}: chunks of {chunk // prompt} prompts of {prompt} tokens do not divide the "
+                f"{n_sequences} sequences of a device. Use {sizes}."
+            )
+        return
+    if reason := why_no_position_chunks(model):
+        raise SpecError(f"{option} is shorter than prompt={prompt}, and {reason}. Use {prompt}.")
+    step = plan.tp if plan.sp else 1
+    if prompt % chunk or chunk % step:
+        split = f", or tp={plan.tp} does not divide it (sp)" if plan.sp else ""
+        sizes = _nearest((n for n in divisors(prompt) if n % step == 0), chunk)
+        raise SpecError(f"{option} does not divide prompt={prompt}{split}. Use {sizes}.")
+
+
+def with_auto_chunk(
+    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
+) -> Workload:
+    """The workload with the largest chunk up to DEFAULT_CHUNK; unchanged if prefill has one chunk."""
+    n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
+    is_short = n_sequences * prompt <= DEFAULT_CHUNK
+    if is_short or why_no_chunks(model, plan, program, engine) is not None:
+        return workload
+    if prompt <= DEFAULT_CHUNK:
+        n_each = max(n for n in divisors(n_sequences) if n * prompt <= DEFAULT_CHUNK)
+        return replace(workload, prefill_chunk=n_each * prompt)
+    step = lcm(POSITION_STEP, plan.tp if plan.sp else 1)
+    sizes = [n for n in divisors(prompt) if n <= DEFAULT_CHUNK and n % step == 0]
+    if not sizes or why_no_position_chunks(model) is not None:
+        return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
+    return replace(workload, prefill_chunk=max(sizes))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, smallest first."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def _nearest(sizes: Iterable[int], wanted: int) -> str:
+    """The next smaller and the next larger size, as a choice."""
+    ordered = list(sizes)
+    smaller = [size for size in ordered if size < wanted][-1:]
+    larger = [size for size in ordered if size > wanted][:1]
+    return " or ".join(map(str, smaller + larger))

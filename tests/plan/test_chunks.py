@@ -1,0 +1,124 @@
+"""The chunks of a device's prefill, those that the default chooses, and those that are refused."""
+
+import pytest
+
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.chunks import PrefillChunks, chunk_option, divisors
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.program import Engine, Frontend, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+
+def _experiment(
+    chunk: int | None = None,
+    *,
+    plan: str = "dp=2,tp=4",
+    model: str = "Qwen/Qwen3-8B",
+    batch: int = 16,
+    prompt: int = 1024,
+    program: Program | None = None,
+    engine: Engine = Engine.MESHSCOPE,
+) -> Experiment:
+    return experiment_of(
+        model=read_model(model),
+        plan=parse_plan(plan),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=batch, prompt=prompt, prefill_chunk=chunk),
+        program=program,
+        engine=engine,
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "expected"),
+    [
+        (None, PrefillChunks(n_sequences=8, n_positions=1024)),
+        (8192, PrefillChunks(n_sequences=8, n_positions=1024)),
+        (100_000, PrefillChunks(n_sequences=8, n_positions=1024)),
+        (4096, PrefillChunks(n_sequences=4, n_positions=1024, n_sequence_chunks=2)),
+        (5000, PrefillChunks(n_sequences=4, n_positions=1024, n_sequence_chunks=2)),
+        (1024, PrefillChunks(n_sequences=1, n_positions=1024, n_sequence_chunks=8)),
+    ],
+)
+def test_a_chunk_has_the_whole_sequences_that_fit(
+    chunk: int | None, expected: PrefillChunks
+) -> None:
+    experiment = _experiment(chunk)
+    assert experiment.prefill_chunks == expected
+    assert experiment.n_chunks(Phase.DECODE) == 1
+    assert experiment.n_sequences(Phase.DECODE) == 8
+    assert expected.count * expected.n_tokens == 8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("batch", "prompt", "expected"),
+    [
+        (16, 1024, None),  # 8,192 tokens on a rank
+        (32, 1024, 8192),
+        (24, 1024, 6 * 1024),  # 12 sequences: six of them, as eight do not divide 12
+        (24, 100, None),
+        (2, 8192, None),
+        (4, 8192, 8192),
+    ],
+)
+def test_the_default_chunk_is_the_largest_divisor_up_to_8192_tokens(
+    batch: int, prompt: int, expected: int | None
+) -> None:
+    experiment = _experiment(batch=batch, prompt=prompt).with_auto_chunk()
+    assert experiment.workload.prefill_chunk == expected
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (
+            3 * 1024,
+            "3 prompts of 1024 tokens do not divide the 8 sequences of a device. Use 2048 or 4096",
+        ),
+        (7 * 1024 + 5, "7 prompts of 1024 tokens do not divide .* Use 4096 or 8192"),
+    ],
+)
+def test_a_chunk_that_does_not_divide_is_refused_with_the_nearest(chunk: int, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        _experiment(chunk)
+
+
+@pytest.mark.parametrize(
+    ("plan", "program", "engine", "message"),
+    [
+        ("pp=2,tp=4", None, Engine.MESHSCOPE, "micro-batches of a pipeline"),
+        ("cp=2,tp=4", None, Engine.MESHSCOPE, "cp splits the positions"),
+        ("tp=8", Program(frontend=Frontend.TORCHXLA), Engine.MESHSCOPE, "traces a whole prompt"),
+        ("tp=8", Program(partitioner=Partitioner.AUTO), Engine.MESHSCOPE, "no rows of one device"),
+        ("tp=8", None, Engine.VLLM, "prefills all sequences in one step"),
+    ],
+)
+def test_programs_without_chunks_refuse_one_and_have_none_by_default(
+    plan: str, program: Program | None, engine: Engine, message: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"--prefill-chunk 2048 is not supported: .*{message}"):
+        _experiment(2048, plan=plan, program=program, engine=engine)
+    whole = _experiment(plan=plan, program=program, engine=engine, batch=64)
+    assert whole.with_auto_chunk() == whole
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("0", "--prefill-chunk 0 is too small. Use at least 1 token, or off"),
+        (-8, "--prefill-chunk -8 is too small"),
+        ("big", "--prefill-chunk 'big' is not a number of tokens. Use a number, auto or off"),
+    ],
+)
+def test_the_option_is_a_positive_number_auto_or_off(value: str | int, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        chunk_option(value)
+
+
+def test_divisors_are_complete_and_sorted() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
