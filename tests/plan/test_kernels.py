@@ -16,8 +16,7 @@ from meshscope.spec.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
 CUDNN = "cuDNN attention"
-ONCE = "plain: the compiler's fusion already reads the cache once at HBM bandwidth"
-LATENTS = "plain: JAX has no decode kernel for latent caches"
+DECODE = "flash decode attention"
 LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
 DEEPSEEK, DEEPSEEK_SPARSE = "DeepSeek-V3.1-Base", "DeepSeek-V3.2"
 
@@ -37,26 +36,50 @@ def _all(reason: str, *, moe: bool = False) -> dict[str, str]:
 
 
 CASES = [
-    Case(LLAMA, {"prefill_attention": SPLASH, "decode_attention": ONCE}),
+    Case(LLAMA, {"prefill_attention": SPLASH, "decode_attention": DECODE}),
     Case(
         QWEN_MOE,
-        {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED},
+        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
     ),
-    Case(GPT_OSS, {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED}),
-    Case(DEEPSEEK, {"prefill_attention": SPLASH, "decode_attention": LATENTS, "experts": RAGGED}),
+    Case(GPT_OSS, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
+    Case(DEEPSEEK, {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED}),
     Case(
         DEEPSEEK_SPARSE,
         {
             "prefill_attention": "plain: splash attention has no data-dependent masks",
-            "decode_attention": LATENTS,
+            "decode_attention": "plain: the kernel has no data-dependent masks",
             "experts": RAGGED,
         },
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: cp splits the sequence",
+            "decode_attention": "plain: cp splits the cache",
+        },
+        plan="cp=2,tp=4",
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": "plain: prompt=100 is not a multiple of 128",
+            "decode_attention": "plain: the cache has fewer than 128 positions (120)",
+        },
+        workload={"prompt": 100, "output": 20},
+    ),
+    Case(
+        LLAMA,
+        {
+            "prefill_attention": SPLASH,
+            "decode_attention": "plain: the kernel reads caches in bf16, f32, s8, f8e4m3fn, f8e5m2, not f16",
+        },
+        workload={"cache_dtype": "f16"},
     ),
     Case(
         QWEN_MOE,
         {
             "prefill_attention": SPLASH,
-            "decode_attention": ONCE,
+            "decode_attention": DECODE,
             "experts": "plain: one-hot dispatch has no grouped matmul",
         },
         program={"partitioner": Partitioner.AUTO},
@@ -65,21 +88,21 @@ CASES = [
         QWEN_MOE,
         {
             "prefill_attention": SPLASH,
-            "decode_attention": ONCE,
+            "decode_attention": DECODE,
             "experts": "plain: one-hot dispatch has no grouped matmul",
         },
         program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.ONE_HOT_PINNED},
     ),
     Case(
         QWEN_MOE,
-        {"prefill_attention": SPLASH, "decode_attention": ONCE, "experts": RAGGED},
+        {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": RAGGED},
         program={"partitioner": Partitioner.AUTO, "dispatch": DispatchForm.GATHERED},
     ),
     Case(
         LLAMA,
         {
             "prefill_attention": "plain: prompt=100 is not a multiple of 128",
-            "decode_attention": ONCE,
+            "decode_attention": DECODE,
         },
         workload={"prompt": 100},
     ),
@@ -146,7 +169,8 @@ def test_kernel_choices_and_their_manifest_entries(case: Case) -> None:
             Case(LLAMA, {}, topology="cpu:8"),
             (
                 "--kernels on: no kernel for prefill attention, because the kernels run on TPU "
-                "only (meta-llama/Llama-3.1-8B, plan 'tp=8', cpu:8). Use --kernels auto or off."
+                "only; decode attention, because the kernels run on TPU only "
+                "(meta-llama/Llama-3.1-8B, plan 'tp=8', cpu:8). Use --kernels auto or off."
             ),
         ),
         (

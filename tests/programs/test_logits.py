@@ -1,6 +1,8 @@
 """Tiny random models give the logits of `transformers` in prefill and 16 decode steps, for every plan."""
 
 import importlib.util
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +11,12 @@ import pytest
 
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
+from meshscope.spec.plan.kernel_choice import Kernel, KernelChoices, kernel_choices
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Loop, Partitioner, Program
 from meshscope.spec.workload import Workload
@@ -293,6 +297,56 @@ def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
         ),
         program=Program(partitioner=case.partitioner, loop=case.loop, context=case.context),
     )
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+# Narrow heads share one cache array of keys and values; without joining, each has its own.
+KERNEL_CASES = [
+    (Case("qwen3", "tp=1"), True),
+    (Case("qwen3", "tp=1"), False),
+    (Case("qwen3", "dp=2,tp=4", loop=Loop.SCAN), False),
+    (Case("qwen3", "dp=2,tp=4", Partitioner.AUTO, Loop.SCAN), False),
+    (Case("qwen3", "pp=2,tp=2"), False),
+    (Case("gpt_oss", "tp=4", loop=Loop.SCAN), True),
+    (Case("deepseek_v3", "tp=2"), True),
+    (Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN), True),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "has_joined_heads"),
+    KERNEL_CASES,
+    ids=[f"{case.config}-{case.plan}-{case.partitioner}-{joined}" for case, joined in KERNEL_CASES],
+)
+def test_logits_with_the_decode_kernel_equal_those_of_transformers(
+    case: Case, monkeypatch: pytest.MonkeyPatch, *, has_joined_heads: bool
+) -> None:
+    """The kernel of TPUs, interpreted, in a cache that is longer than the request."""
+    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
+
+    def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": ChipKind.TPU})
+
+    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
+    monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))
+    if not has_joined_heads:
+        monkeypatch.setattr(build, "joined_narrow_heads", lambda arrays: arrays)
+    weights, prompt, expected = golden.read_golden(case.config)
+    plan = parse_plan(case.plan)
+    f32 = {f"{name}_dtype": "f32" for name in ("weight", "activation", "cache")}
+    model = model_from_config(golden.CONFIGS[case.config], name="tiny", source="test")
+    experiment = experiment_of(
+        model=replace(model, max_position=None),
+        plan=plan,
+        topology=parse_topology(f"cpu:{plan.n_devices}"),
+        workload=Workload(batch=golden.BATCH, prompt=golden.PROMPT, output=150, **f32),
+        program=Program(partitioner=case.partitioner, loop=case.loop),
+    )
+    assert experiment.kernels.decode_attention.kernel is Kernel.FLASH_DECODE
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollectives
 from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.decoder import Decoder
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import ShardLayout, layout_of
@@ -26,7 +27,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import Layer
 from meshscope.spec.model.repeats import repeats_of, unrolled
-from meshscope.spec.plan.caches import layer_cache
+from meshscope.spec.plan.caches import CacheArray, joined_narrow_heads, layer_cache
 from meshscope.spec.plan.context_form import cache_slots
 from meshscope.spec.plan.stages import stage_runs, stage_slots
 from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
@@ -208,7 +209,7 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         specs=_weight_specs(experiment),
         repeats=repeats(model.layers),
         activation_dtype=JAX_DTYPES[experiment.workload.activation_dtype],
-        prefill_kernel=_prefill_kernel(experiment, layout, None if is_manual else mesh),
+        attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
         kernel_dtypes=_kernel_dtypes(experiment),
     )
@@ -222,12 +223,23 @@ def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
     return tuple(JAX_DTYPES[name] for name in names)
 
 
-def _prefill_kernel(
+def _attention_kernel(
     experiment: Experiment, layout: ShardLayout, mesh: Mesh | None
-) -> PrefillKernel | None:
-    """The prefill attention kernel, if the experiment uses one."""
+) -> PrefillKernel | DecodeKernel | None:
+    """The attention kernel of the phase, if the experiment uses one."""
+    if layout.phase is Phase.DECODE:
+        if experiment.kernels.decode_attention.kernel is None:
+            return None
+        return DecodeKernel(layout=layout, mean_context=experiment.workload.mean_context, mesh=mesh)
     kernel = experiment.kernels.prefill_attention.kernel
     return None if kernel is None else PrefillKernel(layout=layout, kernel=kernel, mesh=mesh)
+
+
+def _cache_arrays(experiment: Experiment, layer: Layer) -> tuple[CacheArray, ...]:
+    """The cache arrays of a layer as the decode attention of the experiment reads them."""
+    arrays = layer_cache(experiment.model, experiment.plan, layer)
+    has_kernel = experiment.kernels.decode_attention.kernel is not None
+    return joined_narrow_heads(arrays) if has_kernel else arrays
 
 
 def _named(function: Any, name: str) -> Any:
@@ -331,10 +343,9 @@ class ArgumentSpecs:
     @property
     def cache(self) -> Any:
         """Partition specs of the cache."""
-        model, plan = self.experiment.model, self.experiment.plan
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, P]:
-            arrays = layer_cache(model, plan, layer)
+            arrays = _cache_arrays(self.experiment, layer)
             return {a.name: self.layout.cache_spec(a, is_stacked=bool(lead)) for a in arrays}
 
         return self._by_layer(of_layer)
@@ -342,17 +353,19 @@ class ArgumentSpecs:
     @property
     def cache_shapes(self) -> Any:
         """Global shapes of the cache."""
-        model, plan, workload = (
-            self.experiment.model,
-            self.experiment.plan,
-            self.experiment.workload,
-        )
+        plan, workload = self.experiment.plan, self.experiment.workload
         n_slots = cache_slots(plan, workload)
 
         def of_layer(layer: Layer, lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-            arrays = layer_cache(model, plan, layer)
+            arrays = _cache_arrays(self.experiment, layer)
             return {
-                a.name: (*lead, workload.batch, plan.cp * a.n_slots(n_slots), *a.shape)
+                a.name: (
+                    *lead,
+                    workload.batch,
+                    *a.shape[:-1],
+                    plan.cp * a.n_slots(n_slots),
+                    a.shape[-1],
+                )
                 for a in arrays
             }
 

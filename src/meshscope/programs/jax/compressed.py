@@ -28,6 +28,7 @@ from jax import lax
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import index_scores
 from meshscope.programs.jax.numerics import (
@@ -53,7 +54,7 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,
     context: Context,
-    kernel: PrefillKernel | None = None,  # noqa: ARG001  no kernel takes a computed mask
+    kernel: PrefillKernel | DecodeKernel | None = None,  # noqa: ARG001  no kernel takes a computed mask
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache."""
     attention = model.attention

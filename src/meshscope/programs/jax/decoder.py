@@ -18,6 +18,7 @@ from meshscope.events.enums import Part, Phase
 from meshscope.programs.jax.collectives import MeshCollectives, scope
 from meshscope.programs.jax.compressed import compressed_attention
 from meshscope.programs.jax.context_parallel import Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.grouped import grouped_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
@@ -57,7 +58,7 @@ class Decoder:
     repeats: tuple[Repeat, ...]
     activation_dtype: Any
     first_row: Array | int = 0
-    prefill_kernel: PrefillKernel | None = None
+    attention_kernel: PrefillKernel | DecodeKernel | None = None
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
 
@@ -203,7 +204,6 @@ class Decoder:
                 attention = compressed_attention
             case _:
                 assert_never(self.model.attention)
-        kernel = self.prefill_kernel if self.phase is Phase.PREFILL else None
         return attention(
             x,
             w,
@@ -212,7 +212,7 @@ class Decoder:
             model=self.model,
             layer=layer,
             context=self.context,
-            kernel=kernel,
+            kernel=self.attention_kernel,
         )
 
 

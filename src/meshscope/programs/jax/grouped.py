@@ -4,8 +4,14 @@ Shapes: B batch, S positions of this step, T positions attended to, D residual w
 K key and value heads, H head width.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import (
     Array,
@@ -28,11 +34,11 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,
     context: Context,
-    kernel: PrefillKernel | None = None,
+    kernel: PrefillKernel | DecodeKernel | None = None,
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    `kernel` replaces the attention of prefill.
+    `kernel` is that of the phase.
     """
     attention = model.attention
     assert isinstance(attention, GroupedAttention)
@@ -41,14 +47,21 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         q, k = rms_norm(q, w("q_norm"), model.norm_eps), rms_norm(k, w("k_norm"), model.norm_eps)
     angles = rope_angles(attention.rope, attention.head_dim, positions)
     q, k = apply_rope(q, angles, attention.rope), apply_rope(k, angles, attention.rope)
-    cache = cache.written("k", k).written("v", v)
-    k_positions = positions
-    if context.phase is Phase.DECODE:
-        k, v = cache.read("k", x.dtype), cache.read("v", x.dtype)
-        k_positions = context.cache_positions(k.shape[1])
     window = attention.window if layer.attention is AttentionKind.SLIDING else None
     sinks = w("sinks") if attention.has_sinks else None
     scale = attention.head_dim**-0.5
+    new = _cached(k, v, cache)
+    if isinstance(kernel, DecodeKernel):
+        out, cache = _decode(
+            q, new, cache, positions[0], kernel, scale=scale, window=window, sinks=sinks
+        )
+        return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+    for name, array in new.items():
+        cache = cache.written(name, array)
+    k_positions = positions
+    if context.phase is Phase.DECODE:
+        k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype))
+        k_positions = context.cache_positions(k.shape[1])
     if context.is_split:
         inputs = AttentionInputs(
             q=q,
@@ -70,3 +83,37 @@ def _heads(x: Array, w: LayerWeights, letter: str) -> Array:
     """[B, S, D] -> [B, S, heads, H]."""
     heads = w.einsum("bsd,dnh->bsnh", w.at_least(x), f"w{letter}")
     return w.biased(heads[:, : x.shape[1]], f"b{letter}")
+
+
+def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:
+    """Keys and values [B, S, K, H] as the cache has them: [B, K, S, H], or [B, K, S, 2H] of both."""
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    return {"kv": jnp.concatenate([k, v], axis=-1)} if "kv" in cache.arrays else {"k": k, "v": v}
+
+
+def _read(cache: LayerCache, dtype: Any) -> Sequence[Array]:
+    """Keys and values [B, K, T, H] of all slots."""
+    if "kv" in cache.arrays:
+        return jnp.split(cache.read("kv", dtype), 2, axis=-1)
+    return [cache.read(name, dtype) for name in "kv"]
+
+
+def _decode(
+    q: Array,
+    new: dict[str, Array],
+    cache: LayerCache,
+    position: Array,
+    kernel: DecodeKernel,
+    **settings: Any,
+) -> tuple[Array, LayerCache]:
+    """Attention [B, 1, N, H] of one position to the cache, and the cache with it.
+
+    If one array has keys and values, it serves as both: zeros after the query hide the values, and the
+    first half of the output, which sums keys, is dropped.
+    """
+    width = q.shape[-1]
+    if "kv" not in new:
+        return kernel(q, new, cache, position, value_width=width, **settings)
+    q = jnp.pad(q, [(0, 0)] * 3 + [(0, width)])
+    out, cache = kernel(q, new, cache, position, value_width=2 * width, **settings)
+    return out[..., width:], cache

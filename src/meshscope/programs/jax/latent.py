@@ -13,6 +13,7 @@ from jax import lax
 
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.numerics import (
@@ -41,17 +42,20 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     model: Model,
     layer: Layer,  # noqa: ARG001  all layers have the same attention
     context: Context,
-    kernel: PrefillKernel | None = None,
+    kernel: PrefillKernel | DecodeKernel | None = None,
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    `kernel` replaces the attention of prefill, without an indexer.
+    `kernel` is that of the phase, without an indexer.
     """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
     q, q_latent = _queries(x, w, attention, angles)
     latent = _latent(x, w, attention, angles)
+    if isinstance(kernel, DecodeKernel):
+        out, cache = _decode(q, latent, w, cache, positions[0], attention=attention, kernel=kernel)
+        return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
     cache = cache.written("latent", latent)
     k_positions = positions
     if context.phase is Phase.DECODE:
@@ -145,6 +149,28 @@ def _absorbed(
         scale=softmax_scale(attention),
     )
     return w.einsum("bsnr,rnv->bsnv", out, "w_uv")
+
+
+def _decode(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    latent: Array,
+    w: LayerWeights,
+    cache: LayerCache,
+    position: Array,
+    *,
+    attention: LatentAttention,
+    kernel: DecodeKernel,
+) -> tuple[Array, LayerCache]:
+    """Absorbed attention [B, 1, N, V] of one position to the cache, and the cache with it."""
+    out, cache = kernel(
+        _absorbed_queries(q, w, attention),
+        {"latent": latent[:, None]},
+        cache,
+        position,
+        scale=softmax_scale(attention),
+        value_width=attention.kv_rank,
+    )
+    return w.einsum("bsnr,rnv->bsnv", out, "w_uv"), cache
 
 
 def _absorbed_queries(q: Array, w: LayerWeights, attention: LatentAttention) -> Array:

@@ -102,8 +102,9 @@ class ShardLayout:
         return axes if len(axes) > 1 else next(iter(axes), None)
 
     def cache_spec(self, array: CacheArray, *, is_stacked: bool) -> P:
-        """[B, T, ...] of a cache array; if stacked, with a leading layer dim that pp splits."""
-        dims = (self.data, self.context, *map(self.split, array.dims))
+        """[B, ..., T, H] of a cache array; if stacked, with a leading layer dim that pp splits."""
+        *heads, width = map(self.split, array.dims)
+        dims = (self.data, *heads, self.context, width)
         return P(self.axis("pp"), *dims) if is_stacked else P(*dims)
 
     def weight_spec(self, weight: Weight, *, is_stacked: bool) -> P:

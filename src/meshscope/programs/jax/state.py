@@ -1,6 +1,6 @@
 """The weights and the cache of one layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
-    """The cache of one layer: arrays [B, T, ...], or [layers, B, T, ...] indexed by `index`.
+    """The cache of one layer: arrays [B, ..., T, H], or [layers, B, ..., T, H] indexed by `index`.
 
     New entries go to slot `start` of the sequences from `first_row` on, unless `is_local` is false.
     """
@@ -124,7 +124,7 @@ class LayerCache:
         at: Array | int | None = None,
         is_local: Array | None = None,
     ) -> "LayerCache":
-        """The cache with `new` [B, S, ...] written from slot `start` on.
+        """The cache with `new` [B, ..., S, H] written from slot `start` on.
 
         With `at`, from slot `at` on, unless the argument `is_local` is false.
         """
@@ -133,7 +133,7 @@ class LayerCache:
         first = at
         if first is None:
             first, is_local = self.start, self.is_local
-        offsets: list[Array | int] = [self.first_row, first] + [0] * (new.ndim - 2)
+        offsets: list[Array | int] = [self.first_row, *[0] * (new.ndim - 3), first, 0]
         if self.index is not None:
             new, offsets = new[None], [self.index, *offsets]
         if is_local is not None:
@@ -142,8 +142,24 @@ class LayerCache:
         return replace(self, arrays={**self.arrays, name: updated})
 
     def read(self, name: str, dtype: Any) -> Array:
-        """All slots [B, T, ...], written or not."""
+        """All slots [B, ..., T, H], written or not."""
         array = self.arrays[name]
         if self.index is not None:
             array = lax.dynamic_index_in_dim(array, self.index, axis=0, keepdims=False)
         return array.astype(dtype)
+
+    @property
+    def layer(self) -> Array | int:
+        """The index of the layer in the arrays of `stacks`."""
+        return 0 if self.index is None else self.index
+
+    def stacks(self, names: Sequence[str]) -> list[Array]:
+        """The whole arrays [layers, B, K, T, H], for kernels that read one layer in place."""
+        arrays = (self.arrays[name] for name in names)
+        stacked = (array[None] if self.index is None else array for array in arrays)
+        return [x if x.ndim == 5 else x[:, :, None] for x in stacked]  # K is 1 without heads
+
+    def with_stacks(self, names: Sequence[str], stacks: Sequence[Array]) -> "LayerCache":
+        """The cache with these arrays [layers, B, K, T, H]."""
+        new = {n: x.reshape(self.arrays[n].shape) for n, x in zip(names, stacks, strict=True)}
+        return replace(self, arrays={**self.arrays, **new})

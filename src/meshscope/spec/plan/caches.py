@@ -1,7 +1,7 @@
 """Cache arrays of each layer: keys and values, latents, or compressed entries."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import assert_never
 
@@ -23,9 +23,9 @@ from meshscope.units import DTYPE_BITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheArray:
-    """One array of a layer's cache, [batch, slots, *shape]; `dims` are the logical axes of `shape`.
+    """One array of a layer's cache, [batch, *heads, slots, width]; `shape` is (*heads, width).
 
-    It has one slot per `rate` positions, or a fixed number of slots that are reused cyclically.
+    `dims` are the logical axes of `shape`. It has one slot per `rate` positions, or a fixed number of slots that are reused cyclically.
     """
 
     name: str
@@ -41,6 +41,18 @@ class CacheArray:
     def local_shape(self, plan: Plan) -> tuple[int, ...]:
         """Shape per position on one device, in elements."""
         return local_shape(self.dims, self.shape, plan)
+
+
+LANES = 128  # of a register; a TPU pads the rows of an array in memory to a multiple of them
+
+
+def joined_narrow_heads(arrays: tuple[CacheArray, ...]) -> tuple[CacheArray, ...]:
+    """Keys and values as one array "kv" if both fit in one padded row, else unchanged."""
+    by_name = {array.name: array for array in arrays}
+    key = by_name.get("k")
+    if key is None or 2 * key.shape[-1] > LANES:
+        return arrays
+    return (replace(key, name="kv", shape=(*key.shape[:-1], 2 * key.shape[-1])),)
 
 
 def layer_cache(model: Model, plan: Plan, layer: Layer) -> tuple[CacheArray, ...]:

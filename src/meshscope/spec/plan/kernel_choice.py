@@ -27,6 +27,7 @@ class Kernel(StrEnum):
     """Kernels that programs use."""
 
     SPLASH = "splash attention"
+    FLASH_DECODE = "flash decode attention"
     CUDNN = "cuDNN attention"
     RAGGED_DOT = "XLA's ragged dot kernel"
 
@@ -36,10 +37,14 @@ class Kernel(StrEnum):
 # (configs/base.yml, sa_block_q).
 SPLASH_BLOCKS = (512, 256, 128)
 
+# Keys in a block of decode attention. Longer blocks fetch more slots after the last position.
+DECODE_BLOCKS = (512, 256, 128)
+
 _FACTS = compiler_facts()
 RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
 MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
 KERNEL_DTYPES = _FACTS.kernel_dtypes.value
+DECODE_CACHE_DTYPES = (*KERNEL_DTYPES, "s8", "f8e4m3fn", "f8e5m2")  # compiled, docs/kernels.md
 
 # Limits of cuDNN attention on GPUs, as JAX 0.11.2 checks them
 # (jax/_src/cudnn/fused_attention_stablehlo.py, check_layout and check_is_flash_attention). Hopper
@@ -77,7 +82,11 @@ class KernelChoices:
     @property
     def refused(self) -> dict[str, str]:
         """The reason for plain operations, by part that has a kernel."""
-        parts = {"prefill attention": self.prefill_attention, "the experts": self.experts}
+        parts = {
+            "prefill attention": self.prefill_attention,
+            "decode attention": self.decode_attention,
+            "the experts": self.experts,
+        }
         return {name: c.reason for name, c in parts.items() if c is not None and c.reason}
 
     def as_dict(self) -> dict[str, str]:
@@ -113,7 +122,9 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
         prefill = _choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload))
     return KernelChoices(
         prefill_attention=prefill,
-        decode_attention=KernelChoice(reason=common or _decode_reason(model)),
+        decode_attention=_choice(
+            Kernel.FLASH_DECODE, common or _decode_reason(model, plan, workload)
+        ),
         experts=None
         if model.moe is None
         else _choice(Kernel.RAGGED_DOT, common or _experts_reason(form)),
@@ -171,16 +182,25 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     return "cp splits the sequence" if plan.cp > 1 else None
 
 
-def _decode_reason(model: Model) -> str:
+def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     match model.attention:
         case GroupedAttention():
-            return "the compiler's fusion already reads the cache once at HBM bandwidth"
+            pass
+        case LatentAttention(indexer=None):
+            pass
         case LatentAttention():
-            return "JAX has no decode kernel for latent caches"
+            return "the kernel has no data-dependent masks"
         case CompressedAttention():
-            return "JAX has no decode kernel for compressed caches"
+            return "the kernel reads no compressed caches"
         case _:
             assert_never(model.attention)
+    if plan.cp > 1:
+        return "cp splits the cache"
+    if workload.context < DECODE_BLOCKS[-1]:
+        return f"the cache has fewer than {DECODE_BLOCKS[-1]} positions ({workload.context})"
+    if workload.cache_dtype not in DECODE_CACHE_DTYPES:
+        return f"the kernel reads caches in {', '.join(DECODE_CACHE_DTYPES)}, not {workload.cache_dtype}"
+    return None
 
 
 def _experts_reason(form: DispatchForm) -> str | None:

@@ -1,0 +1,376 @@
+"""Decode attention that reads the positions present in the cache: a flash-decode kernel for TPUs.
+
+The kernel attends to the cache and writes the new position in place. Its grid goes over groups of
+sequences and blocks of keys, with dynamic bounds: blocks after the current position or before the window
+are neither fetched nor computed. Blocks are read in the dtype of the cache and converted in VMEM. The sums
+are those of FlashAttention (Dao et al., arXiv 2205.14135), algorithm 1, for one query.
+
+The values are an array of their own or the first channels of the keys, which are then fetched only once.
+
+Shapes: L layers of a stack, B sequences, K key and value heads, G query heads of each, T cache slots,
+H width of a key, V width of a value.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshscope.programs.jax.layout import ShardLayout
+from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.state import LayerCache
+from meshscope.spec.plan.caches import LANES
+from meshscope.spec.plan.kernel_choice import DECODE_BLOCKS
+
+TILE_BYTES = 32  # of a column of a tile: 8 rows of 4 bytes, 16 of 2, 32 of 1
+
+# Bytes that one step of the grid fetches. A step takes some 0.35 us beside its copies, in which HBM
+# delivers 0.3 MB (v5e) to 1.3 MB (tpu7x).
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeKernel:
+    """Attention of a decode step to the positions present in the cache.
+
+    `mean_context` is the number of positions that the stated cost assumes. For global arrays, `mesh` is
+    required: the compiler cannot partition a kernel, which therefore runs under `shard_map` over the
+    batch and the heads. `is_interpreted` runs the kernel on a CPU.
+    """
+
+    layout: ShardLayout
+    mean_context: float
+    mesh: Mesh | None = None
+    is_interpreted: bool = False
+
+    def __call__(  # noqa: PLR0913  the inputs of attention
+        self,
+        q: Array,
+        new: Mapping[str, Array],
+        cache: LayerCache,
+        position: Array,
+        *,
+        scale: float,
+        value_width: int,
+        window: int | None = None,
+        sinks: Array | None = None,
+    ) -> tuple[Array, LayerCache]:
+        """Attention [B, 1, N, V] of q [B, 1, N, H], and the cache with `new` at this position.
+
+        `new` has the arrays [B, K, 1, H] of the new position by their names in the cache: keys and
+        values, or one array whose first `value_width` channels are the values.
+        """
+
+        def local(q: Array, new: Any, caches: Any, at: tuple[Array, ...], sinks: Any) -> Any:
+            n_heads = new[0].shape[1]
+            inputs = DecodeInputs(
+                q=q.reshape(q.shape[0], n_heads, -1, q.shape[-1]),
+                new=new,
+                caches=caches,
+                value_width=value_width,
+                layer=at[0],
+                position=at[1],
+                scale=scale,
+                window=window,
+                sinks=None if sinks is None else sinks.reshape(n_heads, -1),
+            )
+            out, *written = decode_attention(
+                inputs, mean_context=self.mean_context, is_interpreted=self.is_interpreted
+            )
+            return out.reshape(*q.shape[:-1], value_width), written
+
+        if self.mesh is not None:
+            local = self._mapped(local, new, has_sinks=sinks is not None)
+        arrays = cache.stacks(list(new))
+        at = (jnp.int32(cache.layer), position)
+        out, written = local(q, list(new.values()), arrays, at, sinks)
+        return out, cache.with_stacks(list(new), written)
+
+    def _mapped(self, local: Any, new: Mapping[str, Array], *, has_sinks: bool) -> Any:
+        """`local` on the shards of global arrays."""
+        data, tp = self.layout.data, self.layout.axis("tp")
+        heads = tp if next(iter(new.values())).shape[1] > 1 else None
+        per_head, rows = P(data, None, tp, None), [P(data, heads, None, None)] * len(new)
+        stacks = [P(None, data, heads, None, None)] * len(new)
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(per_head, rows, stacks, (P(), P()), P(tp) if has_sinks else None),
+            out_specs=(per_head, stacks),
+            check_vma=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBlocks:
+    """The block of one grid step: `n_keys` slots of `n_together` sequences with all their heads."""
+
+    n_together: int
+    n_keys: int
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel in the program."""
+        return f"decode_attention_b{self.n_together}_k{self.n_keys}_block"
+
+    def first(self, position: Any, window: int | None) -> Any:
+        """The index of the first block that a query at this position attends to."""
+        if window is None:
+            return 0
+        if isinstance(position, int):
+            return max(position - window + 1, 0) // self.n_keys
+        return self.index(lax.max(position - window + 1, 0))
+
+    def index(self, position: Array) -> Array:
+        """The index of the block with this position; a shift, as sizes are powers of two."""
+        return lax.shift_right_logical(position, self.n_keys.bit_length() - 1)
+
+    def n_fetched(self, n_present: int, n_slots: int, window: int | None) -> int:
+        """Slots that one sequence fetches when `n_present` positions are in the cache."""
+        start = self.first(n_present - 1, window) * self.n_keys
+        end = -(-n_present // self.n_keys) * self.n_keys
+        return min(end, n_slots) - start
+
+
+def decode_blocks(n_sequences: int, n_slots: int, slot_bytes: int) -> DecodeBlocks:
+    """Blocks of about `BLOCK_BYTES` for a cache with `slot_bytes` per sequence and slot.
+
+    `n_slots` are those that a query attends to at most: a window or the whole cache.
+    """
+    fitting = (n for n in DECODE_BLOCKS if n * slot_bytes <= BLOCK_BYTES and n <= n_slots)
+    n_keys = next(fitting, DECODE_BLOCKS[-1])
+    most = max(1, min(n_sequences, BLOCK_BYTES // (n_keys * slot_bytes)))
+    together = max(n for n in range(1, most + 1) if n_sequences % n == 0)
+    return DecodeBlocks(n_together=together, n_keys=n_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeInputs:
+    """The query [B, K, G, H] and the new position [B, K, 1, H] of a decode step, and the cache.
+
+    `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
+    `value_width` channels are the values. `sinks` [K, G] are logits of a position without a value.
+    """
+
+    q: Array
+    new: Sequence[Array]
+    caches: Sequence[Array]
+    value_width: int
+    layer: Array | int
+    position: Array
+    scale: float
+    window: int | None = None
+    sinks: Array | None = None
+
+
+def decode_attention(
+    inputs: DecodeInputs, *, mean_context: float, is_interpreted: bool = False
+) -> tuple[Array, ...]:
+    """Attention [B, K, G, V] to the slots up to `position`, or a window of them, and the new caches.
+
+    The kernel states the FLOPs and bytes of a step with `mean_context` positions.
+    """
+    n_sequences, n_heads, n_group, _ = inputs.q.shape
+    blocks = _blocks(inputs)
+    first = blocks.first(inputs.position, inputs.window)
+    n_blocks = blocks.index(inputs.position) + 1 - first
+    scalars = jnp.stack([jnp.asarray(x, jnp.int32) for x in (inputs.layer, first, inputs.position)])
+
+    def per_sequence(array: Array) -> pl.BlockSpec:
+        shape = (blocks.n_together, *array.shape[1:])
+        return pl.BlockSpec(shape, lambda b, *_: (b, 0, 0, 0))
+
+    def fetched(cache: Array) -> pl.BlockSpec:
+        shape = (None, blocks.n_together, n_heads, blocks.n_keys, cache.shape[-1])
+        return pl.BlockSpec(shape, lambda b, t, scalars: (scalars[0], b, 0, scalars[1] + t, 0))
+
+    def written(cache: Array) -> pl.BlockSpec:
+        n_rows = TILE_BYTES // cache.dtype.itemsize
+        shape = (None, blocks.n_together, n_heads, n_rows, cache.shape[-1])
+
+        def index(b: Any, _: Any, scalars: Any) -> tuple[Any, ...]:
+            return (scalars[0], b, 0, lax.div(scalars[2], n_rows), 0)
+
+        return pl.BlockSpec(shape, index)
+
+    in_specs = [per_sequence(x) for x in (inputs.q, *inputs.new)]
+    in_specs += [fetched(x) for x in inputs.caches]
+    arguments = [inputs.q, *inputs.new, *inputs.caches]
+    if inputs.sinks is not None:
+        arguments.append(inputs.sinks.astype(jnp.float32)[..., None])
+        in_specs.append(pl.BlockSpec((n_heads, n_group, 1), lambda *_: (0, 0, 0)))
+    out = jax.ShapeDtypeStruct((*inputs.q.shape[:-1], inputs.value_width), inputs.q.dtype)
+    n_caches = len(inputs.caches)
+    n_rows = blocks.n_together * n_heads
+    call = pl.pallas_call(
+        partial(
+            _kernel,
+            n_caches=n_caches,
+            scale=inputs.scale,
+            window=inputs.window,
+            has_sinks=inputs.sinks is not None,
+        ),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(n_sequences // blocks.n_together, n_blocks),
+            in_specs=in_specs,
+            out_specs=[per_sequence(out), *(written(x) for x in inputs.caches)],
+            scratch_shapes=[
+                pltpu.VMEM((n_rows, n_group, width), jnp.float32)
+                for width in (LANES, LANES, inputs.value_width)
+            ],
+        ),
+        out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs.caches)],
+        # Operands count from the scalars.
+        input_output_aliases={2 + n_caches + i: 1 + i for i in range(n_caches)},
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        cost_estimate=_cost(inputs, blocks, round(mean_context)),
+        name=blocks.name,
+        interpret=is_interpreted,
+    )
+    return tuple(call(scalars, *arguments))
+
+
+def _blocks(inputs: DecodeInputs) -> DecodeBlocks:
+    n_slots = min(inputs.caches[0].shape[-2], inputs.window or sys.maxsize)
+    n_heads = inputs.q.shape[1]
+    slot_bytes = n_heads * sum(x.shape[-1] * x.dtype.itemsize for x in inputs.caches)
+    return decode_blocks(inputs.q.shape[0], n_slots, slot_bytes)
+
+
+def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.CostEstimate:
+    """FLOPs and bytes of a step with `n_present` positions: those of the blocks that it fetches."""
+    n_sequences, n_heads, n_group, width = inputs.q.shape
+    n_slots = inputs.caches[0].shape[-2]
+    n_fetched = blocks.n_fetched(min(n_present, n_slots), n_slots, inputs.window)
+    n_rows = n_sequences * n_heads
+    small = inputs.q.dtype.itemsize * n_rows * n_group * (width + inputs.value_width)
+    rows_bytes = (x.dtype.itemsize * n_fetched + TILE_BYTES for x in inputs.caches)
+    widths = (x.shape[-1] for x in inputs.caches)
+    cache_bytes = n_rows * sum(w * b for w, b in zip(widths, rows_bytes, strict=True))
+    return pl.CostEstimate(
+        flops=2 * n_rows * n_group * n_fetched * (width + inputs.value_width),
+        transcendentals=n_rows * n_group * n_fetched,
+        bytes_accessed=small + cache_bytes,
+    )
+
+
+def _kernel(  # noqa: PLR0913  the form of a kernel
+    scalars: Any,
+    q_ref: Any,
+    *refs: Any,
+    n_caches: int,
+    scale: float,
+    window: int | None,
+    has_sinks: bool,
+) -> None:
+    """One block of keys for one group of sequences."""
+    new_refs, cache_refs = refs[:n_caches], refs[n_caches : 2 * n_caches]
+    sinks_ref = refs[2 * n_caches] if has_sinks else None
+    out_ref, *written_refs = refs[2 * n_caches + has_sinks : -3]
+    sums = _Sums(*refs[-3:])
+    step = pl.program_id(1)
+    n_keys = cache_refs[0].shape[-2]
+    start, position = (scalars[1] + step) * n_keys, scalars[2]
+    q = _rows(q_ref)
+    value_width = sums.weighted.shape[-1]
+
+    @pl.when(step == 0)
+    def _() -> None:
+        new = [_rows(x).astype(c.dtype) for x, c in zip(new_refs, cache_refs, strict=True)]
+        sums.start(q, new[0], new[-1][..., :value_width], scale=scale, sinks=sinks_ref)
+
+    def attend(*, is_last: bool) -> None:
+        keys, values = (_rows(cache_refs[i]).astype(q.dtype) for i in (0, -1))
+        scores = _dot(q, keys, 2) * scale
+        at = start + lax.broadcasted_iota(jnp.int32, (1, 1, n_keys), 2)
+        if window is not None:
+            scores = jnp.where(at > position - window, scores, MASKED)
+        values = values[..., :value_width]
+        if is_last:  # later slots may hold anything, and the new position is already counted
+            scores = jnp.where(at < position, scores, MASKED)
+            at = start + lax.broadcasted_iota(jnp.int32, (1, n_keys, 1), 1)
+            values = jnp.where(at < position, values, jnp.zeros_like(values))
+        sums.add(scores, values)
+
+    is_last = step == pl.num_programs(1) - 1
+    pl.when(jnp.logical_not(is_last))(partial(attend, is_last=False))
+    pl.when(is_last)(partial(attend, is_last=True))
+
+    @pl.when(is_last)
+    def _() -> None:
+        out_ref[...] = sums.normalized().reshape(out_ref.shape).astype(out_ref.dtype)
+        for new, cache, written in zip(new_refs, cache_refs, written_refs, strict=True):
+            _write(new, cache, written, position - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums over the keys so far in VMEM, [rows, G, ...]: see `PartialAttention`."""
+
+    largest: Any
+    total: Any
+    weighted: Any
+
+    def start(self, q: Array, key: Array, value: Array, *, scale: float, sinks: Any | None) -> None:
+        """Starts with the new position, and the sinks [K, G, 1]."""
+        products = q.astype(jnp.float32) * key.astype(q.dtype).astype(jnp.float32)
+        score = products.sum(axis=2, keepdims=True) * scale
+        score = jnp.broadcast_to(score, self.largest.shape)
+        value = value.astype(jnp.float32)
+        if sinks is None:
+            self.largest[...] = score
+            self.total[...] = jnp.ones_like(score)
+            self.weighted[...] = jnp.broadcast_to(value, self.weighted.shape)
+            return
+        shape = (score.shape[0] // sinks.shape[0], *sinks.shape[:2], score.shape[2])
+        sink = jnp.broadcast_to(sinks[...][None], shape).reshape(score.shape)
+        largest = jnp.maximum(score, sink)
+        share = jnp.exp(score - largest)
+        self.largest[...] = largest
+        self.total[...] = share + jnp.exp(sink - largest)
+        self.weighted[...] = share[..., :1] * value
+
+    def add(self, scores: Array, values: Array) -> None:
+        """Adds scores [rows, G, T] and values [rows, T, V]."""
+        before = self.largest[...]
+        largest = jnp.maximum(before, scores.max(axis=2, keepdims=True))
+        factor = jnp.exp(before - largest)
+        shares = jnp.exp(scores - largest[..., :1])
+        self.largest[...] = largest
+        self.total[...] = self.total[...] * factor + shares.sum(axis=2, keepdims=True)
+        added = _dot(shares.astype(values.dtype), values, 1)
+        self.weighted[...] = self.weighted[...] * factor[..., :1] + added
+
+    def normalized(self) -> Array:
+        """The attention output [rows, G, V]."""
+        return self.weighted[...] / self.total[...][..., :1]
+
+
+def _rows(ref: Any) -> Array:
+    """A block [B, K, ...] as rows [B*K, ...]."""
+    return ref[...].reshape(-1, *ref.shape[2:])
+
+
+def _dot(left: Array, right: Array, contracted: int) -> Array:
+    """Products of each row in float32, over the last dim of `left` and this one of `right`."""
+    dims = (((2,), (contracted,)), ((0,), (0,)))
+    return lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
+
+
+def _write(new_ref: Any, cache_ref: Any, written_ref: Any, offset: Array) -> None:
+    """Writes the tile of the new position, which is at `offset` in the fetched block."""
+    n_rows = written_ref.shape[-2]
+    first = pl.multiple_of(lax.div(offset, n_rows) * n_rows, n_rows)
+    tile = cache_ref[:, :, pl.ds(first, n_rows), :]
+    at = first + lax.broadcasted_iota(jnp.int32, (1, 1, n_rows, 1), 2)
+    written_ref[...] = jnp.where(at == offset, new_ref[...].astype(tile.dtype), tile)

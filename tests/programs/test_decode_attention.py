@@ -1,0 +1,196 @@
+"""The decode attention kernel, interpreted on a CPU, equals plain attention to a written cache."""
+
+import re
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+import jax.numpy as jnp  # noqa: E402
+
+from meshscope.programs.jax.decode_attention import (  # noqa: E402
+    DecodeBlocks,
+    DecodeInputs,
+    decode_attention,
+    decode_blocks,
+)
+from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: E402
+
+# Outputs are means of values of order 1, of order 16 in s8. In float32 only the order of sums differs;
+# with bfloat16 queries the shares of the softmax are rounded to 8 bits.
+TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2}
+
+
+class Case(NamedTuple):
+    name: str
+    position: int
+    heads: int = 2
+    group: int = 4
+    width: int = 64
+    slots: int = 384
+    batch: int = 2
+    window: int | None = None
+    has_sinks: bool = False
+    value_width: int | None = None  # of values that are channels of the keys
+    cache: str = "float32"
+    dtype: str = "float32"
+
+
+CASES = [
+    Case("first-position", 0),
+    Case("second-position", 1),
+    Case("end-of-block", 127),
+    Case("start-of-block", 128),
+    Case("inside-third-block", 300),
+    Case("last-slot", 383),
+    Case("slots-not-a-multiple-of-blocks", 298, slots=300),
+    Case("two-blocks-of-512", 700, slots=1000),
+    Case("one-head-of-many-sequences", 200, heads=1, batch=6),
+    Case("eight-heads-of-one-query", 200, heads=8, group=1, width=128),
+    Case("three-queries-a-head", 200, group=3),
+    Case("window-inside-block", 350, window=20),
+    Case("window-over-two-blocks", 260, window=128),
+    Case("window-before-it-is-full", 50, window=128),
+    Case("window-longer-than-a-block", 383, window=200),
+    Case("sinks", 200, has_sinks=True),
+    Case("sinks-at-first-position", 0, has_sinks=True),
+    Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
+    Case("latent", 200, heads=1, group=16, width=96, value_width=64),
+    Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
+    Case("s8", 300, cache="int8"),
+    Case("fp8", 300, cache="float8_e4m3fn"),
+    Case("bf16", 300, cache="bfloat16", dtype="bfloat16"),
+    Case("bf16-and-s8", 300, cache="int8", dtype="bfloat16", width=128),
+]
+
+
+def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
+    """A query, a new position and a stack of caches, whose later slots hold large values."""
+    key = jax.random.key(0)
+    n_arrays = 1 if case.value_width else 2
+    scale = 16.0 if case.cache == "int8" else 1.0
+
+    def random(index: int, *shape: int) -> Any:
+        return jax.random.normal(jax.random.fold_in(key, index), shape)
+
+    rows = (case.batch, case.heads)
+    caches = [scale * random(i, n_layers, *rows, case.slots, case.width) for i in range(n_arrays)]
+    caches = [cache.at[..., case.position :, :].set(100.0) for cache in caches]
+    return DecodeInputs(
+        q=random(5, *rows, case.group, case.width).astype(case.dtype),
+        new=[
+            (scale * random(6 + i, *rows, 1, case.width)).astype(case.dtype)
+            for i in range(n_arrays)
+        ],
+        caches=[cache.astype(case.cache) for cache in caches],
+        value_width=case.value_width or case.width,
+        layer=1,
+        position=jnp.int32(case.position),
+        scale=case.width**-0.5 / scale,
+        window=case.window,
+        sinks=random(9, case.heads, case.group) if case.has_sinks else None,
+    )
+
+
+@partial(jax.jit, static_argnames=("value_width", "scale", "window"))
+def interpreted(value_width: int, scale: float, window: int | None, **arrays: Any) -> Any:
+    """The output and the new caches of the kernel; one program for all positions."""
+    inputs = DecodeInputs(value_width=value_width, scale=scale, window=window, **arrays)
+    return decode_attention(inputs, mean_context=1, is_interpreted=True)
+
+
+def written(inputs: DecodeInputs) -> list[Any]:
+    """The caches with the new position in layer 1."""
+    at = int(inputs.position)
+    return [
+        cache.at[1, :, :, at].set(new[:, :, 0].astype(cache.dtype))
+        for cache, new in zip(inputs.caches, inputs.new, strict=True)
+    ]
+
+
+def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
+    """Plain attention [B, K, G, V] of the query to layer 1."""
+    dtype = inputs.q.dtype
+    arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
+    out = dot_product_attention(
+        inputs.q.reshape(case.batch, 1, -1, case.width),
+        arrays[0],
+        arrays[-1][..., : inputs.value_width],
+        causal_mask(inputs.position[None], jnp.arange(case.slots), case.window),
+        scale=inputs.scale,
+        sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
+    )
+    return np.asarray(out, np.float32).reshape(case.batch, case.heads, case.group, -1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_decode_attention_equals_plain_attention(case: Case) -> None:
+    inputs = random_inputs(case)
+
+    out, *caches = interpreted(**{f.name: getattr(inputs, f.name) for f in fields(inputs)})
+
+    expected = plain(case, inputs)
+    tolerance = TOLERANCES[case.dtype] * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=0)
+    for got, cache in zip(caches, written(inputs), strict=True):
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(cache, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "n_slots", "slot_bytes", "expected"),
+    [
+        (8, 2304, 2 * 128, (8, 512)),  # one head in s8: 1 MiB
+        (8, 8320, 8 * 2 * 256, (1, 256)),  # eight heads in bf16
+        (3, 1000, 4 * 2 * 256, (1, 512)),
+        (6, 2304, 2 * 128, (6, 512)),
+        (10, 2304, 2 * 128, (5, 512)),  # divides the sequences
+        (8, 2304, 64 * 2 * 256, (1, 128)),  # at least 128 keys
+        (8, 128, 2 * 128, (8, 128)),  # a window or a short cache
+    ],
+)
+def test_blocks_hold_about_a_mebibyte(
+    n_sequences: int, n_slots: int, slot_bytes: int, expected: tuple[int, int]
+) -> None:
+    blocks = decode_blocks(n_sequences, n_slots, slot_bytes)
+    assert (blocks.n_together, blocks.n_keys) == expected
+
+
+@pytest.mark.parametrize(
+    ("n_present", "window", "n_fetched"),
+    [
+        (1, None, 128),
+        (128, None, 128),
+        (129, None, 256),
+        (300, None, 300),
+        (300, 128, 172),
+        (290, 20, 44),
+    ],
+)
+def test_a_sequence_fetches_whole_blocks_of_its_window(
+    n_present: int, window: int | None, n_fetched: int
+) -> None:
+    """300 slots, the last block being shorter: block 2 has slots 256 to 299."""
+    blocks = DecodeBlocks(n_together=1, n_keys=128)
+    assert blocks.n_fetched(n_present, 300, window) == n_fetched
+
+
+def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
+    case = Case("cost", 0, heads=2, group=4, width=128, slots=2048, batch=8, cache="int8")
+    inputs = random_inputs(case)
+
+    text = str(
+        jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=1100.5, is_interpreted=True))()
+    )
+
+    # Three blocks of 512 keys, and a tile of 32 rows that is written.
+    cost = re.search(r"CostEstimate\(flops=(\d+), .*?bytes_accessed=(\d+)", text)
+    assert cost is not None
+    pairs = 8 * 2 * 4 * 1536
+    small = 4 * 8 * 2 * 4 * 256
+    assert int(cost[1]) == 2 * pairs * 256
+    assert int(cost[2]) == 8 * 2 * (1536 + 32) * 256 + small
+    assert "name=decode_attention_b4_k512_block" in text
