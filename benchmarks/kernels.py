@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
+from jax.experimental.layout import Format, Layout
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
-from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshscope.events.enums import Phase
+from meshscope.programs.jax.decode_attention import DecodeInputs, decode_attention
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import layout_of
 from meshscope.programs.jax.numerics import causal_mask, dot_product_attention
@@ -34,7 +35,6 @@ from meshscope.spec.workload import Workload
 
 CHIP = parse_topology("v6e-8").chip
 CLOCK_HZ = 1.75e9  # of v6e: the compiler's cycles match the published peak
-PAGE = 128
 
 
 class Measured(NamedTuple):
@@ -55,6 +55,8 @@ class Heads(NamedTuple):
     value_width: int
     window: int | None = None
     has_sinks: bool = False
+    cache: Any = jnp.bfloat16
+    is_latent: bool = False  # the values are the first channels of the keys
 
 
 LLAMA = Heads("Llama-3.1-8B", 4, 1, 128, 128)
@@ -72,6 +74,10 @@ DECODES = [
     (LLAMA, 8, 8320),
     (QWEN, 8, 8320),
     (Heads("Llama-3.1-8B, tp=1", 32, 8, 128, 128), 8, 1152),
+    (Heads("Llama-3.1-70B, s8 cache", 8, 1, 128, 128, cache=jnp.int8), 32, 2304),
+    (Heads("gpt-oss-120b, sliding", 8, 1, 128, 128, 128), 64, 2304),  # 64 of keys, 64 of values
+    (Heads("DeepSeek-V3.1, latent", 16, 1, 576, 512, is_latent=True), 8, 2304),
+    (Heads("DeepSeek-V3.1, latent", 128, 1, 576, 512, is_latent=True), 8, 2304),
 ]
 # Rows, residual width, local expert width, local experts.
 EXPERTS = [
@@ -83,14 +89,29 @@ EXPERTS = [
 ]
 
 
-def measured(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any]) -> Measured:
-    """The compiler's estimate of a function compiled for one v6e chip."""
+def measured(
+    function: Callable[..., Any], *shapes: tuple[tuple[int, ...], Any], n_donated: int = 0
+) -> Measured:
+    """The compiler's estimate of a function compiled for one v6e chip.
+
+    The first `n_donated` arguments and results are one array each, in a layout of the compiler's choice.
+    """
     description = topologies.get_topology_desc(
         platform="tpu", topology_name="v6e:1x1", chips_per_host_bounds=(1, 1, 1)
     )
     everywhere = NamedSharding(Mesh(np.array(description.devices), ("x",)), PartitionSpec())
     arguments = [jax.ShapeDtypeStruct(*shape, sharding=everywhere) for shape in shapes]
-    compiled = jax.jit(function).lower(*arguments).compile()
+    free = Format(Layout.AUTO, everywhere)
+    formats = [free if index < n_donated else everywhere for index in range(len(shapes))]
+    n_results = len(jax.tree.leaves(jax.eval_shape(function, *arguments)))
+    results = [free if index < n_donated else everywhere for index in range(n_results)]
+    jitted = jax.jit(
+        function,
+        in_shardings=formats,
+        out_shardings=tuple(results) if n_results > 1 else everywhere,
+        donate_argnums=tuple(range(n_donated)),
+    )
+    compiled = jitted.lower(*arguments).compile()
     text = compiled.as_text()
     stated = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', text)]
     return Measured(
@@ -134,25 +155,48 @@ def prefill(heads: Heads, batch: int, prompt: int) -> Iterator[tuple[str, Measur
 
 
 def decode(heads: Heads, batch: int, context: int) -> Iterator[tuple[str, Measured, float]]:
-    """Plain and paged attention over the static cache, viewed as pages."""
-    cache = ((batch, context, heads.kv, heads.width), jnp.bfloat16)
-    shapes = [((batch, 1, heads.queries, heads.width), jnp.bfloat16), cache, cache, ((), jnp.int32)]
-    n_pages = context // PAGE
-    per_block = max(n for n in range(1, 17) if n_pages % n == 0)
+    """Plain attention and the kernel at the end of the static cache, both writing the new position."""
+    n_rows = 1 if heads.is_latent else 2
+    new = [((batch, heads.kv, 1, heads.width), jnp.bfloat16)] * n_rows
+    caches = [((1, batch, heads.kv, context, heads.width), heads.cache)] * n_rows
+    query = ((batch, heads.kv, heads.queries // heads.kv, heads.width), jnp.bfloat16)
+    shapes = [*caches, query, *new, ((), jnp.int32)]
 
-    def plain(q: Any, k: Any, v: Any, position: Any) -> Any:
-        is_seen = causal_mask(position + jnp.arange(1), jnp.arange(context))
-        return dot_product_attention(q, k, v, is_seen, scale=heads.width**-0.5)
+    def inputs(*arrays: Any) -> DecodeInputs:
+        return DecodeInputs(
+            q=arrays[n_rows],
+            new=arrays[n_rows + 1 : -1],
+            caches=arrays[:n_rows],
+            value_width=heads.value_width,
+            layer=0,
+            position=arrays[-1],
+            scale=heads.width**-0.5,
+            window=heads.window,
+        )
 
-    def paged(q: Any, k: Any, v: Any, position: Any) -> Any:
-        pages = [x.reshape(-1, PAGE, *x.shape[2:]).transpose(2, 0, 1, 3) for x in (k, v)]
-        table = jnp.arange(batch * n_pages, dtype=jnp.int32).reshape(batch, n_pages)
-        lengths = jnp.full((batch,), position + 1, jnp.int32)
-        return paged_attention(q[:, 0], *pages, lengths, table, pages_per_compute_block=per_block)
+    def kernel(*arrays: Any) -> Any:
+        out, *caches = decode_attention(inputs(*arrays), mean_context=context)
+        return *caches, out
 
-    cache_bytes = 4 * batch * context * heads.kv * heads.width
-    yield "plain", measured(plain, *shapes), 0.0
-    yield "paged", measured(paged, *shapes), cache_bytes / (CHIP.hbm_bytes_per_s or np.inf)
+    def plain(*arrays: Any) -> Any:
+        step = inputs(*arrays)
+        caches = [
+            jax.lax.dynamic_update_slice(
+                cache, x.astype(cache.dtype)[None], (0, 0, 0, step.position, 0)
+            )
+            for cache, x in zip(step.caches, step.new, strict=True)
+        ]
+        k, v = (caches[i][0].swapaxes(1, 2).astype(jnp.bfloat16) for i in (0, -1))
+        is_seen = causal_mask(step.position + jnp.arange(1), jnp.arange(context), heads.window)
+        q = step.q.reshape(batch, 1, heads.queries, heads.width)
+        v = v[..., : heads.value_width]
+        return *caches, dot_product_attention(q, k, v, is_seen, scale=step.scale)
+
+    n_seen = min(context, heads.window or context)
+    cache_bytes = n_rows * batch * n_seen * heads.kv * heads.width * jnp.dtype(heads.cache).itemsize
+    bound_s = cache_bytes / (CHIP.hbm_bytes_per_s or np.inf)
+    yield "plain", measured(plain, *shapes, n_donated=n_rows), 0.0
+    yield "kernel", measured(kernel, *shapes, n_donated=n_rows), bound_s
 
 
 def experts(rows: int, hidden: int, ffn: int, n: int) -> Iterator[tuple[str, Measured, float]]:
