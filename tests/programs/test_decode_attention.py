@@ -36,6 +36,7 @@ class Case(NamedTuple):
     window: int | None = None
     has_sinks: bool = False
     value_width: int | None = None  # of values that are channels of the keys
+    has_mask: bool = False
     cache: str = "float32"
     dtype: str = "float32"
 
@@ -61,6 +62,9 @@ CASES = [
     Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
     Case("latent", 200, heads=1, group=16, width=96, value_width=64),
     Case("latent-s8", 200, heads=1, group=16, width=96, value_width=64, cache="int8"),
+    Case("mask", 300, has_mask=True, heads=1, batch=4),
+    Case("mask-without-the-new-position", 301, has_mask=True, heads=1, batch=4, slots=350),
+    Case("mask-of-several-heads", 300, has_mask=True, width=96, value_width=64),
     Case("s8", 300, cache="int8"),
     Case("fp8", 300, cache="float8_e4m3fn"),
     Case("bf16", 300, cache="bfloat16", dtype="bfloat16"),
@@ -93,6 +97,9 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
         scale=case.width**-0.5 / scale,
         window=case.window,
         sinks=random(9, case.heads, case.group) if case.has_sinks else None,
+        mask=(jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
+        if case.has_mask
+        else None,
     )
 
 
@@ -116,11 +123,14 @@ def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
     """Plain attention [B, K, G, V] of the query to layer 1."""
     dtype = inputs.q.dtype
     arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
+    mask = causal_mask(inputs.position[None], jnp.arange(case.slots), case.window)
+    if inputs.mask is not None:
+        mask = mask & inputs.mask[:, None]
     out = dot_product_attention(
         inputs.q.reshape(case.batch, 1, -1, case.width),
         arrays[0],
         arrays[-1][..., : inputs.value_width],
-        causal_mask(inputs.position[None], jnp.arange(case.slots), case.window),
+        mask,
         scale=inputs.scale,
         sinks=None if inputs.sinks is None else inputs.sinks.reshape(-1),
     )

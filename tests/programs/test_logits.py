@@ -312,6 +312,8 @@ KERNEL_CASES = [
     (Case("qwen3", "pp=2,tp=2"), False),
     (Case("gpt_oss", "tp=4", loop=Loop.SCAN), True),
     (Case("deepseek_v3", "tp=2"), True),
+    (Case("deepseek_v32", "dp=2,tp=2", loop=Loop.SCAN), True),
+    (Case("deepseek_v32", "tp=2", Partitioner.AUTO), True),
     (Case("deepseek_v3", "tp=2", Partitioner.AUTO, Loop.SCAN), True),
 ]
 

@@ -63,14 +63,17 @@ class DecodeKernel:
         value_width: int,
         window: int | None = None,
         sinks: Array | None = None,
+        mask: Array | None = None,
     ) -> tuple[Array, LayerCache]:
         """Attention [B, 1, N, V] of q [B, 1, N, H], and the cache with `new` at this position.
 
         `new` has the arrays [B, K, 1, H] of the new position by their names in the cache: keys and
-        values, or one array whose first `value_width` channels are the values.
+        values, or one array whose first `value_width` channels are the values. `mask` [B, T] selects slots
+        among those of the window.
         """
 
-        def local(q: Array, new: Any, caches: Any, at: tuple[Array, ...], sinks: Any) -> Any:
+        def local(q: Array, new: Any, caches: Any, at: tuple[Array, ...], extra: Any) -> Any:
+            sinks, mask = extra
             n_heads = new[0].shape[1]
             inputs = DecodeInputs(
                 q=q.reshape(q.shape[0], n_heads, -1, q.shape[-1]),
@@ -82,6 +85,7 @@ class DecodeKernel:
                 scale=scale,
                 window=window,
                 sinks=None if sinks is None else sinks.reshape(n_heads, -1),
+                mask=mask,
             )
             out, *written = decode_attention(
                 inputs, mean_context=self.mean_context, is_interpreted=self.is_interpreted
@@ -89,22 +93,23 @@ class DecodeKernel:
             return out.reshape(*q.shape[:-1], value_width), written
 
         if self.mesh is not None:
-            local = self._mapped(local, new, has_sinks=sinks is not None)
+            local = self._mapped(local, new, (sinks is not None, mask is not None))
         arrays = cache.stacks(list(new))
         at = (jnp.int32(cache.layer), position)
-        out, written = local(q, list(new.values()), arrays, at, sinks)
+        out, written = local(q, list(new.values()), arrays, at, (sinks, mask))
         return out, cache.with_stacks(list(new), written)
 
-    def _mapped(self, local: Any, new: Mapping[str, Array], *, has_sinks: bool) -> Any:
-        """`local` on the shards of global arrays."""
+    def _mapped(self, local: Any, new: Mapping[str, Array], has_extra: tuple[bool, bool]) -> Any:
+        """`local` on the shards of global arrays; `has_extra` is whether there are sinks and a mask."""
         data, tp = self.layout.data, self.layout.axis("tp")
         heads = tp if next(iter(new.values())).shape[1] > 1 else None
         per_head, rows = P(data, None, tp, None), [P(data, heads, None, None)] * len(new)
         stacks = [P(None, data, heads, None, None)] * len(new)
+        extra = (P(tp) if has_extra[0] else None, P(data, None) if has_extra[1] else None)
         return jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(per_head, rows, stacks, (P(), P()), P(tp) if has_sinks else None),
+            in_specs=(per_head, rows, stacks, (P(), P()), extra),
             out_specs=(per_head, stacks),
             check_vma=False,
         )
@@ -158,7 +163,8 @@ class DecodeInputs:
     """The query [B, K, G, H] and the new position [B, K, 1, H] of a decode step, and the cache.
 
     `new` and `caches` [L, B, K, T, H] have the keys and the values, or one array for both, whose first
-    `value_width` channels are the values. `sinks` [K, G] are logits of a position without a value.
+    `value_width` channels are the values. `sinks` [K, G] are logits of a position without a value;
+    `mask` [B, T] selects slots for all heads.
     """
 
     q: Array
@@ -170,6 +176,7 @@ class DecodeInputs:
     scale: float
     window: int | None = None
     sinks: Array | None = None
+    mask: Array | None = None
 
 
 def decode_attention(
@@ -208,6 +215,16 @@ def decode_attention(
     if inputs.sinks is not None:
         arguments.append(inputs.sinks.astype(jnp.float32)[..., None])
         in_specs.append(pl.BlockSpec((n_heads, n_group, 1), lambda *_: (0, 0, 0)))
+    if inputs.mask is not None:
+        bias = jnp.where(inputs.mask, 0.0, MASKED)[:, None]
+        of_new = lax.dynamic_slice_in_dim(bias, inputs.position, 1, axis=2)
+        arguments += [bias, of_new]
+        in_specs += [
+            pl.BlockSpec(
+                (blocks.n_together, 1, blocks.n_keys), lambda b, t, scalars: (b, 0, scalars[1] + t)
+            ),
+            pl.BlockSpec((blocks.n_together, 1, 1), lambda b, *_: (b, 0, 0)),
+        ]
     out = jax.ShapeDtypeStruct((*inputs.q.shape[:-1], inputs.value_width), inputs.q.dtype)
     n_caches = len(inputs.caches)
     n_rows = blocks.n_together * n_heads
@@ -218,6 +235,7 @@ def decode_attention(
             scale=inputs.scale,
             window=inputs.window,
             has_sinks=inputs.sinks is not None,
+            has_mask=inputs.mask is not None,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -272,11 +290,14 @@ def _kernel(  # noqa: PLR0913  the form of a kernel
     scale: float,
     window: int | None,
     has_sinks: bool,
+    has_mask: bool,
 ) -> None:
     """One block of keys for one group of sequences."""
     new_refs, cache_refs = refs[:n_caches], refs[n_caches : 2 * n_caches]
     sinks_ref = refs[2 * n_caches] if has_sinks else None
-    out_ref, *written_refs = refs[2 * n_caches + has_sinks : -3]
+    n_inputs = 2 * n_caches + has_sinks + 2 * has_mask
+    bias_ref, new_bias_ref = refs[n_inputs - 2 : n_inputs] if has_mask else (None, None)
+    out_ref, *written_refs = refs[n_inputs:-3]
     sums = _Sums(*refs[-3:])
     step = pl.program_id(1)
     n_keys = cache_refs[0].shape[-2]
@@ -287,11 +308,16 @@ def _kernel(  # noqa: PLR0913  the form of a kernel
     @pl.when(step == 0)
     def _() -> None:
         new = [_rows(x).astype(c.dtype) for x, c in zip(new_refs, cache_refs, strict=True)]
-        sums.start(q, new[0], new[-1][..., :value_width], scale=scale, sinks=sinks_ref)
+        score = _scores(q, new[0]) * scale
+        if new_bias_ref is not None:
+            score += _per_row(new_bias_ref, score.shape[0])
+        sums.start(score, new[-1][..., :value_width], sinks_ref)
 
     def attend(*, is_last: bool) -> None:
         keys, values = (_rows(cache_refs[i]).astype(q.dtype) for i in (0, -1))
         scores = _dot(q, keys, 2) * scale
+        if bias_ref is not None:
+            scores += _per_row(bias_ref, scores.shape[0])
         at = start + lax.broadcasted_iota(jnp.int32, (1, 1, n_keys), 2)
         if window is not None:
             scores = jnp.where(at > position - window, scores, MASKED)
@@ -321,10 +347,8 @@ class _Sums:
     total: Any
     weighted: Any
 
-    def start(self, q: Array, key: Array, value: Array, *, scale: float, sinks: Any | None) -> None:
-        """Starts with the new position, and the sinks [K, G, 1]."""
-        products = q.astype(jnp.float32) * key.astype(q.dtype).astype(jnp.float32)
-        score = products.sum(axis=2, keepdims=True) * scale
+    def start(self, score: Array, value: Array, sinks: Any | None) -> None:
+        """Starts with the score [rows, G, 1] of the new position, and the sinks [K, G, 1]."""
         score = jnp.broadcast_to(score, self.largest.shape)
         value = value.astype(jnp.float32)
         if sinks is None:
@@ -359,6 +383,19 @@ class _Sums:
 def _rows(ref: Any) -> Array:
     """A block [B, K, ...] as rows [B*K, ...]."""
     return ref[...].reshape(-1, *ref.shape[2:])
+
+
+def _per_row(ref: Any, n_rows: int) -> Array:
+    """A block [B, 1, T] for all heads as [rows, 1, T]."""
+    n_together, _, n_keys = ref.shape
+    heads = jnp.broadcast_to(ref[...][:, None], (n_together, n_rows // n_together, 1, n_keys))
+    return heads.reshape(n_rows, 1, n_keys)
+
+
+def _scores(q: Array, key: Array) -> Array:
+    """Products [rows, G, 1] of queries [rows, G, H] and one key [rows, 1, H], in float32."""
+    products = q.astype(jnp.float32) * key.astype(q.dtype).astype(jnp.float32)
+    return products.sum(axis=2, keepdims=True)
 
 
 def _dot(left: Array, right: Array, contracted: int) -> Array:

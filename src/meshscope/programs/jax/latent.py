@@ -46,27 +46,31 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
 ) -> tuple[Array, LayerCache]:
     """Attention [B, S, D] -> [B, S, D] before the reduction over tp, and the new cache.
 
-    `kernel` is that of the phase, without an indexer.
+    `kernel` is that of the phase; that of prefill has no indexer.
     """
     attention = model.attention
     assert isinstance(attention, LatentAttention)
     angles = rope_angles(attention.rope, attention.rope_dim, positions)
     q, q_latent = _queries(x, w, attention, angles)
     latent = _latent(x, w, attention, angles)
-    if isinstance(kernel, DecodeKernel):
-        out, cache = _decode(q, latent, w, cache, positions[0], attention=attention, kernel=kernel)
-        return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
-    cache = cache.written("latent", latent)
     k_positions = positions
     if context.phase is Phase.DECODE:
-        latent = cache.read("latent", x.dtype)
-        k_positions = context.cache_positions(latent.shape[1])
+        k_positions = context.cache_positions(cache.arrays["latent"].shape[-2])
     mask = causal_mask(positions, context.prompt_positions if context.splits_step else k_positions)
     if attention.indexer is not None:
         assert q_latent is not None
         mask, cache = _index_mask(
             x, q_latent, w, cache, mask, attention=attention, angles=angles, context=context
         )
+    if isinstance(kernel, DecodeKernel):
+        chosen = None if attention.indexer is None else mask[:, 0]
+        out, cache = _decode(
+            q, latent, w, cache, positions[0], attention=attention, kernel=kernel, mask=chosen
+        )
+        return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
+    cache = cache.written("latent", latent)
+    if context.phase is Phase.DECODE:
+        latent = cache.read("latent", x.dtype)
     if context.is_split:
         inputs = _split_attention(q, mask, w, attention, context)
         out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
@@ -160,8 +164,12 @@ def _decode(  # noqa: PLR0913  the inputs of attention
     *,
     attention: LatentAttention,
     kernel: DecodeKernel,
+    mask: Array | None,
 ) -> tuple[Array, LayerCache]:
-    """Absorbed attention [B, 1, N, V] of one position to the cache, and the cache with it."""
+    """Absorbed attention [B, 1, N, V] of one position to the cache, and the cache with it.
+
+    `mask` [B, T] has the positions that the indexer chooses.
+    """
     out, cache = kernel(
         _absorbed_queries(q, w, attention),
         {"latent": latent[:, None]},
@@ -169,6 +177,7 @@ def _decode(  # noqa: PLR0913  the inputs of attention
         position,
         scale=softmax_scale(attention),
         value_width=attention.kv_rank,
+        mask=mask,
     )
     return w.einsum("bsnr,rnv->bsnv", out, "w_uv"), cache
 

@@ -184,12 +184,8 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 
 def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     match model.attention:
-        case GroupedAttention():
+        case GroupedAttention() | LatentAttention():
             pass
-        case LatentAttention(indexer=None):
-            pass
-        case LatentAttention():
-            return "the kernel has no data-dependent masks"
         case CompressedAttention():
             return "the kernel reads no compressed caches"
         case _:
