@@ -1,41 +1,60 @@
-"""Kernel costs from operands, declarations and the expected expert load."""
+"""Kernel costs from operands, declarations, lengths and the expected expert load."""
 
 import numpy as np
 import pytest
 
+from meshscope.cost.array_traffic import ArrayTraffic, traffic
+from meshscope.cost.attention_kernels import attention_flops
 from meshscope.cost.expert_load import ExpertLoad, expert_load
-from meshscope.cost.kernel_cost import declared_cost, known_kernel_flops, ragged_dot_cost
+from meshscope.cost.kernel_cost import declared_cost, kernel_time, kernel_work
+from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
+from meshscope.cost.rates import rates_of
+from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.events.enums import Phase
+from meshscope.events.step_time import TimeBasis
+from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
+V6E, V5E = rates_of(chip_of("v6e")), rates_of(chip_of("v5e"))
 
-def _kernel(operands: str, name: str, config: str = "") -> tuple[Computation, Instruction]:
+
+def _module(text: str):
+    header = "HloModule m, is_scheduled=true, num_partitions=1\n\n"
+    return parse_hlo(header + text, "test.hlo")
+
+
+def _kernel(
+    operands: str, name: str, config: str = "", result: str = "bf16[8]"
+) -> tuple[Computation, Instruction]:
     names = ", ".join(f"%p{i}" for i in range(operands.count(";") + 1))
     lines = "".join(
         f"  %p{i} = {shape} parameter({i})\n" for i, shape in enumerate(operands.split(";"))
     )
-    text = (
-        "HloModule m, is_scheduled=true, num_partitions=1\n\nENTRY %main () -> f32[] {\n"
-        f"{lines}  ROOT %{name} = bf16[8] custom-call({names}), "
+    entry = _module(
+        f"ENTRY %main () -> f32[] {{\n{lines}  ROOT %{name} = {result} custom-call({names}), "
         f'custom_call_target="tpu_custom_call"{config}\n}}\n'
-    )
-    entry = parse_hlo(text, "test.hlo").entry
+    ).entry
     assert entry is not None
     return entry, entry.root
+
+
+def _stated(flops: int, n_bytes: int) -> str:
+    estimate = f'"cost_estimate":{{"flops":"{flops}","bytes_accessed":"{n_bytes}"}}'
+    return f", backend_config={{{estimate}}}"
 
 
 def test_splash_attention_computes_the_causal_blocks():
     """Batch 8, 8 heads, 1,024 positions in blocks of 512: three of four blocks; 4 flops a pair and width."""
     shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
     assert (
-        known_kernel_flops(*_kernel(shapes, "splash_mha_fwd.3"))
-        == 4 * 64 * 1024 * 1024 * 128 * 3 // 4
+        attention_flops(*_kernel(shapes, "splash_mha_fwd.3")) == 4 * 64 * 1024 * 1024 * 128 * 3 // 4
     )
 
 
@@ -44,47 +63,218 @@ def test_windowed_splash_attention_computes_the_blocks_of_its_band():
     grid, keys = "s8[1,8,2]", "bf16[8,1,4096,64]"
     shapes = f"{grid};{grid};bf16[8,8,4096,64];{keys};{keys}"
     n_pairs = 8 * 8 * 15 * 512 * 512
-    assert known_kernel_flops(*_kernel(shapes, "splash_mha_fwd.2")) == 4 * 64 * n_pairs
-
-
-def test_ragged_dot_multiplies_all_rows():
-    kernel = _kernel("s32[5];bf16[4096,128];bf16[4,128,256]", "ragged-dot-none.2")
-    assert known_kernel_flops(*kernel) == 2 * 4096 * 128 * 256
+    assert attention_flops(*_kernel(shapes, "splash_mha_fwd.2")) == 4 * 64 * n_pairs
 
 
 def test_ragged_dot_counts_the_expected_rows_and_experts():
     """A quarter of the rows and 1.5 of four experts; a stack of 20 experts reads no more."""
     load = ExpertLoad(rows=1024, experts=1.5)
-    expert, rows, result = (
-        2 * 128 * 256,
-        2 * 4096 * 128,
-        16,
-    )  # the result of this kernel has 8 numbers
-    of_four, of_stack = (
-        ragged_dot_cost(
-            *_kernel(f"s32[5];bf16[4096,128];bf16[{n},128,256]", "ragged-dot-none.2"), load
+    expert, rows, result = 2 * 128 * 256, 2 * 4096 * 128, 16  # the result has 8 numbers
+    for n_experts in (4, 20):
+        kernel = _kernel(
+            f"s32[5];bf16[4096,128];bf16[{n_experts},128,256]", "ragged-dot-none.2", _stated(9, 9)
         )
-        for n in (4, 20)
-    )
-    assert of_four == (2 * 1024 * 128 * 256, 1.5 * expert + (rows + result) / 4)
-    assert of_stack == of_four
-    assert ragged_dot_cost(*_kernel("bf16[64,64]", "mine.1"), load) is None
+        work = kernel_work(*kernel, V6E, experts=load)
+        assert work.flops == 2 * 1024 * 128 * 256
+        assert work.moved.hbm_bytes == pytest.approx(1.5 * expert + (rows + result) / 4)
+        assert work.note is None
 
 
 def test_rows_and_experts_are_capped():
     kernel = _kernel("s32[5];bf16[64,128];bf16[4,128,256]", "ragged-dot-none.2")
-    cost = ragged_dot_cost(*kernel, ExpertLoad(rows=9999, experts=7))
-    assert cost == (2 * 64 * 128 * 256, 2 * (4 * 128 * 256 + 64 * 128 + 8))
+    work = kernel_work(*kernel, V6E, experts=ExpertLoad(rows=9999, experts=7))
+    assert work.flops == 2 * 64 * 128 * 256
+    assert work.moved.hbm_bytes == 2 * (4 * 128 * 256 + 64 * 128 + 8)
 
 
-def test_unknown_kernel_has_no_flops():
-    assert known_kernel_flops(*_kernel("bf16[64,64]", "mine.1")) is None
+# DeepSeek-R1 of jax-llm-examples on v5e-64: 8 tokens x 8 experts, 32 of 256 experts in a device row, in 8
+# blocks of 4 whose two buffers fill the kernel's VMEM.
+R1 = """ENTRY %main (all: s32[256], at: s32[], order: s32[8,1], last: s32[8], x: bf16[64,7168], w: s8[32,7168,256]) -> bf16[64,256] {
+  %all = s32[256] parameter(0)
+  %at = s32[] parameter(1)
+  %order = s32[8,1] parameter(2)
+  %last = s32[8] parameter(3)
+  %x = bf16[64,7168] parameter(4)
+  %w = s8[32,7168,256] parameter(5)
+  %sizes = s32[32] dynamic-slice(%all, %at), dynamic_slice_sizes={32}
+  ROOT %decode_ragged_dot.1 = bf16[64,256] custom-call(%order, %last, %x, %w, %sizes), custom_call_target="tpu_custom_call", backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"14888960"}]}
+}
+"""
+
+
+def test_a_grouped_matmul_reads_the_blocks_of_experts_that_64_draws_reach():
+    """An expert is missed with (1 - 1/256)^64 = 77.8 %, a block of four with 36.7 %: 63.3 % are read."""
+    entry = _module(R1).entry
+    assert entry is not None
+    work = kernel_work(entry, entry.root, V5E)
+    weights = 0.633 * 32 * 7168 * 256
+    rows = (64 * 7168 + 64 * 256) * 2 / 8
+    assert work.moved.hbm_bytes == pytest.approx(weights + rows, rel=2e-3)
+    assert work.flops == 2 * 8 * 7168 * 256
+    assert "64 rows over 256 experts" in str(work.note)
+    # 46 us at the peak rate for all 32 experts, 0.633 of it and 85 % of the peak here
+    seconds = kernel_time(V5E, work).seconds.value_s
+    assert seconds == pytest.approx(0.633 * 58.72e6 / 819e9 / 0.85, rel=0.15)
+
+
+def test_a_kernel_of_one_expert_a_block_reads_single_experts():
+    """megablox: tiles of one expert; 16 rows over four experts reach 1 - 0.75^16 = 99 % of them."""
+    kernel = _kernel("s32[4];bf16[16,128];s8[4,128,256]", "gmm.7", result="bf16[16,256]")
+    work = kernel_work(*kernel, V6E)
+    weights = (1 - 0.75**16) * 4 * 128 * 256
+    assert work.moved.hbm_bytes == pytest.approx(weights + 2 * 16 * (128 + 256), abs=2)
+
+
+def _ragged_paged(
+    *, heads: int, tokens: int, sequences: int, pages: int, per_sequence: int, bq: int, bkvp: int
+) -> tuple[Computation, Instruction]:
+    """Llama-3.1-8B in tpu-inference 0.12: groups of four query heads, pages of 128."""
+    q, cache = f"bf16[{heads},{tokens},2,2,128]", f"bf16[{pages},128,{heads},2,128]"
+    lists = f"s32[{sequences}];s32[{sequences * per_sequence}];s32[{sequences + 1}]"
+    aliases = ", output_to_operand_aliasing={{0}: (4, {}), {1}: (6, {})}, metadata={}"
+    return _kernel(
+        f"s32[];{lists};{q};bf16[{tokens},{heads},2,128];{cache}",
+        f"RPA-bq_{bq}-bkvp_{bkvp}-p_128.1",
+        aliases,
+        f"({q}, {cache})",
+    )
+
+
+@pytest.mark.parametrize(("heads", "bkvp", "bundles"), [(1, 9, 2278), (2, 9, 4153), (4, 8, 6833)])
+def test_loop_bodies_of_ragged_paged_attention(heads: int, bkvp: int, bundles: int) -> None:
+    """Bundles that libtpu 0.0.24 writes for blocks of 128 queries x 4 heads, alone in its loop."""
+    kernel = _ragged_paged(
+        heads=heads, tokens=128, sequences=1, pages=8, per_sequence=1, bq=128, bkvp=bkvp
+    )
+    work = kernel_work(*kernel, V6E)
+    assert work.cycles == pytest.approx(bundles + 300, rel=0.04)
+
+
+def test_ragged_paged_attention_of_a_prefill():
+    """8 sequences of 1,024 at TP8: 8 x 8 blocks of queries over one block of 1,152 keys each.
+
+    A body takes 400 cycles and 3.2 for each 1,024 of 512 x 1,152 scores; 300 to fetch.
+    """
+    kernel = _ragged_paged(
+        heads=1, tokens=8192, sequences=8, pages=72, per_sequence=9, bq=128, bkvp=9
+    )
+    work = kernel_work(*kernel, V6E)
+    assert work.cycles == pytest.approx(64 * (300 + 400 + 512 * 1152 * 3.2 / 1024))
+    assert "8 sequences of 1024 queries and 1024 keys" in str(work.note)
+    assert kernel_time(V6E, work).basis is TimeBasis.KERNEL_MODEL
+
+
+def test_later_chunks_read_the_whole_context():
+    lengths = SequenceLengths(n_sequences=1, n_queries=1024, n_keys=4096)
+    kernel = _ragged_paged(
+        heads=1, tokens=1024, sequences=1, pages=72, per_sequence=32, bq=128, bkvp=8
+    )
+    work = kernel_work(*kernel, V6E, lengths=lengths)
+    assert work.cycles == pytest.approx(8 * 4 * (300 + 400 + 512 * 1024 * 3.2 / 1024))
+    assert work.note is None
+
+
+def test_the_size_of_a_paged_cache_does_not_matter():
+    small, large = (
+        kernel_work(
+            *_ragged_paged(
+                heads=1, tokens=64, sequences=64, pages=pages, per_sequence=16, bq=64, bkvp=16
+            ),
+            V6E,
+        )
+        for pages in (1024, 40000)
+    )
+    assert small == large
+    # 64 sequences of 1,024 present keys (half of their pages): keys and values of 256 B each.
+    assert small.moved.hbm_bytes == pytest.approx(64 * 1024 * 512, rel=0.01)
+
+
+def test_a_kernel_of_the_other_phase_has_no_sequences():
+    q, cache = "bf16[1,64,2,2,128]", "bf16[512,128,1,2,128]"
+    shapes = f"s32[64];s32[1024];s32[65];{q};bf16[64,1,2,128];{cache}"
+    lengths = SequenceLengths(n_sequences=64, n_queries=1, n_keys=1000)
+    works = [
+        kernel_work(*_kernel(shapes, f"RPA{case}-p_128-bq_8-bkv_2048.1"), V6E, lengths=lengths)
+        for case in "dmp"
+    ]
+    assert [work.moved.hbm_bytes > 0 for work in works] == [True, False, False]
+
+
+def test_a_buffer_in_place_counts_with_what_is_touched():
+    """A cache of 1 GB, a query and a result of 2 kB each: at most 4 kB of the cache."""
+    aliases = ", output_to_operand_aliasing={{1}: (1, {})}"
+    kernel = _kernel(
+        "bf16[8,128];bf16[4096,1024,128]", "mine.1", aliases, "(bf16[8,128], bf16[4096,1024,128])"
+    )
+    assert in_place(kernel[1]) == ((1, 1),)
+    touched = touched_traffic(*kernel)
+    assert touched == ArrayTraffic(hbm_bytes=3 * 2048 + 2048, hbm_written_bytes=2048)
+
+
+def test_an_unknown_kernel_has_a_bounded_interval():
+    kernel = _kernel("bf16[4096,4096]", "mine.1", result="bf16[4096,4096]")
+    work = kernel_work(*kernel, V6E)
+    time = kernel_time(V6E, work)
+    assert (work.source, time.basis) == (WorkSource.BYTES, TimeBasis.ROOFLINE)
+    seconds = time.seconds
+    assert seconds.lower_s == pytest.approx(seconds.value_s / 4)
+    assert seconds.upper_s == pytest.approx(seconds.value_s * 4)
+
+
+def test_the_authors_estimate_counts_below_whole_operands():
+    """A decode kernel states the bytes of the present positions; its operand is the whole cache."""
+    kernel = _kernel("bf16[8,128];bf16[4096,1024,128]", "decode_attention.1", _stated(10, 4096))
+    work = kernel_work(*kernel, V6E)
+    assert work == KernelWork(
+        source=WorkSource.AUTHOR, flops=10, moved=ArrayTraffic(hbm_bytes=4096)
+    )
+    assert kernel_time(V6E, work).basis is TimeBasis.KERNEL_STATED
 
 
 def test_declared_cost_of_zero_is_ignored():
-    config = ', backend_config={{"cost_estimate":{{"flops":"{}","bytes_accessed":"{}"}}}}'
-    assert declared_cost(_kernel("f32[8]", "a", config.format(7, 9))[1]) == (7, 9)
-    assert declared_cost(_kernel("f32[8]", "a", config.format(0, 0))[1]) is None
+    assert declared_cost(_kernel("f32[8]", "a", _stated(7, 9))[1]) == (7, 9)
+    assert declared_cost(_kernel("f32[8]", "a", _stated(0, 0))[1]) is None
+
+
+UPDATES = """%fused (cache: bf16[64,1024,128], new: bf16[1,1024,128], at: s32[]) -> (bf16[64,1024,128], bf16[1,1024,128]) {
+  %cache = bf16[64,1024,128] parameter(0)
+  %new = bf16[1,1024,128] parameter(1)
+  %at = s32[] parameter(2)
+  %put = bf16[64,1024,128] dynamic-update-slice(%cache, %new, %at, %at, %at)
+  %twice = bf16[1,1024,128] add(%new, %new)
+  ROOT %both = (bf16[64,1024,128], bf16[1,1024,128]) tuple(%put, %twice)
+}
+
+ENTRY %main (a: bf16[64,1024,128], b: bf16[1,1024,128], c: s32[]) -> (bf16[64,1024,128], bf16[1,1024,128]) {
+  %a = bf16[64,1024,128] parameter(0)
+  %b = bf16[1,1024,128] parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %f = (bf16[64,1024,128], bf16[1,1024,128]) fusion(%a, %b, %c), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_one_of_several_results_in_place_writes_its_update():
+    """The row is read, written into the cache, and its double written: 3 x 256 KiB and the index."""
+    module = _module(UPDATES)
+    assert module.entry is not None
+    moved = traffic(Dataflow(module), module.entry, module.entry.root)
+    assert moved.hbm_bytes == 3 * 1024 * 128 * 2 + 4
+
+
+def test_decode_reads_the_mean_context():
+    experiment = experiment_of(
+        model=read_model("Qwen/Qwen3-30B-A3B"),
+        plan=parse_plan("dp=2,tp=4"),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=8, prompt=256, output=64),
+    )
+    assert sequence_lengths(experiment, Phase.DECODE) == SequenceLengths(
+        n_sequences=4, n_queries=1, n_keys=288
+    )
+    assert sequence_lengths(experiment, Phase.PREFILL) == SequenceLengths(
+        n_sequences=4, n_queries=256, n_keys=256
+    )
 
 
 @pytest.mark.parametrize(

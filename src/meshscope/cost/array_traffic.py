@@ -16,6 +16,10 @@ _IN_VMEM = re.compile(r"S\([1-9]\d*\)")
 _SLICING = frozenset({"gather", "dynamic-slice", "slice"})
 # These ops read only what their consumers read.
 _LAYOUT_ONLY = frozenset({"copy", "bitcast"})
+# These ops write only their update, operand number 1 or 2, into their first operand.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+# An update of these arrays writes all of the result.
+_NEW_ARRAYS = frozenset({"broadcast", "constant", "iota"})
 _MAX_NESTING = 8
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -90,24 +94,39 @@ def _read(
         return whole if n_bytes is None else _capped(whole, n_bytes)
     if instruction.opcode in _SLICING and at == 0:
         return _capped(whole, array_traffic(instruction.shape_text).n_bytes)
-    if instruction.opcode == "dynamic-update-slice" and at == 0:
+    if instruction.opcode in _UPDATES and at == 0:
         return ArrayTraffic()
     return whole
 
 
 def _written(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:
-    whole = array_traffic(instruction.shape_text)
     if instruction.opcode == "fusion" and _has_collective(flow.fused(instruction)):
         return _computed_results(flow.fused(instruction))
-    inner, root = computation, instruction
-    for _ in range(_MAX_NESTING):
-        if root.opcode != "fusion":
-            break
+    return _written_by(flow, computation, instruction, traffic_of_arrays(instruction.shape_text))
+
+
+def _written_by(
+    flow: Dataflow,
+    computation: Computation,
+    root: Instruction,
+    results: list[ArrayTraffic],
+    depth: int = 0,
+) -> ArrayTraffic:
+    """Bytes that an instruction writes; an array updated in place counts with its update."""
+    if root.opcode == "fusion" and depth < _MAX_NESTING:
         inner = flow.fused(root)
-        root = inner.root
-    if root.opcode == "dynamic-update-slice" and (update := inner.producer(root, 1)):
-        return _capped(whole, array_traffic(update.shape_text).n_bytes)
-    return whole
+        return _written_by(flow, inner, inner.root, results, depth + 1)
+    elements = computation.producers(root) if root.opcode == "tuple" and depth else []
+    if len(elements) == len(results) > 0:
+        pairs = zip(elements, results, strict=True)
+        parts = (_written_by(flow, computation, e, [r], _MAX_NESTING) for e, r in pairs)
+        return sum(parts, start=NO_TRAFFIC)
+    whole = sum(results, start=NO_TRAFFIC)
+    updated, update = (computation.producer(root, at) for at in (0, _UPDATES.get(root.opcode, 0)))
+    if root.opcode not in _UPDATES or update is None or updated is None:
+        return whole
+    is_new = updated.opcode in _NEW_ARRAYS
+    return whole if is_new else _capped(whole, array_traffic(update.shape_text).n_bytes)
 
 
 def _has_collective(fused: Computation) -> bool:
@@ -146,7 +165,7 @@ def _read_by(
     at = user.operands.index(name)
     if user.opcode in _SLICING and at == 0:
         return array_traffic(user.shape_text).n_bytes
-    is_updated = user.opcode == "dynamic-update-slice" and at == 0
+    is_updated = user.opcode in _UPDATES and at == 0
     is_passed_through = user.opcode == "tuple" and user.is_root and _has_collective(fused)
     if is_updated or is_passed_through or user.opcode in KIND_OF_OPCODE:
         return 0  # the ICI DMA reads a collective's operand

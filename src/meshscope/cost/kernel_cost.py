@@ -1,19 +1,33 @@
-"""FLOPs and bytes of kernels, from the author's cost estimate or from the shapes of known kernels.
+"""Work and time of kernels: by their algorithm if it is known, else as their author states, else by bytes.
 
 Custom calls that communicate are priced as collectives, not here.
 """
 
 import re
-from math import prod
 
+from meshscope.cost.array_traffic import ArrayTraffic
+from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
-from meshscope.spec.model.flops import causal_blocks
+from meshscope.cost.grouped_kernels import grouped_work
+from meshscope.cost.kernel_work import KernelWork, WorkSource, touched_traffic
+from meshscope.cost.rates import KERNEL_FRAC, KERNEL_INTERVAL, OpTime, Rates, exactly, longest
+from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.events.step_time import TimeBasis, TimeEstimate
+from meshscope.readers.hlo.module import Computation, Instruction
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
-_WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
-_CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
+
+# Assumptions: nothing checks the modeled kernels on a chip. Bundles leave out stalls; a kernel of which
+# only the operands are known may read a part of them, or several times the same.
+MODEL_INTERVAL = (0.75, 1.6)
+BYTES_INTERVAL = (0.25, 4.0)
+
+_BASIS = {
+    WorkSource.ALGORITHM: TimeBasis.KERNEL_MODEL,
+    WorkSource.AUTHOR: TimeBasis.KERNEL_STATED,
+    WorkSource.BYTES: TimeBasis.ROOFLINE,
+}
 
 
 def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
@@ -25,82 +39,54 @@ def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
     return cost if any(cost) else None
 
 
-def _float_operands(computation: Computation, instruction: Instruction) -> list[ArrayShape]:
-    operands = computation.producers(instruction)
-    arrays = (array for operand in operands for array in operand.arrays[:1])
-    return [array for array in arrays if array.dtype.startswith(("bf", "f"))]
+def kernel_work(
+    computation: Computation,
+    instruction: Instruction,
+    rates: Rates,
+    *,
+    experts: ExpertLoad | None = None,
+    lengths: SequenceLengths | None = None,
+) -> KernelWork:
+    """The work of a kernel, for the given load of experts and lengths of sequences."""
+    flops_per_cycle = rates.flops_per_s / (rates.clock_hz or 1e9)
+    return (
+        grouped_work(computation, instruction, experts)
+        or _stated_work(computation, instruction)
+        or attention_work(computation, instruction, lengths, flops_per_cycle)
+        or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))
+    )
 
 
-def known_kernel_flops(computation: Computation, instruction: Instruction) -> int | None:
-    """FLOPs of an attention kernel or ragged dot from its operands; None for another kernel."""
-    shapes = [array.dims for array in _float_operands(computation, instruction)]
-    if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
-        return _cudnn_flops(instruction, shapes)
-    if instruction.name.startswith("splash_"):
-        return _splash_flops(computation, instruction, shapes)
-    is_ragged = instruction.name.startswith("ragged-dot")
-    if is_ragged and len(shapes) >= 2 and len(shapes[-1]) == 3:
-        rows, weights = shapes[-2], shapes[-1]
-        return 2 * prod(rows) * weights[-1]
-    return 0 if is_ragged else None
-
-
-def ragged_dot_cost(
-    computation: Computation, instruction: Instruction, load: ExpertLoad
-) -> tuple[int, int] | None:
-    """FLOPs and bytes of a ragged dot for the expected expert load; None for another kernel.
-
-    The kernel declares all rows of its buffer, and the experts of all layers of a stack. libtpu's
-    kernel (0.0.42.1, read from compiled programs) lists the tiles of experts with rows, and computes and
-    reads only these.
-    """
-    floats = _float_operands(computation, instruction)
-    is_ragged = instruction.name.startswith("ragged-dot") and len(floats) >= 2
-    if not is_ragged or len(floats[-1].dims) != 3 or len(floats[-2].dims) != 2:
+def _stated_work(computation: Computation, instruction: Instruction) -> KernelWork | None:
+    """The author's estimate; a kernel in place touches less than the buffers that are its operands."""
+    declared = declared_cost(instruction)
+    if declared is None:
         return None
-    (n_rows, width), (n_experts, _, n_out) = floats[-2].dims, floats[-1].dims
-    n_used_rows = min(n_rows, load.rows)
-    row_bytes = sum(array.n_bytes or 0 for array in (floats[-2], *instruction.arrays[:1])) / n_rows
-    read_frac = min(1.0, load.experts / n_experts)
-    n_bytes = n_used_rows * row_bytes + read_frac * (floats[-1].n_bytes or 0)
-    return 2 * n_used_rows * width * n_out, round(n_bytes)
+    flops, n_bytes = declared
+    moved = (
+        ArrayTraffic(hbm_bytes=n_bytes) if n_bytes else touched_traffic(computation, instruction)
+    )
+    return KernelWork(source=WorkSource.AUTHOR, flops=flops, moved=moved)
 
 
-def _cudnn_flops(instruction: Instruction, shapes: list[tuple[int, ...]]) -> int | None:
-    """Products of [B, S, N, H] queries, [B, T, K, H] keys and their values.
-
-    A causal mask computes half of the pairs, a window at most its width per query.
-    """
-    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes[:3]):
-        return None
-    queries, keys, values = shapes[:3]
-    n_keys = float(keys[1])
-    if _CAUSAL.search(instruction.attributes):
-        n_keys /= 2
-    window = _WINDOW.search(instruction.attributes)
-    if window is not None and int(window[1]):
-        n_keys = min(n_keys, int(window[1]))
-    return round(2 * prod(queries[:3]) * n_keys * (queries[3] + values[3]))
-
-
-def _splash_flops(
-    computation: Computation, instruction: Instruction, shapes: list[tuple[int, ...]]
-) -> int | None:
-    """Products of queries, keys and values in the blocks of the mask that splash attention computes.
-
-    The first two operands are the grid of mask blocks: rows of query blocks, and as many columns as the
-    widest row has key blocks, fewer than rows under a window. A batch dimension precedes both.
-    """
-    if len(shapes) < 3:
-        return None
-    queries, keys, values = shapes[:3]
-    grids = [
-        array.dims[-2:]
-        for operand in computation.producers(instruction)[:2]
-        for array in operand.arrays[:1]
-        if len(array.dims) >= 2
-    ]
-    n_rows, width = max(grids, default=(1, 1))
-    computed_frac = causal_blocks(n_rows, min(width, n_rows)) / n_rows**2
-    n_pairs = prod(queries[:-1]) * keys[-2]
-    return round(2 * n_pairs * (queries[-1] + values[-1]) * computed_frac)
+def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
+    """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
+    basis = _BASIS[work.source]
+    if work.source is WorkSource.BYTES:
+        low, high = BYTES_INTERVAL
+        s = rates.roofline(moved=work.moved).seconds.value_s
+        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
+        return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
+    if work.cycles is None:
+        time = rates.roofline(
+            flops=work.flops,
+            moved=work.moved,
+            flops_frac=KERNEL_FRAC,
+            flops_interval=KERNEL_INTERVAL,
+        )
+        return OpTime(seconds=time.seconds, basis=basis, hbm=time.hbm)
+    low, high = MODEL_INTERVAL
+    body_s = work.cycles / (rates.clock_hz or 1e9)
+    body = TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)
+    seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
+    return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))

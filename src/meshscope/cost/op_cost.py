@@ -12,8 +12,10 @@ from meshscope.cost.array_traffic import (
     traffic_of_arrays,
 )
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.kernel_cost import declared_cost, known_kernel_flops, ragged_dot_cost
-from meshscope.cost.rates import KERNEL_FRAC, KERNEL_INTERVAL, OpTime, Rates
+from meshscope.cost.kernel_cost import kernel_time, kernel_work
+from meshscope.cost.kernel_work import WorkSource
+from meshscope.cost.rates import OpTime, Rates
+from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.events.step_time import TimeBasis
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
@@ -54,7 +56,8 @@ _ROOFLINE_OPS = frozenset(
 class OpCost:
     """Cost of an instruction on the core.
 
-    `is_estimated`: the compiler states its cycles. `is_known`: its cost model applies.
+    `is_estimated`: the compiler states its cycles. `is_known`: its cost model applies. `note` says what
+    it assumes.
     """
 
     time: OpTime
@@ -62,6 +65,7 @@ class OpCost:
     hbm_bytes: float
     is_estimated: bool
     is_known: bool
+    note: str | None = None
 
 
 class OpCostModel:
@@ -73,8 +77,10 @@ class OpCostModel:
         rates: Rates,
         profile: Mapping[str, int] | None = None,
         experts: ExpertLoad | None = None,
+        lengths: SequenceLengths | None = None,
     ) -> None:
         self._experts = experts
+        self._lengths = lengths
         self._flow = flow
         self._profile = profile or {}
         self._rates = rates
@@ -148,36 +154,23 @@ class OpCostModel:
         return self._rates.roofline(flops=n_flops, moved=moved + in_vmem)
 
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
-        """A kernel's cost as declared by its author, from its operands if known, else from its bytes."""
-        moved = traffic(self._flow, computation, instruction)
-        load, declared = self._experts, declared_cost(instruction)
-        ragged = None if load is None else ragged_dot_cost(computation, instruction, load)
-        n_flops: int | None
-        if ragged is not None:
-            n_flops, hbm_bytes = ragged
-        elif declared is not None:
-            n_flops, hbm_bytes = declared[0], max(moved.hbm_bytes, declared[1])
-        else:
-            n_flops, hbm_bytes = known_kernel_flops(computation, instruction), moved.hbm_bytes
+        work = kernel_work(
+            computation, instruction, self._rates, experts=self._experts, lengths=self._lengths
+        )
         return OpCost(
-            time=self._kernel_time(n_flops, ArrayTraffic(hbm_bytes=round(hbm_bytes)), moved),
-            flops=n_flops or 0,
-            hbm_bytes=hbm_bytes,
+            time=kernel_time(self._rates, work),
+            flops=work.flops,
+            hbm_bytes=work.moved.hbm_bytes,
             is_estimated=False,
-            is_known=n_flops is not None,
+            is_known=work.source is not WorkSource.BYTES,
+            note=work.note,
         )
 
-    def _kernel_time(
-        self, n_flops: int | None, stated: ArrayTraffic, moved: ArrayTraffic
-    ) -> OpTime:
-        if n_flops is None:
-            return self._rates.unknown(moved)
-        return self._rates.roofline(
-            flops=n_flops,
-            moved=stated,
-            flops_frac=KERNEL_FRAC,
-            flops_interval=KERNEL_INTERVAL,
-        )
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the costs computed so far assume."""
+        notes = (cost.note for cost in self._costs.values() if cost is not None and cost.note)
+        return tuple(dict.fromkeys(notes))
 
 
 def _is_free(instruction: Instruction) -> bool:

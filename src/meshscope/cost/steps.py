@@ -11,6 +11,7 @@ from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
 from meshscope.cost.scheduled_collectives import CollectiveEstimator
+from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.shallow import folded_schedules
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
 from meshscope.cost.step_interval import step_estimate
@@ -58,17 +59,19 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     cycle_profile: Mapping[str, int] | None = None,
     experts: ExpertLoad | None = None,
     layers: ShallowLayers | None = None,
+    lengths: SequenceLengths | None = None,
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.
 
     `cycle_profile` maps instructions to cycles that replace the compiler's estimates, except for
-    kernels. `experts` is the expected load of the experts, below the size of their buffers. `layers`
-    are those of a shallow program, whose step is that of the whole model. `notes` precede the
-    simulation's own.
+    kernels. `experts` is the expected load of the experts, below the size of their buffers, and
+    `lengths` the sequences for kernels that read the present tokens; without them, both are assumed from
+    the operands and noted. `layers` are those of a shallow program, whose step is that of the whole
+    model. `notes` precede the simulation's own.
     """
     rates = rates_of(topology.chip, chip_profile)
-    op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts)
+    op_costs = OpCostModel(module_collectives.flow, rates, cycle_profile, experts, lengths)
     constants = None if chip_profile is None else chip_profile.constants
     estimator = CollectiveEstimator(topology, constants)
     schedule = ScheduleSimulator(module, module_collectives, op_costs, estimator)
@@ -79,7 +82,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     }
     time = _step_time(phase, step_estimate(simulated), simulated, axes)
     return TimedStep(
-        time=replace(time, notes=(*notes, *time.notes)),
+        time=replace(time, notes=(*notes, *op_costs.notes, *time.notes)),
         simulated=simulated,
         module_collectives=module_collectives,
         axes=axes,

@@ -16,6 +16,8 @@ class TimeBasis(StrEnum):
     CYCLE_PROFILE = "cycle_profile"
     INTERCONNECT_MODEL = "interconnect_model"
     ROOFLINE = "roofline"
+    KERNEL_MODEL = "kernel_model"  # a kernel's algorithm, from its operands and lengths
+    KERNEL_STATED = "kernel_stated"  # the cost estimate of a kernel's author
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.chunk_times import placed_chunks, prefill_time
 from meshscope.cost.expert_load import expert_load
+from meshscope.cost.sequence_lengths import sequence_lengths
 from meshscope.cost.shallow_rows import DeepRows, deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError, MissingToolError, SpecError
@@ -323,6 +324,7 @@ def _read_timed(  # noqa: PLR0913  a program, its hardware and its profile
         experts=expert_load(experiment, phase),
         layers=layers,
         notes=notes,
+        lengths=sequence_lengths(experiment, phase),
     )
     return step.rows(rows), step
 

@@ -1,0 +1,203 @@
+"""Work of attention kernels from their operands: splash, cuDNN, paged and ragged paged attention."""
+
+import re
+from dataclasses import dataclass
+from math import ceil, prod
+
+from meshscope.cost.array_traffic import ArrayTraffic
+from meshscope.cost.kernel_work import (
+    KernelWork,
+    WorkSource,
+    float_arrays,
+    operand_arrays,
+    touched_traffic,
+)
+from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
+from meshscope.spec.model.flops import causal_blocks
+
+_WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
+_CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
+# Scopes of tpu-inference: RPA-bq_64-bkvp_9-p_128 (0.12); RPAd-p_128-bq_1_1-bkv_2048_512 (later), in which
+# d is decode, p prefill and m mixed.
+_RAGGED_PAGED = re.compile(r"^RPA([dpm]?)-")
+_BLOCK_SIZE = re.compile(r"-(p|bq|bkvp|bkv)_(\d+)")
+_PAGED = re.compile(r"^(ragged_)?paged_attention")
+
+# Bundles of the loop body of tpu-inference 0.12's kernel on v6e, from libtpu 0.0.24: 2,278 for one KV head
+# of 512 rows x 1,152 keys, 4,153 for two, 6,833 for four with 1,024 keys. The vector unit bounds them:
+# 3.2 cycles per 1,024 scores and 400 beside. Fetch and sync take some 300 more.
+VECTOR_CYCLES_PER_SCORE = 3.2 / 1024
+BODY_CYCLES = 400
+FETCH_CYCLES = 300
+ROW_TILE = 8
+# Width of the matrix unit that a head must fill.
+WIDE_UNIT_FLOPS_PER_CYCLE = 4e5  # chips above it have units of 256, the others of 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedOperands:
+    """Operands and block sizes of a paged attention kernel."""
+
+    case: str  # d: decode only, p: prefill only; else all sequences
+    n_tokens: int
+    n_sequences: int
+    n_group: int  # query heads of a KV head
+    n_kv_heads: int
+    head_dim: int
+    key_bytes: float  # of keys and values of one position, all heads
+    capacity: float  # positions that the pages of a sequence hold
+    page: int
+    block_queries: int
+    block_keys: int
+
+
+def attention_work(
+    computation: Computation,
+    instruction: Instruction,
+    lengths: SequenceLengths | None,
+    flops_per_cycle: float,
+) -> KernelWork | None:
+    """Work of a known attention kernel; None for another kernel."""
+    if _RAGGED_PAGED.match(instruction.name):
+        operands = _ragged_paged_operands(computation, instruction)
+        return None if operands is None else _paged_work(operands, lengths, flops_per_cycle)
+    flops = attention_flops(computation, instruction)
+    if flops is None:
+        return None
+    moved = touched_traffic(computation, instruction)
+    return KernelWork(source=WorkSource.ALGORITHM, flops=flops, moved=moved)
+
+
+def attention_flops(computation: Computation, instruction: Instruction) -> int | None:
+    """FLOPs of splash and cuDNN attention; None for another kernel."""
+    shapes = [array.dims for array in float_arrays(computation, instruction)]
+    if (instruction.custom_call_target or "").startswith("__cudnn$fmha"):
+        return _cudnn_flops(instruction, shapes)
+    if instruction.name.startswith("splash_"):
+        return _splash_flops(computation, instruction, shapes)
+    return None
+
+
+def _ragged_paged_operands(
+    computation: Computation, instruction: Instruction
+) -> PagedOperands | None:
+    """Queries [K, T, G/p, p, H], cache [pages, page, K, 2, H]; lists of lengths and pages of sequences."""
+    arrays = operand_arrays(computation, instruction)
+    floats = [array for array in arrays if len(array.dims) == 5]
+    lists = [array.dims[0] for array in arrays if array.dtype == "s32" and len(array.dims) == 1]
+    sizes = {key: int(size) for key, size in _BLOCK_SIZE.findall(instruction.name)}
+    if len(floats) < 2 or len(lists) < 2 or "bq" not in sizes or "p" not in sizes:
+        return None
+    queries, cache = floats[0], floats[-1]
+    page = sizes["p"]
+    match = _RAGGED_PAGED.match(instruction.name)
+    return PagedOperands(
+        case="" if match is None else match[1],
+        n_tokens=queries.dims[1],
+        n_sequences=lists[0],
+        n_group=prod(queries.dims[2:4]),
+        n_kv_heads=queries.dims[0],
+        head_dim=queries.dims[-1],
+        key_bytes=_bytes_of(cache) / prod(cache.dims[:2]),
+        capacity=lists[1] / lists[0] * page,
+        page=page,
+        block_queries=sizes["bq"],
+        block_keys=sizes["bkv"] if "bkv" in sizes else sizes.get("bkvp", 1) * page,
+    )
+
+
+def _bytes_of(array: ArrayShape) -> int:
+    return array.n_bytes or 0
+
+
+def _paged_work(
+    operands: PagedOperands, lengths: SequenceLengths | None, flops_per_cycle: float
+) -> KernelWork:
+    """Each block of queries runs over all blocks of keys of its sequence, present positions only."""
+    taken = lengths or _assumed_lengths(operands)
+    is_decode = taken.n_queries == 1
+    if operands.case == ("p" if is_decode else "d") or (operands.case == "m" and is_decode):
+        return KernelWork(source=WorkSource.ALGORITHM, moved=ArrayTraffic(), cycles=FETCH_CYCLES)
+    n_query_blocks = taken.n_sequences * ceil(taken.n_queries / operands.block_queries)
+    n_bodies = n_query_blocks * ceil(taken.n_keys / operands.block_keys)
+    body = _body_cycles(operands, min(operands.block_queries, taken.n_queries), flops_per_cycle)
+    fetched = ceil(taken.n_keys / operands.page) * operands.page * operands.key_bytes
+    n_heads = operands.n_kv_heads * operands.n_group
+    n_queries = taken.n_sequences * taken.n_queries
+    row_bytes = 2 * n_heads * operands.head_dim
+    written = n_queries * (row_bytes + operands.key_bytes)
+    return KernelWork(
+        source=WorkSource.ALGORITHM,
+        flops=4 * n_queries * taken.n_keys * n_heads * operands.head_dim,
+        moved=ArrayTraffic(
+            hbm_bytes=round(n_query_blocks * fetched + 2 * written),
+            hbm_written_bytes=round(written),
+        ),
+        cycles=n_bodies * (body + FETCH_CYCLES),
+        note=None if lengths else _note(taken),
+    )
+
+
+def _note(lengths: SequenceLengths) -> str:
+    return (
+        f"attention kernels are timed for {lengths.n_sequences} sequences of {lengths.n_queries} "
+        f"queries and {lengths.n_keys:g} keys, an assumption from the operands"
+    )
+
+
+def _assumed_lengths(operands: PagedOperands) -> SequenceLengths:
+    """Equal sequences: new ones in prefill; in decode, the pages of each are half full."""
+    n_queries = max(1, operands.n_tokens // operands.n_sequences)
+    n_keys = n_queries if n_queries > 1 else max(1.0, operands.capacity / 2)
+    return SequenceLengths(n_sequences=operands.n_sequences, n_queries=n_queries, n_keys=n_keys)
+
+
+def _body_cycles(operands: PagedOperands, n_queries: int, flops_per_cycle: float) -> float:
+    """Cycles of one block of queries and keys: the vector or the matrix unit, for all KV heads."""
+    n_rows = ceil(n_queries * operands.n_group / ROW_TILE) * ROW_TILE
+    n_scores = n_rows * operands.block_keys * operands.n_kv_heads
+    unit = 256 if flops_per_cycle > WIDE_UNIT_FLOPS_PER_CYCLE else 128
+    width = ceil(operands.head_dim / unit) * unit
+    per_score = max(VECTOR_CYCLES_PER_SCORE, 4 * width / flops_per_cycle)
+    return BODY_CYCLES + n_scores * per_score
+
+
+def _cudnn_flops(instruction: Instruction, shapes: list[tuple[int, ...]]) -> int | None:
+    """Products of [B, S, N, H] queries, [B, T, K, H] keys and their values.
+
+    A causal mask computes half of the pairs, a window at most its width per query.
+    """
+    if len(shapes) < 3 or any(len(shape) != 4 for shape in shapes[:3]):
+        return None
+    queries, keys, values = shapes[:3]
+    n_keys = float(keys[1])
+    if _CAUSAL.search(instruction.attributes):
+        n_keys /= 2
+    window = _WINDOW.search(instruction.attributes)
+    if window is not None and int(window[1]):
+        n_keys = min(n_keys, int(window[1]))
+    return round(2 * prod(queries[:3]) * n_keys * (queries[3] + values[3]))
+
+
+def _splash_flops(
+    computation: Computation, instruction: Instruction, shapes: list[tuple[int, ...]]
+) -> int | None:
+    """Products of queries, keys and values in the blocks of the mask that splash attention computes.
+
+    The first two operands are the grid of mask blocks: rows of query blocks, and as many columns as the
+    widest row has key blocks, fewer than rows under a window. A batch dimension precedes both.
+    """
+    if len(shapes) < 3:
+        return None
+    queries, keys, values = shapes[:3]
+    grids = [
+        array.dims[-2:]
+        for operand in computation.producers(instruction)[:2]
+        for array in operand.arrays[:1]
+        if len(array.dims) >= 2
+    ]
+    n_rows, width = max(grids, default=(1, 1))
+    computed_frac = causal_blocks(n_rows, min(width, n_rows)) / n_rows**2
+    n_pairs = prod(queries[:-1]) * keys[-2]
+    return round(2 * n_pairs * (queries[-1] + values[-1]) * computed_frac)

@@ -1,0 +1,130 @@
+"""Work of grouped matrix products (ragged dots, gmm): the rows and experts that balanced routing reaches."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from meshscope.cost.array_traffic import ArrayTraffic
+from meshscope.cost.expert_load import ExpertLoad
+from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
+from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
+
+_NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
+_SCOPED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{[^}]*"size":"(\d+)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedOperands:
+    """The rows and the weights of each expert; `n_together` experts are fetched as one block."""
+
+    rows: ArrayShape
+    weights: ArrayShape
+    n_out: int
+    n_routed: int | None  # experts of all devices, if the group sizes are a slice of theirs
+    n_together: int
+
+    @property
+    def n_experts(self) -> int:
+        """Experts whose weights are an operand."""
+        return self.weights.dims[0]
+
+
+def grouped_work(
+    computation: Computation, instruction: Instruction, load: ExpertLoad | None
+) -> KernelWork | None:
+    """Work for the expected load; None for a kernel that is not a grouped product.
+
+    The kernels skip tiles without rows and experts without rows (read from programs of libtpu 0.0.42.1 and
+    the public kernels), although operands hold room for more. Without a load, each row of the buffer is a
+    draw from all routed experts.
+    """
+    operands = _grouped_operands(computation, instruction)
+    if operands is None:
+        return None
+    taken = load or _drawn_load(operands)
+    n_rows, width = operands.rows.dims
+    n_used = min(n_rows, taken.rows)
+    results = sum(array.n_bytes or 0 for array in instruction.arrays[:1])
+    rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
+    written_bytes = results * n_used / n_rows
+    weights_bytes = (operands.weights.n_bytes or 0) * _read_frac(operands, taken)
+    return KernelWork(
+        source=WorkSource.ALGORITHM,
+        flops=2 * n_used * width * operands.n_out,
+        moved=ArrayTraffic(
+            hbm_bytes=round(rows_bytes + written_bytes + weights_bytes),
+            hbm_written_bytes=round(written_bytes),
+        ),
+        note=None if load else _note(operands),
+    )
+
+
+def _note(operands: GroupedOperands) -> str:
+    routed = operands.n_routed or operands.n_experts
+    return (
+        f"grouped matrix products are timed for balanced routing of {operands.rows.dims[0]} rows "
+        f"over {routed} experts"
+    )
+
+
+def _drawn_load(operands: GroupedOperands) -> ExpertLoad:
+    routed = operands.n_routed or operands.n_experts
+    n_rows, share = operands.rows.dims[0], operands.n_experts / routed
+    reached = operands.n_experts * (1 - (1 - 1 / routed) ** n_rows)
+    return ExpertLoad(rows=round(n_rows * share), experts=reached)
+
+
+def _read_frac(operands: GroupedOperands, load: ExpertLoad) -> float:
+    """Share of the weights in blocks of which at least one expert has rows."""
+    missed = max(0.0, 1 - load.experts / operands.n_experts)
+    return 1 - missed**operands.n_together
+
+
+def _grouped_operands(computation: Computation, instruction: Instruction) -> GroupedOperands | None:
+    if not _NAME.search(instruction.name):
+        return None
+    arrays = operand_arrays(computation, instruction)
+    wide = [array for array in arrays if len(array.dims) == 3 and _is_number(array)]
+    flat = [
+        array for array in arrays if len(array.dims) == 2 and array.dtype.startswith(("bf", "f"))
+    ]
+    for weights in reversed(wide):
+        for rows in reversed(flat):
+            if rows.dims[1] in weights.dims[1:]:
+                return GroupedOperands(
+                    rows=rows,
+                    weights=weights,
+                    n_out=prod(weights.dims[1:]) // rows.dims[1],
+                    n_routed=_routed_experts(computation, instruction, weights.dims[0]),
+                    n_together=_block_of_experts(arrays, instruction, weights),
+                )
+    return None
+
+
+def _is_number(array: ArrayShape) -> bool:
+    return array.dtype != "pred"
+
+
+def _routed_experts(
+    computation: Computation, instruction: Instruction, n_experts: int
+) -> int | None:
+    """The size of the array of which the group sizes are a slice."""
+    for operand in computation.producers(instruction):
+        if operand.arrays and operand.arrays[0].dims == (n_experts,):
+            sources = computation.producers(operand)[:1]
+            sizes = [source.arrays[0].dims for source in sources if source.arrays]
+            if sizes and len(sizes[0]) == 1 and sizes[0][0] % n_experts == 0:
+                return sizes[0][0]
+    return None
+
+
+def _block_of_experts(
+    arrays: list[ArrayShape], instruction: Instruction, weights: ArrayShape
+) -> int:
+    """Experts in a block: a list of blocks is an operand, and VMEM has room for two blocks."""
+    match = _SCOPED_VMEM.search(instruction.attributes)
+    expert_bytes = (weights.n_bytes or 0) / weights.dims[0]
+    fits = 1 if match is None or not expert_bytes else int(int(match[1]) / expert_bytes / 2)
+    n_blocks = [prod(a.dims) for a in arrays if a.dtype == "s32" and prod(a.dims) > 1]
+    together = [weights.dims[0] // n for n in n_blocks if n and weights.dims[0] % n == 0]
+    return max((n for n in together if 1 < n <= fits), default=1)
