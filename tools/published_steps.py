@@ -45,7 +45,7 @@ class PublishedStep:
     half: Half
     experiment: Experiment
     phase: Phase
-    chunk: int | None
+    chunk: int | None  # tokens of a prefill chunk, also within a prompt
     published_s: float
     host_s: float
     source: str
@@ -97,10 +97,7 @@ def _experiment(row: dict[str, str]) -> Experiment:
 
 
 def closed_time(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> TimeEstimate:
-    """Time of the step in closed form; servers read only the cache that is filled."""
+    """Time of the step in closed form."""
     form = plan_form(step.experiment, step.phase, efficiency=efficiency)
-    workload = step.experiment.workload
-    sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
-    if step.chunk is not None:
-        sizes["chunk"] = float(step.chunk)
-    return evaluated(replace(form, reads_static_cache=False), sizes)[1]
+    workload = replace(step.experiment.workload, prefill_chunk=step.chunk)
+    return evaluated(form, workload)[1]

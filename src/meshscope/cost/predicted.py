@@ -1,7 +1,7 @@
 """Predicted time of one experiment: the closed form of its plan with intervals, and its collective rows."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
+from meshscope.spec.workload import Workload
 
 FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS)
 HBM_BYTES = (
@@ -50,14 +51,13 @@ def predicted_times(
 
 def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
     form = plan_form(experiment, phase, profile=profile)
-    workload = experiment.workload
+    return step_time(form, *evaluated(form, experiment.workload))
+
+
+def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:
+    """The step of a workload, and its time with bounds."""
     sizes = {name: float(getattr(workload, name)) for name in ("batch", "prompt", "output")}
     sizes["chunk"] = float(workload.prefill_chunk or NO_LIMIT)
-    return step_time(form, *evaluated(form, sizes))
-
-
-def evaluated(form: PlanForm, sizes: Mapping[str, float]) -> tuple[ClosedSteps, TimeEstimate]:
-    """The step of a workload, given by the sizes that `closed_steps` takes, and its time with bounds."""
 
     def steps_of(*forms: PlanForm) -> ClosedSteps:
         repeated = {name: np.full(len(forms), size) for name, size in sizes.items()}

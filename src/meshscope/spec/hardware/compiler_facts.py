@@ -92,11 +92,6 @@ class CompilerFacts:
         value=False, source=f"all-gathers of fsdp weights in prefill are synchronous; {_COMPILED}"
     )
 
-    # Data movement.
-    vmem_prefetch_bytes: Fact[float] = Fact(
-        value=0.0, source=f"no table is prefetched into VMEM; {_COMPILED}"
-    )
-
     # Estimates.
     cycles_interval: Fact[tuple[float, float]] = Fact(
         value=(0.78, 1.22),
@@ -118,9 +113,6 @@ _SMALL_GRIDS = Fact(
 _ASYNC_GATHERS = Fact(
     value=True,
     source=f"{_COMPILED}; v5e also prefetches the MLP's last matrix in decode, which is left out",
-)
-_PREFETCH = Fact(
-    value=1e8, source=f"a 98 MB table is prefetched, one of 263 MB is not; {_COMPILED}"
 )
 _V5_FLAGS = Fact(
     value="--xla_enable_async_all_gather=true --xla_enable_async_collective_permute=true",
@@ -145,7 +137,6 @@ _FACTS: tuple[CompilerFacts, ...] = (
         torch_xla_flags=_V5_FLAGS,
         grids_gathered_by_dimension=_SMALL_GRIDS,
         has_async_fsdp_gathers=_ASYNC_GATHERS,
-        vmem_prefetch_bytes=_PREFETCH,
     ),
     CompilerFacts(
         chip="v5p", libtpu="0.0.42.1", torch_xla_flags=_V5_FLAGS, gather_route=_BY_DIMENSION
@@ -154,7 +145,6 @@ _FACTS: tuple[CompilerFacts, ...] = (
         chip="v6e",
         libtpu="0.0.42.1",
         grids_gathered_by_dimension=_SMALL_GRIDS,
-        vmem_prefetch_bytes=_PREFETCH,
     ),
     CompilerFacts(
         chip="tpu7x",
