@@ -38,8 +38,8 @@ def test_a_measured_step_reaches_half_the_bandwidth_of_an_h200() -> None:
 
 
 def test_a_device_of_a_two_device_chip_has_half_its_peaks() -> None:
-    (step,) = step_rooflines((COST,), {Phase.DECODE: 0.04}, chip_of("v4"))
-    assert step.hbm_frac == pytest.approx(1.0)
+    (step,) = step_rooflines((COST,), {Phase.DECODE: 0.04}, chip_of("tpu7x"))
+    assert step.hbm_frac == pytest.approx(2.4e10 / 0.04 / 3.69e12)
 
 
 def test_a_cpu_has_no_measured_roofline() -> None:
@@ -61,8 +61,8 @@ def test_the_largest_bound_binds_and_the_factor_is_its_lead() -> None:
 
 
 def test_two_devices_share_the_peaks_of_a_chip() -> None:
-    whole = roofline_bounds(STEP, chip_of("v4"))[0]
-    assert whole.compute_s == pytest.approx((1.97e13 + 1.576e14) / 1.375e14)
+    whole = roofline_bounds(STEP, chip_of("tpu7x"))[0]
+    assert whole.compute_s == pytest.approx((1.97e13 + 1.576e14) / 1.1535e15)
 
 
 def test_a_chip_without_published_peaks_has_no_bounds() -> None:

@@ -75,7 +75,7 @@ def test_a_large_matrix_is_folded_without_losing_a_byte() -> None:
 
 
 def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
-    topology = parse_topology("v4:2x2x2")
+    topology = parse_topology("tpu7x:2x2x2")
     events = _events(16)
     (torus,) = tori(link_traffic(events, topology), topology, Source.COMPILED)
     assert torus.sizes == (2, 2, 2)
@@ -86,10 +86,10 @@ def test_every_chip_is_on_the_torus_once_with_its_devices() -> None:
 
 
 def test_peaks_are_those_of_one_device() -> None:
-    inputs = MetricInputs(events=_events(2), topology=parse_topology("v4:2x2x1"), times=(STEP,))
+    inputs = MetricInputs(events=_events(2), topology=parse_topology("tpu7x:2x2x1"), times=(STEP,))
     roof = roofline_of(inputs)
     assert roof is not None
-    assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.75e14 / 2, 1.2e12 / 2)
+    assert (roof.peaks.flops_per_s, roof.peaks.hbm_bytes_per_s) == (2.307e15 / 2, 7.38e12 / 2)
     assert (roof.points[0].flops_per_byte, roof.points[0].flops_per_s) == (200.0, 2e14)
     assert (
         roofline_of(

@@ -38,7 +38,7 @@ V2_LITE, V3, V32 = (
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V3.2",
 )
-SLICES_OF_8 = ("v4-8", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
+SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
 ODD_VOCABULARY = "llama-with-odd-vocabulary"
@@ -117,7 +117,7 @@ WHOLE_MATRIX = [
         ("v5e:1x1", "tp=1"),
         ("v5p:1x1x1", "tp=1"),
         ("v6e:1x1", "tp=1"),
-        ("v4:1x1x1", "tp=2"),  # a chip has two devices, so no slice has one
+        ("v4:1x1x1", "tp=1"),
         ("tpu7x:1x1x1", "tp=2"),
     )
 ]
@@ -177,7 +177,7 @@ WHOLE_MATRIX += [
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding
     Case(LLAMA_3B, "v5e-8", "tp=8,sp"),
-    Case(LLAMA_8B, "v4-8", "dp=2,tp=4", Loop.UNROLL, 4),
+    Case(LLAMA_8B, "v4-16", "dp=2,tp=4", Loop.UNROLL, 4),
     Case(LLAMA_3B, "v6e-8", "fsdp=2,cp=4", context=ContextForm.ALLGATHER),
     Case(
         LLAMA_3B, "tpu7x-8", "pp=2,fsdp=2,tp=2", Loop.UNROLL, 3
@@ -185,7 +185,7 @@ WHOLE_MATRIX += [
     Case(QWEN_32B, "v6e-8", "tp=8,sp", Loop.UNROLL, 2),
     Case(LLAMA_8B, "v6e-16", "tp=16"),  # more devices than KV heads: heads are replicated
     Case(LLAMA_3B, "v6e-8", "tp=8,sp", batch=1),  # sp without effect in decode
-    Case(LLAMA_3B, "v4-8", "tp=8", prompt=100),  # no kernel takes this prompt
+    Case(LLAMA_3B, "v4-16", "tp=8", prompt=100),  # no kernel takes this prompt
     Case(LLAMA_8B, "v5p-16", "pp=4,tp=2,sp"),
     Case(V32, "v6e-8", "dp=4,tp=2,ep=4,sp", n_layers=4),
     Case(QWEN_32B, "v6e-8", "pp=2,tp=4"),

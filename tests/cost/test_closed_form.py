@@ -44,7 +44,7 @@ CASES = [
     _experiment(LLAMA, "v6e-8", "tp=8,sp", (16, 512), 3),
     _experiment(LLAMA, "v6e-8", "tp=8,sp", (3, 512), 3),
     _experiment(LLAMA, "v5e-8", "fsdp=2,tp=4", (8, 256), 3),
-    _experiment(LLAMA, "v4-8", "fsdp=8", (8, 384), 3),
+    _experiment(LLAMA, "v4-16", "fsdp=8", (8, 384), 3),
     _experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 1024), 3),
     _experiment(QWEN, "2xv6e:2x4", "dp=2,tp=8", (4, 1024), 3),
     _experiment(MOE, "v6e-8", "dp=2,tp=4,ep=8", (8, 256), 3),

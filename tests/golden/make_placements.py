@@ -40,20 +40,10 @@ SLICES = [
 
 def devices_of(name: str) -> list[Any]:
     """The devices of a slice as the compiler lists them."""
-    from jax.experimental import topologies  # noqa: PLC0415  after the environment is set
-
+    from meshscope.backends.compile.worker import slice_devices  # noqa: PLC0415  after the environment is set
     from meshscope.spec.hardware.topology import parse_topology  # noqa: PLC0415
 
-    topology = parse_topology(name)
-    slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
-    return list(
-        topologies.get_topology_desc(
-            platform="tpu",
-            topology_name=f"{topology.chip.name}:{'x'.join(map(str, topology.grid))}",
-            chips_per_host_bounds=topology.host_bounds,
-            **slices,
-        ).devices
-    )
+    return slice_devices(parse_topology(name))
 
 
 def place_of(device: Any) -> list[int]:

@@ -35,9 +35,10 @@ def test_tpu7x_links_add_up_to_the_published_bandwidth_of_a_chip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hbm_bytes"), [("v4", 16 * GIB), ("v6e", 32 * GIB), ("tpu7x", 96 * GIB), ("cpu", None)]
+    ("name", "hbm_bytes"),
+    [("v4", 30.75 * GIB), ("v6e", 31.25 * GIB), ("tpu7x", 94.75 * GIB), ("cpu", None)],
 )
-def test_devices_of_a_chip_share_its_hbm(name: str, hbm_bytes: int | None) -> None:
+def test_programs_may_use_the_hbm_that_libtpu_leaves(name: str, hbm_bytes: float | None) -> None:
     assert CHIPS[name].device_hbm_bytes == hbm_bytes
 
 

@@ -39,16 +39,16 @@ def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> No
 @pytest.mark.parametrize(
     ("topology", "plan", "hbm_bytes", "fits"),
     [
-        ("v6e-8", "tp=8", 32 * GIB, None),  # 8.2 GB of weights: may fit
-        ("v5e-4", "tp=4", 16 * GIB, None),  # 16.4 GB of 17.2 GB; the cache is negligible
-        ("v5e-4", "dp=4", 16 * GIB, False),  # 65.5 GB
-        ("v6e-1", "tp=1", 32 * GIB, False),
-        ("tpu7x:1x1x1", "tp=2", 96 * GIB, None),  # two devices share a chip's HBM
+        ("v6e-8", "tp=8", 31.25 * GIB, None),  # 8.2 GB of weights: may fit
+        ("v5e-4", "tp=4", 15.75 * GIB, None),  # 16.4 GB of 16.9 GB; the cache is negligible
+        ("v5e-4", "dp=4", 15.75 * GIB, False),  # 65.5 GB
+        ("v6e-1", "tp=1", 31.25 * GIB, False),
+        ("tpu7x:1x1x1", "tp=2", 94.75 * GIB, None),  # two devices share a chip's HBM
         ("cpu:8", "dp=8", None, None),
     ],
 )
 def test_a_plan_whose_weights_exceed_the_hbm_does_not_fit_and_others_are_unknown(
-    make: Make, *, topology: str, plan: str, hbm_bytes: int | None, fits: bool | None
+    make: Make, *, topology: str, plan: str, hbm_bytes: float | None, fits: bool | None
 ) -> None:
     memory = predicted_memory(make("Qwen3-32B", plan, topology=topology, batch=8))
     assert (memory.hbm_bytes, memory.fits) == (hbm_bytes, fits)

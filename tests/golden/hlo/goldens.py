@@ -81,7 +81,7 @@ GOLDENS: dict[str, Golden] = {
     **_loops("v6e_tp8_prefill", topology="v6e:2x4", axes=TP8),
     **_loops("v6e_tp8_decode", topology="v6e:2x4", axes=TP8, phase="decode", vocab=128256),
     **_loops("v5e_dp2tp4_prefill", topology="v5e:2x4", axes=DP2_TP4),
-    **_loops("v4_dp2tp4_decode", topology="v4:2x2x1", axes=DP2_TP4, phase="decode"),
+    **_loops("v4_dp2tp4_decode", topology="v4:2x2x2", axes=DP2_TP4, phase="decode"),
     **_loops("v5p_fsdp2tp4sp_prefill", topology="v5p:2x2x2", axes=FSDP2_TP4, is_sp=True),
     **_loops("tpu7x_fsdp2tp4_prefill", topology="tpu7x:2x2x1", axes=FSDP2_TP4),
     "v6e_tp8_decode_auto": Golden(

@@ -33,8 +33,12 @@ HERE = Path(__file__).parent
 
 def compiled_text(golden: Golden) -> str:
     """The optimized HLO, with directories stripped from source file names."""
-    slices = {"num_slices": golden.n_slices} if golden.n_slices > 1 else {}
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=golden.topology, **slices)
+    options = {"num_slices": golden.n_slices} if golden.n_slices > 1 else {}
+    if golden.topology.startswith("v4:"):
+        options["chip_config_name"] = "megacore"  # both cores of a chip are one device
+    topology = topologies.get_topology_desc(
+        platform="tpu", topology_name=golden.topology, **options
+    )
     names, sizes = zip(*golden.axes, strict=True)
     mesh = Mesh(np.array(topology.devices).reshape(sizes), names)
     function, shapes = PROGRAMS[golden.program](golden, mesh)

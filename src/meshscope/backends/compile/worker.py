@@ -81,12 +81,16 @@ def slice_devices(topology: Topology) -> list[Any]:
         return gpu_devices(topology)
     from jax.experimental import topologies  # noqa: PLC0415  after set_environment
 
-    slices = {"num_slices": topology.n_slices} if topology.n_slices > 1 else {}
+    options: dict[str, Any] = {}
+    if topology.n_slices > 1:
+        options["num_slices"] = topology.n_slices
+    if topology.chip.compiler_config is not None:
+        options["chip_config_name"] = topology.chip.compiler_config
     description = topologies.get_topology_desc(
         platform="tpu",
         topology_name=f"{topology.chip.name}:{'x'.join(map(str, topology.grid))}",
         chips_per_host_bounds=topology.host_bounds,
-        **slices,
+        **options,
     )
     return list(description.devices)
 

@@ -44,12 +44,19 @@ class Chip:
     source: str
     pod_chips: int | None = None  # chips of a pod, the most that ICI connects
     clock_hz: float | None = None  # clock of the cycles in the compiler's estimates
+    compiler_config: str | None = None  # libtpu's chip configuration, if not its default
     die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
+
+    # HBM of one device that programs may use; libtpu 0.0.42.1 reserves the rest (the limit that it
+    # states when a program exceeds it).
+    program_hbm_bytes: int | None = None
 
     @property
     def device_hbm_bytes(self) -> int | None:
-        """HBM of one device, in bytes."""
-        return None if self.hbm_bytes is None else self.hbm_bytes // self.devices_per_chip
+        """HBM of one device that programs may use, in bytes; all of it if no limit is known."""
+        if self.hbm_bytes is None or self.program_hbm_bytes is not None:
+            return self.program_hbm_bytes
+        return self.hbm_bytes // self.devices_per_chip
 
 
 CHIPS: dict[str, Chip] = {
@@ -58,17 +65,18 @@ CHIPS: dict[str, Chip] = {
         Chip(
             name="v4",
             kind=ChipKind.TPU,
-            devices_per_chip=2,
+            devices_per_chip=1,  # megacore: programs use both cores as one device, as JAX lists them
             n_grid_dims=3,
             chips_per_host=4,
             hbm_bytes=32 * GIB,
+            program_hbm_bytes=int(30.75 * GIB),
             hbm_bytes_per_s=1.2e12,
             bf16_flops_per_s=2.75e14,
             link_bytes_per_s=4.5e10,
             wraps_from=4,
             pod_chips=4096,
             source=SCALING_BOOK,
-            die_bytes_per_s=6e11,  # half of the HBM rate: both cores use one HBM, and a copy is read and written
+            compiler_config="megacore",
             clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 MXUs of 128x128 give the peak
         ),
         Chip(
@@ -78,6 +86,7 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=2,
             chips_per_host=4,
             hbm_bytes=16 * GIB,
+            program_hbm_bytes=int(15.75 * GIB),
             hbm_bytes_per_s=8.19e11,
             bf16_flops_per_s=1.97e14,
             link_bytes_per_s=4.5e10,
@@ -93,6 +102,7 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=3,
             chips_per_host=4,
             hbm_bytes=95 * GIB,
+            program_hbm_bytes=int(95.74 * GIB),
             hbm_bytes_per_s=2.765e12,
             bf16_flops_per_s=4.59e14,
             # 1200 GB/s per chip, both directions, over six links. The book's 9e10 is below measured
@@ -110,6 +120,7 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=2,
             chips_per_host=4,
             hbm_bytes=32 * GIB,
+            program_hbm_bytes=int(31.25 * GIB),
             hbm_bytes_per_s=1.638e12,
             bf16_flops_per_s=9.18e14,
             link_bytes_per_s=9e10,
@@ -125,6 +136,7 @@ CHIPS: dict[str, Chip] = {
             n_grid_dims=3,
             chips_per_host=4,
             hbm_bytes=192 * GIB,
+            program_hbm_bytes=int(94.75 * GIB),
             hbm_bytes_per_s=7.38e12,
             bf16_flops_per_s=2.307e15,
             # 1200 GB/s per chip, both directions, over the six links of a 3D torus.
