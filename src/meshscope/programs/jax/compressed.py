@@ -21,13 +21,19 @@ an entry in sparse layers), G groups of heads, I width of a group.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.context_parallel import AttentionInputs, Context
+from meshscope.programs.jax.context_parallel import (
+    AttentionInputs,
+    Context,
+    PartialAttention,
+    partial_attention,
+)
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import index_scores
@@ -68,13 +74,12 @@ def compressed_attention(  # noqa: PLR0913  the inputs of a layer's attention
     )
     q_latent = rms_norm(w.dot(x, "wq_a"), w("q_a_norm"), model.norm_eps)
     q = unscaled_rms_norm(w.einsum("bsr,rnh->bsnh", q_latent, "wq_b"), model.norm_eps)
-    kv, mask, cache = state.window(x, w, cache)
+    *seen, cache = state.window(x, w, cache)
+    parts = [seen]
     if layer.attention is not AttentionKind.SLIDING:
-        entries, entry_mask, cache = state.entries(x, q_latent, w, cache)
-        kv = jnp.concatenate([kv, entries], axis=1)
-        batch = (x.shape[0], *mask.shape)
-        mask = jnp.concatenate([jnp.broadcast_to(mask, batch), entry_mask], axis=-1)
-    out = state.attend(state.rotate(q), kv[:, :, None, :], mask, w("sinks"))
+        *seen, cache = state.entries(x, q_latent, w, cache)
+        parts.append(seen)
+    out = state.attend(state.rotate(q), parts, w("sinks"))
     out = state.rotate(out, is_inverse=True)  # values are rotated like keys
     wo_a = w.matrix("wo_a")
     out = out.reshape(*out.shape[:2], wo_a.values.shape[1], -1)
@@ -157,9 +162,14 @@ class _CompressionStep:
             mask &= self.context.top_k_mask(scores, indexer.top_k)
         return entries, mask, cache
 
-    def attend(self, q: Array, kv: Array, mask: Array, sinks: Array) -> Array:
-        """Attention of q [B, S, N, H] to kv [B, T, 1, H], which are both keys and values."""
+    def attend(self, q: Array, parts: Sequence[Sequence[Array]], sinks: Array) -> Array:
+        """Attention of q [B, S, N, H] to parts [B, T, H], both keys and values, with masks [.., S, T]."""
         scale = self.attention.head_dim**-0.5
+        if self.phase is Phase.DECODE and not self.context.is_split:
+            return _attended_in_place(q, parts, sinks, scale=scale)
+        masks = [jnp.broadcast_to(x, (q.shape[0], *x.shape[-2:])) for _, x in parts]
+        kv = jnp.concatenate([x for x, _ in parts], axis=1)[:, :, None, :]
+        mask = jnp.concatenate(masks, axis=-1)
         if not self.context.is_split or self.phase is Phase.PREFILL:
             return dot_product_attention(q, kv, kv, mask, scale=scale, sinks=sinks)
         inputs = AttentionInputs(
@@ -272,6 +282,18 @@ class _CompressionStep:
         if n_new > n_slots:
             new = jnp.roll(new[:, -n_slots:], n_new % n_slots, axis=1)
         return cache.written(name, new, at=0)
+
+
+def _attended_in_place(
+    q: Array, parts: Sequence[Sequence[Array]], sinks: Array, *, scale: float
+) -> Array:
+    """Attention [B, S, N, H] to parts [B, T, H] of the cache, without a copy that joins them."""
+    partials = (
+        partial_attention(q, kv[:, :, None, :], kv[:, :, None, :], mask, scale=scale)
+        for kv, mask in parts
+        if kv.shape[1]
+    )
+    return reduce(PartialAttention.merged, partials).with_sinks(sinks).normalized(q.dtype)
 
 
 def _pooled(
