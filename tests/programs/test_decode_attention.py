@@ -204,3 +204,17 @@ def test_the_kernel_states_the_cost_of_the_mean_context() -> None:
     assert int(cost[1]) == 2 * pairs * 256
     assert int(cost[2]) == 8 * 2 * (1536 + 32) * 256 + small
     assert "name=decode_attention_b4_k512_block" in text
+
+
+def test_the_stated_bytes_include_the_padding_of_rows() -> None:
+    """576 channels of a latent take 640, in 1024 slots that are fetched and a tile of 16 written."""
+    case = Case(
+        "cost", 0, heads=1, group=4, width=576, value_width=512, slots=1024, cache="bfloat16"
+    )
+    inputs = random_inputs(case, n_layers=1)
+
+    text = str(jax.make_jaxpr(lambda: decode_attention(inputs, mean_context=900))())
+
+    cost = re.search(r"CostEstimate\(flops=\d+, .*?bytes_accessed=(\d+)", text)
+    assert cost is not None
+    assert int(cost[1]) == case.batch * (1024 + 16) * 640 * 2 + 4 * case.batch * 4 * (576 + 512)

@@ -261,8 +261,13 @@ def decode_attention(
 def _blocks(inputs: DecodeInputs) -> DecodeBlocks:
     n_slots = min(inputs.caches[0].shape[-2], inputs.window or sys.maxsize)
     n_heads = inputs.q.shape[1]
-    slot_bytes = n_heads * sum(x.shape[-1] * x.dtype.itemsize for x in inputs.caches)
+    slot_bytes = n_heads * sum(_row_bytes(x) for x in inputs.caches)
     return decode_blocks(inputs.q.shape[0], n_slots, slot_bytes)
+
+
+def _row_bytes(cache: Array) -> int:
+    """Bytes of one slot of one head in memory, whose rows are padded to whole tiles."""
+    return -(-cache.shape[-1] // LANES) * LANES * cache.dtype.itemsize
 
 
 def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.CostEstimate:
@@ -272,9 +277,9 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
     n_fetched = blocks.n_fetched(min(n_present, n_slots), n_slots, inputs.window)
     n_rows = n_sequences * n_heads
     small = inputs.q.dtype.itemsize * n_rows * n_group * (width + inputs.value_width)
-    rows_bytes = (x.dtype.itemsize * n_fetched + TILE_BYTES for x in inputs.caches)
-    widths = (x.shape[-1] for x in inputs.caches)
-    cache_bytes = n_rows * sum(w * b for w, b in zip(widths, rows_bytes, strict=True))
+    cache_bytes = n_rows * sum(
+        _row_bytes(x) * (n_fetched + TILE_BYTES // x.dtype.itemsize) for x in inputs.caches
+    )
     return pl.CostEstimate(
         flops=2 * n_rows * n_group * n_fetched * (width + inputs.value_width),
         transcendentals=n_rows * n_group * n_fetched,
