@@ -231,6 +231,13 @@ def test_the_authors_estimate_counts_below_whole_operands():
     assert kernel_time(V6E, work).basis is TimeBasis.KERNEL_STATED
 
 
+def test_stated_bytes_count_in_the_memory_of_the_operands():
+    """One of two equal caches is in VMEM, so the HBM serves half of the bytes."""
+    shapes = "bf16[4096,1024]{1,0:T(8,128)(2,1)S(1)};bf16[4096,1024]{1,0:T(8,128)(2,1)}"
+    work = kernel_work(*_kernel(shapes, "decode_attention_b2_k512_block.1", _stated(10, 4096)), V6E)
+    assert work.moved == ArrayTraffic(hbm_bytes=2048, vmem_bytes=2048)
+
+
 def test_declared_cost_of_zero_is_ignored():
     assert declared_cost(_kernel("f32[8]", "a", _stated(7, 9))[1]) == (7, 9)
     assert declared_cost(_kernel("f32[8]", "a", _stated(0, 0))[1]) is None

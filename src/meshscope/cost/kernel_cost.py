@@ -9,7 +9,12 @@ from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.grouped_kernels import grouped_work
-from meshscope.cost.kernel_work import KernelWork, WorkSource, touched_traffic
+from meshscope.cost.kernel_work import (
+    KernelWork,
+    WorkSource,
+    operand_traffic,
+    touched_traffic,
+)
 from meshscope.cost.rates import KERNEL_FRAC, KERNEL_INTERVAL, OpTime, Rates, exactly, longest
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.events.step_time import TimeBasis, TimeEstimate
@@ -58,14 +63,19 @@ def kernel_work(
 
 
 def _stated_work(computation: Computation, instruction: Instruction) -> KernelWork | None:
-    """The author's estimate; a kernel in place touches less than the buffers that are its operands."""
+    """The author's estimate; a kernel in place touches less than the buffers that are its operands.
+
+    The bytes count in each memory by its share of the operands.
+    """
     declared = declared_cost(instruction)
     if declared is None:
         return None
     flops, n_bytes = declared
-    moved = (
-        ArrayTraffic(hbm_bytes=n_bytes) if n_bytes else touched_traffic(computation, instruction)
-    )
+    operands = operand_traffic(computation, instruction)
+    hbm_bytes = round(n_bytes * operands.hbm_bytes / max(1, operands.n_bytes))
+    moved = ArrayTraffic(hbm_bytes=hbm_bytes, vmem_bytes=n_bytes - hbm_bytes)
+    if not n_bytes:
+        moved = touched_traffic(computation, instruction)
     return KernelWork(source=WorkSource.AUTHOR, flops=flops, moved=moved)
 
 

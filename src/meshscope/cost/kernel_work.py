@@ -41,6 +41,11 @@ def operand_arrays(computation: Computation, instruction: Instruction) -> list[A
     ]
 
 
+def operand_traffic(computation: Computation, instruction: Instruction) -> ArrayTraffic:
+    """Bytes of all operands, by memory."""
+    return _sum(array_traffic(o.shape_text) for o in computation.producers(instruction))
+
+
 def float_arrays(computation: Computation, instruction: Instruction) -> list[ArrayShape]:
     """The floating-point operands."""
     arrays = operand_arrays(computation, instruction)

@@ -17,12 +17,12 @@ class SequenceLengths:
 
 
 def sequence_lengths(experiment: Experiment, phase: Phase) -> SequenceLengths:
-    """The sequences of one device; decode at the mean context of the request."""
+    """The sequences of one device in one chunk of prefill, or in decode at the mean context."""
     plan, workload = experiment.plan, experiment.workload
-    n_sequences = workload.batch // plan.data_size // experiment.n_microbatches(phase)
+    n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
     is_prefill = phase is Phase.PREFILL
     return SequenceLengths(
         n_sequences=max(1, n_sequences),
-        n_queries=local_tokens(plan, phase, workload.prompt if is_prefill else 1),
+        n_queries=local_tokens(plan, phase, experiment.n_positions(phase)),
         n_keys=workload.prompt if is_prefill else workload.mean_context,
     )
