@@ -99,24 +99,39 @@ def test_peaks_are_those_of_one_device() -> None:
     )
 
 
-def test_a_layer_is_the_second_iteration_of_the_longest_loop(tmp_path: Path) -> None:
-    rows = [
-        ("core", "embed", None, 0.0, 1.0, [], []),
-        ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
-        ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
-    ]
+def _folded(folder: Path, *rows: tuple[object, ...]) -> None:
+    """Writes a timeline of one compiled step; the rows have these names."""
     names = ("lane", "part", "axis", "start_s", "dur_s", "repeats", "periods_s")
     constants = {"source": "compiled", "phase": "decode", "kind": None, "hlo_name": "a"}
     types = {"repeats": pl.List(pl.Int64), "periods_s": pl.List(pl.Float64)}
     frame = pl.DataFrame(
         [dict(zip(names, r, strict=True)) | constants for r in rows], schema_overrides=types
     )
-    frame.write_parquet(tmp_path / TIMELINE)
+    frame.write_parquet(folder / TIMELINE)
+
+
+def test_a_layer_is_the_second_repetition_of_the_longest_loop(tmp_path: Path) -> None:
+    _folded(
+        tmp_path,
+        ("core", "embed", None, 0.0, 1.0, [], []),
+        ("core", "mlp", None, 1.0, 2.0, [10], [3.0]),
+        ("collective", "mlp", "tp", 3.0, 1.0, [10], [3.0]),
+    )
     (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
     assert step.layer == ("repetition 2 of 10 of the layers", 4.0, 7.0)
     assert step.end_s == 1.0 + 9 * 3.0 + 3.0
     assert [span.n for span in step.spans] == [1, 10, 10]
     assert {span.lane for span in step.spans} == {"core", "tp"}
+
+
+def test_a_loop_over_chunks_is_not_one_over_layers(tmp_path: Path) -> None:
+    _folded(
+        tmp_path,
+        ("core", "embed", None, 0.0, 1.0, [4], [31.0]),
+        ("core", "mlp", None, 1.0, 3.0, [4, 10], [31.0, 3.0]),
+    )
+    (step,) = step_timelines(tmp_path, MetricInputs(events=_events(2)))
+    assert step.layer == ("repetition 2 of 10 of the layers", 4.0, 7.0)
 
 
 def test_a_measured_step_is_the_last_one_on_the_first_device() -> None:

@@ -13,7 +13,7 @@ from meshscope.analysis.metric_inputs import MetricInputs, executions
 from meshscope.analysis.overlap import is_compute, timed
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.timeline import COPY, last_step, read_table
-from meshscope.events.enums import Source
+from meshscope.events.enums import Part, Source
 from meshscope.events.timeline import TIMELINE
 from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 
@@ -106,7 +106,7 @@ def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs)
         phase=phase,
         end_s=max((span.end_s for span in all_spans), default=0.0),
         spans=tuple(spans),
-        layer=_layer_in_loop(spans) or _layer_between_collectives(inputs, source, phase),
+        layer=_layer_in_loop(rows) or _layer_between_collectives(inputs, source, phase),
         n_left_out=sum(span.n for span in all_spans) - sum(span.n for span in kept),
     )
 
@@ -125,15 +125,22 @@ def _span(row: dict[str, Any]) -> TimeSpan:
     )
 
 
-def _layer_in_loop(spans: list[TimeSpan]) -> tuple[str, float, float] | None:
-    """The second repetition of the longest loop, which is that of the layers."""
-    looped = [span for span in spans if span.repeats and span.repeats[0][0] > 1]
-    if not looped:
+def _layer_in_loop(rows: pl.DataFrame) -> tuple[str, float, float] | None:
+    """The second repetition of the longest loop, which is that of the layers.
+
+    A loop that contains the embedding is one over chunks of a prompt.
+    """
+    spans = [
+        (row["part"], row["start_s"], tuple(zip(row["repeats"], row["periods_s"], strict=True)))
+        for row in rows.iter_rows(named=True)
+    ]
+    of_chunks = {loop for part, _, loops in spans if part == Part.EMBED for loop in loops}
+    in_loops = [(start_s, [n for n in loops if n not in of_chunks]) for _, start_s, loops in spans]
+    outermost = [(loops[0], start_s) for start_s, loops in in_loops if loops and loops[0][0] > 1]
+    if not outermost:
         return None
-    longest = max(looped, key=lambda span: span.repeats[0][0] * span.repeats[0][1])
-    times, period_s = longest.repeats[0]
-    same = [span.start_s for span in looped if span.repeats[0] == (times, period_s)]
-    start_s = min(same) + period_s
+    times, period_s = longest = max((loop for loop, _ in outermost), key=prod)
+    start_s = min(start_s for loop, start_s in outermost if loop == longest) + period_s
     return f"repetition 2 of {times} of the layers", start_s, start_s + period_s
 
 
