@@ -1,5 +1,6 @@
 """A shallow program with repeated layers has the times of the program of all layers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -53,11 +54,17 @@ def _layer(layer: int) -> str:
     )
 
 
-def _module(n_layers: int) -> str:
-    hoisted = "".join(
-        _work(f"weights{layer}", "x", 300, rf"weights[\'layers\'][{layer}][\'wk\']")
-        for layer in range(n_layers)
-    )
+def _relayout(layer: int) -> str:
+    return _work(f"weights{layer}", "x", 300, rf"weights[\'layers\'][{layer}][\'wk\']")
+
+
+def _gather(layer: int) -> str:
+    return _reduced(f"gathered{layer}", "x", f"prefill/layer{layer}/attn/gather")
+
+
+def _module(n_layers: int, before_layer: Callable[[int], str] = _relayout) -> str:
+    """All layers, behind what the compiler moves out of each of them."""
+    hoisted = "".join(before_layer(layer) for layer in range(n_layers))
     layers = "".join(_layer(layer) for layer in range(n_layers))
     return f"""\
 HloModule m, is_scheduled=true, num_partitions=2
@@ -83,9 +90,10 @@ def _timed(text: str, layers: ShallowLayers | None = None) -> tuple[TimedStep, l
     return step, step.rows(rows)
 
 
-def test_the_step_is_that_of_all_layers() -> None:
-    whole, _ = _timed(_module(N_LAYERS))
-    shallow, _ = _timed(_module(len(SHALLOW.layers)), SHALLOW)
+@pytest.mark.parametrize("before_layer", [_relayout, _gather])
+def test_the_step_is_that_of_all_layers(before_layer: Callable[[int], str]) -> None:
+    whole, _ = _timed(_module(N_LAYERS, before_layer))
+    shallow, _ = _timed(_module(len(SHALLOW.layers), before_layer), SHALLOW)
     assert shallow.time.step.value_s == pytest.approx(whole.time.step.value_s)
     assert shallow.time.step.low_s == pytest.approx(whole.time.step.low_s)
     assert shallow.time.step.high_s == pytest.approx(whole.time.step.high_s)

@@ -2,8 +2,8 @@
 
 The shallow program is simulated with some of its layers repeated. Behind the heaviest operation of a
 layer, the device is in the same state as behind its counterpart in each later layer of the same kind.
-Operations that the compiler moves out of all layers, such as relayouts of weights before the first one,
-are repeated where they are.
+Operations that the compiler moves out of the layers, such as relayouts and gathers of weights before the
+first one, are repeated where they are.
 """
 
 import re
@@ -23,14 +23,17 @@ _LAYER = re.compile(r"\blayer(\d+)\b|\blayers\\?'\]\[(\d+)\]|\bcache\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """An operation on the core; `kind` is its op_name without the layer, `before` the one before it."""
+    """An operation of one layer; `kind` is its op_name without the layer, and its opcode.
+
+    `before` is the instruction before it. `core_s` is its time on the core, None for a collective.
+    """
 
     name: str
     before: str
     position: int
     kind: str
     layer: int
-    seconds: float
+    core_s: float | None
 
 
 def folded_schedules(
@@ -42,22 +45,23 @@ def folded_schedules(
 
 
 def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
-    """The operations of the entry computation that run on the core and name one layer."""
+    """The work and the collectives of the entry computation that name one layer."""
     assert schedule.module.entry is not None
     spans = schedule.simulate().spans
-    seconds = {span.task.name: span.dur_s for span in spans if span.task.lane == CORE_LANE}
+    core_s = {span.task.name: span.dur_s for span in spans if span.task.lane == CORE_LANE}
     before = ""
     for position, instruction in enumerate(schedule.module.entry.instructions):
         op_name = plain_name(instruction.op_name)
         layer = _LAYER.search(op_name)
-        if layer is not None and instruction.name in seconds:
+        is_collective = id(instruction) in schedule.issued or id(instruction) in schedule.awaited
+        if layer is not None and (is_collective or instruction.name in core_s):
             yield _Operation(
                 name=instruction.name,
                 before=before,
                 position=position,
-                kind=_LAYER.sub("layer", op_name),
+                kind=f"{_LAYER.sub('layer', op_name)} {instruction.opcode}",
                 layer=int(next(number for number in layer.groups() if number is not None)),
-                seconds=seconds[instruction.name],
+                core_s=core_s.get(instruction.name),
             )
         before = instruction.name
 
@@ -65,7 +69,7 @@ def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
 def _folded(fold: Fold, operations: Sequence[_Operation]) -> Iterator[FoldedSchedule]:
     """The stretch from the heaviest operation of the first layer to that of the layer behind."""
     first, behind = (
-        {o.kind: o for o in reversed(operations) if o.layer == layer}
+        {o.kind: o for o in reversed(operations) if o.layer == layer and o.core_s is not None}
         for layer in (fold.first, fold.behind)
     )
     both = [(first[kind], behind[kind]) for kind in first if kind in behind]
@@ -74,7 +78,7 @@ def _folded(fold: Fold, operations: Sequence[_Operation]) -> Iterator[FoldedSche
             f"the program of unrolled layers names no operation of its layer {fold.first}, so its "
             "time cannot be extrapolated. Use --loop scan or --loop unroll."
         )
-    start, end = max(both, key=lambda pair: min(o.seconds for o in pair))
+    start, end = max(both, key=lambda pair: min(o.core_s or 0.0 for o in pair))
     yield FoldedSchedule(after=start.name, last=end.name, times=fold.times)
     stretch = range(start.position + 1, end.position + 1)
     for operation in _outside(fold, operations, stretch):
