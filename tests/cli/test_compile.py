@@ -43,6 +43,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             progress("prefill", "done")
             return SimpleNamespace(
                 steps=(),
+                times=(),
                 timed_layers=None,
                 rows=rows,
                 memory=MEMORY,
