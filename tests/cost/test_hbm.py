@@ -8,6 +8,7 @@ from meshscope.cost.hbm import HbmServer
 from meshscope.cost.machine import COPY_LANE, CORE_LANE, InFlight, Machine, Task
 
 TICK = 1e-3
+SHARES = {"a": 3.0}
 
 
 class Started:
@@ -33,8 +34,9 @@ def _sampled_ends(transfers: list[Started]) -> list[float]:
             if left[i] > 0 and transfer.at_s <= now + TICK / 2:
                 first.setdefault(transfer.lane, i)
         now += TICK
-        for i in first.values():
-            left[i] -= TICK / len(first)
+        total = sum(SHARES.get(lane, 1) for lane in first)
+        for lane, i in first.items():
+            left[i] -= TICK * SHARES.get(lane, 1) / total
             if left[i] <= 1e-9:
                 left[i], ends[i] = 0.0, now
     return ends
@@ -43,7 +45,7 @@ def _sampled_ends(transfers: list[Started]) -> list[float]:
 @pytest.mark.parametrize("seed", range(25))
 def test_ends_equal_those_of_a_sampled_clock(seed: int):
     transfers = _random_transfers(seed)
-    hbm = HbmServer()
+    hbm = HbmServer(shares=SHARES)
     served = [hbm.start(t.lane, t.seconds, at_s=t.at_s) for t in transfers]
     ends = [hbm.finish(transfer) for transfer in served]
     assert ends == pytest.approx(_sampled_ends(transfers), abs=0.05)

@@ -10,7 +10,8 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile import gpu
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
 from meshscope.backends.compile.cycles import Cycles
-from meshscope.cost.kernel_cost import known_kernel_flops
+from meshscope.cost.kernel_cost import kernel_work
+from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
@@ -47,7 +48,11 @@ def test_the_schedule_takes_as_long_as_its_parts(name: str, phase: Phase) -> Non
     time = _read(name, phase)[2].time
     assert time.compute_s + time.exposed_s + time.idle_s == pytest.approx(time.step.value_s)
     assert time.exposed_s > 0
-    assert set(time.by_basis_s) <= {"roofline", "interconnect_model"}  # GPUs have no cycles
+    assert set(time.by_basis_s) <= {
+        "roofline",
+        "kernel_model",
+        "interconnect_model",
+    }  # GPUs have no cycles
 
 
 def test_a_start_whose_done_follows_at_once_is_synchronous() -> None:
@@ -125,7 +130,8 @@ def test_the_attention_of_a_prompt_is_cudnn_s_and_priced_by_its_shapes() -> None
         if instruction.custom_call_target == "__cudnn$fmhaSoftmax"
     ]
     assert len(kernels) == ONE["h200_one"]["layers"]
-    n_flops = {known_kernel_flops(entry, kernel) for kernel in kernels}
+    rates = rates_of(CHIPS["h200"])
+    n_flops = {kernel_work(entry, kernel, rates).flops for kernel in kernels}
     assert n_flops == {2 * (2 * 32 * 256 * 256 * 128) // 2}
 
 

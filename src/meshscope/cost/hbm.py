@@ -1,11 +1,12 @@
 """The HBM of one device: lanes of transfers that share its rate.
 
-The transfers of one lane run one after the other, in the order in which they start; all lanes with a
-transfer in progress get the same share of the rate, and the HBM never rests while there is one. A transfer
-is measured in seconds at the full rate, so the server knows neither bytes nor rates.
+The transfers of one lane run one after the other, in the order in which they start; the lanes with a
+transfer in progress divide the rate by their shares, and the HBM never rests while there is one. A
+transfer is measured in seconds at the full rate, so the server knows neither bytes nor rates.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,10 +19,11 @@ class Transfer:
     end_s: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class HbmServer:
-    """Transfers in progress, by lane."""
+    """Transfers in progress, by lane; the share of a lane is 1 by default."""
 
+    shares: Mapping[str, float] = field(default_factory=dict[str, float])
     now_s: float = 0.0
     busy_s: float = 0.0
     lanes: defaultdict[str, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
@@ -49,15 +51,17 @@ class HbmServer:
 
     def _serve(self, at_most_s: float) -> None:
         """Serves the first transfer of each lane until one ends, or for `at_most_s`."""
-        active = [lane for lane in self.lanes.values() if lane]
-        if not active:
-            self.now_s += at_most_s
-            return
-        served_s = min(at_most_s / len(active), *(lane[0].left_s for lane in active))
-        self.now_s += served_s * len(active)
-        self.busy_s += served_s * len(active)
-        for lane in active:
-            if lane[0].left_s <= served_s:
+        active = {name: lane for name, lane in self.lanes.items() if lane}
+        total = sum(self.shares.get(name, 1.0) for name in active)
+        needed_s = {
+            name: lane[0].left_s * total / self.shares.get(name, 1.0)
+            for name, lane in active.items()
+        }
+        served_s = min([at_most_s, *needed_s.values()])
+        self.now_s += served_s
+        self.busy_s += served_s if active else 0.0
+        for name, lane in active.items():
+            if needed_s[name] <= served_s:
                 lane.popleft().end_s = self.now_s
             else:
-                lane[0].left_s -= served_s
+                lane[0].left_s -= served_s * self.shares.get(name, 1.0) / total

@@ -38,7 +38,7 @@ class PeakEfficiency:
 TPU_EFFICIENCY = PeakEfficiency(
     matmul=0.86,
     matmul_interval=(0.7, 1.0),
-    hbm=0.92,
+    hbm=0.91,
     hbm_write=0.76,
     hbm_busy=0.95,
     hbm_interval=(0.8, 1.1),
@@ -73,9 +73,6 @@ MEASURED_EFFICIENCY = PeakEfficiency(
 KERNEL_FRAC = 0.55
 KERNEL_INTERVAL = (0.4, 0.75)
 
-# Fraction of the HBM rate in the closed form's passes over arrays, each read and written.
-ELEMENTWISE_FRAC = 0.76
-
 # VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
 VMEM_OVER_HBM = 14.0
 
@@ -93,10 +90,6 @@ LATENCY_INTERVAL = (0.8, 2.0)
 LAUNCH_CYCLES = 1820
 VECTOR_FACTOR = 0.3
 VECTOR_INTERVAL = (0.5, 1.5)
-
-# Bytes of weights that pass through the matrix units in a cycle if there are few rows: v5e, s8 weights
-# in VMEM, 4 and 8 rows (the compiler's estimates for the decode step of Llama-3.1-70B, which is published).
-WEIGHTS_PER_CYCLE = 1400
 
 # Range for ops without a cost model: from zero to ten times the time of their bytes.
 UNKNOWN_FACTORS = (0.0, 10.0)
@@ -192,29 +185,21 @@ class Rates:
         ends_s += READ_LATENCY_S * (moved.hbm_read_bytes > SCALAR_BYTES)
         ends_s += WRITE_LATENCY_S * (moved.hbm_written_bytes > SCALAR_BYTES)
         seconds = longest(hbm, work, self._vmem(moved)) + _scaled(ends_s, LATENCY_INTERVAL)
+        modeled = OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
         estimated = self.cycles(cycles, moved=moved)
-        if seconds.value_s >= estimated.seconds.value_s:
-            return estimated
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
+        return modeled if _is_shorter(modeled, estimated) else estimated
 
     def product(self, cycles: float, flops: float, moved: ArrayTraffic) -> OpTime:
         """Time of matrix products for which the compiler estimates `cycles`.
 
-        Its estimates hold for products bound by the matrix units, and for operands in VMEM. Products bound
-        by the HBM are estimated too long: they take the transfers' time, or that of the weights' way
-        through the matrix units.
+        Its estimates hold for products bound by the matrix units, and for operands in VMEM. Those of
+        products bound by the HBM are too long: they take the time of their bytes.
         """
         assert self.clock_hz is not None
         estimated = self.cycles(_work(cycles) + LAUNCH_S * self.clock_hz, moved=moved)
         bound = self.roofline(flops=flops, moved=moved)
-        hbm_s = self.hbm(moved).value_s
-        if hbm_s < bound.seconds.value_s or hbm_s > estimated.seconds.value_s:
-            return estimated
-        weights_s = moved.hbm_read_bytes / WEIGHTS_PER_CYCLE / self.clock_hz
-        seconds = longest(bound.seconds, exactly(weights_s))
-        if seconds.value_s >= estimated.seconds.value_s:
-            return estimated
-        return OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=bound.hbm)
+        is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
+        return bound if is_hbm_bound and _is_shorter(bound, estimated) else estimated
 
     def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
         return exactly(moved.vmem_bytes / VMEM_OVER_HBM / self.hbm_bytes_per_s)
@@ -223,6 +208,10 @@ class Rates:
         """Time of an op without a cost model: that of its bytes, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
         return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS), basis=TimeBasis.ROOFLINE)
+
+
+def _is_shorter(one: OpTime, other: OpTime) -> bool:
+    return one.seconds.value_s < other.seconds.value_s
 
 
 def _work(cycles: float) -> float:

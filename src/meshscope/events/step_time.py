@@ -115,3 +115,18 @@ class StepTime:
         """Fraction of the step without a compiler estimate."""
         total = sum(u.seconds.value_s for u in self.unestimated)
         return total / self.step.value_s if self.step.value_s else 0.0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one device, without work of unknown FLOPs."""
+        return sum(part.flops or 0.0 for part in self.parts)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes that one device reads and writes in HBM, without work of unknown bytes."""
+        return sum(part.hbm_bytes or 0.0 for part in self.parts)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that one device sends in collectives, without those of unknown bytes."""
+        return sum(part.wire_bytes or 0.0 for part in self.parts)

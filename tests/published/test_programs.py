@@ -1,0 +1,128 @@
+"""Measured programs: their compiled schedules, simulated, against the published times.
+
+The programs have fewer layers than the models, except DeepSeek-R1. The others are repeated by the median time
+from one attention kernel to the next. Their compiler is newer than that of the measurements.
+"""
+
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.mesh import Mesh
+
+PROGRAMS = Path(__file__).parent / "programs"
+LLAMA = "jax_llm_examples-llama-70b-int8-v5e_4x4-{}-cache2048-8layers"
+R1 = "jax_llm_examples-deepseek-r1-int8-v5e_8x8-decode-batch8-cache2048-61layers"
+PREFILL = "tpu_inference_0.12-llama-8b-v6e_{}-prefill8192-2layers"
+
+
+class Program(NamedTuple):
+    """A compiled program, the published time of the whole model's step, and the tolerated error."""
+
+    file: str
+    topology: str
+    axes: tuple[tuple[str, int], ...]
+    phase: Phase
+    n_layers: int  # in the program
+    n_model_layers: int
+    published_ms: float
+    tolerance: float
+    kernel: str = "vmap__"  # of the attention of each layer
+
+
+PROGRAM_OF = {
+    "llama-70b tp16 batch 8": Program(
+        *(LLAMA.format("tp16-decode-batch8"), "v5e:4x4", (("tp", 16),), Phase.DECODE),
+        *(8, 80, 6.29, 0.15),
+    ),
+    "llama-70b tp16 batch 32": Program(
+        *(LLAMA.format("tp16-decode-batch32"), "v5e:4x4", (("tp", 16),), Phase.DECODE),
+        *(8, 80, 9.26, 0.15),
+    ),
+    "llama-70b tp16 batch 128": Program(
+        *(LLAMA.format("tp16-decode-batch128"), "v5e:4x4", (("tp", 16),), Phase.DECODE),
+        *(8, 80, 25.45, 0.15),
+    ),
+    "llama-70b dp2,tp8 batch 8": Program(
+        *(LLAMA.format("dp2tp8-decode-batch8"), "v5e:4x4", (("dp", 2), ("tp", 8)), Phase.DECODE),
+        *(8, 80, 11.85, 0.15),
+    ),
+    "deepseek-r1 batch 8": Program(
+        *(R1, "v5e:8x8", (("y", 8), ("z", 8)), Phase.DECODE),
+        *(61, 61, 20.8, 0.15),
+    ),
+    "llama-8b prefill tp1": Program(
+        *(PREFILL.format("1x1-tp1"), "v6e:1x1", (("tp", 1),), Phase.PREFILL),
+        *(2, 32, 221.8, 0.15, "RPA"),
+    ),
+    "llama-8b prefill tp2": Program(
+        *(PREFILL.format("1x2-tp2"), "v6e:1x2", (("tp", 2),), Phase.PREFILL),
+        *(2, 32, 177.8, 0.15, "RPA"),
+    ),
+}
+
+
+@cache
+def _timed(name: str) -> TimedStep:
+    program = PROGRAM_OF[name]
+    topology = parse_topology(program.topology)
+    module = read_hlo(PROGRAMS / f"{program.file}.hlo.txt.gz")
+    collectives = module_collectives(
+        module, mesh=Mesh(axes=program.axes), crosses_slices=topology.crosses_slices
+    )
+    return timed_step(module, collectives, phase=program.phase, topology=topology)
+
+
+def _layer_s(name: str) -> float:
+    """Median time from one layer's attention kernel to the next."""
+    program, spans = PROGRAM_OF[name], _timed(name).simulated.spans
+    starts = sorted(s.start_s for s in spans if s.task.name.startswith(program.kernel))
+    assert len(starts) == program.n_layers
+    return median(after - before for before, after in pairwise(starts))
+
+
+def _model_s(name: str) -> float:
+    """The step of the whole model."""
+    program = PROGRAM_OF[name]
+    n_missing = program.n_model_layers - program.n_layers
+    missing_s = n_missing * _layer_s(name) if n_missing else 0.0
+    return _timed(name).time.step.value_s + missing_s
+
+
+@pytest.mark.parametrize("name", PROGRAM_OF)
+def test_simulated_step_takes_the_published_time(name: str):
+    program = PROGRAM_OF[name]
+    assert _model_s(name) * 1e3 == pytest.approx(program.published_ms, rel=program.tolerance)
+
+
+@pytest.mark.parametrize("name", PROGRAM_OF)
+def test_published_time_is_in_the_interval(name: str):
+    step, published_s = _timed(name).time.step, PROGRAM_OF[name].published_ms / 1e3
+    assert step.low_s is not None
+    assert step.high_s is not None
+    factor = _model_s(name) / step.value_s
+    assert step.low_s * factor <= published_s <= step.high_s * factor
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_small_batches_are_bound_by_the_hbm(batch: int):
+    """The HBM of a device is busy for 85 to 100 % of a layer, as the published steps show."""
+    name = f"llama-70b tp16 batch {batch}"
+    weights, cache_of_sequence = 53.7e6, 2 * 2048 * 128
+    busy_s = (weights + batch * cache_of_sequence) / 819e9
+    assert 0.75 <= busy_s / _layer_s(name) <= 1
+
+
+def test_plans_rank_as_published():
+    """TP16 decodes a batch of 8 1.9 times as fast as DP2 x TP8."""
+    ratio = _model_s("llama-70b dp2,tp8 batch 8") / _model_s("llama-70b tp16 batch 8")
+    assert ratio == pytest.approx(11.85 / 6.29, rel=0.15)
