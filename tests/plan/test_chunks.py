@@ -42,6 +42,10 @@ def _experiment(
         (4096, PrefillChunks(n_sequences=4, n_positions=1024, n_sequence_chunks=2)),
         (5000, PrefillChunks(n_sequences=4, n_positions=1024, n_sequence_chunks=2)),
         (1024, PrefillChunks(n_sequences=1, n_positions=1024, n_sequence_chunks=8)),
+        (
+            256,
+            PrefillChunks(n_sequences=1, n_positions=256, n_sequence_chunks=8, n_position_chunks=4),
+        ),
     ],
 )
 def test_a_chunk_has_the_whole_sequences_that_fit(
@@ -63,6 +67,10 @@ def test_a_chunk_has_the_whole_sequences_that_fit(
         (24, 100, None),
         (2, 8192, None),
         (4, 8192, 8192),
+        (2, 32768, 8192),
+        (2, 10240, 5120),  # the largest divisor up to 8,192 that is a multiple of 128
+        (2, 8193, None),
+        (4, 8193, 8193),  # no divisor is a multiple of 128: one whole prompt at a time
     ],
 )
 def test_the_default_chunk_is_the_largest_divisor_up_to_8192_tokens(
@@ -80,11 +88,34 @@ def test_the_default_chunk_is_the_largest_divisor_up_to_8192_tokens(
             "3 prompts of 1024 tokens do not divide the 8 sequences of a device. Use 2048 or 4096",
         ),
         (7 * 1024 + 5, "7 prompts of 1024 tokens do not divide .* Use 4096 or 8192"),
+        (1000, "--prefill-chunk 1000 does not divide prompt=1024. Use 512 or 1024"),
+        (5, "does not divide prompt=1024. Use 4 or 8"),
     ],
 )
 def test_a_chunk_that_does_not_divide_is_refused_with_the_nearest(chunk: int, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         _experiment(chunk)
+
+
+def test_sp_divides_the_positions_of_a_chunk() -> None:
+    with pytest.raises(SpecError, match=r"or tp=4 does not divide it \(sp\). Use 4"):
+        _experiment(2, plan="dp=2,tp=4,sp")
+
+
+def test_each_chunk_of_a_prompt_has_a_program_that_starts_where_it_does() -> None:
+    programs = _experiment(256).programs(Phase.PREFILL)
+    assert [program.start for program in programs] == [0, 256, 512, 768]
+    assert [program.name for program in programs][-2:] == ["prefill_at512", "prefill"]
+
+
+def test_compressed_attention_keeps_prompts_whole() -> None:
+    model = "deepseek-ai/DeepSeek-V4-Flash"
+    with pytest.raises(
+        SpecError, match=r"compresses the positions of a prompt together\. Use 1024"
+    ):
+        _experiment(512, plan="tp=8", model=model)
+    whole = _experiment(plan="tp=8", model=model, batch=2, prompt=16384)
+    assert whole.with_auto_chunk().workload.prefill_chunk == 16384
 
 
 @pytest.mark.parametrize(

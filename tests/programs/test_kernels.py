@@ -127,12 +127,31 @@ def test_with_the_auto_partitioner_each_device_computes_its_heads(*, has_sinks: 
     np.testing.assert_allclose(got, plain(case, *inputs), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("n_cached", [128, 384])
+def test_splash_attention_of_a_chunk_equals_the_last_rows_of_the_whole(n_cached: int) -> None:
+    case = Case("chunk", 4, 2, positions=512, window=200)
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
+    kernel = PrefillKernel(layout=layout, is_interpreted=True)
+    q, k, v, sinks = arrays(case)
+
+    got = by_kernel(kernel, case, (q[:, n_cached:], k, v, sinks))
+
+    tolerance = TOLERANCES[case.dtype]
+    expected = plain(case, q, k, v, sinks)[:, n_cached:]
+    np.testing.assert_allclose(got, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("n_cached", [0, 128, 384])
 @pytest.mark.parametrize("window", [None, 1, 100, 128, 129, 300])
-def test_the_band_mask_gives_the_kernel_of_the_masks_of_jax(window: int | None) -> None:
-    shape, sizes = (512, 512), (None if window is None else window - 1, 0)
+def test_the_band_mask_gives_the_kernel_of_the_masks_of_jax(
+    window: int | None, n_cached: int
+) -> None:
+    shape, sizes = (512 - n_cached, 512), (None if window is None else window - 1, 0)
     made = [
         splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * 2)).fwd_mask_info
-        for mask in (Band(shape, sizes, offset=0), masks.LocalMask(shape, sizes, offset=0))
+        for mask in (
+            mask_type(shape, sizes, offset=n_cached) for mask_type in (Band, masks.LocalMask)
+        )
     ]
     for ours, theirs in zip(*made, strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -227,6 +227,11 @@ _CHUNKED = [
     Case("gpt_oss", "fsdp=2,tp=4,ep=2", chunk=16),
     Case("deepseek_v32", "tp=8", chunk=64),
     Case("deepseek_v4", "dp=2,tp=4", loop=Loop.SCAN, chunk=32),
+    Case("llama", "dp=8", chunk=4),
+    Case("qwen3", "tp=8,sp", loop=Loop.SCAN, chunk=8),
+    Case("deepseek_v3", "dp=2,tp=4,ep=8", loop=Loop.SCAN, chunk=8),
+    Case("gpt_oss", "dp=8,ep=8", chunk=4),
+    Case("deepseek_v32", "dp=8", chunk=8),
 ]
 CHUNKED = [
     pytest.param(case, id=f"{case.config}-{case.plan}-chunk{case.chunk}") for case in _CHUNKED

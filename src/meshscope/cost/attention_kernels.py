@@ -198,6 +198,8 @@ def _splash_flops(
         if len(array.dims) >= 2
     ]
     n_rows, width = max(grids, default=(1, 1))
-    computed_frac = causal_blocks(n_rows, min(width, n_rows)) / n_rows**2
+    # A chunk of a prompt has more columns than rows: those before it are computed for every row.
+    n_blocks = causal_blocks(n_rows, min(width, n_rows)) + max(0, width - n_rows) * n_rows
+    computed_frac = n_blocks * queries[-2] / (n_rows**2 * keys[-2])
     n_pairs = prod(queries[:-1]) * keys[-2]
     return round(2 * n_pairs * (queries[-1] + values[-1]) * computed_frac)

@@ -46,6 +46,11 @@ class Workload:
         return self.prompt + self.output
 
     @property
+    def chunk_positions(self) -> int:
+        """Positions of a prompt in one chunk of prefill."""
+        return min(self.prompt, self.prefill_chunk or self.prompt)
+
+    @property
     def n_decode_steps(self) -> int:
         """Decode steps of the request; prefill produces the first output token."""
         return self.output - 1

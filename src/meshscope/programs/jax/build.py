@@ -124,9 +124,11 @@ def build_program(
 
 def _chunk_step(decoder: Decoder, start: int) -> Any:
     """The step of a chunk of prefill from position `start` on, for the sequences from `first_row` on."""
+    context = replace(decoder.context, n_cached=start)
 
     def step(weights: Any, tokens: Any, cache: Any, first_row: Any) -> Any:
-        return replace(decoder, first_row=first_row).step(weights, tokens, cache, start)
+        chunk = replace(decoder, first_row=first_row, context=context)
+        return chunk.step(weights, tokens, cache, start)
 
     return step
 

@@ -26,6 +26,7 @@ from jax import lax
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.numerics import MASKED, Array
 from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.kernel_choice import splash_block
 
 AXIS = "cp"
 
@@ -127,13 +128,15 @@ class AttentionInputs:
 class Context:
     """The distribution of a sequence over the `size` devices of cp in one phase.
 
-    `n_prompt` is the length of the whole prompt.
+    `n_prompt` is the length of the whole prompt. A chunk of prefill attends to `n_cached` positions before
+    its own.
     """
 
     size: int
     form: ContextForm
     phase: Phase
     n_prompt: int
+    n_cached: int = 0
 
     @property
     def is_split(self) -> bool:
@@ -155,6 +158,12 @@ class Context:
         if self.splits_step:
             first = first + lax.axis_index(AXIS) * n_local
         return first + jnp.arange(n_local)
+
+    def chunk_slots(self, n_positions: int, window: int | None = None) -> range:
+        """The cache slots that a chunk of `n_positions` attends to, from the start of a kernel's block on."""
+        n_before = self.n_cached if window is None else min(self.n_cached, window - 1)
+        block = splash_block(n_positions) or 1
+        return range((self.n_cached - n_before) // block * block, self.n_cached + n_positions)
 
     def slot(self, positions: Array) -> Array | int:
         """The first cache slot of these tokens."""

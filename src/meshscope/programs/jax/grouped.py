@@ -62,6 +62,10 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if context.phase is Phase.DECODE:
         k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype))
         k_positions = context.cache_positions(k.shape[1])
+    elif context.n_cached:
+        slots = context.chunk_slots(x.shape[1], window)
+        k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype, n_rows=x.shape[0], slots=slots))
+        k_positions = jnp.arange(slots.start, slots.stop)
     if context.is_split:
         inputs = AttentionInputs(
             q=q,
@@ -91,11 +95,13 @@ def _cached(k: Array, v: Array, cache: LayerCache) -> dict[str, Array]:
     return {"kv": jnp.concatenate([k, v], axis=-1)} if "kv" in cache.arrays else {"k": k, "v": v}
 
 
-def _read(cache: LayerCache, dtype: Any) -> Sequence[Array]:
-    """Keys and values [B, K, T, H] of all slots."""
-    if "kv" in cache.arrays:
-        return jnp.split(cache.read("kv", dtype), 2, axis=-1)
-    return [cache.read(name, dtype) for name in "kv"]
+def _read(cache: LayerCache, dtype: Any, **part: Any) -> Sequence[Array]:
+    """Keys and values [B, K, T, H] of all slots, or of a part of the cache."""
+
+    def read(name: str) -> Array:
+        return cache.part(name, dtype, **part) if part else cache.read(name, dtype)
+
+    return jnp.split(read("kv"), 2, axis=-1) if "kv" in cache.arrays else [read("k"), read("v")]
 
 
 def _decode(

@@ -92,11 +92,12 @@ class Band(masks.LocalMask):
         """The mask of a block of queries and keys."""
         queries, keys = idx
         left, _ = self.window_size
-        is_hidden = keys.start > queries.stop - 1
-        mask = keys.stop - 1 <= queries.start
+        first, last = queries.start + self.offset, queries.stop - 1 + self.offset
+        is_hidden = keys.start > last
+        mask = keys.stop - 1 <= first
         if left is not None:
-            is_hidden |= keys.stop - 1 < queries.start - left
-            mask &= keys.start >= queries.stop - 1 - left
+            is_hidden |= keys.stop - 1 < first - left
+            mask &= keys.start >= last - left
         if mask or is_hidden:
             return np.full((1, 1), mask)
         return super().__getitem__(idx)
@@ -125,11 +126,16 @@ def splash_attention(  # noqa: PLR0913  the inputs of attention
     sinks: Array | None,
     is_interpreted: bool,
 ) -> Array:
-    """Splash attention [B, S, N, V] on one device; S is a multiple of the block size."""
+    """Splash attention [B, S, N, V] on one device to T positions, of which the last S are the queries'.
+
+    S and T are multiples of the block size.
+    """
     n_positions, n_heads = q.shape[1:3]
+    n_keys = k.shape[1]
     block = splash_block(n_positions)
     assert block is not None
-    seen = Band((n_positions, n_positions), (None if window is None else window - 1, 0), offset=0)
+    left = None if window is None else window - 1
+    seen = Band((n_positions, n_keys), (left, 0), offset=n_keys - n_positions)
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([seen] * n_heads),
         block_sizes=splash.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block),

@@ -56,6 +56,8 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     k_positions = positions
     if context.phase is Phase.DECODE:
         k_positions = context.cache_positions(cache.arrays["latent"].shape[-2])
+    elif context.n_cached:
+        k_positions = jnp.arange(context.chunk_slots(x.shape[1]).stop)
     mask = causal_mask(positions, context.prompt_positions if context.splits_step else k_positions)
     if attention.indexer is not None:
         assert q_latent is not None
@@ -71,6 +73,9 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
     cache = cache.written("latent", latent)
     if context.phase is Phase.DECODE:
         latent = cache.read("latent", x.dtype)
+    elif context.n_cached:
+        slots = context.chunk_slots(x.shape[1])
+        latent = cache.part("latent", x.dtype, n_rows=x.shape[0], slots=slots)
     if context.is_split:
         inputs = _split_attention(q, mask, w, attention, context)
         out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
@@ -246,6 +251,9 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
     cache = cache.written("index_k", head[:, :, 0])
     if context.phase is Phase.DECODE:
         k = cache.read("index_k", x.dtype)
+    elif context.n_cached:
+        slots = context.chunk_slots(x.shape[1])
+        k = cache.part("index_k", x.dtype, n_rows=x.shape[0], slots=slots)
     else:
         k = (context.gathered(head) if context.splits_step else head)[:, :, 0]
     scores = index_scores(q, k, x @ w("index_weights"), indexer)

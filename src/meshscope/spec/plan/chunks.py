@@ -130,7 +130,6 @@ def why_no_chunks(model: Model, plan: Plan, program: Program, engine: Engine) ->
 
 def why_no_position_chunks(model: Model) -> str | None:
     """The reason why a prompt cannot be cut; None if it can."""
-    return "attention to the chunks before it is not implemented"
     if isinstance(model.attention, CompressedAttention):
         return f"{model.name} compresses the positions of a prompt together"
     return None

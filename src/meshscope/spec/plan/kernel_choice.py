@@ -161,8 +161,10 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
             return "splash attention has no data-dependent masks"
     if plan.cp > 1:
         return "cp splits the sequence"
-    if splash_block(workload.prompt) is None:
-        return f"prompt={workload.prompt} is not a multiple of {SPLASH_BLOCKS[-1]}"
+    n_positions = workload.chunk_positions
+    if splash_block(n_positions) is None:
+        name = "prompt" if n_positions == workload.prompt else "prefill_chunk"
+        return f"{name}={n_positions} is not a multiple of {SPLASH_BLOCKS[-1]}"
     return None
 
 
@@ -179,6 +181,8 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
         )
     if workload.activation_dtype not in CUDNN_DTYPES:
         return f"cuDNN attention supports {' and '.join(CUDNN_DTYPES)}, not {workload.activation_dtype}"
+    if workload.chunk_positions < workload.prompt:
+        return "cuDNN attention has no mask for the positions before a chunk"
     return "cp splits the sequence" if plan.cp > 1 else None
 
 
