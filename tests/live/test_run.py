@@ -16,10 +16,11 @@ import pytest
 
 from meshscope.analysis.join import compare
 from meshscope.backends.live.measurement import measured_of
-from meshscope.backends.live.names import HLO, TRACE, hlo_name
+from meshscope.backends.live.names import HLO, TRACE
+from meshscope.backends.live.run import profiled_programs
 from meshscope.events.enums import Phase, Source
-from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.session import Profile, read_profile
+from meshscope.spec.experiment import experiment_of_record
 from meshscope.store.read import read_run
 
 # What a shell or another test may have set: COLUMNS folds the lines that are looked for below.
@@ -128,17 +129,12 @@ def test_stage_sends_of_a_pipeline_are_counted(config_file: Path, tmp_path: Path
     run = read_run(tmp_path / "r")
     assert run.measured is not None
     assert run.measured.findings == ()
-    compiled = run.rows_of(Source.COMPILED)
-    modules = {phase: read_hlo(tmp_path / "r" / HLO / hlo_name(phase)) for phase in Phase}
     profile = without_one_permute(read_profile(tmp_path / "r" / TRACE))
+    n_steps = {Phase.PREFILL: 1, Phase.DECODE: 2}
+    experiment = experiment_of_record(run.manifest.experiment)
+    programs = list(profiled_programs(experiment, tmp_path / "r" / HLO, n_steps=n_steps))
 
-    measured = measured_of(
-        profile,
-        modules,
-        compiled,
-        n_steps={Phase.PREFILL: 1, Phase.DECODE: 2},
-        n_chunks=dict.fromkeys(Phase, 1),
-    )
+    measured = measured_of(profile, programs, n_steps=n_steps)
 
     (finding,) = measured.findings
     assert re.search(r"'\S*permute\S*' of '\S*' was recorded \d+ times; \d+ runs", finding)
@@ -211,13 +207,18 @@ def test_a_user_error_is_one_message(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_all_sources_count_the_chunks_of_prefill(config_file: Path, tmp_path: Path) -> None:
-    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--repeats", "1", "--prefill-chunk", "8")
-    done = meshscope("run", str(config_file), *plan, *ASK, "--out", "r", "--json", folder=tmp_path)
+@pytest.mark.parametrize(("chunk", "n_chunks"), [(8, 2), (4, 4)])
+def test_all_sources_count_the_chunks_of_prefill(
+    config_file: Path, tmp_path: Path, chunk: int, n_chunks: int
+) -> None:
+    """A data-parallel rank has two prompts of 8 tokens."""
+    plan = ("--topology", "cpu:4", "--plan", "dp=2,tp=2", "--repeats", "1", "--prefill-chunk")
+    ask = (*plan, str(chunk), *ASK, "--out", "r", "--json")
+    done = meshscope("run", str(config_file), *ask, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["measured"]["findings"] == []
     run = read_run(tmp_path / "r")
     for source in (Source.COMPILED, Source.MEASURED):
         assert compare(run.rows_of(Source.PREDICTED), run.rows_of(source)).is_exact
     prefill = [row for row in run.rows_of(Source.MEASURED) if row.phase is Phase.PREFILL]
-    assert {row.count for row in prefill} == {2}  # one for each sequence of a data-parallel rank
+    assert {row.count for row in prefill} == {n_chunks}

@@ -12,12 +12,12 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.backends.live.programs import ProfiledProgram, summed_rows
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
-from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.profile.joining import join_hlo, with_hlo
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
@@ -62,33 +62,28 @@ class ProfileRows:
 
 
 def measured_of(
-    profile: Profile,
-    modules: Mapping[Phase, HloModule],
-    compiled: Sequence[Collective],
-    *,
-    n_steps: Mapping[Phase, int],
-    n_chunks: Mapping[Phase, int],
+    profile: Profile, programs: Sequence[ProfiledProgram], *, n_steps: Mapping[Phase, int]
 ) -> ProfileRows:
-    """Joins the profile of these modules to their compiled rows.
-
-    The profile has `n_steps` of each phase, each with `n_chunks` executions of its module.
-    """
-    names = {phase: module.name for phase, module in modules.items()}
-    ops = _of_modules(ops_in_steps(profile), set(names.values()))
-    facts = _facts(modules, compiled)
-    expected = _expected(modules, compiled)
+    """Joins the profile of these programs to their compiled rows; it has `n_steps` of each phase."""
+    ops = _of_modules(ops_in_steps(profile), {program.module.name for program in programs})
+    facts = _facts(programs)
+    expected = _expected(programs)
     rows = join_hlo(ops, facts)
-    by_device = _expected_by_device(names, compiled)
+    by_device = _expected_by_device(programs)
     faults = capture_faults(
         profile,
         with_hlo(ops, facts),
         expected={key: n for key, n in expected.items() if key not in by_device},
         expected_by_device=by_device,
     )
-    steps = {phase: n_steps[phase] for phase in modules}
-    runs = {phase: n_steps[phase] * n_chunks[phase] for phase in modules}
+    steps = {program.phase: n_steps[program.phase] for program in programs}
+    recorded = _recorded(rows)
+    measured = [
+        summed_rows([_measured_rows(recorded, p, expected) for p in programs if p.phase is phase])
+        for phase in steps
+    ]
     return ProfileRows(
-        rows=_measured_rows(rows, compiled, expected, modules, runs),
+        rows=[row for of_phase in measured for row in of_phase],
         loads=tuple(_loads(rows, steps)),
         times=tuple(_times(rows)),
         findings=tuple(fault.message for fault in faults),
@@ -105,34 +100,33 @@ def _of_modules(ops: Ops, names: set[str]) -> Ops:
     return Ops(events=events, instructions=instructions)
 
 
-def _facts(
-    modules: Mapping[Phase, HloModule], compiled: Sequence[Collective]
-) -> dict[Key, dict[str, Any]]:
+def _facts(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[str, Any]]:
     """Facts of every instruction of the programs."""
     facts: dict[Key, dict[str, Any]] = {}
-    for phase, module in modules.items():
+    for program in programs:
+        module = program.module
         for computation in module.computations.values():
             for instruction in computation.instructions:
                 if instruction.opcode in _NOT_EXECUTED:
                     continue
                 scope = scope_of(instruction.op_name)
                 facts[module.name, instruction.name] = {
-                    "phase": phase.value,
+                    "phase": program.phase.value,
                     "opcode": instruction.opcode,
                     "part": scope.part,
                     "layers": list(scope.layers or ()),
                     "source_line": module.source_line(instruction),
                 }
-        for name, rows in _by_name(compiled, phase).items():
+        for name, rows in _by_name(program).items():
             facts[module.name, name] = _collective_facts(rows)
     return facts
 
 
-def _by_name(compiled: Iterable[Collective], phase: Phase) -> dict[str, list[Collective]]:
-    """The compiled rows of a phase by instruction."""
+def _by_name(program: ProfiledProgram) -> dict[str, list[Collective]]:
+    """The compiled rows of a program by instruction."""
     rows: dict[str, list[Collective]] = defaultdict(list)
-    for row in compiled:
-        if row.phase is phase and row.hlo_name is not None:
+    for row in program.rows:
+        if row.hlo_name is not None:
             rows[row.hlo_name].append(row)
     return rows
 
@@ -155,28 +149,25 @@ def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
     }
 
 
-def _expected(
-    modules: Mapping[Phase, HloModule], compiled: Sequence[Collective]
-) -> Mapping[Key, int]:
+def _expected(programs: Sequence[ProfiledProgram]) -> Mapping[Key, int]:
     """Executions of each collective instruction in one run of its module on one device."""
     counts: Counter[Key] = Counter()
-    for phase, module in modules.items():
-        names = set(_by_name(compiled, phase))
+    for program in programs:
+        module, names = program.module, set(_by_name(program))
         for site in call_sites(module, lambda instruction, names=names: instruction.name in names):
             counts[module.name, site.instruction.name] += site.count
     return counts
 
 
-def _expected_by_device(
-    names: Mapping[Phase, str], compiled: Sequence[Collective]
-) -> dict[Key, dict[int, int]]:
+def _expected_by_device(programs: Sequence[ProfiledProgram]) -> dict[Key, dict[int, int]]:
     """Executions by device, in one run, of instructions that only some stages execute."""
-    in_stages = _expected_in_stages(compiled)
     counts: dict[Key, dict[int, int]] = defaultdict(dict)
-    for row in compiled:
-        if row.phase is not None and row.hlo_name is not None and _is_of_one_stage(row):
-            n = in_stages[row.phase, row.hlo_name, row.stage]
-            counts[names[row.phase], row.hlo_name] |= dict.fromkeys(_devices(row), n)
+    for program in programs:
+        in_stages = _expected_in_stages(program.rows)
+        for row in program.rows:
+            if row.hlo_name is not None and _is_of_one_stage(row):
+                n = in_stages[row.phase, row.hlo_name, row.stage]
+                counts[program.module.name, row.hlo_name] |= dict.fromkeys(_devices(row), n)
     return counts
 
 
@@ -186,14 +177,13 @@ def _is_of_one_stage(row: Collective) -> bool:
 
 
 def _measured_rows(
-    rows: pl.DataFrame,
-    compiled: Sequence[Collective],
+    recorded: Mapping[tuple[str, str, int | None], int],
+    program: ProfiledProgram,
     expected: Mapping[Key, int],
-    modules: Mapping[Phase, HloModule],
-    n_runs: Mapping[Phase, int],
 ) -> list[Collective]:
-    """The compiled rows that were recorded, with their measured counts."""
-    recorded, in_stages = _recorded(rows), _expected_in_stages(compiled)
+    """The compiled rows of a program that were recorded, with their measured counts."""
+    compiled, module = program.rows, program.module
+    in_stages = _expected_in_stages(compiled)
     stage_devices: dict[tuple[Phase | None, str | None], set[int]] = defaultdict(set)
     for row in compiled:
         if _is_of_one_stage(row):
@@ -202,16 +192,16 @@ def _measured_rows(
     for row in compiled:
         if row.phase is None or row.hlo_name is None:
             continue
-        key, devices = (modules[row.phase].name, row.hlo_name), _devices(row)
+        key, devices = (module.name, row.hlo_name), _devices(row)
         n_recorded = Fraction(sum(recorded.get((*key, device), 0) for device in devices))
         if n_unknown := recorded.get((*key, None)):  # no device numbers: all devices run it alike
             sharing = stage_devices.get((row.phase, row.hlo_name))
-            n_sharing = len(sharing) if sharing else modules[row.phase].n_devices
+            n_sharing = len(sharing) if sharing else module.n_devices
             n_recorded += Fraction(n_unknown * len(devices), n_sharing)
         n_expected = expected.get(key, 0)
         if row.stage is not None:
             n_expected = min(n_expected, in_stages[row.phase, row.hlo_name, row.stage])
-        n_all = n_expected * len(devices) * n_runs[row.phase]
+        n_all = n_expected * len(devices) * program.n_runs
         if count := round(row.count * n_recorded / n_all) if n_all else 0:
             measured.append(replace(row, source=Source.MEASURED, count=count))
     return measured

@@ -5,13 +5,14 @@ import json
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.backends.live.measurement import ProfileRows, measured_of
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
+from meshscope.backends.live.programs import ProfiledProgram, summed_rows
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
@@ -24,7 +25,7 @@ from meshscope.programs.torchxla.interpreter import (
     torchxla_python,
 )
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.phases import phase_collectives
+from meshscope.readers.hlo.phases import program_collectives
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
@@ -95,14 +96,15 @@ def run_experiment(
     """Runs in a worker that writes `hlo/` and `trace/` to `folder`, then reads both."""
     report = run_process(experiment, folder, options, progress=progress)
     progress(PROFILE, "reading", None)
-    modules = {p: read_hlo(folder / HLO / hlo_name(p)) for p in experiment.phases}
-    compiled = [
-        row for p, module in modules.items() for row in phase_collectives(experiment, p, module)
-    ]
     profile = read_profile(folder / TRACE)
     n_steps = {Phase.PREFILL: 1, Phase.DECODE: len(report["profiled"]["decode_s"])}
-    n_chunks = {p: experiment.n_chunks(p) for p in experiment.phases}
-    timings = measured_of(profile, modules, compiled, n_steps=n_steps, n_chunks=n_chunks)
+    programs = list(profiled_programs(experiment, folder / HLO, n_steps=n_steps))
+    compiled = [
+        row
+        for phase in experiment.phases
+        for row in summed_rows([program.rows for program in programs if program.phase is phase])
+    ]
+    timings = measured_of(profile, programs, n_steps=n_steps)
     write_table(timings.ops, folder / TRACE / OPS)
     progress(PROFILE, "done", None)
     return RunResult(
@@ -115,6 +117,23 @@ def run_experiment(
         flags=report["flags"],
         seconds=report["seconds"],
     )
+
+
+def profiled_programs(
+    experiment: Experiment, hlo_dir: Path, *, n_steps: Mapping[Phase, int]
+) -> Iterator[ProfiledProgram]:
+    """The programs of a run with `n_steps` of each phase in its profile."""
+    for phase in experiment.phases:
+        n_runs = experiment.prefill_chunks.n_sequence_chunks if phase is Phase.PREFILL else 1
+        for program in experiment.programs(phase):
+            module = read_hlo(hlo_dir / hlo_name(program.name))
+            rows = program_collectives(experiment, phase, module)
+            yield ProfiledProgram(
+                phase=phase,
+                module=module,
+                rows=[replace(row, count=row.count * n_runs) for row in rows],
+                n_runs=n_runs * n_steps[phase],
+            )
 
 
 def run_process(
