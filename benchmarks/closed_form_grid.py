@@ -64,7 +64,7 @@ STEPS = (
     GridStep(name="v5p1", model=LLAMA, topology="v5p:1x1x1", plan="tp=1", batch=2, prompt=1024),
     GridStep(name="v7x", model=LLAMA, topology="tpu7x:1x1x1", plan="tp=2", batch=4, prompt=1024),
     GridStep(name="v6e4", model=QWEN, topology="v6e:2x2", plan="tp=4", batch=2, prompt=1024),
-    GridStep(name="v4", model=LLAMA, topology="v4:2x2x1", plan="tp=8", batch=8, prompt=1024),
+    GridStep(name="v4", model=LLAMA, topology="v4:2x2x1", plan="tp=4", batch=8, prompt=1024),
     GridStep(
         name="q3moe", model=MIXTURE, topology="v6e:2x2", plan="tp=4,ep=4", batch=4, prompt=1024
     ),

@@ -1,4 +1,4 @@
-"""The closed form against published steps, as a table for docs/time.md."""
+"""The closed form against published and compiled steps, as tables for docs/time.md."""
 
 import sys
 from collections.abc import Sequence
@@ -7,9 +7,12 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
+from closed_form_grid import compiled_steps
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
+from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import Phase
+from meshscope.units import format_seconds
 
 TARGET_ERROR = 0.15
 
@@ -26,6 +29,27 @@ def summary() -> None:
             n_within = sum(error <= TARGET_ERROR for error in errors)
             figures = f"{n_within} | {median(errors):.1%} | {max(errors):.0%}"
             print_row(f"| {half} | {phase} | {len(errors)} | {figures} |\n")
+
+
+def compiled_summary() -> None:
+    """Prints the steps of the grid beside the closed form."""
+    print_row = sys.stdout.write
+    print_row("| model, layers | slice, plan | batch x prompt | phase | compiled | predicted | |\n")
+    print_row("| --- | --- | --- | --- | --- | --- | --- |\n")
+    for compiled in compiled_steps():
+        step = compiled.step
+        times = {time.phase: time for time in predicted_times(step.experiment)}
+        predicted_s = times[compiled.phase].step.value_s
+        cells = (
+            f"{step.model.rpartition('/')[2]}, {step.layers}",
+            f"`{step.topology}`, `{step.plan}`",
+            f"{step.batch} x {step.prompt}",
+            compiled.phase.value,
+            format_seconds(compiled.compiled_s),
+            format_seconds(predicted_s),
+            f"{predicted_s / compiled.compiled_s - 1:+.0%}",
+        )
+        print_row(f"| {' | '.join(cells)} |\n")
 
 
 def _errors(steps: Sequence[PublishedStep]) -> list[float]:

@@ -163,11 +163,16 @@ def _efficiency(point: Point, chip: str, scale: float) -> ChipEfficiency:
 
 def _spreads(point: Point, chip: str, scale: float) -> dict[str, float]:
     """The factor of each constant at the bounds of the interval."""
-    is_fitted = f"matmul@{chip}" in point
+    is_fitted = _is_fitted(point, chip)
     return {
         name: round(float(np.exp(scale * (prior.error_fitted if is_fitted else prior.error))), 3)
         for name, prior in PRIORS.items()
     }
+
+
+def _is_fitted(point: Point, chip: str) -> bool:
+    """Whether published steps of the chip are known."""
+    return f"matmul@{chip}" in point
 
 
 def _outcomes(steps: Sequence[PublishedStep], point: Point, scale: float) -> list[Outcome]:
@@ -201,12 +206,13 @@ def _store(point: Point, scale: float, *, n_fitted: int, n_holdout: int) -> None
         chip: {
             "constants": asdict(_efficiency(point, chip, scale).constants),
             "spreads": _spreads(point, chip, scale),
+            "is_fitted": _is_fitted(point, chip),
         }
         for chip in chips
     }
     update_constants(
         "closed_form",
-        by_chip | {ALL_CHIPS: by_chip["v6e"]},
+        by_chip | {ALL_CHIPS: by_chip["v6e"] | {"is_fitted": False}},
         record={
             "source": "Fitted to every second published step of tools/published_steps.csv. Priors: "
             + "; ".join(f"{name}: {prior.source}" for name, prior in PRIORS.items()),

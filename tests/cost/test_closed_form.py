@@ -101,7 +101,7 @@ def test_weights_are_read_once_per_step(experiment: Experiment):
     table, norm, *_ = outer_weights(model, plan)
     outside = table.local_bytes(plan, "bf16") + norm.local_bytes(plan, "bf16")
     norms = sum(2 * model.hidden for _ in model.layers)  # the norm before each MLP is not a matrix
-    read = closed.costs[0, :, Cost.WEIGHT_BYTES].sum()
+    read = closed.costs[0, :, [Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES]].sum()
     load = expert_load(experiment, Phase.DECODE)
     if load is not None:
         assert model.moe is not None

@@ -6,6 +6,7 @@ works through small operations, weights of the coming products arrive:
 
     step = products + attention + passes + max(weights from HBM, collectives + small operations)
 
+Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
 decode with many sequences, collectives add up. Collectives are the alpha-beta lines of the interconnect
 model; the ring of cp overlaps attention, and on v5e and tpu7x the gathers of fsdp weights overlap the
@@ -223,6 +224,7 @@ def _cost_s(form: PlanForm) -> FloatArray:
         Cost.MATMUL_FLOPS: flop_s / constants.matmul,
         Cost.KERNEL_FLOPS: flop_s / constants.attention,
         Cost.WEIGHT_BYTES: byte_s / constants.weights,
+        Cost.CHOSEN_BYTES: byte_s / constants.weights,
         Cost.CACHE_BYTES: byte_s / constants.cache,
         Cost.PASS_BYTES: byte_s / constants.passes,
         Cost.WIDE_BYTES: byte_s / constants.passes,
@@ -341,7 +343,10 @@ def _work(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArra
     in_vmem = features[:, Feature.TOKENS] * plans.residual_bytes[at] <= VMEM_ARRAY_BYTES
     in_vmem = in_vmem[:, None] & streams
     passes_s = seconds[..., Cost.PASS_BYTES] + seconds[..., Cost.WIDE_BYTES]
-    others = [Cost.KERNEL_FLOPS, Cost.CACHE_BYTES, Cost.ROUTED_BYTES, Cost.SMALL_OPS]
+    others = [
+        *(Cost.KERNEL_FLOPS, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
+        *(Cost.ROUTED_BYTES, Cost.SMALL_OPS),
+    ]
     return _Work(
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
         + np.where(in_vmem, passes_s / VMEM_OVER_HBM, passes_s)

@@ -103,5 +103,6 @@ def _fitted(chip: str) -> ChipEfficiency:
         fast=constants.faster(spreads),
         slow=constants.faster({name: 1 / spread for name, spread in spreads.items()}),
         streams_weights=True,
-        source=f"constants fitted to {fit.n_fitted} published steps",
+        source=f"constants fitted to {fit.n_fitted} published steps"
+        + ("" if fit.closed_form["is_fitted"] else f" of other chips; none of {chip} is known"),
     )

@@ -191,8 +191,8 @@ class FittedConstants:
 
     `collectives` are the fields of `interconnect.LinkConstants`; None without published link figures.
     `closed_form` has `constants`, the fields of `cost.efficiency.ClosedConstants`, fitted to `n_fitted`
-    published steps, and `spreads`, their factors at the bounds of an interval that covers 90 % of the
-    `n_holdout` other steps.
+    published steps, `spreads`, their factors at the bounds of an interval that covers the `n_holdout`
+    other steps, and `is_fitted`, whether any of the steps ran on this chip.
     """
 
     libtpu: str
