@@ -53,6 +53,7 @@ DTYPE_ALIASES: dict[str, str] = {
     "int4": "s4",
     "int32": "s32",
     "fp8": "f8e4m3fn",
+    "mxfp4": "f4e2m1fn",
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2",
 }

@@ -117,3 +117,13 @@ def test_a_missing_compiler_names_what_to_install(
 
     with pytest.raises(MissingToolError, match=r"pip install -e '.\[tpu\]' in your clone"):
         compile_experiment(experiment(), tmp_path, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize("dtype", ["s4", "f4e2m1fn"])
+def test_4_bit_weights_have_no_program(tmp_path: Path, dtype: str) -> None:
+    asked = experiment()
+    narrow = replace(asked, workload=replace(asked.workload, weight_dtype=dtype))
+    with pytest.raises(
+        SpecError, match=rf"--weight-dtype {dtype}: .* Use one of these, or predict"
+    ):
+        compile_experiment(narrow, tmp_path, progress=lambda *_: None)

@@ -32,6 +32,7 @@ from meshscope.readers.hlo.module import Computation, HloModule, Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 
+CROSS_PROGRAM = "cross_program_prefetch_index"
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
 _MAX_USES = 3  # from a copy's start over its done and a bitcast to the op that computes with it
@@ -233,7 +234,12 @@ class _Simulation:
             self.machine.wait(issued)
 
     def _start_copy(self, computation: Computation, start: Instruction) -> None:
-        """Starts a copy, attributed to the part that consumes it, the first of several."""
+        """Starts a copy, attributed to the part that consumes it, the first of several.
+
+        A prefetch across programs runs in the first step only if the end of each step repeats it.
+        """
+        if CROSS_PROGRAM in start.attributes and _is_repeated(computation, start):
+            return
         time = self.schedule.op_costs.copy_time(start)
         self.copied_bytes[start.name] = copied(start).hbm_bytes
         part = part_of(start) or self.schedule.consumer_part(computation, start)
@@ -311,3 +317,9 @@ class _Simulation:
     def _called(self, caller: Instruction, attribute: str) -> list[Computation]:
         names = caller.called.get(attribute, ())
         return [self.schedule.module.computation(name, caller) for name in names]
+
+
+def _is_repeated(computation: Computation, start: Instruction) -> bool:
+    """Whether another copy has the same operand."""
+    copies = [i for i in computation.instructions if i.opcode == start.opcode]
+    return sum(copy.operands == start.operands for copy in copies) > 1

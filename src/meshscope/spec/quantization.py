@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from meshscope.errors import SpecError
+
+PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2")  # of weights in programs
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
 
@@ -29,3 +32,12 @@ _QUANTIZATIONS = {
 def quantization_of(dtype: str) -> Quantization | None:
     """The scales of matrices stored in `dtype`; None if they have none."""
     return _QUANTIZATIONS.get(dtype)
+
+
+def check_program_dtype(weight_dtype: str) -> None:
+    """SpecError if programs cannot be built with weights of this dtype."""
+    if weight_dtype not in PROGRAM_DTYPES:
+        raise SpecError(
+            f"--weight-dtype {weight_dtype}: programs are built with {', '.join(PROGRAM_DTYPES)}. "
+            "Use one of these, or predict, which counts the bytes of any dtype."
+        )

@@ -53,6 +53,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
+from meshscope.spec.quantization import check_program_dtype
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
@@ -360,6 +361,7 @@ def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collecti
 
 def check_can_compile(experiment: Experiment) -> None:
     """Raises an error if the experiment cannot be compiled here."""
+    check_program_dtype(experiment.workload.weight_dtype)
     topology, is_torchxla = experiment.topology, experiment.program.frontend is Frontend.TORCHXLA
     if topology.chip.kind is ChipKind.CPU:
         raise SpecError(

@@ -31,6 +31,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
+from meshscope.spec.quantization import check_program_dtype
 from meshscope.store.write import write_table
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
@@ -146,6 +147,7 @@ def run_process(
     if experiment.program.frontend is Frontend.TORCHXLA:
         _check_torchxla(experiment, options)
     else:
+        check_program_dtype(experiment.workload.weight_dtype)
         check_can_run()
     if experiment.topology.n_devices % options.n_processes:
         raise SpecError(
