@@ -1,10 +1,10 @@
 """The tables of docs/accuracy.md: published times of collectives beside the modeled ones.
 
-Run: make accuracy. cog calls these functions from the page; accuracy_steps.py has the step times.
+Run: make accuracy. cog calls these functions from the page; accuracy_published.py and accuracy_steps.py
+have the step times.
 """
 
 import csv
-import importlib.util
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tools"))
 # ruff: noqa: E402
 
+from accuracy_steps import markdown
 from fit_collectives import holdout_errors, left_out_errors
 from published_collectives import POINTS, groups_along, split_points
 
@@ -297,11 +298,5 @@ def cpu_loop() -> None:
 
 
 def step_times() -> None:
-    """The tables of accuracy_steps.py, if present."""
-    steps = HERE / "accuracy_steps.csv"
-    if importlib.util.find_spec("accuracy_steps") is None or not steps.exists():
-        sys.stdout.write("Step times are not part of this version.\n")
-        return
-    from accuracy_steps import markdown  # noqa: PLC0415
-
+    """The tables of accuracy_steps.py."""
     sys.stdout.write(markdown().rstrip() + "\n")

@@ -1,23 +1,13 @@
-"""Published step times beside the modeled ones: measurements on TPUs and GPUs, and the scaling book's formulas.
+"""Step times of GPUs and of the scaling book's formulas beside the modeled ones.
 
-    python benchmarks/accuracy_steps.py             prints the tables
-    python benchmarks/accuracy_steps.py compile     compiles the programs of the measured steps again
-
-benchmarks/accuracy_steps.csv stores the compiled steps with the libtpu version. No constant was fitted to any
-of these figures: the closed form is fitted to compiled programs (tools/fit_closed_form.py), the efficiency
-of attention kernels comes from a paper on tpu7x, and the interval of compiler cycles from matrix products.
+Run: python benchmarks/accuracy_steps.py. accuracy_published.py has the steps of real TPUs. No constant was
+fitted to any of these figures.
 """
 
-import csv
-import sys
-import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
-from meshscope.backends.compile.compile import compile_experiment
 from meshscope.cost.closed_form import ClosedSteps, closed_steps, plan_batch, plan_form
 from meshscope.cost.efficiency import PEAKS
 from meshscope.cost.features import Cost
@@ -27,11 +17,9 @@ from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
-from meshscope.spec.program import Engine, Loop, Program
+from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 
-CSV = Path(__file__).with_suffix(".csv")
-CCL_BENCH = "CCL-Bench (cornell-sysphotonics/ccl-bench@1d257f0), vLLM 0.12 on v6e"
 PAPER = "Xu et al., Characterizing Communication Patterns in Distributed LLM Inference"
 BOOK = "How to Scale Your Model (jax-ml/scaling-book@0819a7d)"
 
@@ -60,84 +48,8 @@ class Comparison:
 
 
 def comparisons() -> list[Comparison]:
-    """All published step times."""
-    return [*_ccl_bench(), *_serving_examples(), *_thirteen_billion(), *_h100()]
-
-
-# One chunk of 8,192 tokens: 8 prompts of 1,024 (the column TPOT of CCL-Bench is this step).
-CHUNKS = {
-    1: ("v6e:1x1", 0.2218),
-    2: ("v6e:1x2", 0.1778),
-    4: ("v6e:2x2", 0.0851),
-    8: ("v6e:2x4", 0.0977),
-}
-
-
-def _chunk(tp: int) -> Experiment:
-    return experiment_of(
-        model=read_model("meta-llama/Llama-3.1-8B"),
-        plan=parse_plan(f"tp={tp}"),
-        topology=parse_topology(CHUNKS[tp][0]),
-        workload=Workload(batch=8, prompt=1024, output=1),
-        program=Program(loop=Loop.SCAN),
-    )
-
-
-def compile_steps() -> None:
-    """Compiles the chunks and stores their times."""
-    rows = []
-    for tp in CHUNKS:
-        with tempfile.TemporaryDirectory() as folder:
-            result = compile_experiment(_chunk(tp), Path(folder), progress=lambda *_: None)
-        (step,) = result.steps
-        time = step.time
-        rows.append(
-            {
-                "tp": tp,
-                "step_s": f"{time.step.value_s:.6g}",
-                "low_s": f"{time.step.lower_s:.6g}",
-                "high_s": f"{time.step.upper_s:.6g}",
-                "compute_s": f"{time.compute_s:.6g}",
-                "exposed_s": f"{time.exposed_s:.6g}",
-                "libtpu": version("libtpu"),
-            }
-        )
-    write_steps(rows)
-
-
-def write_steps(rows: list[dict[str, object]]) -> None:
-    """Stores the compiled steps."""
-    with CSV.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _ccl_bench() -> list[Comparison]:
-    with CSV.open() as file:
-        compiled = {int(row["tp"]): row for row in csv.DictReader(file)}
-    rows: list[Comparison] = []
-    for tp, (_, published_s) in CHUNKS.items():
-        is_bound = tp < 8
-        note = "" if is_bound else "measured by the host's clock and host-bound: slower than tp=4"
-        (closed,) = predicted_times(_chunk(tp))
-        for basis, ours_s in (
-            ("compiled", float(compiled[tp]["step_s"])),
-            ("predicted", closed.step.value_s),
-        ):
-            rows.append(
-                Comparison(
-                    source=CCL_BENCH,
-                    name=f"Llama-3.1-8B, 8,192 tokens of prefill, tp={tp}",
-                    origin="measured",
-                    published_s=published_s,
-                    ours_s=ours_s,
-                    basis=basis,
-                    is_device_bound=is_bound,
-                    note=note,
-                )
-            )
-    return rows
+    """Published step times of GPUs and of the scaling book's formulas."""
+    return [*_serving_examples(), *_thirteen_billion(), *_h100()]
 
 
 def _closed(experiment: Experiment, phase: Phase) -> ClosedSteps:
@@ -323,21 +235,6 @@ def _winner(figure: str, metric: str, plans: dict[str, tuple[float, float]]) -> 
 # Reasons for the misses.
 REASONS = (
     (
-        "CCL-Bench's tp=4 takes 85.1 ms. A quarter of its tp=1 (55.5 ms) and its 64 all-reduces of 67.1 MB "
-        "(38.6 ms at the reported 167 GB/s) add up to 94 ms, so its program overlaps some communication, or not "
-        "every step is a full chunk. The compiled program here overlaps no all-reduce: 37 of 110 ms are "
-        "all-reduces and 73 ms compute. 7 of these are two elementwise ops per layer over the residual stream "
-        "(the addition after tp and the norm). The compiler's estimates would add 18 ms (+51 %), but they "
-        "contradict measurements on v5p, v6e and tpu7x (benchmarks/pass_cycles.py), so these ops are priced "
-        "by their bytes."
-    ),
-    (
-        "The remaining excess at tp=1 and tp=4 is in matrix products with fused ops. The compiler estimates "
-        "those of the MLP at 47 to 79 % of the peak; on v5p, 26 such products of a MaxText step were measured at "
-        "71 to 94 %. A v6e has four times the matrix unit with the same vector unit, so these figures do not "
-        "carry over, and the compiler's cycles remain."
-    ),
-    (
         "The paper's TTFT is 13 to 900 times the modeled one. 128 tokens of a 3B model are 0.8 TFLOP, two "
         "milliseconds on two H100; the rest is the server's software."
     ),
@@ -389,6 +286,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["compile"]:
-        compile_steps()
     print(markdown())

@@ -1,0 +1,178 @@
+"""Every published step on a real TPU beside the predicted and the compiled time, for docs/accuracy.md.
+
+    python benchmarks/accuracy_published.py compile [WORD]  compiles the steps whose id contains the word
+
+benchmarks/accuracy_published.csv stores the compiled times with the libtpu version. The steps, their sources
+and their halves are in tools/published_steps.csv.
+"""
+
+import csv
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from meshscope.backends.compile.compile import compile_experiment
+from meshscope.events.step_time import TimeEstimate
+from meshscope.units import format_seconds
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from published_steps import Half, PublishedStep, closed_time, published_steps
+
+CSV = Path(__file__).with_suffix(".csv")
+FIELDS = ("id", "step_s", "low_s", "high_s", "libtpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedStep:
+    """A published step with its predicted time, and its compiled time if it was compiled."""
+
+    published: PublishedStep
+    predicted: TimeEstimate
+    compiled: TimeEstimate | None
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, minus 1."""
+        return self.predicted.value_s / self.published.device_s - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the published time is in the predicted interval."""
+        return self.predicted.lower_s <= self.published.device_s <= self.predicted.upper_s
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """Chip, phase, precision of the weights, and kind of the model."""
+        experiment = self.published.experiment
+        kind = "dense" if experiment.model.moe is None else "mixture of experts"
+        dtype = experiment.workload.weight_dtype
+        return self.published.chip, self.published.phase.value, dtype, kind
+
+
+def compiled_steps() -> dict[str, TimeEstimate]:
+    """The stored compiled times by step."""
+    if not CSV.exists():
+        return {}
+    with CSV.open() as file:
+        return {row["id"]: _estimate(row) for row in csv.DictReader(file)}
+
+
+def _estimate(row: dict[str, str]) -> TimeEstimate:
+    value_s, low_s, high_s = (float(row[name]) for name in FIELDS[1:4])
+    return TimeEstimate(value_s=value_s, low_s=low_s, high_s=high_s)
+
+
+@cache
+def compared_steps() -> tuple[ComparedStep, ...]:
+    """All published steps with both times."""
+    compiled = compiled_steps()
+    return tuple(
+        ComparedStep(published=step, predicted=closed_time(step), compiled=compiled.get(step.id))
+        for step in published_steps()
+    )
+
+
+def compile_steps(word: str = "") -> None:
+    """Compiles the steps whose id contains `word` and stores their times."""
+    for step in published_steps():
+        if word in step.id:
+            _store(step.id, _compiled_time(step))
+
+
+def _compiled_time(step: PublishedStep) -> TimeEstimate:
+    workload = replace(step.experiment.workload, prefill_chunk=step.chunk)
+    experiment = replace(step.experiment, workload=workload)
+    with tempfile.TemporaryDirectory() as folder:
+        result = compile_experiment(experiment, Path(folder), progress=lambda *_: None)
+    return next(s.time.step for s in result.steps if s.time.phase is step.phase)
+
+
+def _store(name: str, time: TimeEstimate) -> None:
+    rows: list[dict[str, str]] = []
+    if CSV.exists():
+        with CSV.open() as file:
+            rows = [row for row in csv.DictReader(file) if row["id"] != name]
+    figures = (time.value_s, time.lower_s, time.upper_s)
+    values = (name, *(f"{figure:.6g}" for figure in figures), version("libtpu"))
+    rows.append(dict(zip(FIELDS, values, strict=True)))
+    with CSV.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: row["id"]))
+
+
+def groups() -> None:
+    """Prints the errors by chip, phase, precision and kind of model, for each half."""
+    steps = [s for s in compared_steps() if s.published.half is not Half.BOUND]
+    head = ("chip", "phase", "weights", "models", "half", "steps", "median", "worst", "inside")
+    lines: list[Sequence[str]] = []
+    for group in dict.fromkeys(step.group for step in steps):
+        for half in (Half.FITTED, Half.HOLDOUT):
+            chosen = [s for s in steps if s.group == group and s.published.half is half]
+            if chosen:
+                lines.append((*group, half.value, *_distribution(chosen)))
+    for half in (Half.FITTED, Half.HOLDOUT):
+        chosen = [s for s in steps if s.published.half is half]
+        lines.append(("all", "", "", "", half.value, *_distribution(chosen)))
+    _print_table(head, lines)
+
+
+def _distribution(steps: Sequence[ComparedStep]) -> tuple[str, str, str, str]:
+    worst = max((step.error for step in steps), key=abs)
+    typical = median(abs(step.error) for step in steps)
+    n_inside = sum(step.is_inside for step in steps)
+    return str(len(steps)), f"{typical:.0%}", f"{worst:+.0%}", f"{n_inside} of {len(steps)}"
+
+
+def steps() -> None:
+    """Prints one row per published step."""
+    head = ("step", "slice, plan", "weights", "published", "predicted", "", "interval", "compiled")
+    _print_table((*head, "", "half"), map(_line, compared_steps()))
+
+
+def _line(step: ComparedStep) -> Sequence[str]:
+    published = step.published
+    experiment, workload = published.experiment, published.experiment.workload
+    name = experiment.model.name.rpartition("/")[2]
+    tokens = f"{workload.batch} x {workload.prompt}"
+    limit = "at most " if published.half is Half.BOUND else ""
+    compiled = step.compiled
+    return (
+        f"{name} {published.phase.value}, {tokens}",
+        f"`{experiment.topology.name}`, `{experiment.plan}`",
+        workload.weight_dtype,
+        limit + format_seconds(published.device_s),
+        format_seconds(step.predicted.value_s),
+        f"{step.error:+.0%}",
+        f"{format_seconds(step.predicted.low_s)} to {format_seconds(step.predicted.high_s)}",
+        "" if compiled is None else format_seconds(compiled.value_s),
+        "" if compiled is None else f"{compiled.value_s / published.device_s - 1:+.0%}",
+        published.half.value,
+    )
+
+
+def sources() -> None:
+    """Prints the sources, with the steps of each."""
+    by_source: dict[str, int] = {}
+    for step in compared_steps():
+        by_source[step.published.source] = by_source.get(step.published.source, 0) + 1
+    for source, n in by_source.items():
+        sys.stdout.write(f"- {source} ({n})\n")
+
+
+def _print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    for cells in (head, ["---"] * len(head), *lines):
+        sys.stdout.write(f"| {' | '.join(cells)} |\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["compile"]:
+        compile_steps(*sys.argv[2:3])
+    groups()
+    steps()
