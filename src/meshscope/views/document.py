@@ -32,6 +32,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
+from meshscope.views.floors import floor_document
 from meshscope.views.roofs import roofline_document
 from meshscope.views.times import time_document
 from meshscope.views.words import verdict_sentence
@@ -56,6 +57,7 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
         "verdict": _source_verdict(run),
+        **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),
     }

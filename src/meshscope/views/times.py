@@ -10,8 +10,10 @@ from meshscope.analysis.request import ASSUMPTION, RequestTime, basis_of, reques
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.serialize import to_plain
+from meshscope.spec.hardware.chips import Chip
 from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
+from meshscope.views.floors import floor_lines, floor_rows
 from meshscope.views.model import (
     CellValue,
     Figure,
@@ -81,20 +83,21 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
     times = [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
     if not times:
         return
-    yield rich_table(step_table(times))
+    yield rich_table(step_table(times, run.manifest.experiment.chip))
+    yield from floor_lines(times, run.manifest.experiment.chip)
     requests = request_times(run)
     for source in dict.fromkeys(time.source for time in times):
         yield _request_line(source, requests[source])
     yield from _caveat_lines(times)
 
 
-def step_table(times: Sequence[StepTime]) -> ViewTable:
-    """One column for each step: its time, its interval, and the parts of the time."""
+def step_table(times: Sequence[StepTime], chip: Chip | None = None) -> ViewTable:
+    """One column for each step: its time, its interval, the parts of the time, and its lower bounds."""
     labels = [f"{time.phase}\n{time.source}" for time in times]
     columns = (figure_column(label, Unit.SECONDS) for label in labels)
     return ViewTable(
         columns=(text_column("time of one step"), *columns),
-        rows=tuple((label, *cells) for label, cells in _rows(times)),
+        rows=tuple((label, *cells) for label, cells in (*_rows(times), *floor_rows(times, chip))),
     )
 
 
