@@ -9,7 +9,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from meshscope.cost.steps import TimedStep
-from meshscope.events.step_time import NO_TIME, PartCost, StepTime, TimeEstimate
+from meshscope.events.step_time import (
+    NO_TIME,
+    PartCost,
+    StepTime,
+    TimeEstimate,
+    UnestimatedWork,
+)
 from meshscope.spec.plan.chunks import PrefillChunks
 
 
@@ -68,11 +74,7 @@ def _weighted_sum(times: Sequence[StepTime], weight: float) -> StepTime:
     summed = {name: value for name, value in values.items() if value is not None}
     summed["parts"] = _parts(times, weight)
     summed["is_extrapolated"] = any(time.is_extrapolated for time in times)
-    summed["unestimated"] = tuple(
-        replace(work, count=round(work.count * weight), seconds=work.seconds * weight)
-        for time in times
-        for work in time.unestimated
-    )
+    summed["unestimated"] = _unestimated(times, weight)
     return replace(last, **summed)
 
 
@@ -87,6 +89,24 @@ def _sum_of(values: Sequence[Any], weight: float) -> Any:
     if type(first) in {int, float}:
         return weight * sum(values)
     return None
+
+
+def _unestimated(times: Sequence[StepTime], weight: float) -> tuple[UnestimatedWork, ...]:
+    """The work without a compiler estimate by opcode, the longest first."""
+    summed: dict[tuple[str, bool], UnestimatedWork] = {}
+    for work in (work for time in times for work in time.unestimated):
+        key = (work.opcode, work.is_known)
+        if key in summed:
+            known = summed[key]
+            work = replace(  # noqa: PLW2901  the sum so far
+                work, count=known.count + work.count, seconds=known.seconds + work.seconds
+            )
+        summed[key] = work
+    scaled = [
+        replace(work, count=round(work.count * weight), seconds=work.seconds * weight)
+        for work in summed.values()
+    ]
+    return tuple(sorted(scaled, key=lambda work: -work.seconds.value_s))
 
 
 def _parts(times: Sequence[StepTime], weight: float) -> tuple[PartCost, ...]:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.plan.chunks import DEFAULT_CHUNK, why_no_chunks
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
@@ -116,11 +117,20 @@ def _chunks(experiment: ExperimentRecord) -> str:
         sequences = counted(chunks.n_sequences, "sequence")
         return f"; prefill in {chunks.count} chunks of {sequences} x {chunks.n_positions} tokens"
     if workload.prefill_chunk is None:
-        return ""
+        return _whole_prefill(experiment, chunks.n_tokens)
     return (
         f"; prefill in one chunk, as --prefill-chunk {workload.prefill_chunk} is not shorter than the "
         f"{chunks.n_tokens} tokens of a device"
     )
+
+
+def _whole_prefill(experiment: ExperimentRecord, n_tokens: int) -> str:
+    """That a long prefill has one chunk, and why, if the program or plan supports no chunks."""
+    plan, program, engine = experiment.plan, experiment.program, experiment.engine
+    if n_tokens <= DEFAULT_CHUNK or plan is None or program is None or engine is None:
+        return ""
+    reason = why_no_chunks(plan, program, engine)
+    return f"; prefill in one chunk{'' if reason is None else f', as {reason}'}"
 
 
 def _microbatches(experiment: ExperimentRecord) -> str:

@@ -114,9 +114,8 @@ def chunk_option(value: str | int) -> int | ChunkRule:
     return n_tokens
 
 
-def why_no_chunks(model: Model, plan: Plan, program: Program, engine: Engine) -> str | None:
+def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
     """The reason why prefill cannot run in chunks; None if it can."""
-    del model
     if engine is not Engine.MESHSCOPE:
         return f"--engine {engine} prefills all sequences in one step"
     if program.frontend is not Frontend.JAX:
@@ -143,7 +142,7 @@ def check_chunks(
     if chunk is None:
         return
     option = f"--prefill-chunk {chunk}"
-    if reason := why_no_chunks(model, plan, program, engine):
+    if reason := why_no_chunks(plan, program, engine):
         raise SpecError(f"{option} is not supported: {reason}. Drop it, or use {ChunkRule.OFF}.")
     n_sequences = workload.batch // plan.data_size
     if n_sequences * prompt <= chunk:
@@ -171,7 +170,7 @@ def with_auto_chunk(
     """The workload with the largest chunk up to DEFAULT_CHUNK; unchanged if prefill has one chunk."""
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
     is_short = n_sequences * prompt <= DEFAULT_CHUNK
-    if is_short or why_no_chunks(model, plan, program, engine) is not None:
+    if is_short or why_no_chunks(plan, program, engine) is not None:
         return workload
     if prompt <= DEFAULT_CHUNK:
         n_each = max(n for n in divisors(n_sequences) if n * prompt <= DEFAULT_CHUNK)
