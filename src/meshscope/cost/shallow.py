@@ -23,9 +23,10 @@ _LAYER = re.compile(r"\blayer(\d+)\b|\blayers\\?'\]\[(\d+)\]|\bcache\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """An operation of one layer; `kind` is its op_name without the layer, and its opcode.
+    """An operation of one layer, or the end of an asynchronous one; `before` is what precedes it.
 
-    `before` is the instruction before it. `core_s` is its time on the core, None for a collective.
+    `kind` is its op_name without the layer: the compiler may choose another opcode in another layer.
+    `core_s` is its time on the core, None for a collective.
     """
 
     name: str
@@ -53,13 +54,15 @@ def _operations(schedule: ScheduleSimulator) -> Iterator[_Operation]:
     for position, instruction in enumerate(schedule.module.entry.instructions):
         op_name = plain_name(instruction.op_name)
         layer = _LAYER.search(op_name)
-        is_collective = id(instruction) in schedule.issued or id(instruction) in schedule.awaited
+        issued = schedule.issued.get(id(instruction), ())
+        is_synchronous = any(not collective.operations[0].is_async for collective in issued)
+        is_collective = is_synchronous or id(instruction) in schedule.awaited
         if layer is not None and (is_collective or instruction.name in core_s):
             yield _Operation(
                 name=instruction.name,
                 before=before,
                 position=position,
-                kind=f"{_LAYER.sub('layer', op_name)} {instruction.opcode}",
+                kind=_LAYER.sub("layer", op_name),
                 layer=int(next(number for number in layer.groups() if number is not None)),
                 core_s=core_s.get(instruction.name),
             )

@@ -9,9 +9,10 @@ from meshscope.spec.model.repeats import Repeat, repeats_of
 # libtpu schedules the layers of a deep program in groups of up to four: a decode step of Llama-3.1-70B
 # (80 layers, v5e:4x4, tp=16) repeats the times 115.3, 132.0, 114.2 and 118.0 us from its third layer on.
 _FOLDED_LAYERS = 4
-# A program of six layers is scheduled differently: its layers take 77 us in a decode step of Qwen3-8B
-# (v6e-4, tp=4), while those of eight and of 36 layers take 95.4 us.
-_LAYERS_BEFORE = 3
+# The first layers are scheduled in their own way, and the last one has no weights to fetch ahead. With
+# fewer than eight layers in all, the schedule is another one: six layers take 77 us each in a decode step
+# of Qwen3-8B (v6e-4, tp=4), while those of eight and of 36 layers take 95.4 us.
+_LAYERS_AROUND = 2  # before the folded layers, and behind them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +57,21 @@ def shallow_layers(layers: Sequence[Layer]) -> ShallowLayers:
         indices = range(repeat.first, repeat.first + repeat.n_layers)
         fold = _fold(repeat, len(kept))
         if fold is not None:
-            end = repeat.first + fold.first - len(kept) + fold.n_layers
+            n_first = fold.behind - len(kept)
+            n_last = repeat.n_layers - n_first - fold.n_layers * (fold.times - 1)
             folds.append(fold)
-            indices = (*range(repeat.first, end), *indices[-len(repeat.body) :])
+            indices = (*indices[:n_first], *indices[-n_last:])
         kept += indices
     return ShallowLayers(layers=tuple(kept), folds=tuple(folds))
 
 
 def _fold(repeat: Repeat, n_kept: int) -> Fold | None:
-    """The fold of a loop's middle, between its first bodies and its last; None if it is short."""
+    """The fold of a loop's middle, between its first and last bodies; None if the loop is short."""
     period = len(repeat.body)
     n_folded = max(1, _FOLDED_LAYERS // period)
-    n_before = -(-_LAYERS_BEFORE // period)
-    n_before += (repeat.times - 1 - n_before) % n_folded
-    times = (repeat.times - 1 - n_before) // n_folded
+    n_around = -(-_LAYERS_AROUND // period)
+    times, n_more = divmod(repeat.times - 2 * n_around, n_folded)
     if times <= 1:
         return None
-    return Fold(first=n_kept + n_before * period, n_layers=n_folded * period, times=times)
+    first = n_kept + (n_around + n_more) * period
+    return Fold(first=first, n_layers=n_folded * period, times=times)
