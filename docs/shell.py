@@ -16,9 +16,10 @@ def shown(command: str, *, sections: tuple[str, ...] = ()) -> None:
     and `...` for the others.
     """
     environment = os.environ | {"COLUMNS": WIDTH, "NO_COLOR": "1"}
-    done = subprocess.run(
-        shlex.split(command), capture_output=True, text=True, env=environment, check=False
-    )
+    words = shlex.split(command)
+    if words[0] == "meshscope":  # installed beside this Python, not always on PATH
+        words[:1] = [sys.executable, "-m", "meshscope"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)
         raise SystemExit(f"'{command}' exited with {done.returncode}")
