@@ -18,7 +18,7 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 
-class _SlotsLast:
+class _SlotsLast(Layout):
     """In the place of the compiler's choice, which on CPU is the usual layout."""
 
     AUTO = Layout(major_to_minor=(0, 2, 3, 1))

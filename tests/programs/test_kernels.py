@@ -165,6 +165,12 @@ class _Weights(dict[str, Any]):
     def __call__(self, name: str) -> Any:
         return self[name] if self.layer is None else self[name][self.layer]
 
+    def kernel_operand(self, name: str) -> Any:
+        return self(name)
+
+    def scale(self, name: str) -> None:
+        """The weights have no scales."""
+
     def stacked(self, name: str) -> tuple[Any, int] | None:
         if self.layer is None:
             return None
