@@ -45,18 +45,19 @@ def test_the_flag_is_appended_to_those_of_the_user():
     assert profiling_environment(given, Path("/x")) == {**given, "LIBTPU_INIT_ARGS": flags}
 
 
-def _compile(monkeypatch, tmp_path: Path, run_workers) -> tuple[str, ...]:
+def _compile(
+    monkeypatch, folder: Path, run_workers, cycles: Cycles = Cycles.PROFILE
+) -> tuple[str, ...]:
     monkeypatch.setattr(compiling, "_run_workers", run_workers)
-    return compiling._compile_phases(
-        _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.PROFILE
-    )
+    program = compiling._Program(experiment=_experiment(), phase=Phase.PREFILL, folder=folder)
+    return compiling._compile_programs((program,), (program,), lambda *_: None, cycles)
 
 
 def test_the_profile_is_written_beside_the_program(monkeypatch, tmp_path):
-    def run_workers(*args):
-        folder = args[4]
-        (folder / "prefill").mkdir()
-        (folder / "prefill" / "a.textproto").write_text(WRITTEN)
+    def run_workers(_programs, _progress, profile_of):
+        for folder in profile_of.values():
+            folder.mkdir()
+            (folder / "a.textproto").write_text(WRITTEN)
 
     assert _compile(monkeypatch, tmp_path, run_workers) == ()
     kept = json.loads((tmp_path / "prefill.cycles.json").read_text())
@@ -64,9 +65,9 @@ def test_the_profile_is_written_beside_the_program(monkeypatch, tmp_path):
 
 
 def test_a_compiler_without_profiles_gives_a_note(monkeypatch, tmp_path):
-    def run_workers(*args):
-        folder = args[4]
-        (folder / "prefill").mkdir()
+    def run_workers(_programs, _progress, profile_of):
+        for folder in profile_of.values():
+            folder.mkdir()
 
     (note,) = _compile(monkeypatch, tmp_path, run_workers)
     assert "writes none" in note
@@ -75,22 +76,19 @@ def test_a_compiler_without_profiles_gives_a_note(monkeypatch, tmp_path):
 def test_a_compiler_without_the_flag_compiles_without_it(monkeypatch, tmp_path):
     calls = []
 
-    def run_workers(*args):
-        calls.append(args[4:])
-        if args[4:]:
+    def run_workers(_programs, _progress, profile_of=None):
+        calls.append(profile_of)
+        if profile_of:
             raise CompileError("Unknown command line flag")
 
     (note,) = _compile(monkeypatch, tmp_path, run_workers)
     assert "Unknown command line flag" in note
     assert len(calls) == 2
-    assert calls[1] == ()
+    assert calls[1] is None
 
 
 def test_profile_is_off_by_default(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(compiling, "_run_workers", lambda *args: seen.append(args))
-    compiling._compile_phases(
-        _experiment(), (Phase.PREFILL,), tmp_path, lambda *_: None, Cycles.ESTIMATED
-    )
-    assert len(seen[0]) == 4
+    calls = []
+    _compile(monkeypatch, tmp_path, lambda *args: calls.append(args), Cycles.ESTIMATED)
+    assert [len(arguments) for arguments in calls] == [2]  # programs and progress
     assert not list(tmp_path.iterdir())
