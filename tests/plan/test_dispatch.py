@@ -36,19 +36,31 @@ class Room(NamedTuple):
     "case",
     [
         # 4 experts a device: a token has at most 4 rows for it; 64 devices x 128 tokens x 4
-        Room(RAGGED, None, 32768, None, 0),
+        Room(RAGGED, None, 1280, None, 0),  # a quarter more than the mean, in rounds
         Room(RAGGED, 2.0, 2048, None, 32768 - 2048),  # twice the mean of 128 x 8
         Room(RAGGED, 64.0, 32768, None, 0),  # never more than there can be
-        Room(CAPACITY, None, 32768, 512, 0),
+        Room(CAPACITY, None, 2560, 40, 0),  # 16 from each device and six times their root
         Room(CAPACITY, 2.0, 2048, 32, 32768 - 2048),  # 2 x 1024 / 64 from each device
         Room(CAPACITY, 1.01, 64 * 17, 17, 32768 - 64 * 17),  # rounded up
     ],
 )
-def test_buffers_fit_the_worst_routing_without_a_capacity_factor(case: Room) -> None:
+def test_only_a_capacity_factor_drops_rows(case: Room) -> None:
     dispatch = _dispatch("dp=8,tp=8,ep=64", 128, case.form, case.factor)
     assert dispatch.n_rows == 1024
     assert (dispatch.n_buffer_rows, dispatch.n_slots) == (case.n_buffer_rows, case.n_slots)
     assert dispatch.n_worst_dropped == case.n_worst_dropped
+
+
+def test_a_note_says_which_routing_takes_further_rounds() -> None:
+    assert "1,280 rows to a device" in _dispatch("dp=8,tp=8,ep=64", 128).rounds_note
+    capacity = _dispatch("dp=8,tp=8,ep=64", 128, CAPACITY)
+    assert "40 rows from one device to another" in capacity.rounds_note
+
+
+def test_few_tokens_have_room_for_the_worst_routing() -> None:
+    """A decode step of 64 sequences on 64 devices: all tokens may choose the same four experts."""
+    dispatch = _dispatch("dp=8,tp=8,ep=64", 1)
+    assert (dispatch.n_buffer_rows, dispatch.has_rounds) == (64 * 4, False)
 
 
 @pytest.mark.parametrize("plan", ["tp=8", "tp=8,ep=8", "dp=2,tp=4,ep=4"])

@@ -1,5 +1,6 @@
-"""The exchange drops exactly the rows beyond capacity, by comparison with a loop over rows."""
+"""The exchange drops exactly the rows beyond capacity and none in rounds, against a loop over rows."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -71,14 +72,37 @@ def _by_walking(
         rows = [(e, t, k) for t in range(N_TOKENS) for k, e in enumerate(routed.chosen[device, t])]
         for expert, token, k in sorted(rows, key=lambda row: row[0]):
             peer = expert // dispatch.n_local_experts
-            assert dispatch.n_slots is not None
-            if used[peer] < dispatch.n_slots:
+            if dispatch.has_rounds or dispatch.n_slots is None or used[peer] < dispatch.n_slots:
                 used[peer] += 1
                 value = _expert(routed.tokens[device, token], weights, expert)
                 out[device, token] += routed.shares[device, token, k] * value
             else:
                 n_dropped += 1
     return out, n_dropped
+
+
+def _ragged_all_to_all(  # noqa: PLR0917  as in JAX
+    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name
+):
+    """What JAX's documentation says, by all-gathers: XLA has no ragged all-to-all for CPUs.
+
+    NaN if a receiver expects another size than the sender's.
+    """
+    jnp, lax = jax.numpy, jax.lax
+    gathered = [lax.all_gather(x, axis_name) for x in (input_offsets, send_sizes, output_offsets)]
+    operands = lax.all_gather(operand, axis_name)
+    n_devices = operands.shape[0]
+    n_slices = send_sizes.shape[0] // n_devices
+    first = lax.axis_index(axis_name) * n_slices
+    place = jnp.arange(output.shape[0])
+    for sender in range(n_devices):
+        for at in range(n_slices):
+            begin, size, into = (x[sender, first + at] for x in gathered)
+            value = operands[sender][jnp.clip(place - into + begin, 0, operand.shape[0] - 1)]
+            value = jnp.where(size == recv_sizes[sender * n_slices + at], value, jnp.nan)
+            is_written = (place >= into) & (place < into + size)
+            output = jnp.where(is_written.reshape(-1, *(1,) * (output.ndim - 1)), value, output)
+    return output
 
 
 def _whole(name: str, array: np.ndarray) -> Weight:
@@ -132,4 +156,32 @@ def test_only_rows_beyond_capacity_are_dropped(factor: float | None, *, is_skewe
     got = _by_exchanging(routed, weights, dispatch)
 
     assert (n_dropped > 0) is (factor is not None)
+    np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("is_skewed", [False, True])
+@pytest.mark.parametrize("form", [DispatchForm.RAGGED, DispatchForm.CAPACITY])
+@pytest.mark.parametrize("room", [None, 1, 2, 7])
+def test_no_row_is_dropped_in_rounds(
+    room: int | None, form: DispatchForm, monkeypatch: pytest.MonkeyPatch, *, is_skewed: bool
+) -> None:
+    """Buffers of `room` rows, or slots, take several rounds; those of the worst routing take one."""
+    monkeypatch.setattr(jax.lax, "ragged_all_to_all", _ragged_all_to_all)
+    dispatch = dispatch_of(
+        MOE,
+        Plan(dp=N_DEVICES, ep=N_DEVICES),
+        n_tokens=N_TOKENS,
+        form=form,
+        capacity_factor=None,
+    )
+    assert dispatch is not None
+    if room is not None:
+        slots = None if form is DispatchForm.RAGGED else room
+        n_rows = room if slots is None else N_DEVICES * room
+        dispatch = replace(dispatch, n_buffer_rows=n_rows, n_slots=slots, has_rounds=True)
+    routed, weights = _routed(3, is_skewed=is_skewed), _weights(4)
+
+    expected, _ = _by_walking(routed, weights, dispatch)
+    got = _by_exchanging(routed, weights, dispatch)
+
     np.testing.assert_allclose(got, expected, atol=2e-5, rtol=2e-5)

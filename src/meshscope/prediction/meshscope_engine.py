@@ -204,8 +204,7 @@ def _dispatch(program: _DecoderStep) -> Iterator[PlannedCollective]:
     dispatch = program.experiment.dispatch(program.step.phase)
     if dispatch is None:
         return
-    local_experts = (dispatch.n_local_experts,) if dispatch.n_local_experts > 1 else ()
-    counts = (dispatch.n_ranks, dispatch.n_ranks, *local_experts)
+    counts = (dispatch.n_ranks, dispatch.n_ranks * dispatch.n_local_experts)
     rows = _rows_shape(program, dispatch)
     axes = dispatch.axes
     yield program.collective(Part.MOE_DISPATCH, Kind.ALL_GATHER, axes, counts, "s32")

@@ -52,7 +52,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
-from meshscope.spec.program import Frontend
+from meshscope.spec.program import Frontend, Partitioner
 from meshscope.spec.quantization import check_program_dtype
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
@@ -256,6 +256,7 @@ def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
 
     With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
     """
+    notes = (*notes, *_round_notes(experiment, phase))
     if layers is None:
         notes = (*notes, *_loop_notes(experiment, phase))
         return _read_timed(experiment, phase, path, chip_profile=chip_profile, notes=notes)
@@ -352,6 +353,13 @@ def _loop_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
             "scanned layers cannot prefetch the weights of the next layer, so a step may take twice "
             f"as long as with --loop {loop}"
         )
+
+
+def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
+    dispatch = experiment.dispatch(phase)
+    is_manual = experiment.program.partitioner is Partitioner.MANUAL
+    if is_manual and dispatch is not None and dispatch.has_rounds:
+        yield dispatch.rounds_note
 
 
 def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:

@@ -1,24 +1,36 @@
 """Expert-parallel dispatch and combine by all-to-alls, ragged or with a fixed number of slots.
 
 Every device sorts its rows by expert and all-gathers its row counts. The gathered table determines
-all sizes and offsets, so no further metadata is exchanged.
+all sizes and offsets, so no further metadata is exchanged. Ragged rows arrive in the order of experts:
+each device sends one slice for each expert. If the buffer is smaller than the worst routing, the
+exchange repeats in rounds until all rows are done; balanced routing needs one.
 
 Shapes: n devices of the exchange, E experts of the model, e local experts, T local tokens, K experts
-per token, R = T*K rows to send, B rows that a device can receive, C slots per pair of devices.
+per token, R = T*K rows to send, B rows that a device can receive, C slots per pair of devices. Rows
+have the shape [D], or [D/128, 128] (see `by_lanes`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
+from typing import Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Part
 from meshscope.programs.jax.collectives import scope
-from meshscope.programs.jax.experts import Experts, combine_rows, count_values, unsort
+from meshscope.programs.jax.experts import (
+    ROWS_OF_TILE,
+    Experts,
+    combine_rows,
+    count_values,
+)
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.runs import ExpertRuns, received_runs
-from meshscope.spec.plan.dispatch import Dispatch
+from meshscope.spec.plan.dispatch import ROUNDS_SCOPE, Dispatch
+
+LANES = 128
 
 
 def exchange_mixture(
@@ -46,112 +58,242 @@ def overlapped_exchange(  # noqa: PLR0913  tokens, their routing, the experts, a
 ) -> tuple[Array, Array | None]:
     """As `exchange_mixture`, with the result of the local work `meanwhile`.
 
-    A barrier keeps that work before the experts, where it can hide the dispatch.
+    A barrier keeps that work before the experts, where it can hide the dispatch. With rounds, it
+    precedes the exchange.
     """
     with scope(Part.MOE_DISPATCH):
         flat = expert_ids.reshape(-1)
         order = jnp.argsort(flat, stable=True)
-        rows = x[order // dispatch.n_active]  # [R, D]
+        rows = by_lanes(x)[order // dispatch.n_active]  # [R, D]
         table = _table(count_values(flat, experts.moe.n_experts), dispatch)
-        received = table.dispatch_rows(rows)  # [B, D]
-    beside = None
-    if meanwhile is not None:
-        received, beside = lax.optimization_barrier((received, meanwhile()))
-    with scope(Part.MOE_EXPERTS):
-        runs = table.runs
-        out = experts(received[runs.sources], runs.rows_of_experts)[runs.places]
+
+    def one_round(
+        index: Array | int, back: Array, meanwhile: Callable[[], Array] | None
+    ) -> tuple[Array, Array | None]:
+        with scope(Part.MOE_DISPATCH):
+            step = table.round(index)
+            received = step.dispatch_rows(rows).reshape(-1, x.shape[1])  # [B, D]
+        beside = None
+        if meanwhile is not None:
+            received, beside = lax.optimization_barrier((received, meanwhile()))
+        with scope(Part.MOE_EXPERTS):
+            out = experts(received, step.rows_of_experts)
+        with scope(Part.MOE_COMBINE):
+            return step.combine(out.reshape(-1, *rows.shape[1:]), back), beside
+
     with scope(Part.MOE_COMBINE):
-        back = table.combine(out, rows)
-        return combine_rows(unsort(back, order), shares), beside
+        back = jnp.zeros_like(rows)
+    if dispatch.has_rounds:
+        beside = None if meanwhile is None else meanwhile()
+        with scope(ROUNDS_SCOPE):
+            _, back = lax.while_loop(
+                lambda state: state[0] < table.n_rounds,
+                lambda state: (state[0] + 1, one_round(state[0], state[1], None)[0]),
+                (jnp.int32(0), back),
+            )
+    else:
+        back, beside = one_round(0, back, meanwhile)
+    with scope(Part.MOE_COMBINE):
+        out = combine_rows(back, order, shares)
+        return out.reshape(x.shape), beside
+
+
+def by_lanes(x: Array) -> Array:
+    """[N, D] as [N, D/128, 128] if both fill tiles, so that each row is contiguous in memory.
+
+    In the layout of a matrix, eight rows share a tile, and TPUs would split every row into two
+    halves of its own tiles before an exchange.
+    """
+    n_rows, width = x.shape
+    fills_tiles = n_rows >= ROWS_OF_TILE and width % (ROWS_OF_TILE * LANES) == 0
+    return x.reshape(n_rows, -1, LANES) if fills_tiles else x
+
+
+class _Round(Protocol):
+    """One exchange of at most B rows for each device."""
+
+    @property
+    def rows_of_experts(self) -> Array:
+        """The number of received rows of each local expert [e]."""
+        ...
+
+    def dispatch_rows(self, rows: Array) -> Array:
+        """Sends rows to the devices of their experts: [R, D] -> [B, D] in the order of experts."""
+        ...
+
+    def combine(self, out: Array, back: Array) -> Array:
+        """Writes expert outputs [B, D] into `back` [R, D] on the devices of their tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """The row counts of an exchange: `sizes` [from, to], without dropped rows.
-
-    `starts` [from, to] is the index of the first row for each device on each device; `runs` orders
-    the rows that this device receives.
-    """
+    """The row counts of an exchange: `counts` [from, to, expert]."""
 
     dispatch: Dispatch
     rank: Array
-    sizes: Array
-    starts: Array
-    runs: ExpertRuns
+    counts: Array
+
+    @property
+    def n_rounds(self) -> Array:
+        """Rounds until the most loaded device, or pair of devices, is done."""
+        n_slots = self.dispatch.n_slots
+        if n_slots is None:
+            most, room = self.counts.sum(axis=(0, 2)).max(), self.dispatch.n_buffer_rows
+        else:
+            most, room = self.counts.sum(axis=2).max(), n_slots
+        return -(-most // room)
+
+    @property
+    def starts(self) -> Array:
+        """The index of the first row for each expert among the rows of each device [from, to, e]."""
+        return _before(self.counts.reshape(self.counts.shape[0], -1)).reshape(self.counts.shape)
+
+    def round(self, index: Array | int) -> _Round:
+        """The round of this index."""
+        form = _RaggedRound if self.dispatch.n_slots is None else _SlotRound
+        return form(table=self, index=index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RaggedRound:
+    """The round that fills the buffer with rows from `index` * B on, in the order of experts."""
+
+    table: _Table
+    index: Array | int
+
+    @property
+    def _slices(self) -> tuple[Array, Array, Array]:
+        """Rows to skip, rows to send, and place in the buffer, each [from, to, expert]."""
+        counts, room = self.table.counts, self.table.dispatch.n_buffer_rows
+        n_ranks, _, n_local = counts.shape
+        by_device = counts.transpose(1, 2, 0).reshape(n_ranks, -1)  # to, expert and from
+        begins = _before(by_device).reshape(n_ranks, n_local, n_ranks).transpose(2, 0, 1)
+        begins = begins - self.index * room
+        skipped = jnp.clip(-begins, 0, counts)
+        sizes = jnp.clip(room - begins, 0, counts) - skipped
+        return skipped, sizes, jnp.clip(begins, 0, room)
+
+    @property
+    def rows_of_experts(self) -> Array:
+        """As `_Round`."""
+        return self._slices[1][:, self.table.rank].sum(axis=0)
 
     def dispatch_rows(self, rows: Array) -> Array:
-        """Sends rows to the devices of their experts: [R, D] -> [B, D]."""
-        n_slots = self.dispatch.n_slots
-        if n_slots is None:
-            buffer = jnp.zeros((self.dispatch.n_buffer_rows, rows.shape[1]), rows.dtype)
-            return self._ragged(
-                rows,
-                buffer,
-                input_offsets=self.starts[self.rank],
-                send_sizes=self.sizes[self.rank],
-                output_offsets=_before(self.sizes)[self.rank],
-                recv_sizes=self.sizes[:, self.rank],
-            )
-        slots = jnp.arange(n_slots)[None, :]
-        place = self.starts[self.rank][:, None] + slots  # [n, C]
-        is_used = slots < self.sizes[self.rank][:, None]
-        taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
-        taken = jnp.where(is_used[..., None], taken, jnp.zeros((), rows.dtype))
-        return self._all_to_all(taken).reshape(-1, rows.shape[1])
+        """As `_Round`."""
+        rank, starts = self.table.rank, self.table.starts
+        skipped, sizes, places = self._slices
+        return self._exchange(
+            rows,
+            jnp.zeros((self.table.dispatch.n_buffer_rows, *rows.shape[1:]), rows.dtype),
+            input_offsets=(starts + skipped)[rank],
+            send_sizes=sizes[rank],
+            output_offsets=places[rank],
+            recv_sizes=sizes[:, rank],
+        )
 
-    def combine(self, out: Array, rows: Array) -> Array:
-        """Returns expert outputs to the devices of their tokens: [B, D] -> [R, D], zero if dropped."""
-        n_slots = self.dispatch.n_slots
-        if n_slots is None:
-            return self._ragged(
-                out,
-                jnp.zeros(rows.shape, out.dtype),
-                input_offsets=_before(self.sizes)[:, self.rank],
-                send_sizes=self.sizes[:, self.rank],
-                output_offsets=self.starts[:, self.rank],
-                recv_sizes=self.sizes[self.rank],
-            )
-        back = self._all_to_all(out.reshape(-1, n_slots, out.shape[1])).reshape(out.shape)
-        place = jnp.arange(rows.shape[0])
-        starts = self.starts[self.rank]
-        peer = jnp.searchsorted(starts, place, side="right") - 1
-        slot = place - starts[peer]
-        is_kept = slot < self.sizes[self.rank, peer]
-        outputs = back[peer * n_slots + jnp.minimum(slot, n_slots - 1)]
-        return jnp.where(is_kept[:, None], outputs, jnp.zeros((), outputs.dtype))
+    def combine(self, out: Array, back: Array) -> Array:
+        """As `_Round`."""
+        rank, starts = self.table.rank, self.table.starts
+        skipped, sizes, places = self._slices
+        return self._exchange(
+            out,
+            back,
+            input_offsets=places[:, rank],
+            send_sizes=sizes[:, rank],
+            output_offsets=(starts + skipped)[:, rank],
+            recv_sizes=sizes[rank],
+        )
+
+    def _exchange(self, rows: Array, buffer: Array, **slices: Array) -> Array:
+        """A ragged all-to-all with a slice for each device and expert [n, e]."""
+        numbers = {name: s.astype(jnp.int32).reshape(-1) for name, s in slices.items()}
+        return lax.ragged_all_to_all(rows, buffer, **numbers, axis_name=self.table.dispatch.axes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SlotRound:
+    """The round that sends rows from `index` * C on between each pair of devices."""
+
+    table: _Table
+    index: Array | int
+
+    @property
+    def _n_slots(self) -> int:
+        n_slots = self.table.dispatch.n_slots
+        assert n_slots is not None
+        return n_slots
+
+    @property
+    def _first(self) -> Array | int:
+        return self.index * self._n_slots
+
+    @property
+    def _sizes(self) -> Array:
+        """Rows of this round [from, to]."""
+        return jnp.clip(self.table.counts.sum(axis=2) - self._first, 0, self._n_slots)
+
+    @property
+    def _runs(self) -> ExpertRuns:
+        rank, dispatch = self.table.rank, self.table.dispatch
+        return received_runs(
+            self.table.counts[:, rank],
+            self._sizes[:, rank],
+            jnp.arange(dispatch.n_ranks, dtype=jnp.int32) * self._n_slots,
+            n_rows=dispatch.n_buffer_rows,
+            n_skipped=self._first,
+        )
+
+    @property
+    def _starts(self) -> Array:
+        """The index of this device's first row for each device in this round [to]."""
+        return self.table.starts[self.table.rank, :, 0] + self._first
+
+    @property
+    def rows_of_experts(self) -> Array:
+        """As `_Round`."""
+        return self._runs.rows_of_experts
+
+    def dispatch_rows(self, rows: Array) -> Array:
+        """As `_Round`."""
+        slots = jnp.arange(self._n_slots)[None, :]
+        place = self._starts[:, None] + slots  # [n, C]
+        taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
+        received = self._all_to_all(taken)
+        return received.reshape(-1, *rows.shape[1:])[self._runs.sources]
+
+    def combine(self, out: Array, back: Array) -> Array:
+        """As `_Round`."""
+        n_slots, rank = self._n_slots, self.table.rank
+        slots = out[self._runs.places].reshape(-1, n_slots, *out.shape[1:])
+        returned = self._all_to_all(slots).reshape(out.shape)
+        place = jnp.arange(back.shape[0])
+        peer = jnp.searchsorted(self.table.starts[rank, :, 0], place, side="right") - 1
+        slot = place - self._starts[peer]
+        is_returned = (slot >= 0) & (slot < self._sizes[rank, peer])
+        outputs = returned[peer * n_slots + jnp.clip(slot, 0, n_slots - 1)]
+        return jnp.where(is_returned.reshape(-1, *(1,) * (back.ndim - 1)), outputs, back)
 
     def _all_to_all(self, x: Array) -> Array:
         """All-to-all of [n, C, D] along n."""
-        return lax.all_to_all(x, self.dispatch.axes, split_axis=0, concat_axis=0, tiled=True)
-
-    def _ragged(self, rows: Array, buffer: Array, **sizes: Array) -> Array:
-        numbers = {name: size.astype(jnp.int32) for name, size in sizes.items()}
-        return lax.ragged_all_to_all(rows, buffer, **numbers, axis_name=self.dispatch.axes)
+        axes = self.table.dispatch.axes
+        flat = x.reshape(*x.shape[:2], prod(x.shape[2:]))
+        return lax.all_to_all(flat, axes, split_axis=0, concat_axis=0, tiled=True).reshape(x.shape)
 
 
 def _table(counts: Array, dispatch: Dispatch) -> _Table:
-    """All-gathers the row counts [E] of all devices and derives the table."""
-    n_ranks, n_local = dispatch.n_ranks, dispatch.n_local_experts
-    of_peers = counts.reshape((n_ranks, n_local) if n_local > 1 else (n_ranks,))
-    grouped = lax.all_gather(of_peers, dispatch.axes, axis=0, tiled=False)
-    grouped = grouped.reshape(n_ranks, n_ranks, n_local)  # from, to, expert
-    wanted = grouped.sum(axis=2)
-    rank = lax.axis_index(dispatch.axes)
-    if dispatch.n_slots is None:
-        sizes = jnp.clip(dispatch.n_buffer_rows - _before(wanted), 0, wanted)
-        bases = _before(sizes)[:, rank]
-    else:
-        sizes = jnp.minimum(wanted, dispatch.n_slots)
-        bases = jnp.arange(n_ranks, dtype=sizes.dtype) * dispatch.n_slots
+    """All-gathers the row counts [E] of all devices.
+
+    The barrier keeps XLA from gathering them in the shape of one of their uses.
+    """
+    gathered = lax.optimization_barrier(lax.all_gather(counts, dispatch.axes, axis=0, tiled=False))
     return _Table(
         dispatch=dispatch,
-        rank=rank,
-        sizes=sizes,
-        starts=jnp.cumsum(wanted, axis=1) - wanted,
-        runs=received_runs(grouped[:, rank], sizes[:, rank], bases, n_rows=dispatch.n_buffer_rows),
+        rank=lax.axis_index(dispatch.axes),
+        counts=gathered.reshape(dispatch.n_ranks, dispatch.n_ranks, dispatch.n_local_experts),
     )
 
 
 def _before(sizes: Array) -> Array:
-    """The number of rows [from, to] that devices before `from` send to each device."""
-    return jnp.cumsum(sizes, axis=0) - sizes
+    """The sum of all sizes before each along the last dimension."""
+    return jnp.cumsum(sizes, axis=-1) - sizes

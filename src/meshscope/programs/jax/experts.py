@@ -16,6 +16,7 @@ from meshscope.programs.jax.state import LayerWeights
 from meshscope.spec.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
 from meshscope.spec.plan.kernel_choice import MAX_STACKED_EXPERTS, RAGGED_DOT_ROWS
 
+ROWS_OF_TILE = 8
 CLAMPED_SWIGLU_ALPHA = 1.702  # transformers GptOssConfig.swiglu_alpha
 
 
@@ -85,30 +86,27 @@ class Experts:
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, with `group_sizes` [e] rows for each.
 
-        Rows beyond the sum of `group_sizes` give zeros.
+        Rows beyond the sum of `group_sizes` give arbitrary values.
         """
         n_rows = rows.shape[0]
         if self.has_kernel:
             rows = jnp.pad(rows, ((0, -n_rows % RAGGED_DOT_ROWS), (0, 0)))
-        ends = jnp.cumsum(group_sizes)
-        place = jnp.arange(rows.shape[0])
-        expert = jnp.searchsorted(ends, place, side="right")  # e for rows beyond the last
+        is_of_expert = _is_of_expert(rows.shape[0], group_sizes)
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
             out = self._grouped(x, f"experts_w_{letter}", group_sizes)
             scale = self.weights.scale(f"experts_w_{letter}")
             if scale is not None:
-                is_of = jax.nn.one_hot(expert, scale.shape[0], dtype=scale.dtype)
+                is_of = is_of_expert.astype(scale.dtype)
                 factors = jnp.matmul(is_of, scale, precision=lax.Precision.HIGHEST)
                 out = (out.astype(scale.dtype) * factors).astype(out.dtype)
             if f"experts_b_{letter}" not in self.weights:
                 return out
             bias = self.weights(f"experts_b_{letter}") * share
-            return out + bias[jnp.minimum(expert, bias.shape[0] - 1)]
+            return out + is_of_expert.astype(bias.dtype) @ bias
 
         inner = gated(product(rows, "gate"), product(rows, "up"), self.moe)
-        out = product(inner, "down", self.bias_share)
-        return jnp.where((place < ends[-1])[:, None], out, jnp.zeros((), out.dtype))[:n_rows]
+        return product(inner, "down", self.bias_share)[:n_rows]
 
     def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
         """Each row times the matrix of its expert, [R, Y].
@@ -124,6 +122,12 @@ class Experts:
             stack_group_sizes = jnp.zeros(weights.shape[0], group_sizes.dtype)
             group_sizes = lax.dynamic_update_slice(stack_group_sizes, group_sizes, (first,))
         return lax.ragged_dot(x, weights, group_sizes, preferred_element_type=x.dtype)
+
+
+def _is_of_expert(n_rows: int, group_sizes: Array) -> Array:
+    """Whether each row belongs to each expert [R, e], for rows sorted by expert."""
+    place, ends = jnp.arange(n_rows)[:, None], jnp.cumsum(group_sizes)
+    return (place >= ends - group_sizes) & (place < ends)
 
 
 def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
@@ -163,8 +167,8 @@ def local_mixture(  # noqa: PLR0913  tokens, their routing, and the experts
     local = jnp.where((local >= 0) & (local < n_local), local, n_local)
     order = jnp.argsort(local, stable=True)
     rows = x[order[:n_rows] // n_active]
-    out = experts(rows, count_values(local, n_local))
-    return combine_rows(unsort(out, order), shares)
+    counts = count_values(local, n_local)
+    return combine_rows(experts(rows, counts), order, shares, n_used=counts.sum())
 
 
 def count_values(values: Array, n_values: int) -> Array:
@@ -172,14 +176,29 @@ def count_values(values: Array, n_values: int) -> Array:
     return jnp.zeros(n_values + 1, jnp.int32).at[values].add(1)[:n_values]
 
 
-def unsort(rows: Array, order: Array) -> Array:
-    """Inverts the permutation `order`; zeros for indices beyond the rows."""
-    inverse = jnp.argsort(order)
-    unsorted = rows[jnp.minimum(inverse, rows.shape[0] - 1)]
-    return jnp.where((inverse < rows.shape[0])[:, None], unsorted, jnp.zeros((), rows.dtype))
+def combine_rows(rows: Array, order: Array, shares: Array, *, n_used: Array | None = None) -> Array:
+    """The sum [T, ...] of each token's rows, weighted by its shares [T, K].
 
+    `rows` [R, ...] are in the order of the permutation `order` [T*K], in which those from `n_used` on
+    count as zeros. Each of the K rows of a token is gathered on its own, because an array [T, K, D] with
+    few K has tiles that are mostly padding. For few tokens, that does not matter, and a mask, even of all
+    rows, makes XLA sum in a fusion: it may gather the result of a plain dot in another shape, [T, 1, D].
+    """
+    places = jnp.argsort(order)
+    is_short = shares.shape[0] < ROWS_OF_TILE
+    limit = rows.shape[0] if n_used is None and is_short else n_used
 
-def combine_rows(rows: Array, shares: Array) -> Array:
-    """The sum [T, D] of each token's rows [T*K, D], weighted by its shares [T, K]."""
-    rows = rows.reshape(*shares.shape, -1)
-    return jnp.einsum("tkd,tk->td", rows, shares.astype(rows.dtype))
+    def taken(place: Array) -> Array:
+        taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
+        if limit is None:
+            return taken
+        is_used = (place < limit).reshape(-1, *(1,) * (rows.ndim - 1))
+        return jnp.where(is_used, taken, jnp.zeros((), rows.dtype))
+
+    if is_short:
+        of_tokens = taken(places).reshape(*shares.shape, *rows.shape[1:])
+        return jnp.einsum("tk...,tk->t...", of_tokens, shares.astype(rows.dtype))
+    out = jnp.zeros((shares.shape[0], *rows.shape[1:]), jnp.float32)
+    for place, share in zip(places.reshape(shares.shape).T, shares.T, strict=True):
+        out += taken(place).astype(jnp.float32) * share.reshape(-1, *(1,) * (rows.ndim - 1))
+    return out.astype(rows.dtype)

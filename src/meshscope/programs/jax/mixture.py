@@ -28,7 +28,6 @@ from meshscope.programs.jax.experts import (
     gated,
     local_mixture,
     routing,
-    unsort,
 )
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
@@ -285,4 +284,4 @@ class AutoMixture:
             experts = Experts(moe=self.moe, weights=w, has_kernel=self.has_kernel)
             out = experts(rows, count_values(flat, self.moe.n_experts))
         with scope(Part.MOE_COMBINE):
-            return combine_rows(unsort(out, order), shares)
+            return combine_rows(out, order, shares)

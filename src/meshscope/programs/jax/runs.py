@@ -55,13 +55,17 @@ class ExpertRuns:
         return jnp.clip(moved, 0, self.n_rows - 1)
 
 
-def received_runs(counts: Array, sizes: Array, bases: Array, *, n_rows: int) -> ExpertRuns:
+def received_runs(
+    counts: Array, sizes: Array, bases: Array, *, n_rows: int, n_skipped: Array | int = 0
+) -> ExpertRuns:
     """The runs of senders with `counts` [n, e] rows for each local expert.
 
-    Each sends its first `sizes` [n] rows, which start at `bases` [n] in the buffer.
+    Each sends `sizes` [n] of its rows, after the first `n_skipped`; they start at `bases` [n] in the
+    buffer.
     """
-    before = jnp.minimum(jnp.cumsum(counts, axis=1) - counts, sizes[:, None])
-    sent = jnp.minimum(counts, sizes[:, None] - before)
+    ends = jnp.cumsum(counts, axis=1) - n_skipped
+    before = jnp.clip(ends - counts, 0, sizes[:, None])
+    sent = jnp.clip(ends, 0, sizes[:, None]) - before
     return ExpertRuns(sizes=sent, starts=bases[:, None] + before, n_rows=n_rows)
 
 

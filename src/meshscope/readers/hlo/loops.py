@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.spec.plan.dispatch import ROUNDS_SCOPE
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?\}')
 _DIRECTION = re.compile(r"\bdirection=([A-Z]{2})")
@@ -47,8 +48,10 @@ _LOOP: _Scope = {0: lambda _: _LoopTuple()}
 
 def trip_count(module: HloModule, loop: Instruction, computation: Computation) -> TripCount:
     """How often the body runs in one execution of `loop`, an instruction of `computation`."""
-    if known := _KNOWN.search(loop.attributes):
-        return TripCount(count=int(known[1]))
+    known = _KNOWN.search(loop.attributes)
+    is_round_of_balanced_routing = f"/{ROUNDS_SCOPE}/" in (loop.op_name or "")
+    if known or is_round_of_balanced_routing:
+        return TripCount(count=int(known[1]) if known else 1)
     called = loop.called
     if "condition" not in called or "body" not in called:
         return _unknown(loop, "it names no condition or no body")

@@ -7,10 +7,20 @@ experts and tokens, rows are sent to the device of their expert and back.
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from math import ceil
+from math import ceil, sqrt
 
 from meshscope.spec.model.model import MixtureOfExperts
 from meshscope.spec.plan.plan import Plan
+
+# Room of a buffer, if the worst routing needs more: rows beyond it take another round. Random routing
+# exceeds the mean by more than six standard deviations (of a Poisson distribution) once in a billion
+# loads; at least a quarter of the mean is left for experts that are chosen more often than others.
+ROUND_ROOM = Fraction(5, 4)
+ROUND_DEVIATIONS = 6
+# Buffers of few rows cost little, and few rows vary more: one round for the worst routing.
+MIN_ROUND_ROWS = 512
+ROWS_STEP = 8  # of grouped matmuls
+ROUNDS_SCOPE = "exchange_rounds"  # names the loop over rounds in the program
 
 
 class DispatchForm(StrEnum):
@@ -32,7 +42,8 @@ class Dispatch:
 
     `n_buffer_rows` is the capacity of the receive buffer. `n_slots` of them are reserved for each
     sending device; None if the exchange is ragged. `n_expert_slots` of those are reserved for each
-    expert; None if all experts of a device share its slots.
+    expert; None if all experts of a device share its slots. With `has_rounds`, rows beyond the capacity
+    are exchanged in further rounds; without, they are dropped.
     """
 
     form: DispatchForm
@@ -44,6 +55,7 @@ class Dispatch:
     n_buffer_rows: int
     n_slots: int | None
     n_expert_slots: int | None = None
+    has_rounds: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -61,6 +73,8 @@ class Dispatch:
 
         With slots per expert, the worst case is that all tokens choose the same experts.
         """
+        if self.has_rounds:
+            return 0
         if self.n_expert_slots is not None:
             n_used_experts = min(self.n_active, self.n_local_experts)
             return max(0, self.n_worst_rows - self.n_ranks * n_used_experts * self.n_expert_slots)
@@ -75,7 +89,9 @@ class Dispatch:
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
         share = Fraction(self.n_ranks - 1, self.n_ranks)
-        max_rows = min(self.n_worst_rows, self.n_buffer_rows)
+        max_rows = self.n_worst_rows
+        if not self.has_rounds:
+            max_rows = min(max_rows, self.n_buffer_rows)
         return min(Fraction(skew) * self.n_rows, Fraction(max_rows)) * share
 
     @property
@@ -83,9 +99,18 @@ class Dispatch:
         """Rows that a device receives from others if all tokens choose its experts."""
         if self.n_slots is not None:
             return Fraction((self.n_ranks - 1) * self.n_slots)
-        return min(
-            Fraction(self.n_buffer_rows),
-            Fraction(self.n_worst_rows * (self.n_ranks - 1), self.n_ranks),
+        from_others = Fraction(self.n_worst_rows * (self.n_ranks - 1), self.n_ranks)
+        return from_others if self.has_rounds else min(Fraction(self.n_buffer_rows), from_others)
+
+    @property
+    def rounds_note(self) -> str:
+        """What the time of an exchange in rounds assumes about the routing."""
+        limit = f"{self.n_buffer_rows:,} rows to a device"
+        if self.n_slots is not None:
+            limit = f"{self.n_slots:,} rows from one device to another"
+        return (
+            "the expert exchange counts as one round, as under balanced routing: if routing sends more "
+            f"than {limit}, it takes further rounds and more time"
         )
 
 
@@ -100,8 +125,9 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
 ) -> Dispatch | None:
     """The exchange for one device's `n_tokens`; None if no rows are exchanged.
 
-    Without a capacity factor, buffers fit the worst routing and no row is dropped. With one, a
-    device has room for that multiple of the mean. With expert slots, the factor applies to each
+    Without a capacity factor, no row is dropped: buffers fit the worst routing, or somewhat more than
+    the mean if that is much less, and then the exchange repeats until all rows are done. With a factor,
+    a device has room for that multiple of the mean. With expert slots, the factor applies to each
     expert, with at least one slot per device.
     """
     axes = exchange_axes(plan)
@@ -111,20 +137,19 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
     n_choices = min(moe.n_active, n_local)
     worst = n_tokens * n_choices
     n_rows = n_tokens * moe.n_active
-    n_expert_slots = None
+    n_expert_slots, has_rounds = None, False
     if has_expert_slots:
         n_expert_slots = slots_of_expert(moe, n_tokens, capacity_factor)
         n_slots = n_local * n_expert_slots
         room = plan.ep * n_slots
     elif form is DispatchForm.RAGGED:
-        room = plan.ep * worst
-        if capacity_factor is not None:
-            room = min(room, ceil(n_rows * capacity_factor))
+        room = _room(plan.ep * worst, n_rows, capacity_factor, least=MIN_ROUND_ROWS)
+        has_rounds = capacity_factor is None and room < plan.ep * worst
         n_slots = None
     else:
-        n_slots = worst
-        if capacity_factor is not None:
-            n_slots = min(worst, ceil(n_rows * capacity_factor / plan.ep))
+        mean = Fraction(n_rows, plan.ep)
+        n_slots = _room(worst, mean, capacity_factor, least=-(-MIN_ROUND_ROWS // plan.ep))
+        has_rounds = capacity_factor is None and n_slots < worst
         room = plan.ep * n_slots
     return Dispatch(
         form=form,
@@ -136,7 +161,16 @@ def dispatch_of(  # noqa: PLR0913  the parameters of an exchange
         n_buffer_rows=room,
         n_slots=n_slots,
         n_expert_slots=n_expert_slots,
+        has_rounds=has_rounds,
     )
+
+
+def _room(worst: int, mean: Fraction | int, capacity_factor: float | None, *, least: int) -> int:
+    """Rows of a buffer: the capacity factor times the mean, or room for one round."""
+    if capacity_factor is not None:
+        return min(worst, ceil(mean * Fraction(capacity_factor)))
+    rows = max(ceil(mean * ROUND_ROOM), ceil(mean + ROUND_DEVIATIONS * sqrt(mean)), least)
+    return min(worst, -(-rows // ROWS_STEP) * ROWS_STEP)
 
 
 def slots_of_expert(moe: MixtureOfExperts, n_tokens: int, capacity_factor: float | None) -> int:
