@@ -14,7 +14,7 @@ from meshscope.events.enums import Phase
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
-from meshscope.spec.model.model import MlpKind, Model
+from meshscope.spec.model.model import Model
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Loop, Program
 from meshscope.spec.workload import Workload
@@ -110,8 +110,9 @@ def test_model_flops_count_every_dot_of_the_program(family: str) -> None:
 
 
 def mixed_flops(model: Model) -> float:
-    """FLOPs per token that the formulas omit: weighted sums of expert outputs and of residual streams."""
-    of_experts = 0 if model.moe is None else 2 * model.moe.n_active * model.hidden
-    n_mixed = sum(layer.mlp is not MlpKind.DENSE for layer in model.layers)
+    """FLOPs per token that the formulas omit: weighted sums of residual streams.
+
+    Those of expert outputs are no dots.
+    """
     n_streams = 0 if model.hyper is None else model.hyper.n_streams
-    return n_mixed * of_experts + model.n_layers * 2 * 2 * n_streams**2 * model.hidden
+    return model.n_layers * 2 * 2 * n_streams**2 * model.hidden
