@@ -209,6 +209,15 @@ def test_waiting_for_a_copy_is_idle_time():
     assert (bare.idle_s, bare.exposed_s) == (pytest.approx(COPY_S), 0)
 
 
+def test_a_copy_counts_for_the_part_that_consumes_it_behind_joined_slices():
+    """libtpu fetches a weight in slices, joins them and casts the result before the product."""
+    start, done = _copied("c")
+    joined = f'  %j = {ARRAY} custom-call(%cd), custom_call_target="ConcatBitcast"\n'
+    cast = f"  %b = {ARRAY} bitcast(%j)\n  %b2 = {ARRAY} bitcast(%b)\n"
+    step = _timed(start + done + joined + cast + _work("y", "b2", 1000), array=IN_HBM).time
+    assert {part.part: part.hbm_bytes for part in step.parts} == {"mlp": PAYLOAD}
+
+
 def test_copies_share_the_hbm_and_go_on_during_a_collective():
     (one, one_done), (two, two_done) = _copied("c1"), _copied("c2")
     both = _timed(one + two + one_done + two_done, array=IN_HBM).time

@@ -35,7 +35,7 @@ from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 CROSS_PROGRAM = "cross_program_prefetch_index"
 BUBBLE = "pipeline"
 _MAX_DEPTH = 64
-_MAX_USES = 3  # from a copy's start over its done and a bitcast to the op that computes with it
+_MAX_USES = 5  # from a copy over its done, the joining of slices and bitcasts to its consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

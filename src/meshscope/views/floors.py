@@ -32,9 +32,9 @@ def floor_lines(times: Sequence[StepTime], chip: Chip | None) -> Iterator[Text]:
         causes = [cause for cause in floor.causes if cause.seconds > 0][:MAX_CAUSES]
         beyond = ", ".join(f"{c.cause} {format_seconds(c.seconds)}" for c in causes)
         text = f"{head}; beyond it: {beyond}" if beyond else head
-        fetched_s = -sum(cause.seconds for cause in floor.causes if cause.seconds < 0)
-        if fetched_s >= MIN_FRAC * time.step.value_s:
-            text += f"; {format_seconds(fetched_s)} of its transfers run beside these"
+        overlapped_s = -sum(cause.seconds for cause in floor.causes if cause.seconds < 0)
+        if overlapped_s >= MIN_FRAC * time.step.value_s:
+            text += f"; {format_seconds(overlapped_s)} of the floor overlaps other work"
         yield Text(text)
 
 

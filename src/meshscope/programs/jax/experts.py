@@ -189,11 +189,11 @@ def combine_rows(rows: Array, order: Array, shares: Array, *, n_used: Array | No
     limit = rows.shape[0] if n_used is None and is_short else n_used
 
     def taken(place: Array) -> Array:
-        taken = rows[jnp.minimum(place, rows.shape[0] - 1)]
+        chosen = rows[jnp.minimum(place, rows.shape[0] - 1)]
         if limit is None:
-            return taken
+            return chosen
         is_used = (place < limit).reshape(-1, *(1,) * (rows.ndim - 1))
-        return jnp.where(is_used, taken, jnp.zeros((), rows.dtype))
+        return jnp.where(is_used, chosen, jnp.zeros((), rows.dtype))
 
     if is_short:
         of_tokens = taken(places).reshape(*shares.shape, *rows.shape[1:])
