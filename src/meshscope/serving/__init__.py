@@ -1,0 +1,1 @@
+"""Simulation of a serving engine under load: requests arrive, are batched, and finish."""
