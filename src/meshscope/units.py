@@ -115,6 +115,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
+def format_rate(per_s: float) -> str:
+    """A rate without its unit, e.g. `1,462` or `0.56`."""
+    return f"{per_s:.3g}" if per_s < ROUNDS_TO_1000 else f"{per_s:,.0f}"
+
+
 def format_shape(shape: tuple[int, ...] | list[int] | None) -> str:
     """A shape, e.g. `[8,1024,5120]`, `[]` for a scalar, `?` if unknown."""
     return "?" if shape is None else "[" + ",".join(map(str, shape)) + "]"

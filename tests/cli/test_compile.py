@@ -68,7 +68,7 @@ def test_predicted_and_compiled_are_kept_together(meshscope, compiler) -> None:
     assert run.manifest.flags["LIBTPU_INIT_ARGS"] == "--some"
     assert run.manifest.seconds == {"prefill.compile": 1.0}
     assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == b"text"
-    assert out.splitlines()[-1] == "collectives: predicted = compiled, exactly"
+    assert out.splitlines()[-1] == "collectives: predicted = compiled"
 
 
 def test_progress_is_on_standard_error(meshscope, compiler) -> None:

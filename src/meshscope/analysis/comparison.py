@@ -27,15 +27,17 @@ def compare_sides(left: Side, right: Side) -> Comparison:
     return compare(rows, other_rows)
 
 
-def compare_sources(run: RunRecord, source: Source | None = None) -> Comparison | None:
-    """The prediction compared with `source`, by default the run's strongest source.
+def compare_sources(
+    run: RunRecord, source: Source | None = None, *, left: Source = Source.PREDICTED
+) -> Comparison | None:
+    """`left`, by default the prediction, compared with `source`, by default the strongest source.
 
     None if the run lacks one of them.
     """
     source = source or run.manifest.source
-    if source is Source.PREDICTED or not {Source.PREDICTED, source} <= set(run.sources):
+    if source is left or not {left, source} <= set(run.sources):
         return None
-    return compare_sides(source_side(run, Source.PREDICTED), source_side(run, source))
+    return compare_sides(source_side(run, left), source_side(run, source))
 
 
 def compare_all_sources(run: RunRecord) -> dict[tuple[Source, Source], Comparison]:

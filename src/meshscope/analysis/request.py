@@ -32,6 +32,40 @@ class RequestTime:
     is_extrapolated: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Rates of the whole slice; null if a time is unknown.
+
+    `decode_tokens_per_s` = batch / decode step: output tokens per second while all sequences decode.
+    `output_tokens_per_s` = batch x output / end-to-end time, prefill included, and
+    `requests_per_s` = batch / end-to-end time: one batch after the other, without overlap.
+    """
+
+    decode_tokens_per_s: float | None
+    decode_tokens_per_s_per_chip: float | None
+    output_tokens_per_s: float | None
+    requests_per_s: float | None
+
+
+def throughput_of(request: RequestTime, run: RunRecord) -> Throughput | None:
+    """The rates of a request's times; None if the run does not know its workload."""
+    workload, n_chips = run.manifest.experiment.workload, run.manifest.experiment.n_chips
+    if workload is None:
+        return None
+    decode_per_s = _per_second(workload.batch, request.decode_step)
+    per_chip = None if decode_per_s is None or not n_chips else decode_per_s / n_chips
+    return Throughput(
+        decode_tokens_per_s=decode_per_s,
+        decode_tokens_per_s_per_chip=per_chip,
+        output_tokens_per_s=_per_second(workload.batch * workload.output, request.e2e),
+        requests_per_s=_per_second(workload.batch, request.e2e),
+    )
+
+
+def _per_second(count: int, time: TimeEstimate | None) -> float | None:
+    return count / time.value_s if time is not None and time.value_s else None
+
+
 def request_times(run: RunRecord) -> dict[Source, RequestTime]:
     """The request time of every source that has one, the weakest source first."""
     latency = request_latency(run)

@@ -13,7 +13,7 @@ from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
 from meshscope.spec.experiment_record import LayerForm
 from meshscope.store.run import RunRecord
-from meshscope.units import format_seconds
+from meshscope.units import format_rate, format_seconds
 from meshscope.views.model import (
     UNKNOWN_LABEL,
     CellValue,
@@ -105,21 +105,17 @@ def latency_view(latency: Latency) -> ViewTable:
 
 def _rate_lines(run: RunRecord, latency: Latency) -> Iterator[str]:
     rates = [
-        f"{_rate(latency.output_tokens_per_s)} output tokens/s end to end",
-        f"{_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
+        f"{format_rate(latency.output_tokens_per_s)} output tokens/s end to end",
+        f"{format_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
     ]
     if latency.decode_tokens_per_s is not None:
-        rates.append(f"{_rate(latency.decode_tokens_per_s)} tokens/s in decode")
+        rates.append(f"{format_rate(latency.decode_tokens_per_s)} tokens/s in decode")
     yield f"throughput: {', '.join(rates)}"
     seconds = run.manifest.seconds
     setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
     setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
     durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
     yield f"setup, excluded above: {', '.join(durations)}"
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.3g}" if per_s < 1000 else f"{per_s:,.0f}"
 
 
 def _load_lines(measured: Measured) -> Iterator[RenderableType]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.units import format_bytes, format_gib, format_rate, format_seconds
 
 UNKNOWN_LABEL = "unknown"
 UNKNOWN_PHASE_LABEL = "unknown phase"
@@ -26,6 +26,8 @@ class Unit(StrEnum):
     BYTES = "bytes"
     MEMORY_BYTES = "memory_bytes"  # in GiB, as vendors size HBM
     BYTES_PER_S = "bytes_per_s"
+    TOKENS_PER_S = "tokens_per_s"
+    REQUESTS_PER_S = "requests_per_s"
     FLOPS = "flops"
     FRACTION = "fraction"
 
@@ -47,6 +49,8 @@ _FORMATS: dict[Unit, Callable[[float], str]] = {
     Unit.BYTES: format_bytes,
     Unit.MEMORY_BYTES: format_gib,
     Unit.BYTES_PER_S: lambda rate: f"{format_bytes(rate)}/s",
+    Unit.TOKENS_PER_S: lambda rate: f"{format_rate(rate)} tokens/s",
+    Unit.REQUESTS_PER_S: lambda rate: f"{format_rate(rate)} requests/s",
     Unit.FLOPS: lambda flops: f"{format_bytes(flops).removesuffix('B')}FLOP",
     Unit.FRACTION: "{:.1%}".format,
 }

@@ -15,12 +15,21 @@ def label_columns(run: RunRecord) -> tuple[str, ...]:
     """Model, plan, slice, and the program options that are not defaults; unknown ones are empty."""
     experiment = run.manifest.experiment
     model = (experiment.model_name or IMPORTED).rpartition("/")[2]
-    values = {name: getattr(experiment.program, name, None) for name in _DEFAULTS}
-    options = (
-        "" if value in {None, _DEFAULTS[name]} else str(value) for name, value in values.items()
-    )
     slice_name = "" if experiment.topology is None else experiment.topology.name
-    return (model, str(experiment.plan or ""), slice_name, *options)
+    return (model, str(experiment.plan or ""), slice_name, *_options(run))
+
+
+def program_options(run: RunRecord) -> list[str]:
+    """The partitioner and the front end, where they are not the defaults."""
+    return [option for option in _options(run) if option]
+
+
+def _options(run: RunRecord) -> list[str]:
+    program = run.manifest.experiment.program
+    values = {name: getattr(program, name, None) for name in _DEFAULTS}
+    return [
+        "" if value in {None, _DEFAULTS[name]} else str(value) for name, value in values.items()
+    ]
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:

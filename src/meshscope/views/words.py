@@ -75,7 +75,7 @@ def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:
     Clauses are separated by `; `: first the verdict, then one clause for each phase that differs.
     """
     if comparison.is_exact:
-        return f"collectives: {left} = {right}, exactly"
+        return f"collectives: {left} = {right}"
     findings = [
         f"{phase_label(phase)}: {', '.join(_phase_findings(comparison, phase))}"
         for phase in comparison.phases

@@ -1,0 +1,300 @@
+"""The answer of a run, typed: how fast, does it fit, what binds, do its sources agree, what to try.
+
+Terminal text, the HTML report, notebooks and `--json` render this one model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshscope.analysis.agreement import TimeAgreement, time_agreements
+from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.floor import step_floor
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.request import Throughput, request_times, throughput_of
+from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.events.enums import Phase, Source
+from meshscope.events.step_time import StepTime
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.chips import Chip
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.program import Engine
+from meshscope.spec.workload import Workload
+from meshscope.store.run import RunRecord
+from meshscope.units import format_gib, format_seconds
+from meshscope.views.model import Figure, Unit, joined
+from meshscope.views.roofs import LABELS
+from meshscope.views.run_label import program_options
+from meshscope.views.times import time_figure
+from meshscope.views.words import counted, verdict_sentence
+
+MAX_CAUSES = 2  # named in a sentence on a step
+LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
+
+
+class FitState(StrEnum):
+    """Whether a step fits the memory of a device."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The memory of one device by one source, in GiB; `known` is the total, or the part that is known.
+
+    `largest_batch` (at this prompt and output) and `largest_context` (at this batch) are None if unknown.
+    """
+
+    state: FitState
+    known: Figure
+    hbm: Figure
+    is_total: bool
+    largest_batch: int | None = None
+    largest_context: int | None = None
+
+    @property
+    def text(self) -> str:
+        """`yes: 8.19 of 31.25 GiB`, `NO: 70.57 of 31.25 GiB`, `unknown: at least 7.91 of 31.25 GiB`."""
+        if self.hbm.value is None:
+            return f"{self._label}: needs {self._known_gib} GiB"
+        return f"{self._label}: {self._known_gib} of {self.hbm.text}"
+
+    @property
+    def _label(self) -> str:
+        return "NO" if self.state is FitState.NO else self.state.value
+
+    @property
+    def _known_gib(self) -> str:
+        number = format_gib(self.known.value).removesuffix(" GiB")
+        return number if self.is_total else f"at least {number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAnswer:
+    """The figures of one source; a figure without a value is unknown.
+
+    Times are those of `RequestTime`, rates those of `Throughput`.
+    """
+
+    source: Source
+    prefill: Figure
+    decode: Figure
+    ttft: Figure
+    tpot: Figure
+    e2e: Figure
+    decode_tokens_per_s: Figure
+    decode_tokens_per_s_per_chip: Figure
+    output_tokens_per_s: Figure
+    requests_per_s: Figure
+    basis: str | None
+    fit: Fit | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAgreement:
+    """Collectives and times of two sources of a run, judged apart.
+
+    `collectives` is one sentence; `times` has the figures behind the `time_sentences`.
+    """
+
+    left: Source
+    right: Source
+    agreement: Agreement
+    collectives: str
+    times: tuple[TimeAgreement, ...]
+    time_sentences: tuple[str, ...]
+
+    @property
+    def is_time_within(self) -> bool | None:
+        """Whether all step times agree within their intervals; None if no step has both times."""
+        return all(time.is_within for time in self.times) if self.times else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a reader wants to know first; `why` has a sentence for each phase with a modeled step."""
+
+    title: str  # model, slice and plan
+    request: str  # batch, prompt, output, dtypes and options that are not defaults
+    sources: tuple[SourceAnswer, ...]
+    why: Mapping[Phase, str]
+    agreements: tuple[SourceAgreement, ...]
+
+    @property
+    def strongest(self) -> SourceAnswer:
+        """The figures of the strongest source."""
+        return self.sources[-1]
+
+
+def answer_of(run: RunRecord) -> Answer:
+    """The answer of a run from what its record contains."""
+    experiment = run.manifest.experiment
+    return Answer(
+        title=_title(experiment),
+        request=_request(run),
+        sources=tuple(_source_answer(run, source) for source in run.sources),
+        why=dict(_why(run)),
+        agreements=tuple(_agreements(run)),
+    )
+
+
+def _title(experiment: ExperimentRecord) -> str:
+    """`Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8`."""
+    model = experiment.model_name or "imported program"
+    if experiment.n_layers is not None:
+        model += f" ({counted(experiment.n_layers, 'layer')})"
+    if experiment.topology is not None:
+        chips = "" if experiment.n_chips is None else f" ({counted(experiment.n_chips, 'chip')})"
+        model += f" on {experiment.topology.name}{chips}"
+    return model if experiment.plan is None else f"{model}, {experiment.plan}"
+
+
+def _request(run: RunRecord) -> str:
+    """`batch 8, prompt 1024, output 128, bf16`, and the options of the program."""
+    experiment = run.manifest.experiment
+    words = [] if experiment.workload is None else list(_workload_words(experiment.workload))
+    if experiment.engine is Engine.VLLM:
+        words.append(f"{experiment.engine}'s conventions")
+    return ", ".join([*words, *program_options(run)])
+
+
+def _workload_words(workload: Workload) -> Iterator[str]:
+    yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
+    dtypes = {
+        "weights": workload.weight_dtype,
+        "activations": workload.activation_dtype,
+        "cache": workload.cache_dtype,
+    }
+    same = set(dtypes.values())
+    yield from same if len(same) == 1 else (f"{name} {dtype}" for name, dtype in dtypes.items())
+
+
+def _source_answer(run: RunRecord, source: Source) -> SourceAnswer:
+    request = request_times(run).get(source)
+    rates = None if request is None else throughput_of(request, run)
+    memory = run.memory.get(source)
+    times = {
+        name: time_figure(None if request is None else getattr(request, field))
+        for name, field in (
+            ("prefill", "ttft"),
+            ("decode", "decode_step"),
+            ("ttft", "ttft"),
+            ("tpot", "tpot"),
+            ("e2e", "e2e"),
+        )
+    }
+    return SourceAnswer(
+        source=source,
+        **times,
+        **_rates(rates),
+        basis=None if request is None else request.basis,
+        fit=None if memory is None else fit_of(memory),
+    )
+
+
+def _rates(rates: Throughput | None) -> dict[str, Figure]:
+    units = {
+        "decode_tokens_per_s": Unit.TOKENS_PER_S,
+        "decode_tokens_per_s_per_chip": Unit.TOKENS_PER_S,
+        "output_tokens_per_s": Unit.TOKENS_PER_S,
+        "requests_per_s": Unit.REQUESTS_PER_S,
+    }
+    return {
+        name: Figure(value=None if rates is None else getattr(rates, name), unit=unit)
+        for name, unit in units.items()
+    }
+
+
+def fit_of(memory: Memory) -> Fit:
+    """Whether a device has room for the step, with the bytes that are known."""
+    states = {True: FitState.YES, False: FitState.NO, None: FitState.UNKNOWN}
+    total_bytes = memory.total_bytes
+    known_bytes = memory.weights_bytes + memory.kv_cache_bytes
+    return Fit(
+        state=states[memory.fits],
+        known=Figure(
+            value=known_bytes if total_bytes is None else total_bytes, unit=Unit.MEMORY_BYTES
+        ),
+        hbm=Figure(value=memory.hbm_bytes, unit=Unit.MEMORY_BYTES),
+        is_total=total_bytes is not None,
+    )
+
+
+def _why(run: RunRecord) -> Iterator[tuple[Phase, str]]:
+    """A sentence for each modeled step of the strongest source that has times."""
+    chip = run.manifest.experiment.chip
+    timed = [run.times_of(source) for source in run.sources if run.times_of(source)]
+    for time in timed[-1] if timed else ():
+        sentence = None if chip is None else _floor_sentence(time, chip)
+        if sentence is not None:
+            yield time.phase, sentence
+
+
+def _floor_sentence(time: StepTime, chip: Chip) -> str | None:
+    floor = step_floor(time, chip)
+    if floor is None or floor.floor_s <= 0:
+        return None
+    ratio = time.step.value_s / floor.floor_s
+    head = f"{time.phase} takes {ratio:.2f} x its {LABELS[floor.binding]} floor"
+    causes = [cause for cause in floor.causes if cause.seconds > 0][:MAX_CAUSES]
+    return f"{head}: {joined([f'{format_seconds(c.seconds)} {c.cause}' for c in causes])}"
+
+
+def _agreements(run: RunRecord) -> Iterator[SourceAgreement]:
+    """The prediction against every stronger source; a measured run also compiled against measured."""
+    strongest = run.manifest.source
+    for left in (Source.PREDICTED, Source.COMPILED):
+        if left is strongest or not {left, strongest} <= set(run.sources):
+            continue
+        comparison = compare_sources(run, left=left)
+        if comparison is not None:
+            times = time_agreements(run, left, strongest)
+            yield SourceAgreement(
+                left=left,
+                right=strongest,
+                agreement=comparison.agreement,
+                collectives=verdict_sentence(comparison, left=left.value, right=strongest.value),
+                times=times,
+                time_sentences=tuple(_time_sentences(times, left, strongest)),
+            )
+
+
+def _time_sentences(times: tuple[TimeAgreement, ...], left: Source, right: Source) -> Iterator[str]:
+    """That the times agree within their intervals, or by how much each step differs and in what."""
+    within = [time.phase.value for time in times if time.is_within]
+    if within:
+        yield f"{joined(within)} times agree within their intervals"
+    for time in times:
+        if not time.is_within:
+            yield _difference(time, left, right)
+
+
+def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
+    """`compiled decode takes 4.6 x the prediction: 500 of 524 ms are outside the parts of the model`."""
+    ratio = f"{time.ratio:.1f} x" if time.ratio >= 0.1 else f"{time.ratio:.1%} of"
+    than = "the prediction" if left is Source.PREDICTED else f"the {left} time"
+    head = f"{right} {time.phase} takes {ratio} {than}"
+    largest = max(time.changes, key=lambda change: change.right_s, default=None)
+    if largest is not None and largest.right_s >= LARGE_FRAC * time.right.value_s:
+        share = share_text(largest.right_s, time.right.value_s)
+        return f"{head}: {share} are {_part_words(largest.part)}"
+    if not time.changes:
+        return head
+    change = time.changes[0]
+    sign = "+" if change.change_s > 0 else ""
+    return f"{head}: {sign}{format_seconds(change.change_s)} in {_part_words(change.part)}"
+
+
+def share_text(part_s: float, whole_s: float) -> str:
+    """`500 of 524 ms`, or with both units if they differ."""
+    part, whole = format_seconds(part_s), format_seconds(whole_s)
+    unit = whole[whole.rindex(" ") :]
+    return f"{part.removesuffix(unit)} of {whole}"
+
+
+def _part_words(part: str) -> str:
+    if part == BETWEEN_PARTS:
+        return "copies and other work outside the parts of the model"
+    return part
