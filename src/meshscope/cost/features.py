@@ -4,9 +4,11 @@ The coefficients depend on the model and the plan only. They are computed once p
 every workload.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -54,6 +56,7 @@ NORM_PASSES = 2
 GATED_PASSES = 2
 # Rows of experts are gathered into their order and back, weighted and summed.
 ROUTED_PASSES = 6
+CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
 SPLIT_FRAC = (
     0.6  # of the passes over the residual stream, those that sp splits: norms and additions
 )
@@ -130,13 +133,27 @@ def plan_costs(experiment: Experiment, phase: Phase) -> PlanCosts:
     workload = experiment.workload
     device = _Device(
         model=experiment.model,
-        plan=experiment.plan,
+        plan=_one_replica(experiment.plan),
         phase=phase,
         weight_dtype=workload.weight_dtype,
         act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
         cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
     )
+    return _device_costs(device)
+
+
+def _one_replica(plan: Plan) -> Plan:
+    """The plan without the axes on which the work of a device does not depend.
+
+    They split sequences and positions, which are features, and weights that fsdp gathers.
+    """
+    has_experts = plan.data_axis in plan.expert_axes
+    return replace(plan, cp=1) if has_experts else replace(plan, cp=1, dp=1, fsdp=1)
+
+
+@lru_cache(maxsize=CACHED_COSTS)
+def _device_costs(device: _Device) -> PlanCosts:
     coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
     for part, cost, feature, value in _entries(device):
         coefficients[PARTS.index(part), cost, feature] += value
@@ -154,13 +171,10 @@ def _entries(device: _Device) -> Iterator[_Entry]:
             yield part, cost, feature, n * value
 
 
-def _layer_counts(model: Model, plan: Plan) -> dict[Layer, int]:
+def _layer_counts(model: Model, plan: Plan) -> Counter[Layer]:
     """The number of layers of each kind in the stage with the most layers."""
     fullest = max(stage_layers(model.n_layers, plan.pp), key=len)
-    counts: dict[Layer, int] = {}
-    for layer in model.layers[fullest.start : fullest.stop]:
-        counts[layer] = counts.get(layer, 0) + 1
-    return counts
+    return Counter(model.layers[fullest.start : fullest.stop])
 
 
 def _embedding(device: _Device) -> Iterator[_Entry]:

@@ -264,6 +264,10 @@ class Model:
         self._check_attention()
         self._check_experts()
 
+    def __hash__(self) -> int:
+        """A hash that skips the layers: the key of many small caches."""
+        return hash((self.name, self.source, self.hidden, self.n_layers))
+
     @property
     def n_layers(self) -> int:
         """Number of layers."""

@@ -1,5 +1,6 @@
 """Cache arrays of each layer: keys and values, latents, or compressed entries."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -119,9 +120,10 @@ def device_cache_bytes(
     `layers` defaults to all layers that the device allocates.
     """
     n_positions = cache_slots(plan, workload)
+    counts = Counter(stored_layers(model.layers, plan.pp) if layers is None else layers)
     elements = sum(
-        prod(array.local_shape(plan)) * array.n_slots(n_positions)
-        for layer in (stored_layers(model.layers, plan.pp) if layers is None else layers)
+        n * prod(array.local_shape(plan)) * array.n_slots(n_positions)
+        for layer, n in counts.items()
         for array in layer_cache(model, plan, layer)
     )
     n_sequences = workload.batch // plan.data_size

@@ -1,6 +1,7 @@
 """Parallel plans: the size of each parallelism axis, parsed from text such as `dp=2,tp=4`."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 
 from meshscope.errors import PlanError, nearest
@@ -82,8 +83,7 @@ class Plan:
     @property
     def mesh(self) -> Mesh:
         """The mesh (pp, dp or fsdp, cp, tp) without axes of size 1; tp=1 for a single device."""
-        axes = tuple((axis, getattr(self, axis)) for axis in MESH_AXES if getattr(self, axis) != 1)
-        return Mesh(axes=axes or (("tp", 1),))
+        return _mesh_of(self.pp, self.dp, self.fsdp, self.cp, self.tp)
 
     @property
     def data_axis(self) -> str:
@@ -146,6 +146,13 @@ class Plan:
                 f"{_remedy(plan, n_devices)}"
             )
         return plan
+
+
+@cache
+def _mesh_of(*sizes: int) -> Mesh:
+    """The mesh with these sizes of MESH_AXES."""
+    axes = tuple((axis, size) for axis, size in zip(MESH_AXES, sizes, strict=True) if size != 1)
+    return Mesh(axes=axes or (("tp", 1),))
 
 
 def _remedy(plan: Plan, n_devices: int) -> str:

@@ -4,9 +4,11 @@ Each dimension has a logical axis, which `mesh_axes_of` maps to mesh axes. Atten
 their weights; `layer_weights` combines them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from math import prod
 from typing import assert_never
 
@@ -34,6 +36,8 @@ from meshscope.spec.plan.stages import stored_layers
 from meshscope.spec.quantization import UNQUANTIZED_DTYPE, quantization_of
 from meshscope.units import array_bytes
 
+CACHED_WEIGHTS = 4096  # of models and plans: a search evaluates thousands of plans of one model
+
 
 class Dim(StrEnum):
     """Logical axes of weights."""
@@ -56,6 +60,7 @@ _EXPERT_IN = (Dim.EXPERT, Dim.EXPERT_HIDDEN, Dim.EXPERT_FFN)
 _EXPERT_OUT = (Dim.EXPERT, Dim.EXPERT_FFN, Dim.EXPERT_HIDDEN)
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
     """The mesh axes that split this logical axis, outermost first; () if none does."""
     match dim:
@@ -75,7 +80,8 @@ def mesh_axes_of(dim: Dim, plan: Plan) -> tuple[str, ...]:
             assert_never(dim)
 
 
-def local_shape(dims: Sequence[Dim], shape: Sequence[int], plan: Plan) -> tuple[int, ...]:
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def local_shape(dims: tuple[Dim, ...], shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """Shape of one device's shard, in elements."""
     sizes = dict(plan.mesh.axes)
     return tuple(
@@ -205,6 +211,7 @@ def layer_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     return (*attention_weights(model, plan, layer), *mlp_weights(model, layer))
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def outer_weights(model: Model, plan: Plan) -> tuple[Weight, ...]:
     """Embedding, final norm and, unless tied, the output head; both matrices are [vocab, hidden].
 
@@ -272,6 +279,7 @@ class WeightBuilder:
         )
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, ...]:
     """The weights of one layer's attention, including the norm before it."""
     tensor = norm_tensors(model.family)[0]
@@ -459,6 +467,7 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
             assert_never(layer.mlp)
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def dense_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP."""
     assert model.ffn is not None
@@ -466,6 +475,7 @@ def dense_weights(model: Model) -> tuple[Weight, ...]:
     return tuple(_gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias))
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def shared_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of the shared experts, stored as one gated MLP."""
     moe = model.moe
@@ -488,6 +498,7 @@ def _gated(
         yield builder.vector(f"{prefix}b_down", (Dim.NORM,), (d,), biases["down"])
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ...]:
     """The replicated weights of the router.
 
@@ -511,6 +522,7 @@ def router_weights(model: Model, *, has_table: bool = False) -> tuple[Weight, ..
     return tuple(weights)
 
 
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def expert_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of the routed experts, stacked over experts."""
     moe = model.moe
@@ -554,8 +566,8 @@ def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     In a pipeline, every stage allocates the same number of layers, plus embedding and head.
     """
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
-    layers = stored_layers(model.layers, plan.pp)
-    return outer + sum(layer_bytes(model, plan, layer, dtype) for layer in layers)
+    layers = Counter(stored_layers(model.layers, plan.pp))
+    return outer + sum(n * layer_bytes(model, plan, layer, dtype) for layer, n in layers.items())
 
 
 def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
