@@ -91,7 +91,7 @@ class Finding:
 
 def files(*suffixes: str) -> list[Path]:
     """Every checked file of the project with one of these suffixes."""
-    tops = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *ROOT.glob("C*.md")]
+    tops = ROOT.glob("*.md")
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
     paths = {path for path in (*tops, *inside) if path.suffix in suffixes and path.is_file()}
     return sorted(
