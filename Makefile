@@ -90,6 +90,10 @@ endif
 readme: $(VENV)/.dev demo ## write real output into the README and the docs
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/pages.py write
 
+.PHONY: site
+site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs

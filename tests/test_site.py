@@ -1,0 +1,126 @@
+"""The documentation site builds without a warning, reaches every page, and asks no other host for anything."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Attributes that a browser fetches by itself; a link that a reader clicks is none of them.
+FETCHED = {
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("link", "href"),
+    ("object", "data"),
+}
+HOST = re.compile(r"(?:https?:)?//")
+STYLE_URL = re.compile(r"(?:url\(|@import )\s*[\"']?((?:https?:)?//[^)\"']+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Fetches(HTMLParser):
+    """Collects the addresses on other hosts that a page fetches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [
+            value
+            for name, value in attrs
+            if value is not None and (tag, name) in FETCHED and HOST.match(value)
+        ]
+
+
+def fetched_by(text: str) -> list[str]:
+    page = Fetches()
+    page.feed(text)
+    return page.addresses + STYLE_URL.findall(text)
+
+
+def test_every_page_is_on_the_site(site: Path) -> None:
+    """With `omitted_files: warn`, a page outside the navigation fails the strict build."""
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= {path.stem for path in site.glob("*.html")}
+    assert (site / "index.html").is_file()
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "omitted_files: warn" in settings
+
+
+def test_no_page_asks_another_host(site: Path) -> None:
+    files = [path for suffix in ("html", "css") for path in site.rglob(f"*.{suffix}")]
+    assert files
+    fetched = {str(path): fetched_by(path.read_text(encoding="utf-8")) for path in files}
+    assert {path: addresses for path, addresses in fetched.items() if addresses} == {}
+
+
+def test_no_page_loads_what_the_theme_fetches_on_demand(site: Path) -> None:
+    """The script of the theme fetches Mermaid, and figures of a repository, for pages that use them."""
+    texts = [path.read_text(encoding="utf-8") for path in site.glob("*.html")]
+    assert not any('class="mermaid"' in text or "md-source__" in text for text in texts)
+
+
+def test_markers_of_generated_blocks_are_not_on_the_site(site: Path) -> None:
+    assert [p.name for p in site.glob("*.html") if "[[[cog" in p.read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://a.example/x.js"></script>',
+        '<link rel="stylesheet" href="//a.example/x.css">',
+        "@import 'https://a.example/x.css'",
+        "body { background: url(https://a.example/x.png) }",
+    ],
+)
+def test_the_check_sees_a_request(text: str) -> None:
+    assert len(fetched_by(text)) == 1
+    assert fetched_by('<a href="https://a.example">a link</a>') == []
+
+
+def _hooks() -> ModuleType:
+    spec = spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("markdown", "is_top", "expected"),
+    [
+        ("[a](docs/time.md#x)", True, "[a](time.md#x)"),
+        ("[a](../README.md)", False, "[a](index.md)"),
+        ("[a](ARCHITECTURE.md)", True, "[a](architecture.md)"),
+        ("[a](time.md)", False, "[a](time.md)"),
+        ("[a](https://a.example/docs/b)", True, "[a](https://a.example/docs/b)"),
+        ("text:\n- one\n- two\n", False, "text:\n\n- one\n- two\n"),
+        ("text:\n| a |\n|---|\n", False, "text:\n\n| a |\n|---|\n"),
+        ("```\ntext\n- no list\n```", False, "```\ntext\n- no list\n```"),
+        ("<!-- [[[cog\nx\n]]] -->\ny\n<!-- [[[end]]] -->\n", False, "y\n"),
+    ],
+)
+def test_pages_are_rewritten_for_the_site(markdown: str, *, is_top: bool, expected: str) -> None:
+    assert _hooks().site_markdown(markdown, is_top=is_top) == expected
