@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from meshscope.analysis.floor import OTHER, step_floor
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.events.enums import Phase
 from meshscope.readers.hlo.collectives import module_collectives
@@ -120,6 +121,24 @@ def test_small_batches_are_bound_by_the_hbm(batch: int):
     weights, cache_of_sequence = 53.7e6, 2 * 2048 * 128
     busy_s = (weights + batch * cache_of_sequence) / 819e9
     assert 0.75 <= busy_s / _layer_s(name) <= 1
+
+
+@pytest.mark.parametrize("name", PROGRAM_OF)
+def test_causes_beyond_the_floor_are_known_and_add_up(name: str):
+    time = _timed(name).time
+    spent = time.activities
+    assert sum(s.seconds for s in spent) == pytest.approx(time.step.value_s)
+    assert all(0 <= s.hbm_busy_s <= s.seconds + 1e-12 for s in spent)
+    assert sum(s.flops for s in spent) == pytest.approx(time.flops)
+    assert sum(s.wire_bytes for s in spent) == pytest.approx(time.wire_bytes)
+    chip = parse_topology(PROGRAM_OF[name].topology).chip
+    floor = step_floor(time, chip)
+    assert floor is not None
+    caused_s = time.step.value_s - floor.floor_s
+    assert sum(cause.seconds for cause in floor.causes) == pytest.approx(caused_s)
+    assert all(cause.seconds >= 0 for cause in floor.causes if cause.cause != OTHER)
+    unknown_s = sum(cause.seconds for cause in floor.causes if cause.cause == OTHER)
+    assert abs(unknown_s) < 0.05 * time.step.value_s
 
 
 def test_plans_rank_as_published():

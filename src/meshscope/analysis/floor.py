@@ -1,22 +1,34 @@
 """The least time of a step on its hardware, and where the rest of its time goes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from meshscope.analysis.roofline import BETWEEN_PARTS, BindingResource, device_peaks
-from meshscope.events.step_time import PartCost, StepTime
+from meshscope.analysis.roofline import BindingResource, device_peaks
+from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime
 from meshscope.spec.hardware.chips import Chip
 
-WAITING = "waiting"
 MIN_FRAC = 0.01  # of the step; smaller causes are added up
 OTHER = "other"
+PADDING = "padding"
+SLOW_HBM = "HBM below peak"
+# Causes by the activity that leaves the binding resource unused.
+CAUSES = {
+    Activity.MATMUL: "matmuls below peak",
+    Activity.KERNEL: "kernels below peak",
+    Activity.RELAYOUT: "relayouts",
+    Activity.ELEMENTWISE: "element-wise passes",
+    Activity.SMALL: "small operations",
+    Activity.EXPOSED: "exposed",
+    Activity.COPY: "waiting for copies",
+    Activity.BUBBLE: "pipeline bubble",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorCause:
-    """Seconds beyond the floor that a part, exposed communication over an axis, or waiting takes.
+    """Seconds beyond the floor in which one activity leaves the binding resource unused.
 
-    They are negative for a part whose bytes are fetched while other parts compute or communicate.
+    They are negative for collectives that overlap other work, if the links bind the step.
     """
 
     cause: str
@@ -27,7 +39,8 @@ class FloorCause:
 class StepFloor:
     """Lower bounds of a step on one device in seconds; the largest is its floor.
 
-    `link_s` assumes all links of the chip at once. The `causes` add up to the step minus its floor.
+    `link_s` assumes all links of the chip at once. The `causes`, the longest first, add up to the step
+    minus its floor.
     """
 
     hbm_s: float
@@ -45,7 +58,11 @@ class StepFloor:
 def step_floor(time: StepTime, chip: Chip) -> StepFloor | None:
     """The floor of a modeled step; None without published peaks or without the work of its parts.
 
-    Bounds are HBM bytes / HBM rate, FLOPs / bf16 peak and wire bytes / link rate, of one device.
+    Bounds are HBM bytes / HBM rate, FLOPs / bf16 peak and wire bytes / link rate, of one device. A cause
+    is the time of an activity in which the binding resource is not used: less FLOPs / peak where compute
+    binds, less the time in which the HBM is busy where the HBM does. The time in which it is busy beyond
+    bytes / peak is a cause of its own. An activity whose products fill tiles of the matrix units with
+    padding yields these FLOPs to `padding`.
 
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model" (2009).
     """
@@ -60,12 +77,17 @@ def step_floor(time: StepTime, chip: Chip) -> StepFloor | None:
     }
     bounds = {r: sum(_work(part, r) for part in time.parts) / rate for r, rate in rates.items()}
     binding = max(bounds, key=lambda resource: bounds[resource])
+    beyond_s = time.step.value_s - bounds[binding]
+    causes = list(_causes(time.activities, binding, rates[binding]))
+    if binding is BindingResource.HBM and causes:
+        slow_s = beyond_s - sum(cause.seconds for cause in causes)
+        causes.append(FloorCause(cause=SLOW_HBM, seconds=slow_s))
     return StepFloor(
         hbm_s=bounds[BindingResource.HBM],
         compute_s=bounds[BindingResource.COMPUTE],
         link_s=bounds[BindingResource.INTERCONNECT],
         binding=binding,
-        causes=_shown(_causes(time, binding, rates[binding]), time.step.value_s),
+        causes=_ranked(causes, beyond_s, MIN_FRAC * time.step.value_s),
     )
 
 
@@ -79,18 +101,34 @@ def _work(part: PartCost, resource: BindingResource) -> float:
             return part.wire_bytes or 0.0
 
 
-def _causes(time: StepTime, binding: BindingResource, rate: float) -> Iterator[FloorCause]:
-    for axis, seconds in time.exposed_by_axis_s.items():
-        yield FloorCause(cause=f"exposed over {axis}", seconds=seconds)
-    yield FloorCause(cause=WAITING, seconds=time.idle_s)
-    for part in time.parts:
-        seconds = part.compute_s - _work(part, binding) / rate
-        yield FloorCause(cause=part.part or BETWEEN_PARTS, seconds=seconds)
+def _causes(
+    activities: Iterable[ActivityTime], binding: BindingResource, rate: float
+) -> Iterator[FloorCause]:
+    for spent in activities:
+        cause = CAUSES[spent.activity] + (f" over {spent.axis}" if spent.axis else "")
+        match binding:
+            case BindingResource.HBM:
+                used_s = spent.hbm_busy_s
+            case BindingResource.COMPUTE:
+                used_s = spent.flops / rate
+            case BindingResource.INTERCONNECT:
+                used_s = spent.wire_bytes / rate
+        padding_s = 0.0
+        if binding is BindingResource.COMPUTE:
+            padding_s = min(max(0.0, spent.seconds - used_s), spent.padding_flops / rate)
+        yield FloorCause(cause=PADDING, seconds=padding_s)
+        yield FloorCause(cause=cause, seconds=spent.seconds - used_s - padding_s)
 
 
-def _shown(causes: Iterator[FloorCause], step_s: float) -> tuple[FloorCause, ...]:
-    """The causes, the longest first, with those below MIN_FRAC of the step added up."""
-    ranked = sorted(causes, key=lambda cause: -cause.seconds)
-    large = [cause for cause in ranked if abs(cause.seconds) >= MIN_FRAC * step_s]
-    rest_s = sum(cause.seconds for cause in ranked if cause not in large)
-    return (*large, FloorCause(cause=OTHER, seconds=rest_s)) if rest_s else tuple(large)
+def _ranked(
+    causes: Iterable[FloorCause], beyond_s: float, least_s: float
+) -> tuple[FloorCause, ...]:
+    """The causes, the longest first; those below `least_s` are added up with what is unknown."""
+    totals: dict[str, float] = {}
+    for cause in causes:
+        totals[cause.cause] = totals.get(cause.cause, 0.0) + cause.seconds
+    large = {cause: seconds for cause, seconds in totals.items() if abs(seconds) >= least_s}
+    ranked = sorted(large.items(), key=lambda item: -item[1])
+    rest_s = beyond_s - sum(large.values())
+    shown = tuple(FloorCause(cause=cause, seconds=seconds) for cause, seconds in ranked)
+    return (*shown, FloorCause(cause=OTHER, seconds=rest_s)) if rest_s else shown

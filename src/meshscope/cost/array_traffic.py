@@ -190,16 +190,53 @@ def flops(flow: Dataflow, computation: Computation, instruction: Instruction) ->
     return _product_flops(computation, instruction)
 
 
+def padding_flops(
+    flow: Dataflow, computation: Computation, instruction: Instruction, mxu_dim: int
+) -> float:
+    """FLOPs that the products of an instruction add to fill matrix units of `mxu_dim` x `mxu_dim`.
+
+    A unit holds one operand in tiles and streams the rows of the other: the contracted dimension is padded,
+    and the smaller padding of the two others is taken.
+    """
+    products = [(computation, instruction)]
+    if instruction.opcode == "fusion":
+        products = list(flow.inner(flow.fused(instruction)))
+    return sum(
+        n * (_padding(p.contracted, mxu_dim) * min(_padding(s, mxu_dim) for s in p.free) - 1)
+        for p, n in ((_product(c, i), _product_flops(c, i)) for c, i in products)
+        if p is not None and n
+    )
+
+
+def _padding(size: int, multiple: int) -> float:
+    return -(-size // multiple) * multiple / size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """Sizes of a matrix product: the result, the contracted dimensions, and those of one operand only."""
+
+    result: int
+    contracted: int
+    free: tuple[int, int]
+
+
 def _product_flops(computation: Computation, instruction: Instruction) -> int:
+    product = _product(computation, instruction)
+    return 0 if product is None else 2 * product.result * product.contracted
+
+
+def _product(computation: Computation, instruction: Instruction) -> _Product | None:
     if instruction.opcode not in {"dot", "convolution"}:
-        return 0
+        return None
     sides = computation.producers(instruction)
     if len(sides) != 2 or not sides[0].arrays or not instruction.arrays:
-        return 0
+        return None
     left, right = (side.arrays[0].dims for side in sides)
     result = prod(instruction.arrays[0].dims)
     if match := _CONTRACTING.search(instruction.attributes):
-        return 2 * result * prod(_sizes(left, (int(d) for d in match[1].split(",") if d)))
+        contracted = prod(_sizes(left, (int(d) for d in match[1].split(",") if d)))
+        return _free(result, prod(left) // contracted, prod(right) // contracted, contracted)
     if match := _DIM_LABELS.search(instruction.attributes):
         # A padded or dilated window holds a batch as a spatial dim, of which one position counts.
         kernel, is_batch = match[2], "pad=" in instruction.attributes
@@ -208,8 +245,17 @@ def _product_flops(computation: Computation, instruction: Instruction) -> int:
             for label, size in zip(kernel, right, strict=True)
             if label == "i" or (label != "o" and not is_batch)
         ]
-        return 2 * result * prod(counted)
-    return 0
+        contracted = prod(counted)
+        n_out = prod(s for label, s in zip(kernel, right, strict=True) if label == "o")
+        return _Product(result=result, contracted=contracted, free=(result // n_out, n_out))
+    return None
+
+
+def _free(result: int, left: int, right: int, contracted: int) -> _Product:
+    """The product of operands with `left` and `right` times the contracted elements, batched or not."""
+    n_batches = max(1, left * right // max(1, result))
+    free = (max(1, left // n_batches), max(1, right // n_batches))
+    return _Product(result=result, contracted=contracted, free=free)
 
 
 def _sizes(dims: tuple[int, ...], which: Iterable[int]) -> list[int]:

@@ -11,6 +11,8 @@ from typing import Any
 from meshscope.cost.steps import TimedStep
 from meshscope.events.step_time import (
     NO_TIME,
+    Activity,
+    ActivityTime,
     PartCost,
     StepTime,
     TimeEstimate,
@@ -73,6 +75,7 @@ def _weighted_sum(times: Sequence[StepTime], weight: float) -> StepTime:
     }
     summed = {name: value for name, value in values.items() if value is not None}
     summed["parts"] = _parts(times, weight)
+    summed["activities"] = _activities(times, weight)
     summed["is_extrapolated"] = any(time.is_extrapolated for time in times)
     summed["unestimated"] = _unestimated(times, weight)
     return replace(last, **summed)
@@ -124,6 +127,23 @@ def _parts(times: Sequence[StepTime], weight: float) -> tuple[PartCost, ...]:
         for part, costs in by_part.items()
     ]
     return tuple(sorted(summed, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
+
+
+def _activities(times: Sequence[StepTime], weight: float) -> tuple[ActivityTime, ...]:
+    """The seconds and the work of each activity, the longest first."""
+    by_kind: dict[tuple[Activity, str | None], list[ActivityTime]] = {}
+    for spent in (spent for time in times for spent in time.activities):
+        by_kind.setdefault((spent.activity, spent.axis), []).append(spent)
+    names = [field.name for field in fields(ActivityTime) if field.name not in {"activity", "axis"}]
+    summed = [
+        ActivityTime(
+            activity=activity,
+            axis=axis,
+            **{name: weight * sum(getattr(s, name) for s in same) for name in names},
+        )
+        for (activity, axis), same in by_kind.items()
+    ]
+    return tuple(sorted(summed, key=lambda spent: -spent.seconds))
 
 
 def _known_sum(values: Sequence[float | None], weight: float) -> Any:

@@ -188,7 +188,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     n_strategies = max((len(c.latency_s) for form in forms for c in form.collectives), default=1)
     return PlanBatch(
         coefficients=np.array([form.costs.coefficients for form in forms]),
-        cost_s=np.array([_cost_s(form) for form in forms]),
+        cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
         payload=by_collective(lambda c: c.payload, len(Feature)),
@@ -216,7 +216,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     )
 
 
-def _cost_s(form: PlanForm) -> FloatArray:
+def cost_s(form: PlanForm) -> FloatArray:
     """[cost] seconds per unit of cost, at what the chip reaches of its peaks."""
     constants = form.efficiency.constants
     flop_s, byte_s = 1 / form.rates.flops_per_s, 1 / form.rates.hbm_bytes_per_s
@@ -267,7 +267,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     # [n, part, cost] = [n, part, cost, feature] x [n, feature], as one product of small matrices
     costs = (plans.coefficients[at] @ features[:, None, :, None])[..., 0]
     payload = (plans.payload[at] @ features[:, :, None])[..., 0]
-    work = _work(plans, at, costs, features)
+    costs = _in_hbm(plans, at, costs, features)
+    work = _work(plans, at, costs)
     once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
     tick_parts_s = work.core_s + _waits_s(plans, work, exposed_tick_s)
 
@@ -336,20 +337,22 @@ class _Work:
     ops_s: FloatArray
 
 
-def _work(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> _Work:
+def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
+    """The costs with passes over arrays in VMEM as the HBM bytes that take as long."""
+    array_bytes = features[:, Feature.TOKENS] * plans.residual_bytes[at]
+    in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & (plans.streams_weights[at] > 0)
+    passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
+    costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM, 1.0)[:, None, None]
+    return costs
+
+
+def _work(plans: PlanBatch, at: IntArray, costs: FloatArray) -> _Work:
     seconds = costs * plans.cost_s[at][:, None, :]
     products_s, weights_s = seconds[..., Cost.MATMUL_FLOPS], seconds[..., Cost.WEIGHT_BYTES]
     streams = plans.streams_weights[at][:, None] > 0
-    in_vmem = features[:, Feature.TOKENS] * plans.residual_bytes[at] <= VMEM_ARRAY_BYTES
-    in_vmem = in_vmem[:, None] & streams
-    passes_s = seconds[..., Cost.PASS_BYTES] + seconds[..., Cost.WIDE_BYTES]
-    others = [
-        *(Cost.KERNEL_FLOPS, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
-        *(Cost.ROUTED_BYTES, Cost.SMALL_OPS),
-    ]
+    others = [cost for cost in Cost if cost not in {Cost.MATMUL_FLOPS, Cost.WEIGHT_BYTES}]
     return _Work(
         core_s=np.where(streams, products_s, np.maximum(products_s, weights_s))
-        + np.where(in_vmem, passes_s / VMEM_OVER_HBM, passes_s)
         + seconds[..., others].sum(axis=-1),
         stream_s=np.where(streams, weights_s, 0.0),
         ops_s=seconds[..., Cost.SMALL_OPS],

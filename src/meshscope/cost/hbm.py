@@ -30,7 +30,7 @@ class HbmServer:
 
     def start(self, lane: str, seconds: float, *, at_s: float) -> Transfer:
         """Starts a transfer of `seconds` at the full rate; calls come in the order of `at_s`."""
-        self._advance(at_s)
+        self.advance(at_s)
         transfer = Transfer(left_s=seconds)
         self.lanes[lane].append(transfer)
         return transfer
@@ -45,7 +45,8 @@ class HbmServer:
         """Moves the clock; the transfers in progress keep what is left of them."""
         self.now_s += seconds
 
-    def _advance(self, to_s: float) -> None:
+    def advance(self, to_s: float) -> None:
+        """Serves the transfers in progress until `to_s`."""
         while self.now_s < to_s:
             self._serve(to_s - self.now_s)
 

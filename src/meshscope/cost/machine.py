@@ -82,10 +82,12 @@ class Machine:
     """The state of one device.
 
     `tally` sums seconds and counts: ("compute", key), ("exposed", key), ("idle", reason), and ("dur", key)
-    and ("n", key) of tasks beside the core.
+    and ("n", key) of tasks beside the core. ("hbm", quantity, key) is the part of one of the first three in
+    which the HBM is busy.
     """
 
     now_s: float = 0.0
+    hbm_busy_s: float = 0.0  # before now_s
     tally: Tally = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list[Span])
     free_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
@@ -100,9 +102,8 @@ class Machine:
             transfer = self.hbm.start(task.lane, task.hbm_s, at_s=self.now_s)
             seconds = max(seconds, self.hbm.finish(transfer) - self.now_s)
         self.spans.append(Span(task=task, start_s=self.now_s, dur_s=seconds))
-        self.tally["compute", task.key] += seconds
         self.tally["n", task.key] += 1
-        self.now_s += seconds
+        self._spend(seconds, {("compute", task.key): seconds})
 
     def fetch(self, task: Task) -> InFlight:
         """Starts a copy, which lasts as long as the HBM needs for it beside all other transfers."""
@@ -131,8 +132,7 @@ class Machine:
         """Stalls the core until the task has ended."""
         end_s = self._end(awaited)
         if end_s > self.now_s:
-            self._stall(awaited, end_s)
-            self.now_s = end_s
+            self._spend(end_s - self.now_s, self._stall(awaited, end_s))
         self.in_flight = [task for task in self.in_flight if self._end(task) > self.now_s]
 
     def _end(self, awaited: InFlight) -> float:
@@ -148,21 +148,32 @@ class Machine:
 
     def idle(self, seconds: float, reason: str) -> None:
         """Stalls the core for a reason outside this device."""
-        self.tally["idle", reason] += seconds
+        self._spend(seconds, {("idle", reason): seconds})
+
+    def _spend(self, seconds: float, by_quantity: Mapping[Key, float]) -> None:
+        """Moves the clock, and tallies the seconds and those of the HBM, which all quantities share."""
+        self.hbm.advance(self.now_s + seconds)
+        frac = (self.hbm.busy_s - self.hbm_busy_s) / seconds if seconds else 0.0
+        self.hbm_busy_s = self.hbm.busy_s
+        for key, spent_s in by_quantity.items():
+            self.tally[key] += spent_s
+            self.tally[("hbm", *key)] += frac * spent_s
         self.now_s += seconds
 
-    def _stall(self, awaited: InFlight, end_s: float) -> None:
-        """Attributes a stall to the collectives in flight, the awaited one first, and the rest to idle."""
+    def _stall(self, awaited: InFlight, end_s: float) -> Tally:
+        """A stall, attributed to the collectives in flight, the awaited one first, and the rest to idle."""
+        stalls: Tally = defaultdict(float)
         open_intervals = [(self.now_s, end_s)]
         others = [task for task in self.in_flight if task is not awaited]
         for candidate in [awaited, *others]:
             if candidate.task.lane == LINK_LANE:
                 ends_s = self._end(candidate)
                 covered, open_intervals = _split(open_intervals, candidate.begin_s, ends_s)
-                self.tally["exposed", candidate.task.key] += covered
+                stalls["exposed", candidate.task.key] += covered
         rest = sum(end - begin for begin, end in open_intervals)
         if rest > 0:
-            self.tally["idle", awaited.task.lane] += rest
+            stalls["idle", awaited.task.lane] = rest
+        return stalls
 
     def repeat(self, n: int, body: Callable[[], None]) -> None:
         """Runs a body `n` times, extrapolating the repetitions after it is steady."""

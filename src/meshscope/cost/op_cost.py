@@ -8,6 +8,7 @@ from meshscope.cost.array_traffic import (
     ArrayTraffic,
     array_traffic,
     flops,
+    padding_flops,
     traffic,
     traffic_of_arrays,
 )
@@ -16,7 +17,7 @@ from meshscope.cost.kernel_cost import kernel_time, kernel_work
 from meshscope.cost.kernel_work import WorkSource
 from meshscope.cost.rates import OpTime, Rates
 from meshscope.cost.sequence_lengths import SequenceLengths
-from meshscope.events.step_time import TimeBasis
+from meshscope.events.step_time import Activity, TimeBasis
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
@@ -32,6 +33,8 @@ _FREE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "SliceId", "AssumeGatherIndicesInBound"}
     | {"AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding", "ZeroCrop"}
 )
+# Ops that change the layout, the memory or the dtype of an array, and none of its values.
+_RELAYOUTS = frozenset({"copy", "bitcast", "transpose", "reshape", "convert", "bitcast-convert"})
 _ASYNC_SUFFIXES = ("-start", "-update", "-done")
 # Ops whose bytes and FLOPs bound their time.
 _ROOFLINE_OPS = frozenset(
@@ -65,6 +68,8 @@ class OpCost:
     hbm_bytes: float
     is_estimated: bool
     is_known: bool
+    activity: Activity = Activity.SMALL
+    padding_flops: float = 0.0
     note: str | None = None
 
 
@@ -117,7 +122,25 @@ class OpCostModel:
             hbm_bytes=moved.hbm_bytes,
             is_estimated=is_estimated,
             is_known=is_known,
+            activity=self._activity(instruction, time, moved, n_flops),
+            padding_flops=self._padding(computation, instruction, n_flops),
         )
+
+    def _activity(
+        self, instruction: Instruction, time: OpTime, moved: ArrayTraffic, n_flops: float
+    ) -> Activity:
+        if n_flops:
+            return Activity.MATMUL
+        if self._rates.is_small(time, moved):
+            return Activity.SMALL
+        is_relayout = self._flow.consists_of(instruction, _RELAYOUTS)
+        return Activity.RELAYOUT if is_relayout else Activity.ELEMENTWISE
+
+    def _padding(self, computation: Computation, instruction: Instruction, n_flops: float) -> float:
+        mxu_dim = self._rates.mxu_dim
+        if mxu_dim is None or not n_flops:
+            return 0.0
+        return padding_flops(self._flow, computation, instruction, mxu_dim)
 
     def _scalar_cost(self, instruction: Instruction) -> OpCost | None:
         """A fusion to a scalar, as in a norm: its launch if measured, else nothing."""
@@ -163,6 +186,7 @@ class OpCostModel:
             hbm_bytes=work.moved.hbm_bytes,
             is_estimated=False,
             is_known=work.source is not WorkSource.BYTES,
+            activity=Activity.KERNEL,
             note=work.note,
         )
 

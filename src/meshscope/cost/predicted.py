@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshscope.cost.closed_activities import bubble_s, closed_activities, wire_bytes
 from meshscope.cost.closed_bounds import bounding_forms, is_measured
 from meshscope.cost.closed_form import (
     NO_LIMIT,
@@ -81,7 +82,6 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
         TimeBasis.ROOFLINE.value: compute_s,
         TimeBasis.INTERCONNECT_MODEL.value: exposed_s,
     }
-    bubble_s = float(steps.bubble_s[at]) if form.n_stages > 1 else 0.0
     source = form.efficiency.source
     return StepTime(
         source=Source.PREDICTED,
@@ -89,12 +89,13 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
         step=step,
         compute_s=compute_s,
         exposed_s=exposed_s,
-        idle_s=bubble_s,
-        bubble_s=bubble_s,
+        idle_s=bubble_s(form, steps, at),
+        bubble_s=bubble_s(form, steps, at),
         collective_s=float(steps.collectives_s[at].sum()),
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: seconds for basis, seconds in bases.items() if seconds},
         parts=tuple(_parts(form, steps, at)),
+        activities=closed_activities(form, steps, at),
         is_extrapolated=not all(is_measured(form, steps, at)),
         notes=(f"compute by roofline: {source}",) if source else (),
     )
@@ -103,14 +104,11 @@ def step_time(form: PlanForm, steps: ClosedSteps, step: TimeEstimate, *, at: int
 def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
     collective_s: dict[Part, float] = defaultdict(float)
     exposed_s: dict[Part, float] = defaultdict(float)
-    wire_bytes: dict[Part, float] = defaultdict(float)
+    sent_bytes: dict[Part, float] = defaultdict(float)
     for m, collective in enumerate(form.collectives):
-        n_runs = collective.n_tick * form.n_microbatches + collective.n_once
-        n = n_runs * float(steps.n_chunks[at])
-        payload_bytes = float(steps.payload_bytes[at, m])
         collective_s[collective.part] += float(steps.collectives_s[at, m])
         exposed_s[collective.part] += float(steps.exposed_s[at, m])
-        wire_bytes[collective.part] += payload_bytes * collective.wire_factor * n
+        sent_bytes[collective.part] += wire_bytes(form, steps, at, m)
     for part in dict.fromkeys((*PARTS, *collective_s)):
         index = PARTS.index(part) if part in PARTS else None
         compute_s = 0.0 if index is None else float(steps.parts_s[at, index])
@@ -124,7 +122,7 @@ def _parts(form: PlanForm, steps: ClosedSteps, at: int) -> Iterable[PartCost]:
             exposed_s=exposed_s[part],
             flops=float(costs[list(FLOPS)].sum()),
             hbm_bytes=float(costs[list(HBM_BYTES)].sum()),
-            wire_bytes=wire_bytes[part],
+            wire_bytes=sent_bytes[part],
         )
 
 

@@ -82,6 +82,7 @@ VMEM_OVER_HBM = 14.0
 LAUNCH_S = 0.2e-6
 READ_LATENCY_S = 0.58e-6
 WRITE_LATENCY_S = 0.34e-6
+SMALL_S = 3e-6  # above all of these operations
 SCALAR_BYTES = 8  # scalars are in registers
 LATENCY_INTERVAL = (0.8, 2.0)
 # The compiler estimates 1,820 cycles and more for the smallest op. Beyond them, its estimates are 3.4
@@ -111,6 +112,7 @@ class Rates:
     flops_per_s: float
     hbm_bytes_per_s: float
     clock_hz: float | None
+    mxu_dim: int | None = None
     efficiency: PeakEfficiency = TPU_EFFICIENCY
     cycles_interval: tuple[float, float] = compiler_facts().cycles_interval.value
     measured: MeasuredRates | None = None
@@ -201,6 +203,11 @@ class Rates:
         is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
         return bound if is_hbm_bound and _is_shorter(bound, estimated) else estimated
 
+    def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
+        """Whether an op without products takes more than twice its bytes' time, and a few us at most."""
+        bytes_s = max(self.hbm(moved).value_s, self._vmem(moved).value_s)
+        return 2 * bytes_s < time.seconds.value_s < SMALL_S
+
     def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
         return exactly(moved.vmem_bytes / VMEM_OVER_HBM / self.hbm_bytes_per_s)
 
@@ -270,6 +277,7 @@ def _published_rates(chip: Chip) -> Rates:
         flops_per_s=chip.bf16_flops_per_s / n,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
         clock_hz=chip.clock_hz,
+        mxu_dim=chip.mxu_dim,
         efficiency=peak_efficiency(chip),
         cycles_interval=compiler_facts(chip.name).cycles_interval.value,
     )

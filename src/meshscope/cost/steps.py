@@ -17,7 +17,15 @@ from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
 from meshscope.cost.step_interval import step_estimate
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeBasis, TimeEstimate, UnestimatedWork
+from meshscope.events.step_time import (
+    Activity,
+    ActivityTime,
+    PartCost,
+    StepTime,
+    TimeBasis,
+    TimeEstimate,
+    UnestimatedWork,
+)
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
@@ -122,6 +130,7 @@ def _step_time(
         exposed_by_axis_s=dict(by_axis),
         by_basis_s={basis: value for basis, value in by_basis.items() if value},
         parts=_parts(simulated, exposed),
+        activities=tuple(_activities(simulated, axes)),
         unestimated=_unestimated(simulated),
         is_extrapolated=any(e is not None and e.is_extrapolated for e in estimates),
         notes=(*simulated.notes, *_unestimated_notes(simulated)),
@@ -172,6 +181,58 @@ def _parts(simulated: SimulatedStep, exposed: Mapping[str, float]) -> tuple[Part
     return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
 
 
+def _activities(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterable[ActivityTime]:
+    """What the core does in the step, the longest first."""
+    totals: dict[tuple[Activity, str | None], defaultdict[str, float]] = {}
+    for activity, axis, name, value in (
+        *_core_activities(simulated),
+        *_waits(simulated, axes),
+    ):
+        totals.setdefault((activity, axis), defaultdict(float))[name] += value
+    times = [
+        ActivityTime(
+            activity=activity,
+            axis=axis,
+            seconds=total["seconds"],
+            hbm_busy_s=total["hbm_busy_s"],
+            flops=total["flops"],
+            padding_flops=total["padding_flops"],
+            wire_bytes=total["wire_bytes"],
+        )
+        for (activity, axis), total in totals.items()
+    ]
+    return sorted(times, key=lambda time: -time.seconds)
+
+
+_ActivityValue = tuple[Activity, str | None, str, float]  # activity, axis, field, value
+
+
+def _core_activities(simulated: SimulatedStep) -> Iterable[_ActivityValue]:
+    tally = simulated.machine.tally
+    counts = _tallied(tally, "n")
+    for key, seconds in _tallied(tally, "compute").items():
+        cost, n = simulated.op_costs[str(key[1])], counts[key]
+        yield cost.activity, None, "seconds", seconds
+        yield cost.activity, None, "hbm_busy_s", tally["hbm", "compute", key]
+        yield cost.activity, None, "flops", n * cost.flops
+        yield cost.activity, None, "padding_flops", n * cost.padding_flops
+
+
+def _waits(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterable[_ActivityValue]:
+    tally = simulated.machine.tally
+    for key, seconds in _tallied(tally, "exposed").items():
+        axis = axes[str(key[1])]
+        yield Activity.EXPOSED, axis, "seconds", seconds
+        yield Activity.EXPOSED, axis, "hbm_busy_s", tally["hbm", "exposed", key]
+    for name in _collective_durations(tally):
+        wire_bytes = _wire_bytes(simulated, name)
+        yield Activity.EXPOSED, axes[name], "wire_bytes", wire_bytes
+    for reason, seconds in _tallied(tally, "idle").items():
+        activity = Activity.BUBBLE if reason == BUBBLE else Activity.COPY
+        yield activity, None, "seconds", seconds
+        yield activity, None, "hbm_busy_s", tally["hbm", "idle", reason]
+
+
 _PartValue = tuple[str | None, str, float]  # part, field of PartCost, value
 
 
@@ -197,16 +258,20 @@ def _copy_costs(simulated: SimulatedStep) -> Iterable[_PartValue]:
 def _collective_costs(
     simulated: SimulatedStep, exposed: Mapping[str, float]
 ) -> Iterable[_PartValue]:
-    tally = simulated.machine.tally
-    counts = _tallied(tally, "n")
-    for name, seconds in _collective_durations(tally).items():
+    for name, seconds in _collective_durations(simulated.machine.tally).items():
         operations = simulated.collectives[name].operations
         scope_part = operations[0].scope.part
         part = None if scope_part is None else scope_part.value
         yield part, "collective_s", seconds
         yield part, "exposed_s", exposed.get(name, 0.0)
-        wire_bytes = sum(operation.wire_bytes or 0 for operation in operations)
-        yield part, "wire_bytes", float(counts[LINK_LANE, name] * wire_bytes)
+        yield part, "wire_bytes", _wire_bytes(simulated, name)
+
+
+def _wire_bytes(simulated: SimulatedStep, name: str) -> float:
+    """Bytes that the device sends in all executions of a collective, without unknown ones."""
+    n = simulated.machine.tally["n", (LINK_LANE, name)]
+    operations = simulated.collectives[name].operations
+    return float(n * sum(operation.wire_bytes or 0 for operation in operations))
 
 
 def _unestimated(simulated: SimulatedStep) -> tuple[UnestimatedWork, ...]:

@@ -85,6 +85,37 @@ class UnestimatedWork:
     is_known: bool  # whether a cost model exists for the opcode
 
 
+class Activity(StrEnum):
+    """What the core of a device does, or waits for."""
+
+    MATMUL = "matmuls"
+    KERNEL = "kernels"
+    RELAYOUT = "relayouts"  # copies, transposes and conversions of arrays
+    ELEMENTWISE = "element-wise passes"
+    SMALL = "small operations"  # of which launch and latency take most of the time
+    EXPOSED = "exposed communication"
+    COPY = "waiting for copies"
+    BUBBLE = "pipeline bubble"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityTime:
+    """Seconds of a step in one activity, and what the device's resources do meanwhile.
+
+    The HBM moves data for `hbm_busy_s` of the seconds, also for copies beside the core. The activity takes
+    `flops`, and `padding_flops` more to fill tiles of the matrix units. Exposed communication is split by
+    `axis`, whose collectives send `wire_bytes`, hidden or not.
+    """
+
+    activity: Activity
+    seconds: float
+    hbm_busy_s: float
+    flops: float = 0.0
+    padding_flops: float = 0.0
+    axis: str | None = None
+    wire_bytes: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """One step of a phase on one device, in seconds: `step` = compute + exposed + idle.
@@ -92,7 +123,7 @@ class StepTime:
     `exposed_s` is the time (union of intervals) with a collective in flight and no compute;
     `exposed_by_axis_s` splits it by the plan axis of that collective. `idle_s` is the rest: waits
     for copies and, as `bubble_s`, for other pipeline stages. `collective_s` adds up all
-    collectives, hidden or not.
+    collectives, hidden or not. The `activities` add up to the step; () if they are unknown.
     """
 
     source: Source
@@ -106,6 +137,7 @@ class StepTime:
     exposed_by_axis_s: Mapping[str, float]
     by_basis_s: Mapping[str, float]  # compute + exposed, split by TimeBasis
     parts: tuple[PartCost, ...]
+    activities: tuple[ActivityTime, ...] = ()
     unestimated: tuple[UnestimatedWork, ...] = ()
     is_extrapolated: bool = False
     notes: tuple[str, ...] = ()

@@ -109,6 +109,11 @@ class _Program:
         return f"{self.experiment.model.n_layers} {layers} layers"
 
     @property
+    def text(self) -> Path:
+        """Its HLO text."""
+        return self.folder / f"{self.phase}.hlo.txt.gz"
+
+    @property
     def report(self) -> dict[str, Any]:
         """The report of its worker."""
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
@@ -158,12 +163,29 @@ def compile_experiment(
     )
 
 
+def compile_step_time(
+    experiment: Experiment, phase: Phase, hlo_dir: Path, *, progress: Progress
+) -> StepTime:
+    """The time of one phase, from those programs alone that give it; compiles what `hlo_dir` lacks."""
+    check_can_compile(experiment)
+    layers = experiment.shallow_layers
+    timed = [program for program in _programs(experiment, hlo_dir) if program.phase is phase]
+    if layers is not None:
+        timed = list(_shallow_programs(timed, layers))
+    _run_workers([program for program in timed if not program.text.exists()], progress)
+    times = [
+        _read_timed(program.experiment, phase, program.text, layers=layers)[1].time
+        for program in timed
+    ]
+    return prefill_time(times, experiment.prefill_chunks) if phase is Phase.PREFILL else times[0]
+
+
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
     """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
     for phase in experiment.phases:
         if len(experiment.programs(phase)) > 1:
             folder = hlo_dir / FIRST_CHUNK
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             yield _Program(experiment=experiment, phase=phase, folder=folder, chunk=0)
         yield _Program(experiment=experiment, phase=phase, folder=hlo_dir)
 

@@ -44,6 +44,7 @@ class Chip:
     source: str
     pod_chips: int | None = None  # chips of a pod, the most that ICI connects
     clock_hz: float | None = None  # clock of the cycles in the compiler's estimates
+    mxu_dim: int | None = None  # rows and columns of one matrix unit
     compiler_config: str | None = None  # libtpu's chip configuration, if not its default
     die_bytes_per_s: float | None = None  # between the two cores of a chip, one direction
 
@@ -77,6 +78,7 @@ CHIPS: dict[str, Chip] = {
             pod_chips=4096,
             source=SCALING_BOOK,
             compiler_config="megacore",
+            mxu_dim=128,
             clock_hz=1.05e9,  # 1050 MHz: Jouppi et al., arXiv 2304.01433, table 4; 8 MXUs of 128x128 give the peak
         ),
         Chip(
@@ -93,6 +95,7 @@ CHIPS: dict[str, Chip] = {
             wraps_from=16,
             pod_chips=256,
             source=f"{SCALING_BOOK}; HBM rate: {CLOUD}/v5e",
+            mxu_dim=128,
             clock_hz=1.5e9,  # 4 MXUs of 128x128 at 2 flops per cell and cycle give the published peak
         ),
         Chip(
@@ -111,6 +114,7 @@ CHIPS: dict[str, Chip] = {
             wraps_from=4,
             pod_chips=8960,
             source=f"{SCALING_BOOK}; HBM 95 GiB and ICI: {TPU7X_PAGE}; HBM rate: {CLOUD}/v5p-training",
+            mxu_dim=128,
             clock_hz=1.75e9,  # 8 MXUs of 128x128 on two cores give the published peak
         ),
         Chip(
@@ -127,6 +131,7 @@ CHIPS: dict[str, Chip] = {
             wraps_from=16,
             pod_chips=256,
             source=f"{SCALING_BOOK}; HBM rate and FLOPs: plane statistics of XPlanes of v6e",
+            mxu_dim=256,
             clock_hz=1.75e9,  # 4 x 256x256 cells give 918e12 flops/s, the peak stated in XPlanes of v6e
         ),
         Chip(
@@ -145,6 +150,7 @@ CHIPS: dict[str, Chip] = {
             pod_chips=9216,
             source=TPU7X_PAGE,
             die_bytes_per_s=6e11,  # six times an ICI link, by the same page
+            mxu_dim=256,
             clock_hz=2.2e9,  # 4 x 256x256 cells on each of two cores give the published peak
         ),
         Chip(
