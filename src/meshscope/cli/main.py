@@ -54,6 +54,12 @@ COMMANDS: dict[str, Subcommand] = {
         module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
     ),
     "sql": Subcommand(module="sql", summary="Query the tables of one run or several with SQL."),
+    "models": Subcommand(
+        module="models", summary="List the model catalog: family, layers, parameters, context."
+    ),
+    "topologies": Subcommand(
+        module="topologies", summary="List chips and slices: HBM, peaks and links."
+    ),
     "calibrate": Subcommand(
         module="calibrate", summary="Measure the chip of this machine, into a profile."
     ),

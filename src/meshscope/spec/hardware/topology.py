@@ -12,7 +12,7 @@ MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
 # Cloud names count chips for v5e and v6e, and cores (two per chip) for the others.
 # Source: cloud.google.com/tpu/docs, pages "TPU v4", "v5p", "v5e", "v6e", "tpu7x" (accelerator types).
-_NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
+NAMES_COUNT_CORES = frozenset({"v4", "v5p", "tpu7x"})
 
 _FORM = re.compile(
     r"(?:(?P<slices>\d+)x)?(?P<chip>[a-zA-Z][a-zA-Z0-9]*?)(?P<sep>[:-])(?P<size>\d+(?:x\d+)*)"
@@ -129,7 +129,7 @@ def _check_pod(text: str, topology: Topology) -> None:
 def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
     """The default chip grid of a cloud name: the powers of two closest to a square or cube."""
     n_chips = count
-    if chip.name in _NAMES_COUNT_CORES:
+    if chip.name in NAMES_COUNT_CORES:
         if count % 2:
             raise SpecError(
                 f"topology '{text}': {chip.name} names count cores, two per chip. Use an even number."

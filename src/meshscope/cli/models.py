@@ -1,0 +1,29 @@
+"""`meshscope models`: the model catalog."""
+
+from typing import Annotated
+
+import typer
+
+from meshscope.cli.options import JsonOption
+from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.views.choices import model_documents, model_table
+
+NOTE = (
+    "Params: all, and those that one token uses. Length: the longest sequence.\n"
+    "Any config.json of these families works, too: give its path as MODEL."
+)
+
+
+def command(
+    search: Annotated[
+        str, typer.Argument(metavar="SEARCH", help="Part of an id or a family.")
+    ] = "",
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List the model catalog: family, layers, parameters, context."""
+    documents = model_documents(search)
+    if as_json:
+        print_json(documents)
+        return
+    print_all(new_console(), [model_table(documents), "", NOTE])

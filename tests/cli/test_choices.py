@@ -1,0 +1,85 @@
+"""`meshscope topologies` and `meshscope models`: what a user can choose from."""
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.spec.hardware.chips import CHIPS, GIB
+from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.catalog import CATALOG
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Meshscope = Callable[..., Outcome]
+
+
+@pytest.mark.parametrize("arguments", [("topologies",), ("topologies", "v5p"), ("models",)])
+def test_a_list_fits_80_columns(
+    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = meshscope(*arguments)
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+
+
+def test_a_slice_has_the_memory_and_peaks_of_its_chips(meshscope: Meshscope) -> None:
+    slices = {row["cloud_name"]: row for row in json.loads(meshscope("topologies", "--json").out)}
+    assert slices["v6e-8"]["name"] == "v6e:2x4"
+    assert slices["v6e-8"]["hbm_bytes"] == 8 * 31.25 * GIB
+    assert slices["tpu7x-8"]["n_devices"] == 8  # four chips of two devices
+    assert slices["tpu7x-8"]["bf16_flops_per_s"] == 4 * 2.307e15
+    assert (slices["v6e-128"]["wraps"], slices["v5p-64"]["wraps"]) == (["y"], [])
+    assert slices["v5p-128"]["wraps"] == ["x", "y", "z"]
+
+
+def test_standard_slices_reach_from_a_host_or_chip_to_the_pod() -> None:
+    """cloud.google.com/tpu/docs, pages of v5e and v6e: 1x1 to 16x16."""
+    assert [t.name for t in standard_slices(CHIPS["v6e"])][::7] == ["v6e:1x1", "v6e:16x16"]
+    sizes = [t.n_chips for t in standard_slices(CHIPS["v4"])]
+    assert (sizes[0], sizes[-1]) == (4, 4096)
+
+
+def test_a_cloud_name_names_its_slice() -> None:
+    for topology in every_slice():
+        assert parse_topology(cloud_name(topology.chip, topology.n_chips)) == topology
+
+
+def test_slices_are_listed_for_tpus_only(meshscope: Meshscope) -> None:
+    outcome = meshscope("topologies", "h100")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "like h100:8" in outcome.err
+
+
+def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
+    rows = json.loads(meshscope("models", "--json").out)
+    assert [row["id"] for row in rows] == list(CATALOG)
+    (llama,) = (row for row in rows if row["id"] == "meta-llama/Llama-3.1-8B")
+    assert llama["n_parameters"] == 8_030_261_248  # the checkpoint's, as the Hub counts them
+    assert llama["n_active_parameters"] == llama["n_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("search", "model"),
+    [("QWQ", "Qwen/Qwen2.5-32B"), ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2")],
+)
+def test_a_search_finds_ids_aliases_and_families(
+    meshscope: Meshscope, search: str, model: str
+) -> None:
+    assert model in [row["id"] for row in json.loads(meshscope("models", search, "--json").out)]
+
+
+def test_a_search_without_a_match_says_how_to_list_all(meshscope: Meshscope) -> None:
+    outcome = meshscope("models", "gemma")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "'meshscope models' lists all" in outcome.err
