@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from meshscope.spec.model.model import Family
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,6 +21,7 @@ ROOT = Path(__file__).parents[1]
         "docs/accuracy.md",
         "docs/metrics.md",
         "docs/sql.md",
+        "docs/support.md",
         "docs/time.md",
     ],
 )
@@ -27,3 +31,24 @@ def test_pages_show_what_they_are_made_of(page: str):
     assert done.returncode == 0, (
         f"run 'make readme' (or 'make accuracy') and read the difference:\n{done.stdout}"
     )
+
+
+def test_the_support_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    support = import_module("support")
+    assert set(support.FAMILY_NAMES) == set(Family)
+
+
+def test_the_support_table_distinguishes_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dense model has no experts to place, TorchXLA has no rules for gpt-oss, annotations no stages."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import_module("support").families()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    (dense,) = (row for row in rows if "Llama" in row[0])
+    (gpt_oss,) = (row for row in rows if "gpt-oss" in row[0])
+    assert "ep" not in dense[1]
+    assert "ep" in gpt_oss[1]
+    assert "pp" not in gpt_oss[2]
+    assert gpt_oss[3].startswith("none")

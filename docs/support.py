@@ -1,0 +1,134 @@
+"""What is supported, asked of the code: the axes of each front end and family, and the versions of compilers.
+
+For cog: `families` and `compilers` print Markdown tables.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from meshscope.errors import MeshscopeError
+from meshscope.programs.torchxla.configs import transformers_config
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.chips import CHIPS, ChipKind
+from meshscope.spec.hardware.compiler_facts import read_fitted_constants
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import Family, Model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.stages import stage_layers
+from meshscope.spec.program import Frontend, Partitioner, Program
+from meshscope.spec.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
+
+FAMILY_NAMES = {
+    Family.LLAMA: "Llama",
+    Family.QWEN2: "Qwen2",
+    Family.QWEN3: "Qwen3",
+    Family.MIXTRAL: "Mixtral",
+    Family.QWEN3_MOE: "Qwen3-MoE",
+    Family.GPT_OSS: "gpt-oss",
+    Family.DEEPSEEK_V2: "DeepSeek-V2",
+    Family.DEEPSEEK_V3: "DeepSeek-V3 (V3.1, R1)",
+    Family.DEEPSEEK_V32: "DeepSeek-V3.2",
+    Family.DEEPSEEK_V4: "DeepSeek-V4",
+}
+# A plan of eight devices that uses the axis.
+PLANS = {
+    "tp": "dp=4,tp=2",
+    "sp": "dp=4,tp=2,sp",
+    "dp": "dp=8",
+    "fsdp": "fsdp=8",
+    "pp": "pp=2,dp=4",
+    "cp": "dp=4,cp=2",
+    "ep": "dp=8,ep=8",
+}
+PROGRAMS = {
+    "JAX": Program(),
+    "JAX, `--partitioner auto`": Program(partitioner=Partitioner.AUTO),
+    "TorchXLA": Program(frontend=Frontend.TORCHXLA),
+}
+
+
+def families() -> None:
+    """Prints the axes that each program supports, families with equal axes in one row."""
+    rows = [
+        (", ".join(row[0] for row in group), *cells)
+        for cells, group in groupby(_cells(), key=lambda row: row[1:])
+    ]
+    _print(("family", *PROGRAMS), rows)
+
+
+def compilers() -> None:
+    """Prints, for each chip, the compilers whose programs the tests read, and where its constants come from."""
+    fits = read_fitted_constants()["libtpu"]
+    rows: list[tuple[str, ...]] = []
+    for chip in (chip for chip in CHIPS.values() if chip.kind is ChipKind.TPU):
+        read = "; ".join(_compilers_of(chip.name)) or "none"
+        fitted = [v for v in fits if fits[v]["chips"].get(chip.name, {}).get("collectives")]
+        rows.append((chip.name, read, f"libtpu {', '.join(fitted) or 'none'}"))
+    _print(("chip", "programs read in the tests", "constants of its collectives"), rows)
+
+
+def axes(model: Model, program: Program) -> list[str]:
+    """The axes for which the model has a plan that the program supports."""
+    return [axis for axis, plan in PLANS.items() if _is_supported(model, program, plan)]
+
+
+def _cells() -> Iterator[tuple[str, ...]]:
+    models = {model.family: model for model in map(read_model, CATALOG)}
+    for family, name in FAMILY_NAMES.items():
+        model = models[family]
+        supported = [" ".join(axes(model, program)) for program in PROGRAMS.values()]
+        yield (name, *(text or "none" for text in supported))
+
+
+def _is_supported(model: Model, program: Program, plan: str) -> bool:
+    try:
+        experiment = experiment_of(
+            model=model,
+            plan=parse_plan(plan),
+            topology=parse_topology("v6e-8"),
+            workload=Workload(batch=8, prompt=1024),
+            program=program,
+        )
+        return program.frontend is Frontend.JAX or _is_traceable(experiment)
+    except MeshscopeError:
+        return False
+
+
+def _is_traceable(experiment: Experiment) -> bool:
+    """Whether TorchXLA has rules for the family, and all stages have the same kinds of layers."""
+    transformers_config(experiment.model)
+    layers = experiment.model.layers
+    stages = stage_layers(len(layers), experiment.plan.pp)
+    return len({tuple(layers[index] for index in stage) for stage in stages}) == 1
+
+
+def _compilers_of(chip: str) -> list[str]:
+    """JAX and libtpu of the programs of this chip among the golden files."""
+    versions = {
+        match["jax"]
+        for path in GOLDEN_HLO.iterdir()
+        if (match := re.fullmatch(rf"(?:\dx)?{chip}_.*\.jax-(?P<jax>[\d.]+)\.txt\.gz", path.name))
+    }
+    return [f"JAX {jax} with libtpu {_libtpu_of(jax)}" for jax in sorted(versions)]
+
+
+def _libtpu_of(jax: str) -> str:
+    """The libtpu that constraints.txt pins together with this JAX."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"jax=={jax};"))
+    marker = line.partition(";")[2]
+    (pinned,) = (x for x in lines if x.startswith("libtpu==") and x.endswith(marker))
+    return pinned.removeprefix("libtpu==").partition(";")[0]
+
+
+def _print(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    lines = [head, ["---"] * len(head), *rows]
+    sys.stdout.write("".join(f"| {' | '.join(line)} |\n" for line in lines))
