@@ -1,22 +1,22 @@
 """Every published step on a real TPU beside the predicted and the compiled time, for docs/accuracy.md.
 
-    python benchmarks/accuracy_published.py compile [WORD]  compiles the steps whose id contains the word
+    python benchmarks/accuracy_published.py compile FOLDER [WORD]
 
-benchmarks/accuracy_published.csv stores the compiled times with the libtpu version. The steps, their sources
+compiles the steps whose id contains the word, and keeps their HLO in the folder, so that another call only
+simulates it. benchmarks/accuracy_published.csv stores the times with the libtpu version. The steps, their sources
 and their halves are in tools/published_steps.csv.
 """
 
 import csv
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from meshscope.backends.compile.compile import compile_experiment
+from meshscope.backends.compile.compile import compile_step_time
 from meshscope.events.step_time import TimeEstimate
 from meshscope.units import format_seconds
 
@@ -78,19 +78,16 @@ def compared_steps() -> tuple[ComparedStep, ...]:
     )
 
 
-def compile_steps(word: str = "") -> None:
+def compile_steps(folder: str, word: str = "") -> None:
     """Compiles the steps whose id contains `word` and stores their times."""
     for step in published_steps():
         if word in step.id:
-            _store(step.id, _compiled_time(step))
+            _store(step.id, _compiled_time(step, Path(folder) / step.id))
 
 
-def _compiled_time(step: PublishedStep) -> TimeEstimate:
-    workload = replace(step.experiment.workload, prefill_chunk=step.chunk)
-    experiment = replace(step.experiment, workload=workload)
-    with tempfile.TemporaryDirectory() as folder:
-        result = compile_experiment(experiment, Path(folder), progress=lambda *_: None)
-    return next(s.time.step for s in result.steps if s.time.phase is step.phase)
+def _compiled_time(step: PublishedStep, folder: Path) -> TimeEstimate:
+    folder.mkdir(parents=True, exist_ok=True)
+    return compile_step_time(step.experiment, step.phase, folder, progress=lambda *_: None).step
 
 
 def _store(name: str, time: TimeEstimate) -> None:
@@ -173,6 +170,6 @@ def _print_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["compile"]:
-        compile_steps(*sys.argv[2:3])
+        compile_steps(*sys.argv[2:4])
     groups()
     steps()

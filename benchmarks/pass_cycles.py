@@ -3,7 +3,7 @@
     python benchmarks/pass_cycles.py            the fractions of the HBM rate
     python benchmarks/pass_cycles.py compile    with the compiler's estimates; needs no TPU
 
-The fractions of the HBM rate in reads and writes in `cost.rates.TPU_EFFICIENCY` are those of ops that do
+The fractions of the HBM rate in reads and writes in `spec.hardware.operation_rates` are those of ops that do
 only one of them; ops that do both are held out.
 Sources: openxla/xprof@01d85deb6a7a, test_xplanes/tpu_inference_2.xplane.pb (v6e); openxla/xprof@5fe358978e59,
 golden hlo_stats of a MaxText step on 4 v5p chips; AI-Hypercomputer's HBM microbenchmarks of Trillium
@@ -19,8 +19,13 @@ from statistics import median
 from typing import Any
 
 from meshscope.backends.compile.worker import set_environment
-from meshscope.cost.rates import LAUNCH_S, READ_LATENCY_S, TPU_EFFICIENCY, WRITE_LATENCY_S
 from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.operation_rates import (
+    LAUNCH_S,
+    READ_LATENCY_S,
+    TPU_EFFICIENCY,
+    WRITE_LATENCY_S,
+)
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 MB = 1e6
@@ -53,7 +58,7 @@ class Measured:
     def ends_s(self) -> float:
         """Launch, first read and last write."""
         reads, writes = self.n_read > 0, self.n_written > 0
-        return LAUNCH_S + READ_LATENCY_S * reads + WRITE_LATENCY_S * writes
+        return LAUNCH_S.value + READ_LATENCY_S.value * reads + WRITE_LATENCY_S.value * writes
 
     def error(self, read_frac: float, write_frac: float) -> float:
         """Modeled over measured time, minus 1."""
@@ -175,7 +180,7 @@ def fitted_fracs() -> tuple[float, float]:
 def main() -> None:
     """Prints the table and the constants that follow from it."""
     is_compiling = "compile" in sys.argv
-    in_use = TPU_EFFICIENCY.hbm, TPU_EFFICIENCY.hbm_write
+    in_use = TPU_EFFICIENCY.value.hbm, TPU_EFFICIENCY.value.hbm_write
     for measured in MEASURED:
         estimate_s = estimated_s(measured) if is_compiling else None
         ratio = f" estimated / measured {estimate_s / measured.seconds:.2f}" if estimate_s else ""

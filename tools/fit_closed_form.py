@@ -66,7 +66,7 @@ PRIORS = {
         values={ALL_CHIPS: 0.76},
         error=0.1,
         error_fitted=0.1,
-        source="cost/rates.py: the median of 22 measured element-wise operations",
+        source="operation_rates.py: the median of 22 measured element-wise operations",
     ),
     "routed": Prior(
         values={ALL_CHIPS: 0.25}, error=0.7, error_fitted=0.3, source="no independent measurement"

@@ -9,7 +9,7 @@ attention kernel reads what is filled; how much that is was not published.
 """
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -45,7 +45,6 @@ class PublishedStep:
     half: Half
     experiment: Experiment
     phase: Phase
-    chunk: int | None  # tokens of a prefill chunk, also within a prompt
     published_s: float
     host_s: float
     source: str
@@ -74,7 +73,6 @@ def _step(row: dict[str, str]) -> PublishedStep:
         half=Half(row["half"]),
         experiment=_experiment(row),
         phase=Phase(row["phase"]),
-        chunk=int(row["chunk"]) if row["chunk"] else None,
         published_s=float(row["published_ms"]) / 1e3,
         host_s=float(row["host_ms"] or 0) / 1e3,
         source=row["source"],
@@ -92,6 +90,7 @@ def _experiment(row: dict[str, str]) -> Experiment:
             output=int(row["output"]),
             weight_dtype=row["weight_dtype"],
             cache_dtype=row["cache_dtype"],
+            prefill_chunk=int(row["chunk"]) if row["chunk"] else None,
         ),
     )
 
@@ -99,5 +98,4 @@ def _experiment(row: dict[str, str]) -> Experiment:
 def closed_time(step: PublishedStep, efficiency: ChipEfficiency | None = None) -> TimeEstimate:
     """Time of the step in closed form."""
     form = plan_form(step.experiment, step.phase, efficiency=efficiency)
-    workload = replace(step.experiment.workload, prefill_chunk=step.chunk)
-    return evaluated(form, workload)[1]
+    return evaluated(form, step.experiment.workload)[1]

@@ -27,12 +27,13 @@ from meshscope.cost.efficiency import ChipEfficiency, efficiency_of
 from meshscope.cost.expert_load import routed_tokens_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
-from meshscope.cost.rates import VMEM_OVER_HBM, Rates, rates_of
+from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.interconnect import LinkConstants, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.operation_rates import VMEM_OVER_HBM
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.flops import causal_blocks, window_blocks
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, Model
@@ -342,7 +343,7 @@ def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatAr
     array_bytes = features[:, Feature.TOKENS] * plans.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & (plans.streams_weights[at] > 0)
     passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
-    costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM, 1.0)[:, None, None]
+    costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM.value, 1.0)[:, None, None]
     return costs
 
 

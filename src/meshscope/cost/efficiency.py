@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
-from meshscope.cost.rates import (
+from meshscope.cost.rates import Rates
+from meshscope.spec.hardware.chips import Chip, ChipKind
+from meshscope.spec.hardware.compiler_facts import fitted_constants
+from meshscope.spec.hardware.operation_rates import (
     GPU_EFFICIENCY,
     MEASURED_EFFICIENCY,
     TPU_EFFICIENCY,
     PeakEfficiency,
-    Rates,
 )
-from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.compiler_facts import fitted_constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:
 
 _FULL = (1.0, 1.0)
 PEAKS = _of_large_operations(
-    replace(TPU_EFFICIENCY, matmul=1.0, matmul_interval=_FULL, hbm=1.0, hbm_interval=_FULL),
+    replace(TPU_EFFICIENCY.value, matmul=1.0, matmul_interval=_FULL, hbm=1.0, hbm_interval=_FULL),
     "published peaks at full efficiency",
 )
 
@@ -85,10 +85,10 @@ PEAKS = _of_large_operations(
 def efficiency_of(chip: Chip, rates: Rates) -> ChipEfficiency:
     """The fitted efficiency of a TPU, that of large operations on a GPU, or that of measured rates."""
     if rates.measured is not None:
-        return _of_large_operations(MEASURED_EFFICIENCY, "rates measured on the devices")
+        return _of_large_operations(MEASURED_EFFICIENCY.value, "rates measured on the devices")
     if chip.kind is ChipKind.TPU:
         return _fitted(chip.name)
-    peak = GPU_EFFICIENCY
+    peak = GPU_EFFICIENCY.value
     source = f"{peak.matmul:.0%} of the matmul peak, {peak.hbm:.0%} of the HBM rate"
     return _of_large_operations(peak, source)
 

@@ -15,18 +15,19 @@ from meshscope.cost.kernel_work import (
     operand_traffic,
     touched_traffic,
 )
-from meshscope.cost.rates import KERNEL_FRAC, KERNEL_INTERVAL, OpTime, Rates, exactly, longest
+from meshscope.cost.rates import OpTime, Rates, exactly, longest
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.events.step_time import TimeBasis, TimeEstimate
 from meshscope.readers.hlo.module import Computation, Instruction
+from meshscope.spec.hardware.operation_rates import (
+    BYTES_INTERVAL,
+    KERNEL_FRAC,
+    KERNEL_INTERVAL,
+    MODEL_INTERVAL,
+)
 
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
-
-# Assumptions: nothing checks the modeled kernels on a chip. Bundles leave out stalls; a kernel of which
-# only the operands are known may read a part of them, or several times the same.
-MODEL_INTERVAL = (0.75, 1.6)
-BYTES_INTERVAL = (0.25, 4.0)
 
 _BASIS = {
     WorkSource.ALGORITHM: TimeBasis.KERNEL_MODEL,
@@ -83,7 +84,7 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
     """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
     basis = _BASIS[work.source]
     if work.source is WorkSource.BYTES:
-        low, high = BYTES_INTERVAL
+        low, high = BYTES_INTERVAL.value
         s = rates.roofline(moved=work.moved).seconds.value_s
         seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
         return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
@@ -91,11 +92,11 @@ def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
         time = rates.roofline(
             flops=work.flops,
             moved=work.moved,
-            flops_frac=KERNEL_FRAC,
-            flops_interval=KERNEL_INTERVAL,
+            flops_frac=KERNEL_FRAC.value,
+            flops_interval=KERNEL_INTERVAL.value,
         )
         return OpTime(seconds=time.seconds, basis=basis, hbm=time.hbm)
-    low, high = MODEL_INTERVAL
+    low, high = MODEL_INTERVAL.value
     body_s = work.cycles / (rates.clock_hz or 1e9)
     body = TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)
     seconds = longest(body, rates.hbm(work.moved), exactly(0.0))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshscope.cost.hbm import HbmServer, Transfer
+from meshscope.spec.hardware.operation_rates import CORE_SHARE
 
 Key = tuple[Hashable, ...]
 Tally = defaultdict[Key, float]
@@ -21,10 +22,6 @@ STEADY_FRAC = 1e-9  # relative difference between two repetitions of a steady bo
 CORE_LANE = "core"
 LINK_LANE = "collective"
 COPY_LANE = "copy"
-# An op keeps two windows of each of two operands in flight, copies one transfer. The decode step of
-# Llama-3.1-70B on v5e with DP2 x TP8, whose fusions read weights beside copies, confirms it: 12.6 ms
-# simulated and 11.85 ms published, against 14.3 ms with equal shares.
-CORE_SHARE = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ class Machine:
     free_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     in_flight: list[InFlight] = field(default_factory=list[InFlight])  # on links
     copies: list[InFlight] = field(default_factory=list[InFlight])
-    hbm: HbmServer = field(default_factory=lambda: HbmServer(shares={CORE_LANE: CORE_SHARE}))
+    hbm: HbmServer = field(default_factory=lambda: HbmServer(shares={CORE_LANE: CORE_SHARE.value}))
 
     def run(self, task: Task) -> None:
         """Runs a task on the core to its end, which its HBM transfer may delay."""

@@ -1,10 +1,6 @@
-"""Peak rates of one device, and the fractions of them that large operations reach.
+"""Peak rates of one device, and the times of operations at what they reach of them."""
 
-The fractions and intervals are published measurements, each with its source; none was measured on a TPU
-by this project.
-"""
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshscope.cost.array_traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.cost.measured_rates import MeasuredRates, measured_rates
@@ -12,88 +8,22 @@ from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.hardware.chips import Chip, ChipKind
-from meshscope.spec.hardware.compiler_facts import compiler_facts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakEfficiency:
-    """Fraction of the published peaks that large operations reach, with the measured range.
-
-    `hbm` is that of one op that reads, `hbm_write` of one that writes, `hbm_busy` that of reads by several
-    transfers at a time. `hbm_interval` is relative to all three.
-    """
-
-    matmul: float
-    matmul_interval: tuple[float, float]
-    hbm: float
-    hbm_write: float
-    hbm_busy: float
-    hbm_interval: tuple[float, float]
-
-
-# HBM: the rates of ops that only read or only write, of which v5e, v5p and v6e have eight in
-# benchmarks/pass_cycles.py. Copies then reach 83 % (measured: v5e 82 %, v6e 83 %, tpu7x 75 to 87 %).
-# Large bf16 products: tpu7x 83 % (16384) and v6e 82 and 90 % (8192^3, 754 and 827 of 918 TFLOP/s); 97 %
-# is the best of tpu7x.
-TPU_EFFICIENCY = PeakEfficiency(
-    matmul=0.86,
-    matmul_interval=(0.7, 1.0),
-    hbm=0.91,
-    hbm_write=0.76,
-    hbm_busy=0.95,
-    hbm_interval=(0.8, 1.1),
+from meshscope.spec.hardware.compiler_facts import CompilerFacts, compiler_facts
+from meshscope.spec.hardware.operation_rates import (
+    GPU_EFFICIENCY,
+    LATENCY_INTERVAL,
+    LAUNCH_S,
+    MEASURED_EFFICIENCY,
+    READ_LATENCY_S,
+    SMALL_S,
+    TPU_EFFICIENCY,
+    UNKNOWN_FACTORS,
+    VMEM_OVER_HBM,
+    WRITE_LATENCY_S,
+    PeakEfficiency,
 )
 
-# HBM, the better of reads and a triad: A100 80 GB 1,794 of 2,039 GB/s, A100 40 GB 1,500 of 1,555, H100
-# PCIe 1,942 of 2,039, GH200 3,783 of 4,000 (RRZE-HPC/gpu-benches@1038c5d, gpu-stream): 88 to 96 %. bf16
-# products at their best shapes: A100 SXM 87 %, GH200 84 %, A100 PCIe 81 %, H100 SXM 80 %
-# (stas00/ml-engineering@b9e2972, compute/accelerator). The values are medians; the intervals also allow
-# for less favorable shapes.
-GPU_EFFICIENCY = PeakEfficiency(
-    matmul=0.82,
-    matmul_interval=(0.7, 0.9),
-    hbm=0.95,
-    hbm_write=0.95,
-    hbm_busy=0.95,
-    hbm_interval=(0.9, 1.05),
-)
-
-# Rates that were measured by shape on the device itself. The interval is an assumption.
-MEASURED_EFFICIENCY = PeakEfficiency(
-    matmul=1.0,
-    matmul_interval=(0.85, 1.15),
-    hbm=1.0,
-    hbm_write=1.0,
-    hbm_busy=1.0,
-    hbm_interval=(0.85, 1.15),
-)
-
-# Fraction of the matmul peak in attention kernels: ragged paged attention reaches 73 % in prefill on
-# tpu7x, 63 % if masked blocks count as work (arXiv 2604.15464); older kernels reach about half.
-KERNEL_FRAC = 0.55
-KERNEL_INTERVAL = (0.4, 0.75)
-
-# VMEM reads 23,296 GB/s beside an HBM of 1,638 GB/s (plane statistics of a v6e profile).
-VMEM_OVER_HBM = 14.0
-
-# Ops without products in a training step on v5p (openxla/xprof@5fe358978e59, golden hlo_stats): arrays of
-# some kilobytes take 0.51 to 0.63 us to be written (14 ops) and 1.02 to 1.25 us to be read and written
-# (30 ops), whatever their size. The launch is assumed: more than the 0.07 us of a buffer allocation.
-LAUNCH_S = 0.2e-6
-READ_LATENCY_S = 0.58e-6
-WRITE_LATENCY_S = 0.34e-6
-SMALL_S = 3e-6  # above all of these operations
 SCALAR_BYTES = 8  # scalars are in registers
-LATENCY_INTERVAL = (0.8, 2.0)
-# The compiler estimates 1,820 cycles and more for the smallest op. Beyond them, its estimates are 3.4
-# times too long if the vector unit bounds the op: two relayouts of 14.7 MB to tiles of one row are
-# estimated at 79.7 us and take 23.5 and 24.0 us (same source, libtpu 0.0.42.1).
-LAUNCH_CYCLES = 1820
-VECTOR_FACTOR = 0.3
-VECTOR_INTERVAL = (0.5, 1.5)
-
-# Range for ops without a cost model: from zero to ten times the time of their bytes.
-UNKNOWN_FACTORS = (0.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +43,8 @@ class Rates:
     hbm_bytes_per_s: float
     clock_hz: float | None
     mxu_dim: int | None = None
-    efficiency: PeakEfficiency = TPU_EFFICIENCY
-    cycles_interval: tuple[float, float] = compiler_facts().cycles_interval.value
+    efficiency: PeakEfficiency = TPU_EFFICIENCY.value
+    facts: CompilerFacts = field(default_factory=compiler_facts)
     measured: MeasuredRates | None = None
 
     def cycles(
@@ -126,7 +56,7 @@ class Rates:
     ) -> OpTime:
         """Time of the compiler's cycles, which include the transfers."""
         assert self.clock_hz is not None
-        seconds = _scaled(n / self.clock_hz, self.cycles_interval)
+        seconds = _scaled(n / self.clock_hz, self.facts.cycles_interval.value)
         return OpTime(seconds=seconds, basis=basis, hbm=self.hbm_busy(moved))
 
     def hbm(self, moved: ArrayTraffic) -> TimeEstimate:
@@ -182,11 +112,14 @@ class Rates:
         """
         assert self.clock_hz is not None
         hbm = self.hbm(moved)
-        work = _scaled(_work(cycles) / self.clock_hz * VECTOR_FACTOR, VECTOR_INTERVAL)
-        ends_s = LAUNCH_S
-        ends_s += READ_LATENCY_S * (moved.hbm_read_bytes > SCALAR_BYTES)
-        ends_s += WRITE_LATENCY_S * (moved.hbm_written_bytes > SCALAR_BYTES)
-        seconds = longest(hbm, work, self._vmem(moved)) + _scaled(ends_s, LATENCY_INTERVAL)
+        facts = self.facts
+        vector_s = self._work(cycles) / self.clock_hz * facts.vector_factor.value
+        work = _scaled(vector_s, facts.vector_interval.value)
+        ends_s = LAUNCH_S.value
+        ends_s += READ_LATENCY_S.value * (moved.hbm_read_bytes > SCALAR_BYTES)
+        ends_s += WRITE_LATENCY_S.value * (moved.hbm_written_bytes > SCALAR_BYTES)
+        ends = _scaled(ends_s, LATENCY_INTERVAL.value)
+        seconds = longest(hbm, work, self._vmem(moved)) + ends
         modeled = OpTime(seconds=seconds, basis=TimeBasis.ROOFLINE, hbm=self.hbm_busy(moved))
         estimated = self.cycles(cycles, moved=moved)
         return modeled if _is_shorter(modeled, estimated) else estimated
@@ -198,7 +131,8 @@ class Rates:
         products bound by the HBM are too long: they take the time of their bytes.
         """
         assert self.clock_hz is not None
-        estimated = self.cycles(_work(cycles) + LAUNCH_S * self.clock_hz, moved=moved)
+        launch_cycles = LAUNCH_S.value * self.clock_hz
+        estimated = self.cycles(self._work(cycles) + launch_cycles, moved=moved)
         bound = self.roofline(flops=flops, moved=moved)
         is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
         return bound if is_hbm_bound and _is_shorter(bound, estimated) else estimated
@@ -206,24 +140,24 @@ class Rates:
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""
         bytes_s = max(self.hbm(moved).value_s, self._vmem(moved).value_s)
-        return 2 * bytes_s < time.seconds.value_s < SMALL_S
+        return 2 * bytes_s < time.seconds.value_s < SMALL_S.value
 
     def _vmem(self, moved: ArrayTraffic) -> TimeEstimate:
-        return exactly(moved.vmem_bytes / VMEM_OVER_HBM / self.hbm_bytes_per_s)
+        return exactly(moved.vmem_bytes / VMEM_OVER_HBM.value / self.hbm_bytes_per_s)
+
+    def _work(self, cycles: float) -> float:
+        """The compiler's cycles without its launch, which the estimates of some ops lack."""
+        launch = self.facts.launch_cycles.value
+        return cycles - launch if cycles > launch else cycles
 
     def unknown(self, moved: ArrayTraffic) -> OpTime:
         """Time of an op without a cost model: that of its bytes, with a wide interval."""
         s = moved.n_bytes / self.hbm_bytes_per_s / self.efficiency.hbm
-        return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS), basis=TimeBasis.ROOFLINE)
+        return OpTime(seconds=_scaled(s, UNKNOWN_FACTORS.value), basis=TimeBasis.ROOFLINE)
 
 
 def _is_shorter(one: OpTime, other: OpTime) -> bool:
     return one.seconds.value_s < other.seconds.value_s
-
-
-def _work(cycles: float) -> float:
-    """The compiler's cycles without its launch, which the estimates of some ops lack."""
-    return cycles - LAUNCH_CYCLES if cycles > LAUNCH_CYCLES else cycles
 
 
 def exactly(s: float) -> TimeEstimate:
@@ -260,7 +194,7 @@ def rates_of(chip: Chip, profile: ChipProfile | None = None) -> Rates:
                 flops_per_s=flops_per_s,
                 hbm_bytes_per_s=bytes_per_s,
                 clock_hz=None,
-                efficiency=TPU_EFFICIENCY if by_shape is None else MEASURED_EFFICIENCY,
+                efficiency=(TPU_EFFICIENCY if by_shape is None else MEASURED_EFFICIENCY).value,
                 measured=by_shape,
             )
     return _published_rates(chip)
@@ -279,10 +213,10 @@ def _published_rates(chip: Chip) -> Rates:
         clock_hz=chip.clock_hz,
         mxu_dim=chip.mxu_dim,
         efficiency=peak_efficiency(chip),
-        cycles_interval=compiler_facts(chip.name).cycles_interval.value,
+        facts=compiler_facts(chip.name),
     )
 
 
 def peak_efficiency(chip: Chip) -> PeakEfficiency:
     """The efficiency of large operations on a chip of this kind."""
-    return GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY
+    return (GPU_EFFICIENCY if chip.kind is ChipKind.GPU else TPU_EFFICIENCY).value

@@ -10,16 +10,14 @@ from math import hypot
 from meshscope.cost.machine import CORE_LANE, LINK_LANE
 from meshscope.cost.simulator import SimulatedStep
 from meshscope.events.step_time import TimeEstimate
-
-# Factor that covers the errors of published steps other than those of their kernels and collectives.
-SPREAD = 1.2
+from meshscope.spec.hardware.operation_rates import SPREAD
 
 _Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution
 
 
 def step_estimate(simulated: SimulatedStep) -> TimeEstimate:
     """The simulated step with its interval; without one if a collective has none."""
-    step_s = simulated.machine.now_s
+    step_s, spread = simulated.machine.now_s, SPREAD.value
     groups = (list(_kernels(simulated)), list(_collectives(simulated)))
     if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
         return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
@@ -28,8 +26,8 @@ def step_estimate(simulated: SimulatedStep) -> TimeEstimate:
     above = [sum(s * (time.upper_s / time.value_s - 1) for s, time in group) for group in groups]
     return TimeEstimate(
         value_s=step_s,
-        low_s=max(0.0, step_s - hypot(rest_s * (1 - 1 / SPREAD), *below)),
-        high_s=step_s + hypot(rest_s * (SPREAD - 1), *above),
+        low_s=max(0.0, step_s - hypot(rest_s * (1 - 1 / spread), *below)),
+        high_s=step_s + hypot(rest_s * (spread - 1), *above),
     )
 
 

@@ -93,6 +93,16 @@ class CompilerFacts:
     )
 
     # Estimates.
+    launch_cycles: Fact[int] = Fact(
+        value=1820, source=f"the least estimate of an operation without products; {_COMPILED}"
+    )
+    vector_factor: Fact[float] = Fact(
+        value=0.3,
+        source="measured over estimated time, beyond the launch, where the vector unit binds: two relayouts "
+        "of 14.7 MB to tiles of one row are estimated at 79.7 us and take 23.5 and 24.0 us "
+        "(openxla/xprof@5fe358978e59, golden hlo_stats, v5p); libtpu 0.0.42.1",
+    )
+    vector_interval: Fact[tuple[float, float]] = Fact(value=(0.5, 1.5), source="assumed")
     cycles_interval: Fact[tuple[float, float]] = Fact(
         value=(0.78, 1.22),
         source="measured over estimated time of n x n bf16 products: tpu7x 1024 0.96, 2048 1.22, 4096 1.07, "
