@@ -34,10 +34,11 @@ def main(mode: str) -> None:
 
 def _check_versions() -> None:
     """Other compilers choose other algorithms: a difference would say nothing about the page."""
-    line = re.search(r"^versions .*$", (ROOT / COMPILED).read_text("utf-8"), re.MULTILINE)
+    text = (ROOT / COMPILED).read_text("utf-8")
+    line = re.search(r"^versions .*(?:\n {8,}.*)*", text, re.MULTILINE)
     if line is None:
         raise SystemExit(f"{COMPILED} shows no versions. Run 'make readme'.")
-    shown = dict(re.findall(r"(jax|jaxlib|libtpu) (\S+?)(?:,|$)", line[0]))
+    shown = dict(re.findall(r"(jax|jaxlib|libtpu)\s+(\S+?)(?:,|$)", line[0]))
     installed = {name: version(name) for name in shown}
     if shown != installed:
         raise SystemExit(

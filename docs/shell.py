@@ -6,15 +6,40 @@ import shlex
 import subprocess
 import sys
 
-WIDTH = "100"
+WIDTH = "80"
 
 
-def shown(command: str, *, sections: tuple[str, ...] = ()) -> None:
+def shown(command: str, *, sections: tuple[str, ...] = (), blocks: int | None = None) -> None:
     """Runs `command` and prints it with its standard output.
 
     With `sections`, prints only the blocks (separated by empty lines) that start with one of these texts,
-    and `...` for the others.
+    and `...` for the others; with `blocks`, only so many from the top.
     """
+    text = _output(command)
+    if sections:
+        text = _selected(text, sections)
+    if blocks is not None:
+        top = text.split("\n\n")
+        text = "\n\n".join([*top[:blocks], *["..."] * (len(top) > blocks)])
+    sys.stdout.write(f"```console\n$ {command}\n{text}\n```\n")
+
+
+def made(*commands: str) -> None:
+    """Runs commands and prints them without their output."""
+    for command in commands:
+        _output(command)
+    sys.stdout.write("```console\n" + "".join(f"$ {c}\n" for c in commands) + "```\n")
+
+
+def shown_python(code: str) -> None:
+    """Runs Python code and prints it with its standard output."""
+    sys.stdout.write(f"```python\n{code.strip()}\n```\n")
+    text = _output(shlex.join([sys.executable, "-c", code]))
+    sys.stdout.write(f"```text\n{text}\n```\n")
+
+
+def _output(command: str) -> str:
+    """The standard output of a command, without trailing blanks; SystemExit if it fails."""
     environment = os.environ | {"COLUMNS": WIDTH, "NO_COLOR": "1"}
     words = shlex.split(command)
     if words[0] == "meshscope":  # installed beside this Python, not always on PATH
@@ -24,10 +49,7 @@ def shown(command: str, *, sections: tuple[str, ...] = ()) -> None:
         sys.stderr.write(done.stderr)
         raise SystemExit(f"'{command}' exited with {done.returncode}")
     text = "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
-    text = re.sub(r"python (\d+\.\d+)\.\d+", r"python \1", text)  # patch releases print the same
-    if sections:
-        text = _selected(text, sections)
-    sys.stdout.write(f"```console\n$ {command}\n{text}\n```\n")
+    return re.sub(r"python (\d+\.\d+)\.\d+", r"python \1", text)  # patch releases print the same
 
 
 def _selected(text: str, sections: tuple[str, ...]) -> str:

@@ -171,7 +171,7 @@ def torchxla() -> None:
                 *(("", "") if pair == previous else pair),
                 row["phase"],
                 *(row[f"{side}_count"] for side in ("jax", "torchxla")),
-                ", ".join(words.replace("x", " ", 1) for words in row["of_jax"].split()),
+                ", ".join(map(_verdict, row["of_jax"].split())),
                 *(format_bytes(int(row[f"{side}_wire_bytes"])) for side in ("jax", "torchxla")),
                 *(format_seconds(float(row[f"{side}_step_s"])) for side in ("jax", "torchxla")),
             ]
@@ -179,6 +179,13 @@ def torchxla() -> None:
         previous = pair
     head = ["model", "plan", "phase", "collectives, JAX", "TorchXLA", "TorchXLA against JAX"]
     _print([*head, "sent, JAX", "TorchXLA", "step, JAX", "TorchXLA"], lines)
+
+
+def _verdict(word: str) -> str:
+    """`3 with more bytes` for `3xcostlier`."""
+    count, _, name = word.partition("x")
+    labels = {"costlier": "with more bytes", "cheaper": "with fewer bytes"}
+    return f"{count} {labels.get(name, name)}"
 
 
 def _sent(row: Row, column: str) -> int:

@@ -57,11 +57,7 @@ PROGRAMS = {
 
 def families() -> None:
     """Prints the axes that each program supports, families with equal axes in one row."""
-    rows = [
-        (", ".join(row[0] for row in group), *cells)
-        for cells, group in groupby(_cells(), key=lambda row: row[1:])
-    ]
-    _print(("family", *PROGRAMS), rows)
+    _print(("family", *PROGRAMS), _merged(_cells()))
 
 
 def compilers() -> None:
@@ -72,7 +68,8 @@ def compilers() -> None:
         read = "; ".join(_compilers_of(chip.name)) or "none"
         fitted = [v for v in fits if fits[v]["chips"].get(chip.name, {}).get("collectives")]
         rows.append((chip.name, read, f"libtpu {', '.join(fitted) or 'none'}"))
-    _print(("chip", "programs read in the tests", "constants of its collectives"), rows)
+    head = ("chip", "programs read in the tests", "constants of its collectives")
+    _print(head, _merged(rows))
 
 
 def axes(model: Model, program: Program) -> list[str]:
@@ -127,6 +124,14 @@ def _libtpu_of(jax: str) -> str:
     marker = line.partition(";")[2]
     (pinned,) = (x for x in lines if x.startswith("libtpu==") and x.endswith(marker))
     return pinned.removeprefix("libtpu==").partition(";")[0]
+
+
+def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row for consecutive rows that differ only in their first cell."""
+    return [
+        (", ".join(row[0] for row in group), *cells)
+        for cells, group in groupby(rows, key=lambda row: row[1:])
+    ]
 
 
 def _print(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
