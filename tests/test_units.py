@@ -9,7 +9,18 @@ from meshscope.errors import SpecError
 
 
 @pytest.mark.parametrize(
-    ("typed", "name"), [("bfloat16", "bf16"), ("BF16", "bf16"), ("fp8", "f8e4m3fn"), ("s8", "s8")]
+    ("typed", "name"),
+    [
+        ("bfloat16", "bf16"),
+        ("BF16", "bf16"),
+        ("fp8", "f8e4m3fn"),
+        ("s8", "s8"),
+        ("fp8_e4m3", "f8e4m3fn"),
+        ("fp8_e5m2", "f8e5m2"),
+        ("float8", "f8e4m3fn"),
+        ("fp4", "f4e2m1fn"),
+        ("half", "f16"),
+    ],
 )
 def test_dtype_names_are_those_of_xla(typed: str, name: str) -> None:
     assert units.dtype_name(typed) == name
@@ -18,6 +29,15 @@ def test_dtype_names_are_those_of_xla(typed: str, name: str) -> None:
 def test_an_unknown_dtype_suggests_the_nearest() -> None:
     with pytest.raises(SpecError, match=r"unknown dtype 'bflot16'. Did you mean 'bfloat16'"):
         units.dtype_name("bflot16")
+
+
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [("w8a8", "Use --weight-dtype int8"), ("AWQ", "Use --weight-dtype int4"), ("nvfp4", "mxfp4")],
+)
+def test_a_format_that_is_no_dtype_names_the_nearest_option(typed: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=f"'{typed}' is not a dtype. .*{remedy}"):
+        units.dtype_name(typed)
 
 
 def test_every_dtype_alias_is_known() -> None:

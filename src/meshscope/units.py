@@ -52,10 +52,29 @@ DTYPE_ALIASES: dict[str, str] = {
     "int8": "s8",
     "int4": "s4",
     "int32": "s32",
+    "half": "f16",
+    "float": "f32",
     "fp8": "f8e4m3fn",
-    "mxfp4": "f4e2m1fn",
+    "fp8_e4m3": "f8e4m3fn",  # the e4m3 of vLLM is finite, too: torch.float8_e4m3fn
+    "fp8_e5m2": "f8e5m2",
+    "float8": "f8e4m3fn",
+    "float8_e4m3": "f8e4m3fn",
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2",
+    "fp4": "f4e2m1fn",
+    "mxfp4": "f4e2m1fn",
+    "float4_e2m1fn": "f4e2m1fn",
+}
+
+# Names of formats that are no dtype -> what to use for them.
+_FORMATS: dict[str, str] = {
+    "w8a8": "It means 8-bit activations, too, which meshscope lacks. Use --weight-dtype int8.",
+    "w4a16": "Use --weight-dtype int4.",
+    "w8a16": "Use --weight-dtype int8.",
+    "awq": "Use --weight-dtype int4.",
+    "gptq": "Use --weight-dtype int4.",
+    "nvfp4": "Use mxfp4, which has one scale for 32 weights in place of 16.",
+    "auto": "Use the dtype of the checkpoint, mostly bf16.",
 }
 
 
@@ -65,6 +84,8 @@ ROUNDS_TO_1000 = 999.5  # values from here on take the next larger unit at three
 def dtype_name(text: str) -> str:
     """XLA's name of a dtype, e.g. `bfloat16` -> `bf16`; SpecError if unknown."""
     name = DTYPE_ALIASES.get(text.lower(), text.lower())
+    if name in _FORMATS:
+        raise SpecError(f"'{text}' is not a dtype. {_FORMATS[name]}")
     if name not in DTYPE_BITS:
         raise SpecError(f"unknown dtype {text!r}. {nearest(text, [*DTYPE_BITS, *DTYPE_ALIASES])}")
     return name

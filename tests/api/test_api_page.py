@@ -74,9 +74,9 @@ def test_the_examples_of_the_page_run(
 
 def test_the_command_of_a_run_is_that_of_the_command_line(tmp_path: Path) -> None:
     run = meshscope.predict(
-        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2, loop="scan", out=tmp_path / "a"
+        "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2, kernels="off", out=tmp_path / "a"
     )
-    options = ("--layers", "2", "--loop", "scan", "--out", str(tmp_path / "a"))
+    options = ("--layers", "2", "--kernels", "off", "--out", str(tmp_path / "a"))
     assert run.record.manifest.command == (
         *("meshscope", "predict", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8"),
         *options,

@@ -85,7 +85,8 @@ def test_dtype_sets_all_three_and_each_may_differ(meshscope) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--frontend", "torchxla", "--loop", "scan"), "torchxla does not support --loop scan"),
+        (("--frontend", "torchxla", "--kernels", "on"), "torchxla does not support --kernels on"),
+        (("--loop", "scan"), "--loop scan changes nothing: a prediction is that of unrolled"),
         (("--layers", "0"), "has 64 layers. Use 1 to 64."),
         (("--dtype", "bf61"), "Did you mean 'bf16'"),
         (("--output", "0"), "output=0 is too small. Use at least 1."),

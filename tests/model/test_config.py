@@ -91,6 +91,12 @@ def test_a_missing_required_key_is_named(key: str) -> None:
             "num_attention_heads=4 is not a multiple of num_key_value_heads=3",
         ),
         ("vocab_size", -1, "'vocab_size' must be positive, got -1"),
+        ("hidden_size", 10**30, "'hidden_size' is 1000000000000000000000000000000, more than any"),
+        (
+            "num_hidden_layers",
+            10**5,
+            "'num_hidden_layers' is 100000, more than any model has. Use at most 10,000",
+        ),
         ("max_position_embeddings", -1, "'max_position_embeddings' must be positive"),
         ("num_attention_heads", 65, "'head_dim' must be positive, got 0"),
         ("rms_norm_eps", "small", "'rms_norm_eps' must be a number"),

@@ -34,6 +34,14 @@ LLAMA = read_model("Llama-3.1-8B")  # 32 layers, 32 heads, 8 KV heads, hidden 40
         ("--tensor-parallel-size=4,--pipeline-parallel-size=2", Plan(tp=4, pp=2)),
         ("ici_fsdp_parallelism=4,ici_tensor_parallelism=2", Plan(fsdp=4, tp=2)),
         ("dp_shard=4,tensor_parallel_degree=2", Plan(fsdp=4, tp=2)),
+        ("TP=8", Plan(tp=8)),
+        ("tp8", Plan(tp=8)),
+        ("dp2,tp 4", Plan(dp=2, tp=4)),
+        ("context_parallel_size=2,tp=4", Plan(cp=2, tp=4)),
+        ("dcn_data_parallelism=2,ici_data_parallelism=4,tp=2", Plan(dp=8, tp=2)),
+        ("tp=8,enable_expert_parallel", Plan(tp=8, ep=-1)),
+        ("tp=8,--enable-expert-parallel=true", Plan(tp=8, ep=-1)),
+        ("tp=8,enable_expert_parallel=false", Plan(tp=8)),
     ],
 )
 def test_plans_are_parsed(text: str, plan: Plan) -> None:
@@ -54,7 +62,10 @@ def test_every_alias_names_an_axis() -> None:
     [
         ("", "is empty. Use for example 'tp=8'"),
         ("tq=8", "unknown axis 'tq'. Did you mean .*'tp'"),
-        ("TP=8", "unknown axis 'TP'. Did you mean .*'tp'"),
+        ("TQ=8", "unknown axis 'tq'. Did you mean .*'tp'"),
+        ("tp8,tp=8", "tp appears twice. Give it once"),
+        ("ici_data_parallelism=4,data=2", "dp appears twice. Give it once"),
+        ("ici_data_parallelism=-1,dcn_data_parallelism=2", "dp appears twice. Give it once"),
         ("tp", "tp needs a whole number, got ''"),
         ("tp=two", "tp needs a whole number, got 'two'"),
         ("tp=2,tensor=4", "tp appears twice. Give it once"),

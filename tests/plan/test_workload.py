@@ -1,6 +1,7 @@
 """Workloads: decode steps and validation."""
 
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,26 @@ def test_counts_are_at_least_one(name: str) -> None:
 def test_dtypes_are_xla_names() -> None:
     with pytest.raises(SpecError, match=r"weight_dtype='bfloat16' must be XLA's name"):
         Workload(weight_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ({"batch": 10**24}, r"batch=1000000000000000000000000 is too large. Use at most 1,000,000"),
+        ({"prompt": 2**24 + 1}, "prompt=16777217 is too large. Use at most 16,777,216"),
+        ({"output": 10**9}, "output=1000000000 is too large"),
+        ({"weight_dtype": "pred"}, "weights cannot be pred. Use one of bf16, f16, f32, s8"),
+        ({"activation_dtype": "c128"}, "activations cannot be c128. Use one of bf16, f16, f32"),
+        ({"cache_dtype": "s1"}, "the KV cache cannot be s1. Use one of bf16"),
+        (
+            {"activation_dtype": "s8"},
+            r"in s8 are not supported. Use --weight-dtype s8, and --cache-dtype s8 .*; --dtype is one",
+        ),
+        ({"activation_dtype": "f4e2m1fn"}, "Use --weight-dtype f4e2m1fn; --dtype is one of"),
+    ],
+)
+def test_sizes_and_dtypes_beyond_any_hardware_are_refused(
+    values: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        Workload(**values)

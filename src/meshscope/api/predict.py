@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.records import chip_profile, predicted_record, saved
 from meshscope.api.request import ExperimentRequest, command_line, request_of
 from meshscope.api.run import Run
@@ -58,8 +59,8 @@ def predict(  # noqa: PLR0913  the options of the command
         engine: Whose collectives to predict: `meshscope` or `vllm`.
         partitioner: Who inserts the collectives: the program (`manual`) or the compiler (`auto`).
         frontend: What writes the program: `jax` or `torchxla`.
-        loop: Layers `unroll`ed, or one body in a `scan`; `auto` unrolls short models, and compiles deep
-            ones scanned for their counts and a few layers unrolled for their times.
+        loop: Layers `unroll`ed, or one body in a `scan`, in compiled programs; predictions are of
+            unrolled layers (`auto`).
         context: How cp brings keys to queries in prefill.
         kernels: Kernels where shapes allow (`auto`), or an error (`on`), or none (`off`).
         dispatch: How tokens reach experts on other devices.
@@ -84,6 +85,7 @@ def predict(  # noqa: PLR0913  the options of the command
 
 def predict_request(request: ExperimentRequest, *, out: Path | None, force: bool) -> Run:
     """The run that the request asks for; saved if `out` is given."""
+    check_prediction_options(request.loop)
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
     record = predicted_record(experiment, command_line("predict", request, out=out), profile)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.errors import SpecError, nearest
 from meshscope.spec.experiment import Experiment, experiment_of
@@ -91,6 +92,7 @@ class ExperimentRequest:
             engine=self.engine,
             n_layers=self.layers,
         )
+        check_no_idle_options(changed_options(self), experiment)
         return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
@@ -167,6 +168,8 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     """The checked run of an entry; MeshscopeError if it is impossible."""
     command = _command(entry)
     request = _request(command, entry)
+    if command is RunCommand.PREDICT:
+        check_prediction_options(request.loop)
     experiment = _checked_experiment(command, request)
     options = changed_options(request)
     words = tuple(option_words(options))

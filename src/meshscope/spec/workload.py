@@ -6,6 +6,15 @@ from math import inf
 from meshscope.errors import SpecError
 from meshscope.units import dtype_name
 
+# Limits that catch typing errors. A million sequences are 100 for each chip of the largest pod (9,216
+# TPU7x chips); the longest context of a published model has 10,485,760 positions (Llama 4 Scout).
+MAX_BATCH = 1_000_000
+MAX_CONTEXT = 2**24
+
+ACTIVATION_DTYPES = ("bf16", "f16", "f32")
+WEIGHT_DTYPES = (*ACTIVATION_DTYPES, "s8", "s4", "f8e4m3fn", "f8e5m2", "f4e2m1fn")
+CACHE_DTYPES = (*ACTIVATION_DTYPES, "s8", "f8e4m3fn", "f8e5m2")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -29,6 +38,12 @@ class Workload:
         for name in ("batch", "prompt", "output"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name}={getattr(self, name)} is too small. Use at least 1.")
+        limits = {"batch": MAX_BATCH, "prompt": MAX_CONTEXT, "output": MAX_CONTEXT}
+        for name, limit in limits.items():
+            if getattr(self, name) > limit:
+                raise SpecError(
+                    f"{name}={getattr(self, name)} is too large. Use at most {limit:,}."
+                )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise SpecError(f"prefill_chunk={self.prefill_chunk} is too small. Use at least 1.")
         if not 1 <= self.routing_skew < inf:
@@ -39,6 +54,29 @@ class Workload:
         for name in ("weight_dtype", "activation_dtype", "cache_dtype"):
             if getattr(self, name) != dtype_name(getattr(self, name)):
                 raise SpecError(f"{name}={getattr(self, name)!r} must be XLA's name of the dtype.")
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        """Raise SpecError for a dtype that weights, activations or the cache cannot have."""
+        if (
+            self.activation_dtype not in ACTIVATION_DTYPES
+            and self.activation_dtype in WEIGHT_DTYPES
+        ):
+            remedy = f"Use --weight-dtype {self.activation_dtype}"
+            if self.activation_dtype in CACHE_DTYPES:
+                remedy += f", and --cache-dtype {self.activation_dtype} for the KV cache"
+            raise SpecError(
+                f"activations and collectives in {self.activation_dtype} are not supported. {remedy}; "
+                f"--dtype is one of {', '.join(ACTIVATION_DTYPES)}."
+            )
+        roles = (
+            ("activations", self.activation_dtype, ACTIVATION_DTYPES),
+            ("weights", self.weight_dtype, WEIGHT_DTYPES),
+            ("the KV cache", self.cache_dtype, CACHE_DTYPES),
+        )
+        for role, dtype, supported in roles:
+            if dtype not in supported:
+                raise SpecError(f"{role} cannot be {dtype}. Use one of {', '.join(supported)}.")
 
     @property
     def context(self) -> int:

@@ -31,7 +31,7 @@ from meshscope.spec.model.model import (
     Model,
     Scoring,
 )
-from meshscope.spec.model.reader import ConfigReader, read_rope
+from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
@@ -231,7 +231,7 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
 
 def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     """The kind of each layer."""
-    n_layers = reader.integer("num_hidden_layers")
+    n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if family is Family.DEEPSEEK_V4:
         return compressed_layers(reader, n_layers)
     attention = [AttentionKind.FULL] * n_layers

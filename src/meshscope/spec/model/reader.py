@@ -6,6 +6,10 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import Rope, RopeType
 
+# Above every size of a published model, such as the 10,485,760 positions of Llama 4 Scout.
+MAX_SIZE = 2**24
+MAX_LAYERS = 10_000
+
 
 class ConfigReader:
     """Typed access to a config mapping; errors name the file and the key."""
@@ -24,13 +28,19 @@ class ConfigReader:
             return default
         return value
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE
+    ) -> int:
+        """An integer from `minimum` to `maximum`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise SpecError(f"{self.source}: '{key}' must be an integer, got {value!r}.")
         if value < minimum:
             raise SpecError(f"{self.source}: '{key}' must be positive, got {value}.")
+        if value > maximum:
+            raise SpecError(
+                f"{self.source}: '{key}' is {value}, more than any model has. Use at most {maximum:,}."
+            )
         return value
 
     def optional_integer(self, key: str) -> int | None:

@@ -1,5 +1,7 @@
 """Parallel plans: the size of each parallelism axis, parsed from text such as `dp=2,tp=4`."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -18,32 +20,46 @@ ALIASES: dict[str, str] = {
     "tensor_parallel_size": "tp",
     "tensor-parallel-size": "tp",
     "ici_tensor_parallelism": "tp",
+    "tensor_parallelism": "tp",
     "tensor": "tp",
     "model": "tp",
     "tensor_parallel_degree": "tp",
     "pipeline_parallel_size": "pp",
     "pipeline-parallel-size": "pp",
     "ici_pipeline_parallelism": "pp",
+    "dcn_pipeline_parallelism": "pp",
     "pipeline_parallel_degree": "pp",
     "stage": "pp",
     "data_parallel_size": "dp",
     "data-parallel-size": "dp",
     "ici_data_parallelism": "dp",
+    "dcn_data_parallelism": "dp",
     "dp_replicate": "dp",
     "data_parallel_replicate_degree": "dp",
     "data": "dp",
     "ici_fsdp_parallelism": "fsdp",
+    "dcn_fsdp_parallelism": "fsdp",
     "dp_shard": "fsdp",
     "data_parallel_shard_degree": "fsdp",
     "ici_context_parallelism": "cp",
+    "context_parallel_size": "cp",
+    "context-parallel-size": "cp",
+    "prefill_context_parallel_size": "cp",
+    "prefill-context-parallel-size": "cp",
     "context_parallel_degree": "cp",
     "context": "cp",
     "expert_parallel_size": "ep",
     "ici_expert_parallelism": "ep",
     "expert_parallel_degree": "ep",
     "expert": "ep",
+    "expert-parallel-size": "ep",
+    "enable_expert_parallel": "ep",  # vLLM: without a size, over all devices of tp and dp
+    "enable-expert-parallel": "ep",
     "sequence_parallel": "sp",
 }
+
+_EP_FLAGS = ("enable_expert_parallel", "enable-expert-parallel")
+_SHORT = re.compile(rf"({'|'.join(AXES)}) ?(-?[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,22 +181,51 @@ def _remedy(plan: Plan, n_devices: int) -> str:
 
 
 def parse_plan(text: str) -> Plan:
-    """Parse `tp=4,dp=2`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
+    """Parse `tp=4,dp=2`, `tp8`, `tp=8,sp` or `fsdp=-1,tp=2`; accepts the axis names of other tools."""
     values: dict[str, int | bool] = {}
+    names: dict[str, str] = {}  # as typed, by axis
     for item in filter(None, (piece.strip() for piece in text.split(","))):
-        name, separator, number = (part.strip() for part in item.partition("="))
-        name = name.lstrip("-")
+        name, separator, number = _split(item)
         axis = ALIASES.get(name, name)
         if axis not in (*AXES, "sp"):
             raise PlanError(
                 f"plan '{text}': unknown axis '{name}'. {nearest(name, [*AXES, 'sp', *ALIASES])}"
             )
+        value = _value(text, (name, separator, number), axis)
         if axis in values:
-            raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
-        values[axis] = _flag(text, number, separator) if axis == "sp" else _size(text, axis, number)
+            _check_pair(text, axis, {names[axis]: values[axis], name: value})
+            value = values[axis] * value
+        values[axis], names[axis] = value, name
     if not values:
         raise PlanError(f"plan '{text}' is empty. Use for example 'tp=8' or 'dp=2,tp=4'.")
     return Plan(**values)  # type: ignore[arg-type]  sp is the only bool
+
+
+def _split(item: str) -> tuple[str, str, str]:
+    """Name, `=` and size of `tp=8`, `TP=8`, `--tp=8`, `tp8` or `tp 8`."""
+    name, separator, number = (part.strip() for part in item.lower().partition("="))
+    name = name.lstrip("-")
+    short = _SHORT.fullmatch(name)
+    if short and not separator:
+        return short[1], "=", short[2]
+    return name, separator, number
+
+
+def _value(text: str, item: tuple[str, str, str], axis: str) -> int | bool:
+    """The size of an axis, or whether a flag is set."""
+    name, separator, number = item
+    if axis == "sp":
+        return _flag(text, number, separator)
+    if name in _EP_FLAGS and number in {"", "true", "false"}:
+        return 1 if number == "false" else FILL
+    return _size(text, axis, number)
+
+
+def _check_pair(text: str, axis: str, sizes: Mapping[str, int | bool]) -> None:
+    """PlanError unless these are MaxText's sizes of one axis, within slices and across them."""
+    prefixes = {name.partition("_")[0] for name in sizes}
+    if prefixes != {"ici", "dcn"} or FILL in sizes.values():
+        raise PlanError(f"plan '{text}': {axis} appears twice. Give it once.")
 
 
 def _flag(text: str, number: str, separator: str) -> bool:
