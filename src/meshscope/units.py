@@ -73,7 +73,7 @@ _FORMATS: dict[str, str] = {
     "w8a16": "Use --weight-dtype int8.",
     "awq": "Use --weight-dtype int4.",
     "gptq": "Use --weight-dtype int4.",
-    "nvfp4": "Use mxfp4, which has one scale for 32 weights in place of 16.",
+    "nvfp4": "Use mxfp4, which has a scale for 32 weights, not 16.",
     "auto": "Use the dtype of the checkpoint, mostly bf16.",
 }
 

@@ -79,6 +79,54 @@ def test_an_answer_without_rows_has_its_names(sql) -> None:
     assert sql(query, "--csv").out == "part,kind\n"
 
 
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_rows_that_do_not_fit_are_printed_one_value_a_line(sql, monkeypatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    status, out, err = sql("select * from collectives")
+    lines = out.splitlines()
+    records = [line for line in lines if line.startswith("row ")]
+    assert (status, records) == (0, [f"row {n}" for n in range(1, 11)])
+    assert ["part", "embed"] in [line.split() for line in lines]
+    assert max(map(len, lines)) <= int(columns)
+    assert len(lines) < 10 * (len(POLARS_SCHEMA) + 12)
+    assert err == (
+        "10 of 16 rows; --rows N for more, fewer columns or --wide for a table, --csv or --json "
+        "for all.\n"
+    )
+
+
+def test_a_wide_table_keeps_its_columns(sql) -> None:
+    status, out, err = sql("select * from collectives", "--wide", "--rows", "2")
+    lines = out.splitlines()
+    assert (status, len(lines)) == (0, 2 + 2)
+    assert lines[0].split() == [*POLARS_SCHEMA, "run"]
+    assert err == "2 of 16 rows; --rows N for more, --csv or --json for all.\n"
+
+
+def test_long_tables_are_cut_with_a_hint(sql) -> None:
+    _, out, err = sql("select range as n from range(1000)")
+    assert (len(out.splitlines()), err.startswith("100 of 1,000 rows; ")) == (2 + 100, True)
+    assert len(sql("select range as n from range(1000)", "--csv").out.splitlines()) == 1001
+
+
+@pytest.mark.usefixtures("sql")
+def test_runs_are_ranked_by_their_times_and_memory(meshscope) -> None:
+    ask = ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "dp=2,tp=4")
+    options = ("--batch", "2", "--layers", "3", "--out", "two")
+    assert meshscope("predict", *ask, *options).status == 0
+    query = "select run, tpot_s, decode_tokens_per_s, total_bytes from summary order by tpot_s"
+    rows = json.loads(meshscope("sql", ".", query, "--json").out)
+    shown = {name: json.loads(meshscope("show", name, "--json").out) for name in ("one", "two")}
+    assert sorted(row["run"] for row in rows) == ["one", "two"]
+    assert rows[0]["tpot_s"] < rows[1]["tpot_s"]
+    for row in rows:
+        document = shown[row["run"]]
+        n = document["experiment"]["workload"]["batch"]
+        assert row["tpot_s"] == document["time"]["tpot_s"]
+        assert row["decode_tokens_per_s"] == n / document["time"]["decode_step_s"]
+        assert row["total_bytes"] == document["memory"]["total_bytes"]
+
+
 @pytest.mark.parametrize(
     "query",
     [
@@ -135,6 +183,14 @@ def test_unique_names() -> None:
 def test_json_values() -> None:
     values = (float("inf"), (1, [float("nan")]), True, b"x")
     assert _json_value(values) == [None, [1, [None]], True, "b'x'"]
+
+
+def test_ctrl_c_while_tables_are_read_is_no_traceback(sql, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("Query interrupted")
+
+    monkeypatch.setattr("meshscope.api.database._fill", interrupted)
+    assert sql("select 1") == (130, "", "")
 
 
 # The second query never checks for signals while it runs.

@@ -99,6 +99,7 @@ def _with_events(folder: Path, events: pl.DataFrame):
     events.write_parquet(folder / EVENTS)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][EVENTS] = sha256(folder / EVENTS)
+    manifest.pop("digest")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return read_run(folder).rows
 

@@ -141,6 +141,7 @@ def edit(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[
 def agree_on_events(run: Path) -> None:
     document = json.loads((run / MANIFEST).read_text())
     document["files"][EVENTS] = sha256(run / EVENTS)
+    document.pop("digest")
     (run / MANIFEST).write_text(json.dumps(document))
 
 
@@ -205,6 +206,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         edit(MANIFEST, lambda d: d.update(command=3, schema=0)),
         "Make the run again, with --force",
     ),
+    "another plan": (
+        edit(MANIFEST, lambda d: d["experiment"].update(plan="tp=8")),
+        f"manifest.json was changed after the run, so its events may belong to .* {AGAIN}",
+    ),
+    "another memory": (
+        edit(METRICS, lambda d: d.update(more=1)),
+        f"metrics.json is damaged or was changed. {AGAIN}",
+    ),
     "no events": (lambda run: (run / EVENTS).unlink(), f"has no events.parquet. {AGAIN}"),
     "events cut": (
         lambda run: (run / EVENTS).write_bytes((run / EVENTS).read_bytes()[:-9]),
@@ -226,6 +235,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         f"'shuffle' is not a valid Kind.* {AGAIN}",
     ),
 }
+
+
+def test_a_manifest_without_a_digest_is_read(run: Path) -> None:
+    edit(MANIFEST, lambda d: d.pop("digest"))(run)
+    assert read_run(run).path == run
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -16,7 +16,8 @@ import polars as pl
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.errors import RunError, SpecError
 from meshscope.store.folder import is_run
-from meshscope.store.read import read_events, read_manifest
+from meshscope.store.read import read_events, read_manifest, read_run
+from meshscope.views.sweep import summary_frame, summary_row
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
 _BATCH_ROWS = 10_000
@@ -55,6 +56,12 @@ VIEWS: tuple[View, ...] = (
         name="runs",
         meaning="a row for each run: source, model, plan, topology, chip, n_chips, n_devices, n_layers, "
         "batch, prompt, output, engine, frontend, partitioner, created, versions",
+    ),
+    View(
+        name="summary",
+        meaning="a row for each run that ranks it: ttft_s, tpot_s, decode_tokens_per_s and "
+        "request_tokens_per_s, total_bytes and fits of its strongest source, and its totals; the columns "
+        "of a sweep's summary.parquet",
     ),
     View(
         name="timeline",
@@ -106,6 +113,11 @@ def runs_table(folders: Sequence[Path]) -> pl.DataFrame:
     """A row for each run, from its manifest."""
     rows = [_run_row(name, folder) for name, folder in named(folders)]
     return pl.DataFrame(rows, schema=_RUNS_SCHEMA)
+
+
+def summary_view(folders: Sequence[Path]) -> pl.DataFrame:
+    """The figures of each run: those of summary.parquet."""
+    return summary_frame([summary_row(name, read_run(folder)) for name, folder in named(folders)])
 
 
 def _run_row(name: str, folder: Path) -> dict[str, Any]:
@@ -171,6 +183,7 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     tables = {
         "events": events_table(folders),
         "runs": runs_table(folders),
+        "summary": summary_view(folders),
         "timeline": timeline_table(folders),
     }
     try:
@@ -184,6 +197,10 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
             yield connection
     except duckdb.Error as error:
         raise SpecError(f"SQL: {error}") from error
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # how DuckDB reports Ctrl-C
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:
@@ -203,14 +220,9 @@ def answer(
     if len(statements) != 1 or statements[0].type not in _READING:
         raise SpecError("SQL: give one query that reads, such as a select.")
     rows: list[tuple[Any, ...]] = []
-    try:
-        result = connection.execute(statements[0])
-        while batch := result.fetchmany(_BATCH_ROWS):  # Ctrl-C takes effect between batches
-            rows += batch
-    except RuntimeError as error:
-        if "interrupted" in str(error):  # how DuckDB reports Ctrl-C
-            raise KeyboardInterrupt from error
-        raise
+    result = connection.execute(statements[0])
+    while batch := result.fetchmany(_BATCH_ROWS):  # Ctrl-C takes effect between batches
+        rows += batch
     return unique([str(column[0]) for column in result.description or []]), rows
 
 

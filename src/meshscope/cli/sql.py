@@ -7,25 +7,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshscope.api.database import answer, database, run_folders
 from meshscope.cli.options import JsonOption
-from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.views.plain import plain
-from meshscope.views.tables import add_column, new_table
+from meshscope.views.tables import MAX_WIDTH, add_column, fits_console, new_table
 
+MAX_ROWS = 100  # in a table, unless --rows names more
+MAX_RECORDS = 10
 GRACE_S = 2.0  # for an interrupted query to end
 
 
-def command(
+def command(  # noqa: PLR0913  the options of the command
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run, a folder of runs, or a pattern: 'runs/*'.")
     ],
@@ -35,12 +38,26 @@ def command(
     *,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    is_wide: Annotated[
+        bool, typer.Option("--wide", help="Print a table, also one wider than the terminal.")
+    ] = False,
+    n_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            metavar="N",
+            min=1,
+            help="Rows to print as text.",
+            show_default=f"{MAX_ROWS}, or {MAX_RECORDS} where rows do not fit the width",
+        ),
+    ] = None,
 ) -> None:
     """Query the tables of one run or several with SQL.
 
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
-    with times, `runs` a row for each run; the column `run` joins them. `describe events` lists columns;
-    docs/sql.md has examples.
+    with times, `runs` and `summary` a row for each run, `summary` with times, rates and memory; the
+    column `run` joins them. `describe events` lists columns; docs/sql.md has examples. Rows that do not
+    fit the width are printed one value a line.
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")
@@ -50,7 +67,34 @@ def command(
     elif as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows([names, *map(_csv_row, rows)])
     else:
-        print_all(new_console(), [_table(names, rows)])
+        _print_text(names, rows, n_rows, is_wide=is_wide)
+
+
+def _print_text(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], n_rows: int | None, *, is_wide: bool
+) -> None:
+    """Prints a table, or records where it does not fit the console; notes how many rows are left."""
+    console = new_console()
+    table = _table(names, rows[: n_rows or MAX_ROWS])
+    if is_wide:
+        console.width = MAX_WIDTH
+    is_table = is_wide or not rows or fits_console(table, console)
+    n_shown = min(len(rows), n_rows or (MAX_ROWS if is_table else MAX_RECORDS))
+    print_all(console, [table] if is_table else _records(names, rows[:n_shown]))
+    if n_shown < len(rows):
+        more = "" if is_table else ", fewer columns or --wide for a table"
+        note(f"{n_shown} of {len(rows):,} rows; --rows N for more{more}, --csv or --json for all.")
+
+
+def _records(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[RenderableType]:
+    """Each row as lines of a name and a value, below its number."""
+    for number, row in enumerate(rows, start=1):
+        yield Text(f"row {number}", "bold")
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for name, value in zip(names, row, strict=True):
+            text = "null" if value is None else _plain_lines(_cell(value))
+            grid.add_row(Text(plain(name)), Text(text, overflow="fold"))
+        yield grid
 
 
 def _query(runs: str, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -10,7 +10,12 @@ from meshscope.spec.experiment_record import record_from_dict
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.store.run import Manifest
 
-_FOLDER_KEYS = ("tool", "schema", "files")  # written by the store, no part of the manifest
+_FOLDER_KEYS = (
+    "tool",
+    "schema",
+    "files",
+    "digest",
+)  # written by the store, no part of the manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
 from meshscope.store.manifest import manifest_from_dict
 from meshscope.store.run import Manifest, RunRecord
-from meshscope.store.write import EVENTS, METRICS, sha256
+from meshscope.store.write import DIGEST, EVENTS, METRICS, manifest_digest, sha256
 
 _MAKE_AGAIN = "Make the run again, with --force."
 
@@ -47,6 +47,7 @@ def read_run(path: Path) -> RunRecord:
         rows = tuple(_collectives(frame))
     except (TypeError, ValueError, MeshscopeError) as error:
         raise _damaged(path, document, error) from error
+    _check_hash(path, document, METRICS)
     return RunRecord(
         path=path,
         manifest=manifest,
@@ -92,22 +93,31 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 def _check_events(path: Path, document: Mapping[str, Any]) -> None:
     """Compares the hash before anything parses the file: the Parquet reader may panic on a damaged one."""
-    files = document.get("files")
-    expected = files.get(EVENTS) if isinstance(files, dict) else None
-    events = path / EVENTS
-    if not events.is_file():
+    if not (path / EVENTS).is_file():
         raise RunError(f"run '{path}' has no {EVENTS}. {_remedy(document, path)}")
-    if sha256(events) != expected:
-        raise RunError(
-            f"run '{path}': {EVENTS} is damaged or was changed. {_remedy(document, path)}"
-        )
+    _check_hash(path, document, EVENTS)
+
+
+def _check_hash(path: Path, document: Mapping[str, Any], name: str) -> None:
+    """RunError unless the file has the hash that the manifest names."""
+    files = document.get("files")
+    if sha256(path / name) != (files.get(name) if isinstance(files, dict) else None):
+        raise RunError(f"run '{path}': {name} is damaged or was changed. {_remedy(document, path)}")
 
 
 def _manifest(document: Mapping[str, Any], path: Path) -> Manifest:
+    """The typed manifest; RunError if it is damaged, or was edited after the run."""
     try:
-        return manifest_from_dict(document)
+        manifest = manifest_from_dict(document)
     except (ValueError, MeshscopeError) as error:
         raise _damaged(path, document, error) from error
+    # Manifests of earlier versions have no digest.
+    if document.get(DIGEST, manifest_digest(document)) != manifest_digest(document):
+        raise RunError(
+            f"run '{path}': {MANIFEST} was changed after the run, so its events may belong to another "
+            f"experiment. {_remedy(document, path)}"
+        )
+    return manifest
 
 
 def _damaged(path: Path, document: Mapping[str, Any], error: Exception) -> RunError:

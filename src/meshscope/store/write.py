@@ -18,6 +18,7 @@ from meshscope.store.run import RunRecord
 EVENTS = "events.parquet"
 METRICS = "metrics.json"
 HLO = "hlo"
+DIGEST = "digest"  # key of the manifest
 
 
 def write_run(folder: Path, run: RunRecord, *, metrics: Mapping[str, Any]) -> None:
@@ -30,8 +31,8 @@ def write_run(folder: Path, run: RunRecord, *, metrics: Mapping[str, Any]) -> No
         figures["times"] = to_plain(run.times)
     _write_json(folder / METRICS, {**figures, **metrics})
     head = {"tool": TOOL, "schema": SCHEMA_VERSION}
-    manifest = manifest_as_dict(run.manifest)
-    _write_json(folder / MANIFEST, {**head, **manifest, "files": _hashes(folder)})
+    manifest = {**head, **manifest_as_dict(run.manifest), "files": _hashes(folder)}
+    _write_json(folder / MANIFEST, {**manifest, DIGEST: manifest_digest(manifest)})
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> None:
@@ -49,6 +50,12 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     partial.replace(path)
+
+
+def manifest_digest(document: Mapping[str, Any]) -> str:
+    """The SHA-256 of all other keys of a manifest, in hex, whatever their order."""
+    keys = {key: value for key, value in document.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

@@ -49,6 +49,9 @@ SUMMARY_SCHEMA: dict[str, Any] = {
     ),
     "fits": pl.Boolean,
     **dict.fromkeys(("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s"), pl.Float64),
+    "decode_tokens_per_s": pl.Float64,  # of the slice: batch over the decode step
+    "decode_tokens_per_s_per_chip": pl.Float64,
+    "request_tokens_per_s": pl.Float64,  # batch x output over the request, prefill included
     "time_basis": pl.String,
 }
 
@@ -66,22 +69,38 @@ def summary_row(name: str, run: RunRecord) -> Row:
     }
     verdict, time = document["verdict"], document["time"]
     values = {
-        **experiment["workload"],
-        **experiment["program"],
+        **(experiment.get("workload") or {}),
+        **(experiment.get("program") or {}),
         **experiment,
         **document["memory"],
         **time,
         "run": name,
         "source": document["source"],
-        "model": experiment["model"]["name"],
-        "n_layers": len(experiment["model"]["layers"]),
+        "model": run.manifest.experiment.model_name,
+        "n_layers": run.manifest.experiment.n_layers,
         **phases,
         **{f"request_{figure}": sum(r[figure] for r in requests) for figure in _FIGURES},
         "unattributed_count": document["unattributed"]["count"],
         "verdict": None if verdict is None else verdict["verdict"],
         "time_basis": time["basis"],
+        **_rates(run, time),
     }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
+
+
+def _rates(run: RunRecord, time: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """Output tokens per second of the slice; None where a time or the workload is unknown."""
+    experiment = run.manifest.experiment
+    workload, n_chips = experiment.workload, experiment.n_chips
+    if workload is None:
+        return {}
+    decode_s, e2e_s = time["decode_step_s"], time["e2e_s"]
+    decode = workload.batch / decode_s if decode_s else None
+    return {
+        "decode_tokens_per_s": decode,
+        "decode_tokens_per_s_per_chip": decode / n_chips if decode and n_chips else None,
+        "request_tokens_per_s": workload.batch * workload.output / e2e_s if e2e_s else None,
+    }
 
 
 def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
