@@ -130,6 +130,26 @@ def test_too_few_points_are_refused(n_points: int, message: str) -> None:
         fit_constants(points, topology, source="")
 
 
+def test_a_few_points_of_a_cpu_give_a_latency_in_seconds() -> None:
+    """Two sizes of each kind, as a short budget leaves them."""
+    topology, plan = parse_topology("cpu:4"), parse_plan("tp=4")
+    points = [
+        TimedCollective(
+            axis="tp",
+            groups=ring_pairs(plan.mesh.groups("tp"))
+            if kind is Kind.PERMUTE
+            else plan.mesh.groups("tp"),
+            kind=kind,
+            payload_bytes=n_bytes,
+            seconds=seconds,
+        )
+        for kind in KINDS
+        for n_bytes, seconds in ((16, 2e-4), (1 << 17, 1e-3))
+    ]
+    fitted = fit_constants(points, topology, source="")
+    assert fitted.constants.rates.latency_s == pytest.approx(2e-4)
+
+
 def test_times_that_fall_with_bytes_are_refused() -> None:
     topology, plan = parse_topology("v6e:4x4"), parse_plan("dp=4,tp=4")
     points = [

@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.backends.calibrate import worker as child
-from meshscope.backends.calibrate.worker import Pace
+from meshscope.backends.calibrate.worker import Pace, Remainder, collectives_budget_s
 from meshscope.events.enums import Kind
 
 KINDS = (Kind.ALL_REDUCE, Kind.PERMUTE)
@@ -45,3 +45,17 @@ def test_no_piece_starts_after_the_budget_and_the_remaining_time_is_within_it(cl
         left.append(going.left_s)
         clock.now += 2.0
     assert (going.n_begun, left) == (3, [None, 3.0, 1.0])
+
+
+@pytest.mark.parametrize(("budget_s", "seconds"), [(15.0, 7.5), (120.0, 60.0), (600.0, 540.0)])
+def test_collectives_get_at_least_half_of_the_budget(budget_s: float, seconds: float) -> None:
+    assert collectives_budget_s(budget_s) == seconds
+
+
+def test_the_remainder_has_the_first_piece_of_each_list_and_counts_the_others(clock: Clock) -> None:
+    rest = Remainder(end_s=103.0)
+    done: list[int] = []
+    for piece in rest.of(range(5)):
+        done.append(piece)
+        clock.now += 2.0
+    assert (done, list(rest.of(range(3))), rest.n_left_out) == ([0, 1], [0], 3 + 2)

@@ -163,6 +163,7 @@ def test_a_cut_off_training_step_is_read_as_far_as_it_goes(meshscope) -> None:
     status, out, err = meshscope(*ask, "--partial")
     document = json.loads(out)
     assert status == 0
-    assert ":28: the text ends here" in err
+    assert ":28: the text is cut off after " in err
+    assert "The run lacks what followed. The entry computation is among it." in err
     assert [row["axis"] for row in document["collectives"]] == ["fsdp", "tp"]
     assert document["unattributed"]["count"] == document["totals"]["unknown"]["count"] == 2

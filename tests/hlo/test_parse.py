@@ -210,11 +210,57 @@ def test_a_partial_text_cut_between_two_lines_is_read() -> None:
     assert [i.name for i in module.entry.instructions] == ["param", "other", "all-reduce"]
 
 
-def test_a_partial_text_cut_inside_a_line_is_an_error() -> None:
-    cut = PLAIN[: PLAIN.index('"estimated_cycles"')]
+def test_a_partial_text_cut_inside_a_line_is_read_up_to_the_line_before() -> None:
+    module = parse_hlo(PLAIN[: PLAIN.index('"estimated_cycles"')], "cut.hlo", is_partial=True)
+    assert module.entry is not None
+    last = module.entry.instructions[-1]
+    assert module.cut_off_at == last.line
+    assert PLAIN.splitlines()[last.line].count('"estimated_cycles"') == 1  # the line that was cut
 
-    with pytest.raises(ParseError, match="truncated"):
-        parse_hlo(cut, "cut.hlo", is_partial=True)
+
+@pytest.mark.parametrize("percent", [50, 80, 90, 95, 98, 99])
+@pytest.mark.parametrize(
+    "name", ["v6e_tp8_decode_scan.jax-0.10.2", "v5e_fsdp8_prefill_auto_async.jax-0.10.2"]
+)
+def test_a_partial_text_keeps_every_whole_instruction(name: str, percent: int) -> None:
+    text = gzip.decompress((GOLDEN_DIR / f"{name}.txt.gz").read_bytes()).decode()
+    whole = parse_hlo(text, "whole.hlo")
+    end = len(text) * percent // 100
+    n_lines = text[:end].count("\n")  # lines that are complete
+
+    cut = parse_hlo(text[:end], "cut.hlo", is_partial=True)
+
+    kept = [i for c in cut.computations.values() for i in c.instructions]
+    expected = [i for c in whole.computations.values() for i in c.instructions if i.line <= n_lines]
+    assert [(i.name, i.attributes) for i in kept] == [
+        (i.name, i.attributes) for i in expected[: len(kept)]
+    ]
+    assert len(expected) - len(kept) <= 1  # one of several lines
+    assert cut.cut_off_at is not None
+    assert cut.cut_off_at <= n_lines
+
+
+def test_a_partial_text_cut_at_any_byte_is_read_or_has_no_instruction() -> None:
+    text = gzip.decompress(
+        (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
+    ).decode()
+    body = text.index("\n  ", text.index(" {\n"))
+    rng = random.Random(4)
+    for end in rng.sample(range(1, len(text)), 40):
+        if end > body + 10_000:
+            assert parse_hlo(text[:end], "cut.hlo", is_partial=True).computations
+            continue
+        with pytest.raises(ParseError, match=r"cut\.hlo:\d+: "):
+            parse_hlo(text[: min(end, 40)], "cut.hlo", is_partial=True)
+
+
+def test_a_gzip_file_cut_short_is_read_in_part(tmp_path: Path) -> None:
+    content = (GOLDEN_DIR / "v6e_tp8_decode_scan.jax-0.10.2.txt.gz").read_bytes()
+    path = tmp_path / "cut.txt.gz"
+    path.write_bytes(content[: len(content) * 9 // 10])
+    assert read_hlo(path, is_partial=True).cut_off_at is not None
+    with pytest.raises(ParseError, match="the gzip file is damaged"):
+        read_hlo(path)
 
 
 def test_a_call_to_an_undefined_computation_is_an_error() -> None:

@@ -51,7 +51,7 @@ def calibrate(  # noqa: PLR0913  the options of the command
         plan: The mesh whose axes are measured; -1 fills.
         points: A CSV file of timed collectives to fit instead of measuring.
         max_bytes: The largest payload; by default 1 GiB, on a CPU 16 MiB.
-        budget: Seconds after which no further size is measured.
+        budget: Seconds after which no further size is measured; collectives come first.
         repeats: Timings of each size.
         out: The profile; by default `profiles/CHIP.json` in the user's data folder.
         force: Replace the profile there.
@@ -89,4 +89,7 @@ def _published(points: Path, topology: Topology, plan: Plan) -> tuple[ChipProfil
         f"are left out, {read.n_of_other_chips} belong to other chips"
     )
     profile = published_profile(read, topology, source=f"points of {points.name}")
-    return profile, (*read.skipped, summary)
+    notes = (*read.skipped, summary)
+    if len(read.points) == 1:
+        notes += ("one point fixes one constant; the error of the fit is unknown",)
+    return profile, notes

@@ -68,7 +68,7 @@ def import_(  # noqa: PLR0913  the options of the command
         plan: Axis sizes that lay out its devices, such as `tp=8`.
         phase: Phase of a program whose scopes name none: `prefill` or `decode`.
         frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
-        partial: Read truncated text up to its last whole computation.
+        partial: Read truncated text up to its last whole instruction.
         out: Folder of the run; by default `runs/<file>-<slice>-<plan>`.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
@@ -200,4 +200,9 @@ def _kept_names(paths: Sequence[Path]) -> list[str]:
 def _cut_warnings(texts: Sequence[Path], modules: Sequence[HloModule]) -> Iterable[str]:
     for text, module in zip(texts, modules, strict=True):
         if module.cut_off_at is not None:
-            yield f"{text}:{module.cut_off_at}: the text ends here; the run lacks what followed."
+            *_, last = module.computations.values()
+            entry = "" if last.is_entry else " The entry computation is among it."
+            yield (
+                f"{text}:{module.cut_off_at}: the text is cut off after {len(last.instructions):,} "
+                f"instructions of '{last.name}'. The run lacks what followed.{entry}"
+            )

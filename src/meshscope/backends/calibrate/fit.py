@@ -88,8 +88,9 @@ def _fitted_together(
             "Add larger payloads."
         )
     timed = list(zip(points, work, strict=True))
+    has_peak = topology.chip.kind is not ChipKind.CPU  # the work of CPUs is bytes, not seconds
     small = [
-        point.seconds - max(s, _hops_s(point, topology, base))
+        point.seconds - (max(s, _hops_s(point, topology, base)) if has_peak else 0.0)
         for point, s in timed
         if _is_small(point)
     ]

@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from meshscope.backends.calibrate.fit import SMALL_BYTES
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest, request_from_dict
 from meshscope.backends.live.worker import versions
 from meshscope.events.enums import Kind
@@ -33,6 +34,10 @@ _MEMORY_BYTES = {
     ChipKind.GPU: GPU_MEMORY_BYTES,
     ChipKind.TPU: MEMORY_BYTES,
 }
+
+OTHER_WORK_S = 60.0  # reserved for matrices and memory in a long budget
+
+T = TypeVar("T")
 
 Work = tuple[Kind, str, int]  # kind, axis, target payload in bytes
 
@@ -82,6 +87,27 @@ class Pace:
         return len({(kind, axis) for kind, axis, _ in self.work})
 
 
+@dataclass(slots=True, kw_only=True)
+class Remainder:
+    """The time until `end_s` on the monotonic clock, which several lists of work share in turn."""
+
+    end_s: float
+    n_left_out: int = 0
+
+    def of(self, work: Iterable[T]) -> Iterator[T]:
+        """The first piece of the work in any case, and those that begin in time; counts the others."""
+        for index, piece in enumerate(work):
+            if index and time.monotonic() >= self.end_s:
+                self.n_left_out += 1
+            else:
+                yield piece
+
+
+def collectives_budget_s(budget_s: float) -> float:
+    """Seconds for collectives, which come first: all but half of the budget, or a minute."""
+    return budget_s - min(budget_s / 2, OTHER_WORK_S)
+
+
 def set_environment(request: CalibrationRequest) -> None:
     """Sets the variables that JAX reads on import; call it before the import."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -98,18 +124,17 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
 
     from meshscope.backends.live.devices import device_record, live_devices  # noqa: PLC0415  imports JAX
 
-    pace = Pace(work=list(_plan_of_work(request)), budget_s=request.budget_s)
+    pace = Pace(work=list(_plan_of_work(request)), budget_s=collectives_budget_s(request.budget_s))
     devices = live_devices(request.topology)
     mesh_axes = request.plan.mesh
     mesh = jax.sharding.Mesh(np.array(devices).reshape(mesh_axes.sizes), mesh_axes.names)
-    matrices, memory = _of_one_device(request, mesh)
     points = [_point(request, mesh, piece, pace) for piece in pace]
+    rest = Remainder(end_s=pace.began_s + request.budget_s)
+    figures = {**_of_one_device(request, mesh, rest), **_kernels(request, devices[0], rest)}
     return {
         "points": points,
-        "n_left_out": len(pace.work) - len(points),
-        "matrices": matrices,
-        "memory": memory,
-        **_kernels(request, devices[0]),
+        "n_left_out": len(pace.work) - len(points) + rest.n_left_out,
+        **figures,
         "seconds": pace.passed_s,
         "versions": versions(),
         "n_cpus": os.cpu_count(),
@@ -118,8 +143,13 @@ def measure(request: CalibrationRequest) -> dict[str, Any]:
 
 
 def _plan_of_work(request: CalibrationRequest) -> Iterator[Work]:
-    """Small sizes of all kinds and axes first, so that a short budget still covers every kind."""
-    for size in request.sizes:
+    """All kinds and axes of one size after another.
+
+    A latency and a bandwidth come first, so that a short budget suffices for both: the smallest size,
+    and the first whose time its bytes determine. The others follow from small to large.
+    """
+    large = [size for size in request.sizes if size >= SMALL_BYTES]
+    for size in dict.fromkeys((request.sizes[0], *large[:1], *request.sizes)):
         for axis, n in zip(request.plan.mesh.names, request.plan.mesh.sizes, strict=True):
             for kind in KINDS if n > 1 else ():
                 yield kind, axis, size
@@ -145,26 +175,26 @@ def _point(request: CalibrationRequest, mesh: Any, piece: Work, pace: Pace) -> d
 
 
 def _of_one_device(
-    request: CalibrationRequest, mesh: Any
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    request: CalibrationRequest, mesh: Any, rest: Remainder
+) -> dict[str, list[dict[str, Any]]]:
     from meshscope.backends.calibrate.measure import timed_matrices, timed_memory  # noqa: PLC0415
 
     is_cpu = request.topology.chip.kind is ChipKind.CPU
     dtype = "float32" if is_cpu else "bfloat16"
     matrices: list[dict[str, Any]] = []
-    for n in MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES):
+    for n in rest.of(MATRIX_SIZES if is_cpu else (*MATRIX_SIZES, *LARGE_MATRIX_SIZES)):
         report_progress(f"matrices of {n} x {n}")
         seconds = timed_matrices(mesh, n, dtype, repeats=request.repeats)
         matrices.append({"n": n, "dtype": dtype, "flops_per_s": 2 * n**3 / seconds})
     memory: list[dict[str, Any]] = []
-    for array_bytes in _MEMORY_BYTES[request.topology.chip.kind]:
+    for array_bytes in rest.of(_MEMORY_BYTES[request.topology.chip.kind]):
         report_progress(f"memory, arrays of {format_bytes(array_bytes)}")
         seconds = timed_memory(mesh, array_bytes, repeats=request.repeats)
         memory.append({"array_bytes": array_bytes, "bytes_per_s": 2 * array_bytes / seconds})
-    return matrices, memory
+    return {"matrices": matrices, "memory": memory}
 
 
-def _kernels(request: CalibrationRequest, device: Any) -> dict[str, Any]:
+def _kernels(request: CalibrationRequest, device: Any, rest: Remainder) -> dict[str, Any]:
     """Products by shape and the launch of a kernel on one device; small shapes come first."""
     from meshscope.backends.calibrate.products import timed_launch, timed_product  # noqa: PLC0415
 
@@ -173,7 +203,7 @@ def _kernels(request: CalibrationRequest, device: Any) -> dict[str, Any]:
     report_progress("the launch of a kernel")
     launch_s = timed_launch(device, repeats=request.repeats)
     products: list[dict[str, Any]] = []
-    for shape in request.product_shapes:
+    for shape in rest.of(request.product_shapes):
         report_progress(f"products of {shape.rows} x {shape.depth} x {shape.columns}")
         seconds = timed_product(device, shape, repeats=request.repeats)
         figures = {"flops": shape.flops, "n_bytes": shape.n_bytes, "seconds": seconds}

@@ -3,12 +3,14 @@
 import gzip
 import re
 import zlib
+from codecs import getincrementaldecoder
 from pathlib import Path
 
 from meshscope.errors import ParseError
 from meshscope.readers.hlo.module import Computation, HloModule, Instruction, StackFrame
 
 MAX_TEXT_BYTES = 512 * 2**20  # decompressed text of one module; the largest seen has 30 MB
+_READ_BYTES = 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 
 _HEAD = r"(?P<root>ROOT )?%?(?P<name>[^\s=]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
@@ -28,7 +30,9 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
     """Reads a file of optimized HLO text, plain or gzipped; see `parse_hlo` for `is_partial`."""
     origin = str(path)
     try:
-        text = _decompressed(Path(path), origin).decode("utf-8")
+        content = _decompressed(Path(path), origin, is_partial=is_partial)
+        # A cut inside a character leaves bytes that are dropped with their line.
+        text = getincrementaldecoder("utf-8")().decode(content, final=not is_partial)
     except OSError as error:
         raise ParseError(f"{origin}: cannot be read ({error}). Give a file of HLO text.") from error
     except UnicodeDecodeError as error:
@@ -39,14 +43,19 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
     return parse_hlo(text, origin, is_partial=is_partial)
 
 
-def _decompressed(path: Path, origin: str) -> bytes:
+def _decompressed(path: Path, origin: str, *, is_partial: bool) -> bytes:
+    """The bytes of the file, or of the gzip file; with `is_partial` those before its end is missing."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == _GZIP_MAGIC
     opener = gzip.open if is_gzip else open
+    content = b""
     try:
         with opener(path, "rb") as file:
-            content = file.read(MAX_TEXT_BYTES + 1)
+            while len(content) <= MAX_TEXT_BYTES and (more := file.read1(_READ_BYTES)):
+                content += more
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        if is_partial and isinstance(error, EOFError) and content:
+            return content
         raise ParseError(f"{origin}: the gzip file is damaged ({error}). Copy it again.") from error
     if len(content) > MAX_TEXT_BYTES:
         raise ParseError(
@@ -58,18 +67,21 @@ def _decompressed(path: Path, origin: str) -> bytes:
 def parse_hlo(text: str, origin: str, *, is_partial: bool = False) -> HloModule:
     """Parses the text of one module; `origin` names the file in messages.
 
-    Raises ParseError if the text is truncated. With `is_partial`, text that was truncated between
-    two lines is parsed up to its end, which the module keeps in `cut_off_at`.
+    Raises ParseError if the text is truncated. With `is_partial`, text that was truncated anywhere is
+    parsed up to its last whole instruction, whose line the module keeps in `cut_off_at`.
     """
-    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    text = text.replace("\r\n", "\n")
+    lines = text.rstrip("\n").split("\n")
+    if is_partial and not text.endswith("\n") and lines[-1] != "}":
+        lines.pop()  # it may be incomplete
     header = _header(lines, origin)
     tables, body_start = _tables(lines, header, origin)
     computations, cut_off_at = _computations(lines, body_start, origin, is_partial=is_partial)
     attributes = lines[header]
     if cut_off_at is None and not any(c.is_entry for c in computations.values()):
-        if not is_partial:
+        if not is_partial or not computations:
             expected = "the computation marked ENTRY"
-            raise _truncated(origin, len(lines), expected, offer_partial=True)
+            raise _truncated(origin, len(lines), expected, offer_partial=not is_partial)
         cut_off_at = len(lines)
     match = _MODULE.match(attributes)
     assert match is not None
@@ -173,14 +185,16 @@ def _computations(
                 )
             number += 1
             continue
-        instructions, end = _body(lines, number + 1, origin)
-        if end is None and not (is_partial and not _n_open(lines[-1])):
+        instructions, end = _body(lines, number + 1, origin, is_partial=is_partial)
+        if end is None and not is_partial:
             raise _truncated(
                 origin,
                 len(lines),
                 f"the end '}}' of computation '{match['name']}'",
-                offer_partial=not is_partial,
+                offer_partial=True,
             )
+        if end is None and not instructions:
+            return computations, number
         if not instructions:
             raise ParseError(
                 f"{origin}:{number + 1}: computation '{match['name']}' has no instructions. "
@@ -193,15 +207,23 @@ def _computations(
             line=number + 1,
         )
         if end is None:
-            return computations, len(lines)
+            return computations, _last_line(instructions[-1])
         number = end + 1
     return computations, None
 
 
-def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction], int | None]:
+def _last_line(instruction: Instruction) -> int:
+    """The number of the last line of an instruction."""
+    return instruction.line + f"{instruction.operand_text}{instruction.attributes}".count("\n")
+
+
+def _body(
+    lines: list[str], start: int, origin: str, *, is_partial: bool
+) -> tuple[list[Instruction], int | None]:
     """The instructions of a computation, and the index of its closing line; None if it is missing.
 
-    An instruction continues on the next line if it leaves a brace open.
+    An instruction continues on the next line if it leaves a brace open. With `is_partial`, a last
+    instruction that is incomplete is left out.
     """
     instructions: list[Instruction] = []
     number = start
@@ -219,9 +241,12 @@ def _body(lines: list[str], start: int, origin: str) -> tuple[list[Instruction],
                 last += 1
         rest = "\n".join((lines[number][match.end() :], *lines[number + 1 : last]))
         close = _closing_parenthesis(rest)
+        is_incomplete = close < 0 or (last == len(lines) and _n_open(rest) > 0)
+        if is_incomplete and is_partial and last == len(lines):
+            return instructions, None
         if close < 0:
             expected = f"the closing parenthesis of '{match['name']}'"
-            raise _truncated(origin, number + 1, expected)
+            raise _truncated(origin, number + 1, expected, offer_partial=last == len(lines))
         instructions.append(_instruction(match, rest, close, line=number + 1))
         number = last
     return instructions, None
