@@ -104,7 +104,7 @@ class Remainder:
 
 
 def collectives_budget_s(budget_s: float) -> float:
-    """Seconds for collectives, which come first: all but half of the budget, or a minute."""
+    """Seconds for collectives, which come first: the budget without its second half, or without a minute."""
     return budget_s - min(budget_s / 2, OTHER_WORK_S)
 
 
