@@ -41,12 +41,32 @@ def test_a_report_of_the_largest_model_stays_small(meshscope) -> None:
     assert 50_000 < document["file_bytes"] < 1_000_000  # at most 3 MB with what the compiler tells
 
 
-def test_several_runs_need_a_place(run) -> None:
-    status, _, err = run("report", "one", "one")
+def test_several_runs_are_reported_in_their_folder(run) -> None:
+    assert run("predict", *ASK, "--batch", "2", "--out", "sweep/a").status == 0
+    assert run("predict", *ASK, "--batch", "4", "--out", "sweep/b").status == 0
+    Path("sweep/summary.parquet").write_bytes(b"PAR1")
+    for paths in (("sweep",), ("sweep/*",), ("sweep/a", "sweep/b", "sweep/summary.parquet")):
+        status, out, err = run("report", *paths, "--json", "--force")
+        document = json.loads(out)
+        assert (document["path"], status) == ("sweep/report.html", 0)
+        assert document["runs"] == ["sweep/a", "sweep/b"]
+        is_named = "sweep/summary.parquet" in paths
+        assert ("skipped sweep/summary.parquet: not a run" in err) is is_named
+    assert document["file_bytes"] == Path("sweep/report.html").stat().st_size
+
+
+def test_runs_in_different_folders_need_a_place(run) -> None:
+    assert run("predict", *ASK, "--out", "other/two").status == 0
+    status, _, err = run("report", "one", "other/two")
     assert (status, "--out FILE" in err) == (1, True)
-    document = json.loads(run("report", "one", "one", "--out", "two.html", "--json").out)
-    assert (document["path"], document["runs"]) == ("two.html", ["one", "one"])
-    assert document["file_bytes"] == Path("two.html").stat().st_size
+    assert run("report", "one", "other/two", "--out", "two.html").status == 0
+
+
+def test_open_is_a_flag_and_opens_the_file(run, monkeypatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run("report", "one", "--open", "--out", "x.html").status == 0
+    assert opened == [Path("x.html").resolve().as_uri()]
 
 
 def test_a_run_of_another_schema_is_refused_with_its_command(run) -> None:
