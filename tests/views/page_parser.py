@@ -15,6 +15,8 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self.tables: list[list[list[str]]] = []
+        self.banners = ""  # the text of all warnings
+        self._is_banner = False
         self.raw: dict[str, list[str]] = {"script": [], "style": []}
         self.open: list[str] = []
         self.unbalanced: list[str] = []
@@ -23,6 +25,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        self._is_banner = (dict(attrs).get("class") or "").startswith("banner")
         if tag not in VOID:
             self.open.append(tag)
         if tag == "table":
@@ -35,6 +38,7 @@ class Page(HTMLParser):
             self.raw[tag].append("")
 
     def handle_endtag(self, tag: str) -> None:
+        self._is_banner = False
         if not self.open or self.open.pop() != tag:
             self.unbalanced.append(tag)
 
@@ -44,6 +48,8 @@ class Page(HTMLParser):
             self.raw[inside][-1] += data
             return
         self.texts.append(data)
+        if self._is_banner:
+            self.banners += data
         if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
 

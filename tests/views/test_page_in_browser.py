@@ -15,7 +15,12 @@ from meshscope.views.html.page import page_html
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a Chromium on the PATH")
 
 READY = "document.documentElement?.dataset.ready !== undefined"  # no element yet while it loads
-FOCUSABLE = "a[href], button, select, svg[tabindex], .scroll[tabindex]"
+OPENED = (  # every fold, with the charts inside
+    "(() => { document.querySelectorAll('details').forEach(d => { d.open = true; });"
+    " const n = document.querySelectorAll('figure').length;"
+    " return n > 0 && Number(document.documentElement.dataset.ready) === n; })()"
+)
+FOCUSABLE = "a[href], button, select, summary, svg[tabindex], .scroll[tabindex]"
 HERE = (
     f"(() => {{ const all = [...document.querySelectorAll('{FOCUSABLE}')];"
     " return all.indexOf(document.activeElement); })()"
@@ -28,8 +33,8 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     step = StepTime(
         source=Source.COMPILED,
         phase=Phase.PREFILL,
-        step=TimeEstimate(value_s=0.010, low_s=0.008, high_s=0.012),
-        compute_s=0.006,
+        step=TimeEstimate(value_s=0.015, low_s=0.013, high_s=0.017),
+        compute_s=0.011,
         exposed_s=0.004,
         idle_s=0.0,
         bubble_s=0.0,
@@ -50,10 +55,18 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
             ),
         ),
     )  # fmt: skip
+    faster = replace(
+        step,
+        step=TimeEstimate(value_s=0.013, low_s=None, high_s=None),
+        exposed_s=0.002,
+        exposed_by_axis_s={"tp": 0.002},
+    )
+    rows = (*compiled_run.rows, *(replace(row, axis="dp") for row in compiled_run.rows))
+    run = replace(compiled_run, rows=rows, times=(step,))
     path = folder / "report.html"
-    path.write_text(page_html([replace(compiled_run, times=(step,))]), encoding="utf-8")
+    path.write_text(page_html([run, replace(run, times=(faster,))]), encoding="utf-8")
     with Browser(folder / "profile") as session:
-        session.visit(path, READY)
+        session.visit(path, f"{READY} && {OPENED}")
         yield session
 
 
@@ -81,10 +94,10 @@ def test_arrow_keys_visit_marks_and_other_keys_zoom(browser: Browser) -> None:
     browser.ask("document.querySelector('figure svg').focus()")
     browser.press("ArrowRight")
     assert browser.ask("document.getElementById('tip').textContent") == (
-        "compiled\ncompute: 6 ms (60%)"
+        "tp=4 (2)\ncompute: 11 ms (85%)"
     )
     browser.press("End")
-    assert "interval: 8 ms to 12 ms" in browser.ask("document.getElementById('tip').textContent")
+    assert "interval: 13 ms to 17 ms" in browser.ask("document.getElementById('tip').textContent")
     browser.press("Escape")
     assert browser.ask("document.getElementById('tip').hidden")
     box = "document.activeElement.getAttribute('viewBox').split(' ').map(Number)"
@@ -110,6 +123,33 @@ def test_zooming_a_timeline_narrows_its_range(browser: Browser) -> None:
     assert browser.ask(ticks)[-1] >= zoomed[-1]
     browser.press("0")
     assert browser.ask(ticks) == every
+
+
+def test_the_waterfall_follows_the_chosen_baseline(browser: Browser) -> None:
+    figure = "[...document.querySelectorAll('figure')].find(f => /What the difference/.test(f.textContent))"
+    rows = f"[...{figure}.querySelectorAll('svg .name')].map(t => t.textContent)"
+    values = f"[...{figure}.querySelectorAll('svg .value')].map(t => t.textContent)"
+    assert browser.ask(rows) == ["tp=4 (2)", "prefill exposed over tp", "tp=4 (1)"]
+    assert browser.ask(values) == ["13 ms", "+2 ms", "15 ms, 1.15 x"]
+    for select, chosen in ((1, 1), (2, 0)):  # baseline, compared run
+        browser.ask(
+            f"(() => {{ const pick = {figure}.querySelectorAll('select')[{select}];"
+            f" pick.value = '{chosen}'; pick.dispatchEvent(new Event('change')); }})()"
+        )
+    assert browser.ask(values) == ["15 ms", "\u22122 ms", "13 ms, 0.867 x"]
+
+
+def test_a_chart_in_a_closed_fold_is_drawn_when_it_is_opened(browser: Browser) -> None:
+    fold = "document.querySelector('details.run')"
+    browser.ask(f"{fold}.open = false")
+    with as_wide_as(browser, 700):
+        browser.ask(f"new Promise(r => setTimeout(r, 300)).then(() => {{ {fold}.open = true; }})")
+        browser.ask("new Promise(r => setTimeout(r, 300))")
+        widths = browser.ask(
+            f"[...{fold}.querySelectorAll('svg[tabindex]')].map(s => s.viewBox.baseVal.width)"
+        )
+    assert widths
+    assert max(widths) < 700
 
 
 def test_a_column_sorts_both_ways(browser: Browser) -> None:
@@ -201,4 +241,4 @@ def test_the_table_is_copied_as_tab_separated_values(browser: Browser) -> None:
     )
     lines = [line.split("\t") for line in text.split("\n")]
     assert len({len(line) for line in lines}) == 1
-    assert lines[1][lines[0].index("step")] == "0.01"
+    assert lines[1][lines[0].index("TTFT")] == "0.013"

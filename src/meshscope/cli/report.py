@@ -40,14 +40,14 @@ def command(
     The file needs no network. It opens with the time of a request, what binds it, whether it fits, and
     what to try next. Several runs are ranked by the time of the request and compared with a baseline.
     """
-    found = runs_at(runs)
-    for path in found.skipped:
+    reported = runs_at(runs)
+    for path in reported.skipped:
         note(f"skipped {path}: not a run")
-    path = report_path(found.folders, out)
-    write_report([read_run(run) for run in found.folders], path, force=force)
+    path = report_path(reported.folders, out)
+    write_report([read_run(run) for run in reported.folders], path, force=force)
     size = path.stat().st_size
     if as_json:
-        document = {"runs": list(map(str, found.folders)), "path": str(path), "file_bytes": size}
+        document = {"runs": list(map(str, reported.folders)), "path": str(path), "file_bytes": size}
         print_json(document)
     else:
         note(f"wrote {path} ({format_bytes(size)})")

@@ -1,9 +1,10 @@
 """Short labels of runs for titles, legends and table rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.run import RunRecord
+from meshscope.views.words import counted
 
 IMPORTED = "imported"  # label of a run without a model
 
@@ -33,13 +34,40 @@ def _options(run: RunRecord) -> list[str]:
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
-    """A label for each run made of the columns in which the runs differ; equal labels are numbered."""
-    columns = list(zip(*(label_columns(run) for run in runs), strict=True))
-    columns.append(tuple(run.manifest.source.value for run in runs))
-    plans = columns[1]
-    differing = [column for column in columns if len(set(column)) > 1] or [plans]
-    labels = [" ".join(filter(None, words)) for words in zip(*differing, strict=True)]
+    """A label for each run made of the plan and the columns in which the runs differ.
+
+    Request, precision and depth are added where labels would be equal; labels that still are get numbers.
+    """
+    sources = list(_differing([(run.manifest.source.value,) for run in runs]))
+    names = list(_differing([label_columns(run) for run in runs])) or [
+        tuple(str(run.manifest.experiment.plan or "") for run in runs)
+    ]
+    labels = _joined([*names, *sources])
+    for column in _differing([tuple(_work_words(run)) for run in runs]):
+        if len(set(labels)) < len(labels):
+            names.append(column)
+            labels = _joined([*names, *sources])
     return [
         label if labels.count(label) == 1 else f"{label} ({number})"
         for number, label in enumerate(labels, start=1)
     ]
+
+
+def _differing(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The columns with more than one value."""
+    return (column for column in zip(*rows, strict=True) if len(set(column)) > 1)
+
+
+def _joined(columns: Sequence[tuple[str, ...]]) -> list[str]:
+    return [" ".join(filter(None, words)) for words in zip(*columns, strict=True)]
+
+
+def _work_words(run: RunRecord) -> Iterator[str]:
+    """Request, precision and depth; each is empty if unknown."""
+    experiment = run.manifest.experiment
+    workload, n_layers = experiment.workload, experiment.n_layers
+    for name in ("batch", "prompt", "output"):
+        yield "" if workload is None else f"{name} {getattr(workload, name)}"
+    for name in ("weight", "activation", "cache"):
+        yield "" if workload is None else f"{name} {getattr(workload, f'{name}_dtype')}"
+    yield "" if n_layers is None else counted(n_layers, "layer")

@@ -1,12 +1,11 @@
 """The blocks of a page: sections of panels of tables, charts, tiles and paragraphs, all safe to show."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshscope.views.model import (
-    UNKNOWN_LABEL,
     CellValue,
     Figure,
     ViewColumn,
@@ -40,6 +39,7 @@ class PageTable:
     rows: tuple[tuple[HtmlCell, ...], ...]
     note: str = ""
     footnotes: tuple[str, ...] = ()
+    row_classes: tuple[str, ...] = ()  # one for each row, or none at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +88,104 @@ class Paragraph:
     class_name: str = "note"
 
 
-Block = PageTable | Chart | Tiles | DescriptionList | Paragraph
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarSegment:
+    """A segment of a bar whose whole width is 100; its CSS class gives the color."""
+
+    name: str
+    start: float
+    width: float
+    class_name: str
 
 
-def unknown(reason: str) -> Paragraph:
-    """A paragraph that says why there is nothing to show."""
-    text = f"{UNKNOWN_LABEL.capitalize()}: {short(reason, 600)}."
-    return Paragraph(text=text, class_name="unknown")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitBar:
+    """The memory of one device beside its HBM: drawn without a script, in hundredths of its width."""
+
+    block: ClassVar[str] = "fit"
+    text: str
+    class_name: str
+    segments: tuple[BarSegment, ...]
+    limit: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change to try: its predicted gain, why, and the command that predicts it."""
+
+    change: str
+    gain: str
+    reason: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advices:
+    """What to try next."""
+
+    block: ClassVar[str] = "advices"
+    advices: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedBlocks:
+    """Blocks behind a title, closed at first."""
+
+    block: ClassVar[str] = "fold"
+    title: str
+    blocks: "tuple[Block, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Blocks side by side if the window is wide."""
+
+    block: ClassVar[str] = "columns"
+    blocks: "tuple[Block, ...]"
+
+
+Block = (
+    PageTable
+    | Chart
+    | Tiles
+    | DescriptionList
+    | Paragraph
+    | FitBar
+    | Advices
+    | FoldedBlocks
+    | Columns
+)
+
+
+def flattened(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks in the order of the page, with those inside others."""
+    for block in blocks:
+        yield block
+        if isinstance(block, FoldedBlocks | Columns):
+            yield from flattened(block.blocks)
+
+
+def fold(title: str, blocks: Iterable[Block]) -> Iterator[FoldedBlocks]:
+    """The blocks behind a title; nothing without blocks."""
+    inside = tuple(blocks)
+    if inside:
+        yield FoldedBlocks(title=title, blocks=inside)
+
+
+def columns(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks side by side; a single one takes the whole width."""
+    inside = tuple(blocks)
+    yield from [Columns(blocks=inside)] if len(inside) > 1 else inside
 
 
 def page_table(
-    id_: str, view: ViewTable, *, note: str = "", footnotes: Sequence[str] = ()
+    id_: str,
+    view: ViewTable,
+    *,
+    note: str = "",
+    footnotes: Sequence[str] = (),
+    row_classes: Sequence[str] = (),
 ) -> PageTable:
     """The table for a page; its notes say how many rows are hidden and what all rows share."""
     n_hidden = len(view.rows) - MAX_ROWS
@@ -115,6 +202,7 @@ def page_table(
         ),
         note=" ".join(filter(None, notes)),
         footnotes=tuple(footnotes),
+        row_classes=tuple(row_classes[:MAX_ROWS]),
     )
 
 

@@ -13,6 +13,8 @@
     ["moe.dispatch", "p5"], ["moe.combine", "p6"], ["lm_head", "p3"], ["embed", "p4"], ["sample", "p2"],
     ["between parts", "c-between"], ["stage", "c-stages"], ["no breakdown", "c-idle"],
   ]);
+  const MAX_CHANGES = 9;  // named rows of a waterfall
+  const ZOOMED = ["timeline", "matrix", "torus", "roofline"];  // kinds with buttons to zoom
   const axes = [];
   // The CSS class of a name. A name keeps its class in every chart of the page.
   function classOf(name) {
@@ -81,7 +83,6 @@
       this.spec = spec;
       this.data = spec.data;
       this.kind = KINDS[spec.kind];
-      this.item = 0;
       this.view = { k: 1, x: 0, y: 0 };
       this.range = this.data.range ? [...this.data.range] : null;
       this.holder = figure.querySelector(".plot");
@@ -95,13 +96,16 @@
     }
 
     makeTools() {
-      const items = this.data.items;
-      if (items && items.length > 1) {
-        const label = html("label", { class: "pick" }, this.tools, "show ");
-        const pick = html("select", {}, label);
-        items.forEach((item, i) => html("option", { value: String(i) }, pick, item.name));
-        pick.addEventListener("change", () => { this.item = Number(pick.value); this.reset(); });
-      }
+      const items = this.data.items || [];
+      const selects = this.data.selects || (items.length > 1 ? [{ label: "show", options: items.map((item) => item.name), at: 0 }] : []);
+      this.picked = selects.map((select) => select.at);
+      selects.forEach(({ label, options, at }, i) => {
+        const pick = html("select", {}, html("label", { class: "pick" }, this.tools, `${label} `));
+        options.forEach((option, j) => html("option", { value: String(j) }, pick, option));
+        pick.value = String(at);
+        pick.addEventListener("change", () => { this.picked[i] = Number(pick.value); this.reset(); });
+      });
+      if (!ZOOMED.includes(this.spec.kind)) return;
       for (const [sign, title, act] of [["+", "Zoom in", () => this.zoom(1.6)],
         ["\u2212", "Zoom out", () => this.zoom(1 / 1.6)], ["reset", "Reset zoom", () => this.reset()]]) {
         const button = html("button", { type: "button", title, "aria-label": `${title}: ${this.spec.title}` }, this.tools, sign);
@@ -247,7 +251,7 @@
       this.svg.replaceChildren();
       this.left = 0;
       this.right = this.width;
-      this.height = this.kind(this, this.data.items ? this.data.items[this.item] : this.data);
+      this.height = this.kind(this, this.data.items ? this.data.items[this.picked[0] || 0] : this.data);
       this.applyView();
     }
 
@@ -290,46 +294,90 @@
   }
 
   const KINDS = {
-    // Stacked bars: the breakdown of a step or of device memory.
-    bars(chart, { unit, bars, limit }) {
-      const narrow = chart.width < 520;
-      const longest = Math.max(...bars.map((bar) => bar.name.length));
-      chart.left = narrow ? 2 : Math.min(230, 14 + longest * 6.9);
+    // Stacked bars: the breakdown of a step. Values stand in a column at the right, beyond all whiskers.
+    bars(chart, { unit, bars }) {
+      const narrow = chart.width < 480;
       const hasInterval = (bar) => Boolean(bar.low && bar.high);
-      chart.right = chart.width - (!narrow && bars.some(hasInterval) ? 186 : 66);
-      const most = Math.max(...bars.map((bar) => Math.max(bar.total, bar.high || 0)), limit || 0);
+      const value = (bar) => format(bar.total, unit);
+      const interval = (bar) => (hasInterval(bar) ? ` (${format(bar.low, unit)} to ${format(bar.high, unit)})` : "");
+      const longest = (texts) => Math.max(...texts.map((text) => text.length));
+      chart.left = narrow ? 2 : Math.min(230, 14 + longest(bars.map((bar) => bar.name)) * 6.9);
+      const column = 18 + longest(bars.map(value)) * 7.6 + longest(bars.map(interval)) * 6.5;
+      chart.right = chart.width - (narrow ? 14 : column);
+      const most = Math.max(...bars.map((bar) => Math.max(bar.total, bar.high || 0)));
       const toX = (v) => chart.left + ((chart.right - chart.left) * v) / most;
-      const pitch = narrow ? 58 : 42;
+      const pitch = narrow ? 54 : 38;
       const bottom = 6 + bars.length * pitch;
       chart.scaleX(0, most, bottom, unit, toX, 4);
       const names = [];
       bars.forEach((bar, i) => {
-        const y = 8 + i * pitch + (narrow ? 16 : 0);
-        if (narrow) chart.text(chart.left, y - 5, bar.name, { class: "name" });
-        else chart.text(chart.left - 9, y + 17, bar.name, { class: "name", "text-anchor": "end" });
+        const y = 6 + i * pitch + (narrow ? 18 : 0);
+        if (narrow) chart.text(chart.left, y - 5, `${bar.name}: ${value(bar)}${interval(bar)}`, { class: "name" });
+        else {
+          chart.text(chart.left - 9, y + 17, bar.name, { class: "name", "text-anchor": "end" });
+          const text = chart.text(chart.right + 12, y + 17, "", { class: "value" });
+          make("tspan", { class: "strong" }, text, value(bar));
+          make("tspan", {}, text, interval(bar));
+        }
         let at = 0;
-        for (const [name, value] of bar.segments) {
+        for (const [name, seconds] of bar.segments) {
           if (!names.includes(name)) names.push(name);
           const x = toX(at);
-          const width = Math.max(0.5, toX(at + value) - x);
+          const width = Math.max(0.5, toX(at + seconds) - x);
           const node = make("rect", { x, y, width, height: 26, class: classOf(name) }, chart.svg);
-          chart.mark(node, `${bar.name}\n${name}: ${format(value, unit)}${share(value, bar.total)}`);
-          at += value;
+          chart.mark(node, `${bar.name}\n${name}: ${format(seconds, unit)}${share(seconds, bar.total)}`);
+          at += seconds;
         }
         if (hasInterval(bar)) {
           const node = make("path", { class: "whisker",
             d: `M${toX(bar.low)} ${y + 8}v10m0 -5H${toX(bar.high)}m0 -5v10` }, chart.svg);
           chart.mark(node, `${bar.name}\ninterval: ${format(bar.low, unit)} to ${format(bar.high, unit)}`);
         }
-        const interval = hasInterval(bar) && !narrow ? ` (${format(bar.low, unit)} to ${format(bar.high, unit)})` : "";
-        chart.text(toX(Math.max(bar.total, bar.high || 0)) + 7, y + 17, `${format(bar.total, unit)}${interval}`, { class: "value" });
       });
-      if (limit) {
-        const x = toX(limit);
-        const node = make("line", { x1: x, x2: x, y1: 2, y2: bottom, class: "limit" }, chart.svg);
-        chart.mark(node, `HBM capacity of one device: ${format(limit, unit)}`);
-      }
       return chart.legend(names, bottom + 40);
+    },
+
+    // From the time of a baseline to that of another run, one step for each part or axis.
+    waterfall(chart, { unit, spans, selects }) {
+      const [span, from, to] = chart.picked;
+      const [before, after] = [spans[span][from], spans[span][to]];
+      const [first, last] = [from, to].map((i) => selects[1].options[i]);
+      const sum = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
+      const least = 0.01 * Math.max(sum(before), sum(after));
+      const changes = [...new Set([...Object.keys(before), ...Object.keys(after)])]
+        .map((name) => [name, (after[name] || 0) - (before[name] || 0)])
+        .sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
+      const shown = changes.slice(0, MAX_CHANGES).filter(([, change]) => Math.abs(change) >= least);
+      const rest = changes.filter((change) => !shown.includes(change)).reduce((a, [, change]) => a + change, 0);
+      if (Math.abs(rest) >= least / 10) shown.push(["other", rest]);
+      const signed = (v) => `${v > 0 ? "+" : ""}${v < 0 ? "\u2212" : ""}${format(Math.abs(v), unit)}`;
+      const rows = [[first, 0, sum(before), format(sum(before), unit), "c-total"]];
+      let at = sum(before);
+      for (const [name, change] of shown) {
+        rows.push([name, Math.min(at, at + change), Math.abs(change), signed(change), change > 0 ? "c-slower" : "c-faster"]);
+        at += change;
+      }
+      const factor = sum(before) ? `, ${three(sum(after) / sum(before))} x` : "";
+      rows.push([last, 0, sum(after), `${format(sum(after), unit)}${factor}`, "c-total"]);
+      const narrow = chart.width < 480;
+      chart.left = narrow ? 2 : Math.min(260, 14 + Math.max(...rows.map(([name]) => name.length)) * 6.9);
+      chart.right = chart.width - (narrow ? 14 : 130);
+      const most = Math.max(...rows.map(([, start, length]) => start + length));
+      const toX = (v) => chart.left + ((chart.right - chart.left) * v) / most;
+      const pitch = narrow ? 42 : 28;
+      const bottom = 6 + rows.length * pitch;
+      chart.scaleX(0, most, bottom, unit, toX, 4);
+      rows.forEach(([name, start, length, label, style], i) => {
+        const y = 6 + i * pitch + (narrow ? 18 : 0);
+        if (narrow) chart.text(chart.left, y - 4, `${name}: ${label}`, { class: "name" });
+        else {
+          chart.text(chart.left - 9, y + 15, name, { class: "name", "text-anchor": "end" });
+          chart.text(chart.right + 12, y + 15, label, { class: "value" });
+        }
+        const node = make("rect", { x: toX(start), y, width: Math.max(1, toX(start + length) - toX(start)), height: 20, class: style }, chart.svg);
+        chart.mark(node, `${name}\n${label}`);
+      });
+      return bottom + 24;
     },
 
     // Traffic matrix: bytes from each device to each other device.
@@ -360,10 +408,11 @@
 
     // The chips of a slice and the two directions of every link.
     torus(chart, { sizes, wraps, chips, links, slices }) {
-      const [X, Y, Z] = sizes;
+      const isTall = sizes[1] > sizes[0];  // the longer dimension runs from left to right
+      const [X, Y, Z] = isTall ? [sizes[1], sizes[0], sizes[2]] : sizes;
       const panels = Z * slices;
       const columns = Math.max(1, Math.min(panels, Math.floor(chart.width / (X * 46 + 40))));
-      const pitch = Math.max(16, Math.min(92, (chart.width / columns - 46) / X));
+      const pitch = Math.max(16, Math.min(130, (chart.width / columns - 46) / X));
       const [panelWidth, panelHeight] = [chart.width / columns, Y * pitch + 58];
       const most = Math.max(...links.map((link) => link[4]), 1);
       const sent = new Map();
@@ -371,14 +420,18 @@
         const at = slice * Z + z;
         return [(at % columns) * panelWidth + 24 + pitch / 2, Math.floor(at / columns) * panelHeight + 34 + pitch / 2];
       };
-      const position = (slice, [x, y, z]) => { const [a, b] = origin(slice, z); return [a + x * pitch, b + y * pitch]; };
+      const position = (slice, [x, y, z]) => {
+        const [a, b] = origin(slice, z);
+        return [a + (isTall ? y : x) * pitch, b + (isTall ? x : y) * pitch];
+      };
+      const names = new Map(chips.map(([slice, x, y, z, devices]) => [`${slice},${x},${y},${z}`, devices]));
       for (let slice = 0; slice < slices; slice += 1) {
         for (let z = 0; z < Z; z += 1) {
           const [x, y] = origin(slice, z);
           const name = [slices > 1 ? `slice ${slice}` : "", Z > 1 ? `z = ${z}` : ""].filter(Boolean).join(", ");
           chart.text(x - pitch / 2, y - pitch / 2 - 16, name, { class: "tick" });
-          for (let j = 0; j < Y; j += 1) make("line", { x1: x, x2: x + (X - 1) * pitch, y1: y + j * pitch, y2: y + j * pitch, class: "grid" }, chart.svg);
-          for (let i = 0; i < X; i += 1) make("line", { x1: x + i * pitch, x2: x + i * pitch, y1: y, y2: y + (Y - 1) * pitch, class: "grid" }, chart.svg);
+          for (let j = 0; j < Y; j += 1) make("line", { x1: x, x2: x + (X - 1) * pitch, y1: y + j * pitch, y2: y + j * pitch, class: "axis" }, chart.svg);
+          for (let i = 0; i < X; i += 1) make("line", { x1: x + i * pitch, x2: x + i * pitch, y1: y, y2: y + (Y - 1) * pitch, class: "axis" }, chart.svg);
         }
       }
       const stub = Math.min(26, pitch * 0.42);
@@ -386,7 +439,8 @@
         const key = `${slice},${from}`;
         sent.set(key, (sent.get(key) || 0) + bytes);
         const [[x1, y1], [x2, y2]] = [position(slice, from), position(slice, to)];
-        const description = `link ${from.join(",")} to ${to.join(",")}${wrap ? " (wraparound)" : ""}\n${format(bytes, "B")} per step${seconds === null ? "" : `, ${format(seconds, "s")} at peak link bandwidth`}`;
+        const ends = [from, to].map((chip) => names.get(`${slice},${chip}`));
+        const description = `link from device ${ends[0]} to device ${ends[1]}${wrap ? " (wraparound)" : ""}\n${format(bytes, "B")} per step${seconds === null ? "" : `, ${format(seconds, "s")} at peak link bandwidth`}`;
         const paths = [];
         const off = Math.min(5, pitch * 0.08);
         if (from[2] !== to[2]) {
@@ -409,17 +463,17 @@
           chart.mark(node, description);
         }
       }
-      const size = Math.min(36, pitch * 0.46);
+      const size = Math.min(44, pitch * 0.46);
       for (const [slice, x, y, z, devices] of chips) {
         const [a, b] = position(slice, [x, y, z]);
         const node = make("rect", { x: a - size / 2, y: b - size / 2, width: size, height: size, rx: size / 6, class: "chip" }, chart.svg);
-        chart.mark(node, `chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}, device ${devices}\nsends ${format(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} per step over its links`);
-        const font = Math.min(12, (size * 1.1) / Math.max(1.6, devices.length * 0.62));
+        chart.mark(node, `device ${devices}, chip ${x},${y},${z}${slices > 1 ? ` of slice ${slice}` : ""}\nsends ${format(sent.get(`${slice},${x},${y},${z}`) || 0, "B")} per step over its links`);
+        const font = Math.min(15, (size * 1.1) / Math.max(1.6, devices.length * 0.62));
         if (font >= 6) chart.text(a, b + font * 0.36, devices, { class: "chipname", "text-anchor": "middle" }).style.fontSize = `${font}px`;
       }
       const rings = wraps.map((is, i) => (is ? "xyz"[i] : "")).filter(Boolean);
       const bottom = Math.ceil(panels / columns) * panelHeight + 6;
-      chart.text(0, bottom, rings.length ? `Wraparound links in ${rings.join(" and ")}, drawn as stubs at the edges of the grid` : "No wraparound links", { class: "tick" });
+      if (rings.length) chart.text(0, bottom, `Wraparound links in ${rings.join(" and ")}, drawn as stubs at the edges of the grid`, { class: "tick" });
       chart.left = 0;
       return heatLegend(chart, bottom + 22, most, "B", "per step over one link");
     },
@@ -639,18 +693,23 @@
       area.remove();
     }
   }
+  function copyWith(button, text) {
+    button.addEventListener("click", async () => {
+      await copy(text());
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
+  }
+  for (const holder of document.querySelectorAll(".command")) {
+    copyWith(holder.querySelector(".copy"), () => holder.querySelector("code").textContent);
+  }
   for (const holder of document.querySelectorAll(".table")) {
     const table = holder.querySelector("table");
     [...table.tHead.rows[0].cells].forEach((th, column) => {
       const button = th.querySelector("button");
       if (button) button.addEventListener("click", () => sortBy(table, column, button));
     });
-    const button = holder.querySelector(".copy");
-    button.addEventListener("click", async () => {
-      await copy(asTsv(table));
-      button.textContent = "copied";
-      setTimeout(() => { button.textContent = "copy"; }, 1500);
-    });
+    copyWith(holder.querySelector(".copy"), () => asTsv(table));
   }
 
   // ---- light and dark
@@ -669,14 +728,32 @@
   theme.addEventListener("click", () => setTheme(themes[(themes.indexOf(theme.dataset.name) + 1) % themes.length]));
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 
-  const charts = [...document.querySelectorAll("figure[data-chart]")].map((figure) => new Chart(figure, data.charts[Number(figure.dataset.chart)]));
+  // ---- charts are drawn when their fold is opened
+  const charts = new Map();
+  const isShown = (figure) => !figure.parentElement.closest("details:not([open])");
+  function drawShown() {
+    for (const figure of document.querySelectorAll("figure[data-chart]")) {
+      if (!charts.has(figure) && isShown(figure)) charts.set(figure, new Chart(figure, data.charts[Number(figure.dataset.chart)]));
+    }
+    document.documentElement.dataset.ready = String(charts.size);
+  }
+  const redraw = () => { for (const [figure, chart] of charts) if (isShown(figure)) chart.draw(); };
+  for (const details of document.querySelectorAll("details")) {
+    details.addEventListener("toggle", () => { if (details.open) { drawShown(); redraw(); } });
+  }
+  function openTarget() {
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    if (target && target.tagName === "DETAILS") target.open = true;
+  }
+  window.addEventListener("hashchange", openTarget);
+  openTarget();
+  drawShown();
   let width = window.innerWidth;
   let waiting = null;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;
     width = window.innerWidth;
     clearTimeout(waiting);
-    waiting = setTimeout(() => charts.forEach((chart) => chart.draw()), 120);
+    waiting = setTimeout(redraw, 120);
   });
-  document.documentElement.dataset.ready = String(charts.length);
 })();

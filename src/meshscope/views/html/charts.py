@@ -1,16 +1,15 @@
 """The data of the charts as compact JSON for the script of the page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshscope.analysis.roofline import Roofline
-from meshscope.spec.plan.memory import Memory
+from meshscope.views.charts.breakdown import Breakdown
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Torus, TrafficMatrix
 from meshscope.views.charts.volume import SizeCount
 from meshscope.views.plain import short
-from meshscope.views.summary import memory_segments
 
 # Lane, start, duration, label, name that decides the color, and (times, period) of its loops.
 LaneSpan = tuple[str, float, float, str, str, Sequence[tuple[int, float]]]
@@ -41,19 +40,23 @@ def cost_data(bars: Sequence[tuple[str, CostBar]]) -> dict[str, Any]:
     }
 
 
-def memory_data(memories: Sequence[tuple[str, Memory]]) -> dict[str, Any]:
-    """Bars of the memory of one device; the limit is the HBM capacity if all bars share it."""
-    limits = {memory.hbm_bytes for _, memory in memories}
+def waterfall_data(
+    names: Sequence[str], spans: Mapping[str, Sequence[Breakdown]]
+) -> dict[str, Any]:
+    """The breakdown of every run, the best first, for each span to choose: request or step."""
+    runs = [_name(name) for name in names]
     return {
-        "unit": "GiB",
-        "limit": limits.pop() if len(limits) == 1 else None,
-        "bars": [_memory_bar(name, memory) for name, memory in memories],
+        "unit": "s",
+        "selects": [
+            {"label": "time of", "options": list(spans), "at": 0},
+            {"label": "baseline", "options": runs, "at": 0},
+            {"label": "compared run", "options": runs, "at": 1},
+        ],
+        "spans": [
+            [{_name(part): seconds for part, seconds in of_run.items()} for of_run in breakdowns]
+            for breakdowns in spans.values()
+        ],
     }
-
-
-def _memory_bar(name: str, memory: Memory) -> dict[str, Any]:
-    segments = memory_segments(memory)
-    return {"name": name, "total": sum(n for _, n in segments), "segments": segments}
 
 
 def matrix_data(matrices: Iterable[TrafficMatrix]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The content of the sections on the experiment, its collectives and its conditions."""
+"""The content of the sections on collectives, sources and conditions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,8 +6,9 @@ from dataclasses import replace
 import polars as pl
 
 from meshscope.analysis.catalog import METRICS, Unavailable
-from meshscope.analysis.comparison import compare_all_sources, compare_sources
+from meshscope.analysis.comparison import compare_sources
 from meshscope.analysis.grouping import grouped
+from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
@@ -21,32 +22,26 @@ from meshscope.views.html.blocks import (
     PageTable,
     Paragraph,
     page_table,
-    unknown,
 )
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.model import CellValue, ViewTable, view_columns
 from meshscope.views.plain import short
-from meshscope.views.summary import totals_table
+from meshscope.views.summary import memory_table, totals_table
 from meshscope.views.text import phase_lines, phases_of
-from meshscope.views.words import counted, phase_label, verdict_sentence
+from meshscope.views.words import counted, phase_label
 
-EXPERIMENT = ("model", "slice", "plan", "request")  # conditions at the top of the page
+AGREEMENT_CLASSES = {
+    Agreement.EQUAL: " is-equal",
+    Agreement.SAME_MEANING: "",
+    Agreement.DIFFERENT: " is-different",
+}
 MAX_FINDINGS = 8
 MAX_REMARK, MAX_CONDITION = 400, 600  # characters
 
 
-def experiment_blocks(run: PageRun) -> Iterator[Block]:
-    """Model, slice, plan and request."""
-    yield DescriptionList(pairs=tuple(p for p in _conditions(run) if p[0] in EXPERIMENT))
-
-
-def _conditions(run: PageRun) -> list[tuple[str, str]]:
-    return [(name, short(value, MAX_CONDITION)) for name, value in condition_lines(run.run)]
-
-
 def condition_blocks(run: PageRun) -> Iterator[Block]:
-    """Versions, flags, the command, unattributed collectives, and the unavailable metrics."""
-    pairs = [pair for pair in _conditions(run) if pair[0] not in EXPERIMENT]
+    """The experiment, versions, flags, the command, unattributed collectives and unavailable metrics."""
+    pairs = [(name, short(value, MAX_CONDITION)) for name, value in condition_lines(run.run)]
     manifest = run.run.manifest
     command = short(" ".join(manifest.command), MAX_CONDITION)
     yield DescriptionList(
@@ -62,7 +57,9 @@ def condition_blocks(run: PageRun) -> Iterator[Block]:
         result = run.metrics[metric.name]
         if isinstance(result, Unavailable):
             titles.setdefault(result.reason, []).append(metric.title)
-    yield from (unknown(f"{', '.join(names)}: {reason}") for reason, names in titles.items())
+    for reason, names in titles.items():
+        text = f"Unknown: {', '.join(names)}: {short(reason, 600)}."
+        yield Paragraph(text=text, class_name="unknown")
 
 
 def collective_blocks(run: PageRun) -> Iterator[Block]:
@@ -74,7 +71,6 @@ def collective_blocks(run: PageRun) -> Iterator[Block]:
         sides, of_phase = phase_lines(run.run, phase, comparison)
         lines += of_phase
     if not lines:
-        yield unknown("the run has no collectives")
         return
     footnotes = Footnotes()
     marks = [footnotes.marks(short(text, MAX_REMARK) for text in line.remarks) for line in lines]
@@ -100,24 +96,26 @@ def _with_times(run: PageRun, lines: Sequence[TableLine], view: ViewTable) -> Vi
 
 
 def source_blocks(run: PageRun) -> Iterator[Block]:
-    """The verdict on each pair of sources, and the totals of each source."""
-    sources = run.run.sources
-    if len(sources) == 1:
-        yield unknown(f"agreement of sources: the run has only {sources[0]} collectives")
-    for (left, right), comparison in compare_all_sources(run.run).items():
-        sentence = verdict_sentence(comparison, left=left.value, right=right.value)
-        head, *findings = sentence.split("; ")
-        style = " is-equal" if comparison.is_exact else " is-different"
-        if comparison.is_same_meaning and not comparison.is_exact:
-            style = ""
+    """The verdicts on collectives and times of each pair of sources, and the totals of each source."""
+    for agreement in run.answer.agreements:
+        head, *findings = agreement.collectives.split("; ")
+        style = AGREEMENT_CLASSES[agreement.agreement]
         yield Paragraph(text=f"{head[0].upper()}{head[1:]}.", class_name=f"verdict{style}")
         yield from (Paragraph(text=short(finding, MAX_REMARK)) for finding in findings)
-    yield page_table(run.html_id("totals"), totals_table(run.run))
+        style = " is-different" if agreement.is_time_within is False else " is-equal"
+        for sentence in agreement.time_sentences:
+            text = f"Time: {short(sentence, MAX_REMARK)}."
+            yield Paragraph(text=text, class_name=f"verdict{style}")
+    if run.run.rows:
+        yield page_table(run.html_id("totals"), totals_table(run.run))
+    if run.run.memory:
+        view = replace(memory_table(run.run.memory), title="Memory of one device")
+        yield page_table(run.html_id("memory"), view)
     if run.inputs.measured is not None:
         for finding in run.inputs.measured.findings[:MAX_FINDINGS]:
             text = f"Profile: {short(finding, MAX_REMARK)}"
             yield Paragraph(text=text, class_name="note warn")
-        yield run.table("waiting", "Waiting and transfer time, measured")
+        yield from run.tables("waiting", "Waiting and transfer time, measured")
 
 
 def inserted_blocks(run: PageRun) -> Iterator[Block]:
@@ -127,7 +125,6 @@ def inserted_blocks(run: PageRun) -> Iterator[Block]:
     events = compiled if len(compiled) else events
     by_inserter = volume(events, ("inserted_by", "kind", "opcode", "algorithm", "is_async"))
     if by_inserter.is_empty():
-        yield unknown("the compiler's decisions: the run is only predicted. Compile it to see them")
         return
     partitioner = by_inserter.filter(pl.col("inserted_by") == "partitioner")
     count = counted(int(partitioner["count"].sum()), "collective")
@@ -143,4 +140,4 @@ def inserted_blocks(run: PageRun) -> Iterator[Block]:
 
 def _inserted_table(run: PageRun, per_step: pl.DataFrame) -> PageTable:
     view = metric_table("volume", per_step, title="By inserter, opcode and algorithm")
-    return page_table(run.html_id("inserted"), view)
+    return page_table(run.html_id("inserters"), view)

@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import count
@@ -14,46 +15,80 @@ from markupsafe import Markup
 
 from meshscope import __version__
 from meshscope.store.run import RunRecord
-from meshscope.views.html.blocks import Chart
-from meshscope.views.html.headline import headline
-from meshscope.views.html.page_run import page_runs
+from meshscope.views.html.blocks import Block, Chart, flattened
+from meshscope.views.html.hero import hero_blocks
+from meshscope.views.html.page_run import PageRun, page_runs
+from meshscope.views.html.ranking import comparison_blocks, headline, rankings
 from meshscope.views.html.sections import Section, sections
 from meshscope.views.plain import short
 
+MAX_TITLE = 200  # characters
 TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
 
 # Characters that could end the script element, open a tag or entity, or break a line in JavaScript.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunPage:
+    """The part of a page about one run."""
+
+    id: str
+    name: str
+    title: str
+    request: str
+    hero: tuple[Block, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in the order of the page."""
+        yield from flattened(self.hero)
+        for section in self.sections:
+            yield from flattened(section.blocks)
+
+
 def page_html(runs: Sequence[RunRecord]) -> str:
-    """The report of one run, or of several runs side by side."""
+    """The report of one run, or of several runs ranked and compared."""
     shown_runs = page_runs(runs)
-    all_sections = sections(shown_runs)
+    groups = rankings(shown_runs)
+    comparison = tuple(comparison_blocks(groups)) if len(runs) > 1 else ()
+    pages = [_run_page(run) for ranking in groups for run in ranking.runs]
+    blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
+    title = headline(groups) if len(runs) > 1 else pages[0].title
     style, script = _text(STYLE), _text(SCRIPT)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    name = ", ".join(run.label for run in shown_runs[:4])
     return environment.from_string(_text(TEMPLATE)).render(
-        title=f"meshscope: {short(name, 120)}",
+        title=f"meshscope: {title}",
         version=__version__,
-        headline=headline(shown_runs),
-        sections=all_sections,
+        headline=title,
+        comparison=comparison,
+        pages=pages,
         next_number=count().__next__,
         style=Markup(style),  # noqa: S704  our own file
         script=Markup(script),  # noqa: S704  our own file
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=Markup(_json(_document(all_sections))),  # noqa: S704  escaped by _json
+        data=Markup(_json(_document(blocks))),  # noqa: S704  escaped by _json
         footer=f"Made by meshscope {__version__}. This file makes no network requests.",
     )
 
 
-def _document(all_sections: Sequence[Section]) -> dict[str, Any]:
+def _run_page(run: PageRun) -> _RunPage:
+    return _RunPage(
+        id=run.html_id("run"),
+        name=run.name,
+        title=short(run.answer.title, MAX_TITLE),
+        request=short(run.answer.request, MAX_TITLE),
+        hero=tuple(hero_blocks(run)),
+        sections=sections(run),
+    )
+
+
+def _document(blocks: Iterable[Block]) -> dict[str, Any]:
     """The data of all charts in the order of the page."""
-    blocks = (b for section in all_sections for _, panel in section.panels for b in panel)
-    all_charts = [block for block in blocks if isinstance(block, Chart)]
     return {
         "charts": [
             {
@@ -62,7 +97,8 @@ def _document(all_sections: Sequence[Section]) -> dict[str, Any]:
                 "description": f"{c.description.rstrip(' .')}.",
                 "data": c.data,
             }
-            for c in all_charts
+            for c in blocks
+            if isinstance(c, Chart)
         ]
     }
 

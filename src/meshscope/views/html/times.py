@@ -2,50 +2,56 @@
 
 from collections.abc import Iterator, Sequence
 
-import polars as pl
-
-from meshscope.analysis.request import ASSUMPTION, request_times
+from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import Phase
 from meshscope.units import format_seconds
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.timeline import Bursts, StepTimeline, axis_bursts, step_timelines
 from meshscope.views.html import charts
-from meshscope.views.html.blocks import Block, Chart, Paragraph, Tile, Tiles, basis_text, unknown
+from meshscope.views.html.blocks import Block, Chart, Paragraph, basis_text, columns, fold
 from meshscope.views.html.page_run import PageRun
+from meshscope.views.model import joined
 from meshscope.views.plain import short
-from meshscope.views.times import time_figure
 from meshscope.views.words import counted
 
-REQUEST_TIMES = ("TTFT", "TPOT", "end to end")
-WHISKER = "The whisker at the end of a bar is the interval of the estimate."
+WHISKER = "The line over the end of a bar is the interval of the estimate."
 
 
-def cost_panels(runs: Sequence[PageRun]) -> list[tuple[str, Sequence[Block]]]:
-    """Large figures of a single run, bars of a step, and tables by part of every run."""
-    tiles = [("", tuple(_request_tiles(runs[0])))] if len(runs) == 1 else []
-    tables = [(run.title, tuple(_cost_tables(run))) for run in runs if run.costs]
-    return [*tiles, ("", tuple(_cost_charts(runs))), *tables]
+def cost_blocks(run: PageRun) -> Iterator[Block]:
+    """A bar of each source for a step of each phase, and the tables behind it."""
+    if not run.costs:
+        return
+    yield from columns(step_charts([(bar.source.value, bar) for bar in run.costs]))
+    yield from fold("Basis, step time and cost of each part", _cost_tables(run))
 
 
-def _cost_charts(runs: Sequence[PageRun]) -> Iterator[Block]:
+def _basis(run: PageRun) -> Iterator[Paragraph]:
+    """Where the times come from, and what limits them."""
+    if run.inputs.times:
+        yield Paragraph(text=f"Modeled times: {ASSUMPTION}.")
+    if run.timed.basis is not None:
+        order = "; largest share first" if "+" in run.timed.basis else ""
+        yield Paragraph(text=f"Basis: {basis_text(run.timed.basis)}{order}.")
+    notes: dict[tuple[str, str], list[str]] = {}
+    for time in run.inputs.times:
+        for note in time.notes:
+            notes.setdefault((time.source.value, note), []).append(time.phase.value)
+    for (source, note), phases in notes.items():
+        yield Paragraph(text=f"{source.capitalize()} {joined(phases)}: {short(note, 600)}.")
+
+
+def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
+    """The named bars of each phase."""
     for phase in Phase:
-        bars = [(_bar_name(r, bar), bar) for r in runs for bar in r.costs if bar.phase is phase]
-        if bars:
+        named = [(name, bar) for name, bar in bars if bar.phase is phase]
+        if named:
             yield Chart(
                 kind="bars",
                 title=f"Time of one {phase} step",
-                description="; ".join(f"{name} {_with_interval(bar)}" for name, bar in bars),
-                data=charts.cost_data(bars),
-                note=WHISKER if any(bar.low_s is not None for _, bar in bars) else "",
+                description="; ".join(f"{name} {_with_interval(bar)}" for name, bar in named),
+                data=charts.cost_data(named),
+                note=WHISKER if any(bar.low_s is not None for _, bar in named) else "",
             )
-    for run in runs:
-        if not run.costs:
-            yield unknown(run.with_letter("step times: nothing was measured or modeled"))
-
-
-def _bar_name(run: PageRun, bar: CostBar) -> str:
-    plan = "" if run.is_alone else short(run.plan, 24)
-    return f"{run.with_letter(plan)} {bar.source.value}".strip()
 
 
 def _with_interval(bar: CostBar) -> str:
@@ -56,82 +62,59 @@ def _with_interval(bar: CostBar) -> str:
 
 
 def _cost_tables(run: PageRun) -> Iterator[Block]:
-    if run.inputs.times:
-        yield Paragraph(text=f"Modeled times: {ASSUMPTION}.")
-    for time in run.inputs.times:
-        yield from (Paragraph(text=f"{time.phase}: {short(note, 600)}") for note in time.notes)
-    yield run.table("step_time", "Step time", is_defined=True)
-    yield run.table("part_costs", "Cost of each part of the model", is_defined=True)
+    yield from _basis(run)
+    yield from run.tables("step_time", "Step time", is_defined=True)
+    yield from run.tables("part_costs", "Cost of each part of the model", is_defined=True)
     if run.inputs.measured is not None:
-        yield run.table("latency", "Timed requests")
-        yield run.table("device_idle", "Load of devices")
-
-
-def _request_tiles(run: PageRun) -> Iterator[Block]:
-    """TTFT, TPOT and end-to-end time as large figures, measured if requests were timed."""
-    latency = run.inputs.latency
-    for source, request in list(request_times(run.run).items())[-1:]:  # the strongest source
-        tiles: list[Tile] = []
-        spreads = (None,) * 3 if latency is None else (latency.ttft, latency.tpot, latency.e2e)
-        times = (request.ttft, request.tpot, request.e2e)
-        for name, time, spread in zip(REQUEST_TIMES, times, spreads, strict=True):
-            figure = time_figure(time)
-            mark = "extrapolated, " if request.is_extrapolated else ""
-            note = f"{figure.range_text}; {mark}{source}"
-            if spread is not None:
-                note = f"measured, mean of {spread.n}; p99 {format_seconds(spread.p99_s)}"
-            if time is not None:
-                tiles.append(Tile(name=name, value=figure.text, note=note))
-        yield Tiles(tiles=tuple(tiles))
-        if latency is None and request.basis is not None:
-            yield Paragraph(text=f"Basis: {basis_text(request.basis)}; largest share first.")
+        yield from run.tables("latency", "Timed requests")
+        yield from run.tables("device_idle", "Load of devices")
 
 
 def timeline_blocks(run: PageRun) -> Iterator[Block]:
-    """A step of each phase and one layer of it."""
+    """One layer of each phase, and the whole steps."""
     timelines = step_timelines(run.run.path, run.inputs)
-    if not timelines:
-        yield unknown("timeline: compiled and measured runs have one, predictions do not")
-    for timeline in timelines:
-        yield from _timeline_charts(timeline)
+    steps = [_step_chart(timeline) for timeline in timelines]
+    layers = [_layer_chart(timeline) for timeline in timelines if timeline.layer is not None]
+    yield from layers or steps
+    if layers:
+        yield from fold("Whole steps", steps)
 
 
-def _timeline_charts(timeline: StepTimeline) -> Iterator[Block]:
+def _step_chart(timeline: StepTimeline) -> Chart:
     n, n_hidden, phase = sum(s.n for s in timeline.spans), timeline.n_left_out, timeline.phase
     hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
-    yield Chart(
+    return Chart(
         kind="timeline",
         title=f"One {phase} step ({timeline.source})",
         description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}",
         data=charts.timeline_data(timeline),
         note=hidden,
     )
-    if timeline.layer is None:
-        yield unknown(f"the boundaries of a {phase} layer: no loop and no collective marks them")
-        return
+
+
+def _layer_chart(timeline: StepTimeline) -> Chart:
+    assert timeline.layer is not None
     name, start_s, end_s = timeline.layer
-    yield Chart(
+    return Chart(
         kind="timeline",
-        title=f"One layer of {phase}: {name}",
+        title=f"One layer of {timeline.phase} ({timeline.source}): {name}",
         description=f"From {format_seconds(start_s)} to {format_seconds(end_s)} of the step",
         data=charts.timeline_data(timeline, (start_s, end_s)),
     )
 
 
 def interval_blocks(run: PageRun) -> Iterator[Block]:
-    """Bursts of each axis, the gaps between them, windows between axes, and the period."""
+    """Bursts of each axis, the gaps between them, windows between axes, and the period.
+
+    Nothing if the plan has one axis: the timeline shows its traffic.
+    """
     phases = axis_bursts(run.inputs, run.source)
-    if not phases:
-        yield unknown("the run has no collectives")
+    if len({axis for bursts in phases for axis, *_ in bursts.bursts}) < 2:
         return
     yield from map(_burst_chart, sorted(phases, key=lambda bursts: bursts.phase, reverse=True))
-    yield run.table("traffic_intervals", "Bursts and gaps", is_defined=True)
-    windows = run.metrics["axis_windows"]
-    if isinstance(windows, pl.DataFrame) and windows.is_empty():
-        yield unknown("windows between axes: traffic never changes from one axis to another")
-    else:
-        yield run.table("axis_windows", "Windows between axes")
-    yield run.table("period", "Period of a step")
+    yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)
+    yield from run.tables("axis_windows", "Windows between axes")
+    yield from run.tables("period", "Period of a step")
 
 
 def _burst_chart(bursts: Bursts) -> Chart:

@@ -1,0 +1,190 @@
+"""The top of the page of a run: warnings, its figures, whether it fits, why, and what to try."""
+
+from collections.abc import Iterable, Iterator
+
+from meshscope.analysis.comparison import runs_on_cpu
+from meshscope.analysis.join import Agreement
+from meshscope.analysis.totals import step_totals
+from meshscope.planner.suggestions import Suggestion, suggestions_of
+from meshscope.units import format_bytes, format_seconds
+from meshscope.views.answer import FitState, SourceAnswer
+from meshscope.views.html.blocks import (
+    Advice,
+    Advices,
+    BarSegment,
+    Block,
+    DescriptionList,
+    FitBar,
+    Paragraph,
+    Tile,
+    Tiles,
+)
+from meshscope.views.html.page_run import PageRun
+from meshscope.views.live import SHARED_CORES
+from meshscope.views.model import Figure, Unit, joined
+from meshscope.views.plain import short
+from meshscope.views.summary import memory_segments
+from meshscope.views.words import counted, phase_label
+
+MAX_SENTENCE = 400  # characters
+MIN_SEGMENT_BYTES = 2**30 / 200  # smaller parts of the memory are 0.00 GiB
+MIN_GAIN_FRAC = 0.01  # of a time; smaller changes of it are not named
+SEGMENT_CLASSES = {
+    "weights": "c-compute",
+    "KV cache": "ax1",
+    "temporaries": "c-stages",
+    "other": "c-idle",
+}
+
+
+def hero_blocks(run: PageRun) -> Iterator[Block]:
+    """Warnings, then the figures, the memory, the reasons and the suggestions."""
+    yield from (Paragraph(text=text, class_name=style) for text, style in warnings(run))
+    if run.costs:
+        yield Tiles(tiles=tuple(_tiles(run)))
+    else:
+        yield from (Paragraph(text=text, class_name="say") for text in _bytes_sentences(run))
+    yield from _fit_bars(run)
+    why = tuple((phase.value, _sentence(text)) for phase, text in run.answer.why.items())
+    if why:
+        yield DescriptionList(pairs=why)
+    yield from advices(run)
+
+
+def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
+    """(sentence, CSS class) of everything that a reader must know before the figures."""
+    fit = run.answer.strongest.fit
+    if fit is not None and fit.state is FitState.NO:
+        largest = (
+            "" if not fit.largest_batch else f" The largest batch that fits: {fit.largest_batch:,}."
+        )
+        yield (
+            f"Does not fit: a device needs {fit.text.partition(': ')[2]} of HBM.{largest}",
+            "banner bad",
+        )
+    for agreement in run.answer.agreements:
+        if agreement.agreement is not Agreement.EQUAL:
+            style = "banner" if agreement.agreement is Agreement.SAME_MEANING else "banner bad"
+            yield _sentence(agreement.collectives), style
+        if agreement.is_time_within is False:
+            sentences = (text for text in agreement.time_sentences if "within" not in text)
+            yield " ".join(map(_sentence, sentences)), "banner bad"
+    if run.costs and runs_on_cpu(run.run):
+        yield _sentence(SHARED_CORES), "banner"
+
+
+def _sentence(text: str) -> str:
+    whole = short(text, MAX_SENTENCE)
+    return f"{whole[:1].upper()}{whole[1:].removesuffix('.')}."
+
+
+def _tiles(run: PageRun) -> Iterator[Tile]:
+    """TTFT, TPOT and decode tokens per second of a chip, each with its interval and source."""
+    timed, latency = run.timed, run.inputs.latency
+    spreads = (None, None) if latency is None else (latency.ttft, latency.tpot)
+    for (name, figure), spread in zip(
+        (("TTFT", timed.ttft), ("TPOT", timed.tpot)), spreads, strict=True
+    ):
+        note = f"{_interval(figure)}{timed.source}"
+        if spread is not None:
+            note = f"measured, mean of {spread.n}; p99 {format_seconds(spread.p99_s)}"
+        if figure.value is not None:
+            yield Tile(name=name, value=figure.text, note=note)
+    rate = timed.decode_tokens_per_s_per_chip
+    if rate.value is not None:
+        number = rate.text.removesuffix(" tokens/s")
+        note = f"{_rate_interval(timed)}while all sequences decode"
+        yield Tile(name="Output tokens/s per chip", value=number, note=note)
+
+
+def _interval(figure: Figure) -> str:
+    return "" if figure.low is None or figure.high is None else f"{figure.range_text}; "
+
+
+def _rate_interval(timed: SourceAnswer) -> str:
+    """The rate at both ends of the interval of the decode step."""
+    step, rate = timed.decode, timed.decode_tokens_per_s_per_chip
+    if not (step.value and step.low and step.high and rate.value):
+        return ""
+    low, high = (rate.value * step.value / end_s for end_s in (step.high, step.low))
+    return _interval(Figure(value=rate.value, unit=Unit.NUMBER, low=round(low), high=round(high)))
+
+
+def _fit_bars(run: PageRun) -> Iterator[FitBar]:
+    """The memory of the strongest source that knows one."""
+    known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
+    for fit, memory in known[-1:]:
+        segments = memory_segments(memory)
+        widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
+        styles = {FitState.YES: "good", FitState.NO: "bad"}
+        verb = {FitState.YES: "Fits", FitState.NO: "Does not fit"}
+        head = verb.get(fit.state, f"Fit {fit.state.value}")
+        yield FitBar(
+            text=f"{head}: {fit.text.partition(': ')[2]}{' of HBM' if memory.hbm_bytes else ''}",
+            class_name=styles.get(fit.state, ""),
+            segments=tuple(_segments(segments, widest)),
+            limit=None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
+            note=_capacity(fit.largest_batch, fit.largest_context),
+        )
+
+
+def _segments(parts: Iterable[tuple[str, float]], widest: float) -> Iterator[BarSegment]:
+    start = 0.0
+    for name, n_bytes in parts:
+        if n_bytes < MIN_SEGMENT_BYTES:
+            continue
+        yield BarSegment(
+            name=f"{name} {n_bytes / 2**30:.2f} GiB",
+            start=100 * start / widest,
+            width=100 * n_bytes / widest,
+            class_name=SEGMENT_CLASSES[name],
+        )
+        start += n_bytes
+
+
+def _capacity(batch: int | None, context: int | None) -> str:
+    """The largest batch and context that fit, where they are known."""
+    sizes = [
+        f"{name} {size:,}"
+        for name, size in (("batch", batch), ("context", context))
+        if size is not None
+    ]
+    return f"Largest that fits: {joined(sizes)}." if sizes else ""
+
+
+def advices(run: PageRun) -> Iterator[Advices]:
+    """The changes with the largest predicted gains; nothing if there are none."""
+    every = tuple(
+        Advice(
+            change=short(s.change),
+            gain=joined(list(_gains(run, s))),
+            reason=_sentence(s.reason) if s.reason else "",
+            command=short(s.command, 2000),
+        )
+        for s in suggestions_of(run.run)
+    )
+    if every:
+        yield Advices(advices=every)
+
+
+def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
+    """`TTFT -120 ms`, `TPOT +0.4 ms`, `tokens/s +31%`."""
+    for name, seconds, figure in (
+        ("TTFT", suggestion.ttft_gain_s, run.timed.ttft),
+        ("TPOT", suggestion.tpot_gain_s, run.timed.tpot),
+    ):
+        if seconds and figure.value and abs(seconds) >= MIN_GAIN_FRAC * figure.value:
+            yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
+    if suggestion.tokens_per_s_frac:
+        yield f"tokens/s {suggestion.tokens_per_s_frac:+.0%}"
+
+
+def _bytes_sentences(run: PageRun) -> Iterator[str]:
+    """The bytes that a device sends, for runs without times."""
+    totals = step_totals(run.run.rows_of(run.source))
+    if not totals:
+        yield "No communication: the run has no collectives."
+    for phase, total in totals.items():
+        sent, count = format_bytes(total.wire_bytes), counted(total.count, "collective")
+        yield f"Each device sends {sent} in {count} per {phase_label(phase)} step."
+    yield "The step time is unknown: nothing was measured or modeled."

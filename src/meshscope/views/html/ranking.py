@@ -1,0 +1,318 @@
+"""The comparison of several runs: ranked by the request, with a waterfall against a baseline.
+
+Only runs of the same work are ranked against each other: the same model, depth, batch, prompt and output.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from meshscope.analysis.catalog import Unavailable
+from meshscope.events.enums import Phase
+from meshscope.units import format_seconds
+from meshscope.views.answer import FitState
+from meshscope.views.charts.breakdown import Breakdown, request_breakdown, step_breakdowns
+from meshscope.views.html import charts
+from meshscope.views.html.blocks import (
+    Block,
+    Chart,
+    PageTable,
+    Paragraph,
+    columns,
+    fold,
+    page_table,
+)
+from meshscope.views.html.hero import advices, warnings
+from meshscope.views.html.page_run import MAX_NAME, PageRun
+from meshscope.views.html.times import step_charts
+from meshscope.views.model import (
+    UNKNOWN_LABEL,
+    CellValue,
+    Unit,
+    ViewTable,
+    figure_column,
+    joined,
+    text_column,
+    view_columns,
+)
+from meshscope.views.plain import short
+from meshscope.views.run_label import distinct_labels
+from meshscope.views.words import counted
+
+MIN_SIZES = 3  # numbers of devices from which scaling is drawn
+SMALL_FRAC = 0.001  # of the request; smaller differences have no row
+SAME_FRAC = 0.005  # two times that differ less are called the same
+OTHER_WORK = "Runs of other work: another model or request. They are not ranked."
+REQUEST, STEP = "request", "{} step"
+RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out and have no rank."
+OVERLAP = "The intervals of the first two runs overlap: an error that both share cancels, an independent one can reverse their order."
+PRECISION = "The runs differ in precision, so their outputs differ."
+WATERFALL = "From the baseline at the top to the compared run at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (red) or save (green)."
+SCALING = (
+    "The line joins the fastest run of each size. Dashed: ideal scaling from the smallest size."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Runs of the same work: `ranked` fit or may fit, the fastest first; `rest` do not fit or have no time.
+
+    `work` is None for runs that are each the only one of its work; none of them is ranked.
+    """
+
+    work: str | None
+    ranked: tuple[PageRun, ...]
+    rest: tuple[PageRun, ...]
+    names: Mapping[int, str]  # within the group, by the number of the run
+
+    @property
+    def runs(self) -> tuple[PageRun, ...]:
+        """All runs in the order of the table."""
+        return (*self.ranked, *self.rest)
+
+    def name(self, run: PageRun) -> str:
+        """The name of a run within the group."""
+        return self.names[run.number]
+
+    @property
+    def timed(self) -> tuple[PageRun, ...]:
+        """The runs with a time, those that do not fit last."""
+        return (*self.ranked, *(run for run in self.rest if request_s(run) is not None))
+
+
+def request_s(run: PageRun) -> float | None:
+    """Seconds of the request, or of its only phase; None if unknown."""
+    timed = run.timed
+    return next((f.value for f in (timed.e2e, timed.ttft, timed.tpot) if f.value), None)
+
+
+def rankings(runs: Sequence[PageRun]) -> list[Ranking]:
+    """The runs grouped by their work, the largest group first, then all runs of other work."""
+    groups: dict[str, list[PageRun]] = {}
+    for run in runs:
+        groups.setdefault(_work(run), []).append(run)
+    shared = [_ranking(work, group) for work, group in groups.items() if len(group) > 1]
+    others = [run for group in groups.values() if len(group) == 1 for run in group]
+    names = {run.number: run.name for run in others}
+    rest = [Ranking(work=None, ranked=(), rest=tuple(others), names=names)] if others else []
+    return [*sorted(shared, key=lambda ranking: -len(ranking.runs)), *rest]
+
+
+def _work(run: PageRun) -> str:
+    """`Qwen/Qwen3-32B, 64 layers, batch 8, prompt 1024, output 128`."""
+    experiment = run.run.manifest.experiment
+    words = [short(experiment.model_name or "imported program", 80)]
+    if experiment.n_layers is not None:
+        words.append(counted(experiment.n_layers, "layer"))
+    if (workload := experiment.workload) is not None:
+        words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
+    return ", ".join(words)
+
+
+def _ranking(work: str, runs: Sequence[PageRun]) -> Ranking:
+    able = [run for run in runs if _state(run) is not FitState.NO and request_s(run) is not None]
+    ranked = sorted(able, key=lambda run: request_s(run) or 0.0)
+    rest = tuple(run for run in runs if run not in ranked)
+    names = (short(label, MAX_NAME) for label in distinct_labels([run.run for run in runs]))
+    numbers = (run.number for run in runs)
+    return Ranking(
+        work=work,
+        ranked=tuple(ranked),
+        rest=rest,
+        names=dict(zip(numbers, names, strict=True)),
+    )
+
+
+def _state(run: PageRun) -> FitState:
+    """Whether the run fits, by its strongest source that knows."""
+    states = [s.fit.state for s in run.answer.sources if s.fit is not None]
+    return next(
+        (state for state in reversed(states) if state is not FitState.UNKNOWN), FitState.UNKNOWN
+    )
+
+
+def headline(groups: Sequence[Ranking]) -> str:
+    """The best run of the largest group in one sentence."""
+    first = groups[0]
+    if first.work is None:
+        return "No two runs do the same work"
+    if not first.timed:
+        return "No run has a time; the table compares their traffic"
+    if not first.ranked:
+        return "No run fits the memory of its devices"
+    names = list(map(first.name, first.ranked))
+    best_s, *others_s = (request_s(run) or 0.0 for run in first.ranked)
+    seconds = format_seconds(best_s)
+    if not others_s:
+        return f"{names[0]} takes {seconds} for the request"
+    if others_s[0] - best_s <= SAME_FRAC * others_s[0]:
+        return f"{names[0]} and {names[1]} serve the request equally fast: {seconds}"
+    return f"{names[0]} serves the request fastest: {seconds}"
+
+
+def comparison_blocks(groups: Sequence[Ranking]) -> Iterator[Block]:
+    """A table, step times and a waterfall for each group of runs with the same work."""
+    for number, ranking in enumerate(groups, start=1):
+        yield Paragraph(text=ranking.work or OTHER_WORK, class_name="heading")
+        for run in ranking.runs:
+            for text, style in warnings(run):
+                if "bad" in style and _state(run) is not FitState.NO:
+                    yield Paragraph(text=f"{run.name}: {text}", class_name=style)
+        yield _table(ranking, number)
+        if number == 1 and ranking.ranked:
+            yield from advices(ranking.ranked[0])
+        if ranking.work is not None and len(ranking.timed) > 1:
+            bars = [(run, bar) for run in ranking.timed for bar in run.strongest_costs.values()]
+            yield from columns(step_charts([(ranking.name(run), bar) for run, bar in bars]))
+            yield from _waterfall(ranking, number)
+        yield from columns(_scaling_charts(ranking))
+
+
+def _table(ranking: Ranking, number: int) -> PageTable:
+    """The runs as rows, the fastest first."""
+    heads, times = ("run", "slice", "source"), ("TTFT_s", "TPOT_s", "end to end_s")
+    sent = [] if ranking.timed else [f"sent per {phase} step_bytes" for phase in Phase]
+    view = ViewTable(
+        title="Runs",
+        columns=(
+            figure_column("rank"),
+            *view_columns(heads, times),
+            *map(text_column, ("interval", "against the best")),
+            figure_column("output tokens/s per chip"),
+            *map(text_column, ("memory of a device", "fits")),
+            *view_columns((), sent),
+        ),
+        rows=tuple(_row(ranking, run) for run in ranking.runs),
+        notes=tuple(_notes(ranking)),
+    )
+    best = ranking.ranked[:1]
+    classes = [
+        "best" if run in best else "out" if _state(run) is FitState.NO else ""
+        for run in ranking.runs
+    ]
+    return page_table(f"runs-{number}", view, row_classes=classes)
+
+
+def _row(ranking: Ranking, run: PageRun) -> tuple[CellValue, ...]:
+    timed, fit, topology = run.timed, run.answer.strongest.fit, run.run.manifest.experiment.topology
+    request, rate = timed.e2e, timed.decode_tokens_per_s_per_chip.value
+    memory = UNKNOWN_LABEL if fit is None else fit.text.partition(": ")[2]
+    return (
+        ranking.ranked.index(run) + 1 if run in ranking.ranked else None,
+        ranking.name(run),
+        UNKNOWN_LABEL if topology is None else topology.name,
+        timed.source.value,
+        *(f.value for f in (timed.ttft, timed.tpot, request)),
+        None if request.low is None else request.range_text,
+        _against_best(ranking, run),
+        rate,
+        memory,
+        {FitState.YES: "yes", FitState.NO: "NO"}.get(_state(run), _state(run).value),
+        *(() if ranking.timed else (_sent_bytes(run, phase) for phase in Phase)),
+    )
+
+
+def _against_best(ranking: Ranking, run: PageRun) -> str | None:
+    """`best`, or the time over that of the best; None without a rank."""
+    if run not in ranking.ranked:
+        return None
+    best_s, seconds = request_s(ranking.ranked[0]), request_s(run)
+    if run is ranking.ranked[0] or not best_s or seconds is None:
+        return "best"
+    return f"{seconds / best_s:.2f} x"
+
+
+def _notes(ranking: Ranking) -> Iterator[str]:
+    if ranking.work is None:
+        return
+    yield RANKED
+    if len(ranking.ranked) > 1:
+        first, second = (run.timed.e2e for run in ranking.ranked[:2])
+        if first.high is not None and second.low is not None and second.low < first.high:
+            yield OVERLAP
+    workloads = [run.run.manifest.experiment.workload for run in ranking.runs]
+    if len({w and (w.weight_dtype, w.activation_dtype, w.cache_dtype) for w in workloads}) > 1:
+        yield PRECISION
+    sources = sorted({run.timed.source for run in ranking.timed})
+    if len(sources) > 1:
+        yield f"Times come from different sources ({joined(sources)}), whose errors differ."
+
+
+def _sent_bytes(run: PageRun, phase: Phase) -> float | None:
+    """Wire bytes of one step of the phase; None if the phase has no collectives."""
+    volume = run.of_strongest("volume")
+    if isinstance(volume, Unavailable):
+        return None
+    wire_bytes = volume.filter(pl.col("phase") == phase.value)["wire_bytes"]
+    return float(wire_bytes.sum()) if len(wire_bytes) else None
+
+
+def _waterfall(ranking: Ranking, number: int) -> Iterator[Block]:
+    """The request and each step by part and axis, against a baseline; the same for the request as a table."""
+    runs = ranking.timed
+    spans = _spans(runs)
+    name, requests = next(iter(spans.items()))
+    yield Chart(
+        kind="waterfall",
+        title="What the difference is made of",
+        description=f"{counted(len(runs), 'run')} by part of the model and axis.",
+        data=charts.waterfall_data(list(map(ranking.name, runs)), spans),
+        note=WATERFALL,
+    )
+    yield from fold("Differences as a table", [_differences(ranking, name, requests, number)])
+
+
+def _spans(runs: Sequence[PageRun]) -> dict[str, list[Breakdown]]:
+    """The breakdowns of all runs for the request and for each phase that all of them have."""
+    steps = [step_breakdowns(run.inputs, run.strongest_costs) for run in runs]
+    workload = runs[0].run.manifest.experiment.workload
+    shared = [phase for phase in Phase if all(phase in of_run for of_run in steps)]
+    spans = {STEP.format(phase): [of_run[phase] for of_run in steps] for phase in shared}
+    if workload is None:
+        return spans
+    return {REQUEST: [request_breakdown(s, workload.n_decode_steps) for s in steps], **spans}
+
+
+def _differences(
+    ranking: Ranking, span: str, breakdowns: Sequence[Breakdown], number: int
+) -> PageTable:
+    """Seconds of the first run, and what the others take beyond it, by part and axis."""
+    first, *others = breakdowns
+    least_s = SMALL_FRAC * sum(first.values())
+    names = dict.fromkeys(name for breakdown in breakdowns for name in breakdown)
+    rows = [
+        (name, first.get(name, 0.0), *(b.get(name, 0.0) - first.get(name, 0.0) for b in others))
+        for name in names
+    ]
+    total = ("sum", sum(first.values()), *(sum(b.values()) - sum(first.values()) for b in others))
+    runs = list(map(ranking.name, ranking.timed))
+    view = ViewTable(
+        title=f"Time of one {span} against {runs[0]}",
+        columns=(
+            text_column("part or axis"),
+            *(figure_column(name, Unit.SECONDS) for name in runs),
+        ),
+        rows=(*(row for row in rows if max(map(abs, row[1:])) >= least_s), total),
+    )
+    return page_table(f"differences-{number}", view)
+
+
+def _scaling_charts(ranking: Ranking) -> Iterator[Chart]:
+    """Step time over devices, if the runs have several sizes."""
+    for phase in Phase:
+        points = sorted(
+            (run.inputs.n_devices, costs[phase].step_s, ranking.name(run))
+            for run in ranking.timed
+            if run.inputs.n_devices and phase in (costs := run.strongest_costs)
+        )
+        line = {"name": f"{phase} step", "points": [[name, n, s] for n, s, name in points]}
+        if len({n for n, *_ in points}) >= MIN_SIZES:
+            described = (f"{name} on {n} devices {format_seconds(s)}" for n, s, name in points)
+            yield Chart(
+                kind="scaling",
+                title=f"{phase.capitalize()} step time over devices",
+                description="; ".join(described),
+                data={"unit": "s", "lines": [line]},
+                note=SCALING,
+            )
