@@ -80,6 +80,15 @@ def test_ragged_dot_counts_the_expected_rows_and_experts():
         assert work.note is None
 
 
+def test_scales_of_experts_are_no_rows():
+    """The grouped matmul of 8-bit experts: scales of [experts, outputs] are as flat as the rows."""
+    shapes = "s32[5];bf16[64,128];f8e4m3fn[4,128,256];f32[4,256]"
+    kernel = _kernel(shapes, "grouped_matmul_m16_k128_n256.1", result="bf16[64,256]")
+    work = kernel_work(*kernel, V6E, experts=ExpertLoad(rows=32, experts=2))
+    assert work.flops == 2 * 32 * 128 * 256
+    assert work.moved.hbm_bytes == 2 * 128 * 256 + 2 * 32 * (128 + 256)
+
+
 def test_rows_and_experts_are_capped():
     kernel = _kernel("s32[5];bf16[64,128];bf16[4,128,256]", "ragged-dot-none.2")
     work = kernel_work(*kernel, V6E, experts=ExpertLoad(rows=9999, experts=7))

@@ -15,6 +15,7 @@ from meshscope.spec.program import Partitioner, Program
 from meshscope.spec.workload import Workload
 
 SPLASH, RAGGED = "splash attention", "XLA's ragged dot kernel"
+GROUPED = "grouped matmul that converts weights in VMEM"
 CUDNN = "cuDNN attention"
 DECODE = "flash decode attention"
 LLAMA, QWEN_MOE, GPT_OSS = "Llama-3.1-8B", "Qwen3-30B-A3B", "gpt-oss-120b"
@@ -50,6 +51,21 @@ CASES = [
             "decode_attention": DECODE,
             "experts": RAGGED,
         },
+    ),
+    *(
+        Case(
+            QWEN_MOE,
+            {"prefill_attention": SPLASH, "decode_attention": DECODE, "experts": experts},
+            topology=topology,
+            workload={"weight_dtype": dtype},
+        )
+        for topology, dtype, experts in (
+            ("v5e-8", "f8e4m3fn", GROUPED),
+            ("v6e-8", "f8e5m2", GROUPED),
+            ("v6e-8", "s8", RAGGED),
+            ("tpu7x-8", "s8", GROUPED),
+            ("tpu7x-8", "f8e4m3fn", RAGGED),
+        )
     ),
     Case(
         LLAMA,

@@ -11,7 +11,7 @@ import pytest
 
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
-from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.chips import CHIPS
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.context_form import ContextForm
@@ -282,13 +282,11 @@ QUANTIZED = [
 ]
 
 
-@pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
-def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
-    """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
-    weights, prompt, expected = golden.read_golden(case.config)
+def quantized_experiment(case: Case) -> Experiment:
+    """A tiny model with 8-bit weights on virtual CPU devices."""
     name, dtype = golden.QUANTIZED[case.config]
     plan = parse_plan(case.plan)
-    experiment = experiment_of(
+    return experiment_of(
         model=model_from_config(golden.CONFIGS[name], name="tiny", source="test"),
         plan=plan,
         topology=parse_topology(f"cpu:{plan.n_devices}"),
@@ -302,6 +300,43 @@ def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
         ),
         program=Program(partitioner=case.partitioner, loop=case.loop, context=case.context),
     )
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: "-".join(map(str, case)))
+def test_8_bit_weights_give_the_logits_of_dequantized_ones(case: Case) -> None:
+    """`transformers` with matrices dequantized in float32, and norms and routers in bfloat16."""
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = quantized_experiment(case)
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+GROUPED_CASES = [
+    Case("gpt_oss-s8", "dp=2,tp=4,ep=8"),
+    Case("gpt_oss-s8", "tp=2", loop=Loop.SCAN),
+    Case("deepseek_v3-s8", "cp=2,tp=2", loop=Loop.SCAN),
+]
+
+
+@pytest.mark.parametrize("case", GROUPED_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of int8 experts on tpu7x, interpreted; scanned layers read their part of the stack."""
+    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: PLC0415
+
+    def on_tpu7x(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": CHIPS["tpu7x"]})
+
+    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu7x)
+    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = quantized_experiment(case)
+    assert experiment.kernels.experts is not None
+    assert experiment.kernels.experts.kernel is Kernel.GROUPED
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
 
@@ -336,7 +371,7 @@ def test_logits_with_the_decode_kernel_equal_those_of_transformers(
     from meshscope.programs.jax.decode_attention import DecodeKernel  # noqa: PLC0415
 
     def on_tpu(*args: Any, **settings: Any) -> KernelChoices:
-        return kernel_choices(*args, **{**settings, "chip": ChipKind.TPU})
+        return kernel_choices(*args, **{**settings, "chip": CHIPS["v6e"]})
 
     monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_tpu)
     monkeypatch.setattr(build, "DecodeKernel", partial(DecodeKernel, is_interpreted=True))

@@ -88,8 +88,11 @@ def _grouped_operands(computation: Computation, instruction: Instruction) -> Gro
     flat = [
         array for array in arrays if len(array.dims) == 2 and array.dtype.startswith(("bf", "f"))
     ]
+    # Scales are flat arrays, too, of another dtype than rows and results.
+    result = instruction.arrays[0].dtype if instruction.arrays else None
+    by_dtype = sorted(flat, key=lambda array: array.dtype == result)
     for weights in reversed(wide):
-        for rows in reversed(flat):
+        for rows in reversed(by_dtype):
             if rows.dims[1] in weights.dims[1:]:
                 return GroupedOperands(
                     rows=rows,

@@ -228,7 +228,7 @@ class Experiment:
         """The parts of the program that use kernels, and why others do not."""
         return kernel_choices(
             self.program.kernels,
-            chip=self.topology.chip.kind,
+            chip=self.topology.chip,
             model=self.model,
             plan=self.plan,
             workload=self.workload,

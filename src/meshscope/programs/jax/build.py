@@ -17,6 +17,7 @@ from meshscope.programs.jax.collectives import GspmdCollectives, ShardMapCollect
 from meshscope.programs.jax.context_parallel import Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.decoder import Decoder
+from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.layout import ShardLayout, layout_of
 from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
@@ -29,6 +30,7 @@ from meshscope.spec.model.model import Layer
 from meshscope.spec.model.repeats import repeats_of, unrolled
 from meshscope.spec.plan.caches import CacheArray, joined_narrow_heads, layer_cache
 from meshscope.spec.plan.context_form import cache_slots
+from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stage_runs, stage_slots
 from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
 from meshscope.spec.program import Partitioner
@@ -191,7 +193,11 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
             "capacity_factor": experiment.capacity_factor,
             "has_kernel": experiment.kernels.has_expert_kernel,
         }
-        mixture = ManualMixture(**arguments) if is_manual else AutoMixture(**arguments, mesh=mesh)
+        mixture = (
+            ManualMixture(**arguments, grouped_kernel=_grouped_kernel(experiment))
+            if is_manual
+            else AutoMixture(**arguments, mesh=mesh)
+        )
     repeats = repeats_of if experiment.is_scanned else unrolled
     residual: Residual = SINGLE_STREAM
     if model.hyper is not None:
@@ -222,7 +228,15 @@ def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
     if not experiment.kernels.has_expert_kernel:
         return ()
     names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
+    if _grouped_kernel(experiment) is not None:
+        names = (experiment.workload.weight_dtype,)
     return tuple(JAX_DTYPES[name] for name in names)
+
+
+def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
+    """The kernel of experts whose weights XLA's kernel does not read as they are stored."""
+    choice = experiment.kernels.experts
+    return GroupedKernel() if choice is not None and choice.kernel is Kernel.GROUPED else None
 
 
 def _attention_kernel(

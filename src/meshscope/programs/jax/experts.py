@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.spec.model.model import Activation, GroupScore, MixtureOfExperts, Scoring
@@ -74,14 +75,15 @@ class Experts:
     """The local experts.
 
     If tp splits the width of an expert, only one device adds the down-projection bias: `bias_share`
-    is 1 there and 0 elsewhere. The ragged dot kernel needs padded rows, and reads stacked experts in
-    place.
+    is 1 there and 0 elsewhere. Kernels read stacked experts in place: XLA's ragged dot (`has_kernel`), which
+    needs padded rows, or `grouped_kernel`, which also applies the scales.
     """
 
     moe: MixtureOfExperts
     weights: LayerWeights
     bias_share: Array | float = 1.0
     has_kernel: bool = False
+    grouped_kernel: GroupedKernel | None = None
 
     def __call__(self, rows: Array, group_sizes: Array) -> Array:
         """The outputs [R, D] for rows sorted by expert, with `group_sizes` [e] rows for each.
@@ -94,8 +96,9 @@ class Experts:
         is_of_expert = _is_of_expert(rows.shape[0], group_sizes)
 
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
-            out = self._grouped(x, f"experts_w_{letter}", group_sizes)
-            scale = self.weights.scale(f"experts_w_{letter}")
+            name = f"experts_w_{letter}"
+            out = self._grouped(x, name, group_sizes)
+            scale = self.weights.scale(name) if self.grouped_kernel is None else None
             if scale is not None:
                 is_of = is_of_expert.astype(scale.dtype)
                 factors = jnp.matmul(is_of, scale, precision=lax.Precision.HIGHEST)
@@ -111,9 +114,13 @@ class Experts:
     def _grouped(self, x: Array, name: str, group_sizes: Array) -> Array:
         """Each row times the matrix of its expert, [R, Y].
 
-        The kernel skips experts without rows, such as those of other layers in a stack. Without the
-        kernel, XLA multiplies all rows by every expert.
+        Kernels skip experts without rows, such as those of other layers in a stack. Without a kernel, XLA
+        multiplies all rows by every expert.
         """
+        if self.grouped_kernel is not None:
+            weights, first = self.weights.stacked(name) or (self.weights.kernel_operand(name), 0)
+            scale = self.weights.scale(name)
+            return self.grouped_kernel(x, weights, group_sizes, scale=scale, first=first)
         stacked = self.weights.stacked(name) if self.has_kernel else None
         if stacked is None or stacked[0].shape[0] > MAX_STACKED_EXPERTS:
             weights = self.weights.kernel_operand(name)

@@ -29,6 +29,7 @@ from meshscope.programs.jax.experts import (
     local_mixture,
     routing,
 )
+from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.layout import ShardLayout
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
@@ -84,6 +85,7 @@ class ManualMixture:
     form: DispatchForm
     capacity_factor: float | None
     has_kernel: bool = False
+    grouped_kernel: GroupedKernel | None = None
 
     def __call__(self, x: Array, w: LayerWeights, ids: Array) -> Array:
         """As `Mixture`."""
@@ -159,7 +161,13 @@ class ManualMixture:
         """The local experts; if tp splits each expert, one tp device adds the bias."""
         is_partial = self.plan.tp > 1 and "tp" not in self.plan.expert_axes
         share = (lax.axis_index("tp") == 0).astype(w.dtype) if is_partial else 1.0
-        return Experts(moe=self.moe, weights=w, bias_share=share, has_kernel=self.has_kernel)
+        return Experts(
+            moe=self.moe,
+            weights=w,
+            bias_share=share,
+            has_kernel=self.has_kernel,
+            grouped_kernel=self.grouped_kernel,
+        )
 
     def _split(self, ids: Array) -> Array:
         """The local part of the IDs [B, S], split over tp as sp splits the residual stream."""

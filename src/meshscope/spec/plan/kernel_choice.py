@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import CompressedAttention, GroupedAttention, LatentAttention, Model
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
+from meshscope.spec.quantization import quantization_of
 from meshscope.spec.workload import Workload
 
 
@@ -30,6 +31,7 @@ class Kernel(StrEnum):
     FLASH_DECODE = "flash decode attention"
     CUDNN = "cuDNN attention"
     RAGGED_DOT = "XLA's ragged dot kernel"
+    GROUPED = "grouped matmul that converts weights in VMEM"
 
 
 # Block sizes of splash attention in queries and keys; the largest that divides the prompt is used.
@@ -76,8 +78,8 @@ class KernelChoices:
 
     @property
     def has_expert_kernel(self) -> bool:
-        """Whether experts use the ragged dot kernel, which skips experts without rows."""
-        return self.experts is not None and self.experts.kernel is Kernel.RAGGED_DOT
+        """Whether experts use a kernel, which skips those without rows."""
+        return self.experts is not None and self.experts.kernel is not None
 
     @property
     def refused(self) -> dict[str, str]:
@@ -102,7 +104,7 @@ class KernelChoices:
 def kernel_choices(  # noqa: PLR0913  the parts of an experiment
     kernels: Kernels,
     *,
-    chip: ChipKind,
+    chip: Chip,
     model: Model,
     plan: Plan,
     workload: Workload,
@@ -113,10 +115,10 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
 
     `has_kernels` is False for front ends without kernels.
     """
-    common = _common_reason(kernels, chip, workload)
+    common = _common_reason(kernels, chip.kind, workload)
     if not has_kernels:
         common = "the modules of transformers use no kernels"
-    if chip is ChipKind.GPU and has_kernels and kernels is not Kernels.OFF:
+    if chip.kind is ChipKind.GPU and has_kernels and kernels is not Kernels.OFF:
         prefill = _choice(Kernel.CUDNN, _cudnn_reason(model, plan, workload))
     else:
         prefill = _choice(Kernel.SPLASH, common or _prefill_reason(model, plan, workload))
@@ -127,7 +129,7 @@ def kernel_choices(  # noqa: PLR0913  the parts of an experiment
         ),
         experts=None
         if model.moe is None
-        else _choice(Kernel.RAGGED_DOT, common or _experts_reason(form)),
+        else _choice(_experts_kernel(chip, workload, form), common or _experts_reason(form)),
     )
 
 
@@ -201,6 +203,13 @@ def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     if workload.cache_dtype not in DECODE_CACHE_DTYPES:
         return f"the kernel reads caches in {', '.join(DECODE_CACHE_DTYPES)}, not {workload.cache_dtype}"
     return None
+
+
+def _experts_kernel(chip: Chip, workload: Workload, form: DispatchForm) -> Kernel:
+    """XLA's kernel if it reads the weights as they are stored; rows gathered by the compiler leave no choice."""
+    is_native = workload.weight_dtype in compiler_facts(chip.name).ragged_dot_dtypes.value
+    is_native |= quantization_of(workload.weight_dtype) is None
+    return Kernel.RAGGED_DOT if is_native or form is DispatchForm.GATHERED else Kernel.GROUPED
 
 
 def _experts_reason(form: DispatchForm) -> str | None:

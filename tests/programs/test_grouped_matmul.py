@@ -1,0 +1,77 @@
+"""The grouped product with 8-bit weights equals products with dequantized matrices, group by group."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="the programs need JAX")
+
+import jax.numpy as jnp  # noqa: E402  after the check for JAX
+
+from meshscope.programs.jax.grouped_matmul import GroupedKernel, tiles_of  # noqa: E402
+
+
+class Case(NamedTuple):
+    """Rows of each group, sizes of the matrices, their stack, and the block of a scale."""
+
+    counts: tuple[int, ...]
+    n_inputs: int
+    n_outputs: int
+    dtype: str = "float8_e4m3fn"
+    n_before: int = 0  # groups of other layers in the stack
+    block: int | None = None
+
+
+CASES = [
+    Case((7, 0, 20, 1, 3), 64, 96),
+    Case((0, 0, 0), 64, 96),
+    Case((0, 90, 0, 2, 5, 0, 1), 256, 360, n_before=14),
+    Case((300, 200), 256, 384, "int8"),
+    Case((5, 12, 0, 9), 4096, 640),
+    Case((5, 12, 0, 9), 512, 640, block=128),
+    Case((11, 0, 20), 40, 48, block=8),
+    Case((11, 0, 20), 20, 30, block=8),
+    Case((*(1,) * 9, 0), 4096, 30, block=128),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> None:
+    random, n_groups = np.random.default_rng(7), len(case.counts)
+    rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
+    shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
+    stored = jnp.asarray(random.uniform(-9, 9, size=shape).round()).astype(case.dtype)
+    blocks = (case.n_inputs, 1) if case.block is None else (case.block, case.block)
+    n_scales = [-(-size // block) for size, block in zip(shape[1:], blocks, strict=True)]
+    scale = random.uniform(0.5, 2, size=(n_groups, *n_scales)).astype(np.float32)
+
+    got = GroupedKernel(block=case.block, is_interpreted=True)(
+        jnp.asarray(rows),
+        stored,
+        jnp.array(case.counts, jnp.int32),
+        scale=jnp.asarray(scale[:, 0] if case.block is None else scale),
+        first=case.n_before,
+    )
+
+    factors = scale.repeat(blocks[0], 1).repeat(blocks[1], 2)[:, : shape[1], : shape[2]]
+    matrices = np.asarray(stored, np.float32)[case.n_before :][:n_groups] * factors
+    of_groups = np.split(rows[: sum(case.counts)], np.cumsum(case.counts)[:-1])
+    expected = np.concatenate([x @ w for x, w in zip(of_groups, matrices, strict=True)])
+    np.testing.assert_allclose(got[: len(expected)], expected, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("mean_rows", "n_inputs", "n_outputs"),
+    [(2, 2880, 360), (2, 360, 2880), (1280, 7168, 2048), (0.1, 100, 7), (64, 2048, 96)],
+)
+def test_blocks_of_inputs_divide_them_and_fill_tiles(
+    mean_rows: float, n_inputs: int, n_outputs: int
+) -> None:
+    tiles = tiles_of(mean_rows, n_inputs, n_outputs)
+
+    assert n_inputs % tiles.inputs == 0
+    assert tiles.inputs == n_inputs or tiles.inputs % 128 == 0
+    assert tiles.outputs == n_outputs or tiles.outputs % 128 == 0
+    assert tiles.rows % 16 == 0
+    assert tiles.inputs * tiles.outputs <= 1 << 20
