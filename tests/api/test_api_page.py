@@ -65,7 +65,9 @@ def test_the_examples_of_the_page_run(
     out, err = capsys.readouterr()
     assert err == ""
     if needs:
-        assert out.splitlines()[-2:] == ["collectives: predicted = compiled", "equal"]
+        lines = out.splitlines()
+        assert "collectives: predicted = compiled" in lines
+        assert lines[-1] == "equal"
         return
     assert "<Run predicted: Qwen/Qwen3-32B, tp=8, v6e:2x4, TTFT " in out
     assert "tp=3" in out.splitlines()[-1]

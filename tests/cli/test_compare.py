@@ -15,7 +15,7 @@ def test_equal_runs(meshscope) -> None:
     keep(meshscope, "b", "--plan", "tp=8")
     status, out, err = meshscope("compare", "a", "b")
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "collectives: A = B"
+    assert "collectives: A = B" in out.splitlines()[:12]
 
 
 def test_conditions_that_differ_stand_side_by_side(meshscope) -> None:
@@ -23,8 +23,8 @@ def test_conditions_that_differ_stand_side_by_side(meshscope) -> None:
     keep(meshscope, "b", "--plan", "tp=8,sp")
     lines = [re.split("  +", line) for line in meshscope("compare", "a", "b").out.splitlines()]
     assert ["plan", "tp=8 on the mesh (tp=8)", "tp=8,sp on the mesh (tp=8)"] in lines
-    assert ["model", "Qwen/Qwen3-32B, 3 layers", "(same)"] in lines
     assert ["run", "a", "b"] in lines
+    assert not any(line[0] == "model" for line in lines)
 
 
 def test_sequence_parallelism_is_told_as_changed_and_extra(meshscope) -> None:
@@ -49,7 +49,7 @@ def test_sequence_parallelism_is_told_as_changed_and_extra(meshscope) -> None:
 def test_requests_of_different_length_differ_in_the_request_only(meshscope) -> None:
     keep(meshscope, "a", "--plan", "tp=8", "--output", "10")
     keep(meshscope, "b", "--plan", "tp=8", "--output", "20")
-    assert meshscope("compare", "a", "b").out.splitlines()[-1] == "collectives: A = B"
+    assert "collectives: A = B" in meshscope("compare", "a", "b").out.splitlines()[:12]
 
 
 def test_a_prediction_alone_has_nothing_to_compare_with(meshscope) -> None:

@@ -68,7 +68,7 @@ def test_predicted_and_compiled_are_kept_together(meshscope, compiler) -> None:
     assert run.manifest.flags["LIBTPU_INIT_ARGS"] == "--some"
     assert run.manifest.seconds == {"prefill.compile": 1.0}
     assert (Path(RUN) / "hlo" / "prefill.hlo.txt.gz").read_bytes() == b"text"
-    assert out.splitlines()[-1] == "collectives: predicted = compiled"
+    assert "collectives: predicted = compiled" in out.splitlines()[:12]
 
 
 def test_progress_is_on_standard_error(meshscope, compiler) -> None:
@@ -157,7 +157,7 @@ def test_what_the_compiler_does_otherwise_is_told(meshscope, compiler) -> None:
 
     compiler(otherwise)
     out = meshscope(*ASK).out
-    assert "predicted and compiled differ\n  prefill: 1 missing" in out
+    assert "predicted and compiled differ\n- prefill: 1 missing" in out
     compared = meshscope("compare", RUN)
     assert compared.status == 0
     assert "5 collectives equal per step" in compared.out

@@ -52,7 +52,7 @@ def test_rates_follow_from_the_times(timed_run: RunRecord) -> None:
     assert predicted.decode_tokens_per_s_per_chip.value == pytest.approx(5)
     assert predicted.output_tokens_per_s.value == pytest.approx(20 / 1.1)
     assert predicted.requests_per_s.value == pytest.approx(2 / 1.1)
-    assert predicted.ttft.range_text == "180 ms to 220 ms"
+    assert predicted.ttft.range_text == "180 to 220 ms"
 
 
 def test_figures_without_a_time_are_unknown(predicted_run: RunRecord) -> None:
@@ -65,7 +65,7 @@ def test_times_beyond_their_intervals_are_reported_with_the_largest_cost(
 ) -> None:
     (agreement,) = answer_of(timed_run).agreements
     assert agreement.time_sentences == (
-        "prefill times agree within their intervals",
+        "prefill agree within their intervals",
         (
             "compiled decode takes 5.0 x the prediction: "
             "400 of 500 ms are copies and other work outside the parts of the model"

@@ -35,6 +35,22 @@ FIELDS = {
     "time": {"prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
     "unattributed": {"count", "payload_bytes", "reasons"},
     "verdict": None,
+    "throughput": {
+        "decode_tokens_per_s",
+        "decode_tokens_per_s_per_chip",
+        "output_tokens_per_s",
+        "requests_per_s",
+    },
+    "fit": {
+        "fits",
+        "known_bytes",
+        "is_total",
+        "hbm_bytes",
+        "largest_batch",
+        "largest_context",
+        "text",
+    },
+    "why": None,
 }
 
 
@@ -46,7 +62,7 @@ def run(request: pytest.FixtureRequest) -> RunRecord:
 def test_the_document_has_exactly_the_documented_fields(run: RunRecord) -> None:
     document = run_document(run)
     assert list(document) == list(FIELDS)
-    for name in ("memory", "time", "unattributed"):
+    for name in ("memory", "time", "unattributed", "throughput", "fit"):
         assert set(document[name]) == FIELDS[name]
     assert set(document["totals"]) == {"prefill", "decode"}
     for total in document["totals"].values():
@@ -74,7 +90,13 @@ def test_a_verdict_stands_where_two_sources_do(
     predicted_run: RunRecord, compiled_run: RunRecord
 ) -> None:
     assert run_document(predicted_run)["verdict"] is None
-    assert set(run_document(compiled_run)["verdict"]) == {"verdict", "summary"}
+    assert set(run_document(compiled_run)["verdict"]) == {
+        "verdict",
+        "summary",
+        "is_time_within",
+        "time_summary",
+        "times",
+    }
 
 
 def test_only_rows_of_the_strongest_source_are_in_it(run: RunRecord) -> None:

@@ -40,7 +40,7 @@ def test_a_cell_is_written_in_its_unit(value: CellValue, unit: Unit, text: str) 
 
 def test_a_figure_writes_its_range() -> None:
     figure = Figure(value=0.2, unit=Unit.SECONDS, low=0.1, high=0.4)
-    assert figure.range_text == "100 ms to 400 ms"
+    assert figure.range_text == "100 to 400 ms"
     assert Figure(value=0.2, unit=Unit.SECONDS).range_text == UNKNOWN_LABEL
 
 

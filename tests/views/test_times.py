@@ -11,7 +11,7 @@ from meshscope.events.step_time import PartCost, StepTime, TimeEstimate, Unestim
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
-from meshscope.views.times import time_lines
+from meshscope.views.times import caveat_lines, time_lines
 
 PREFILL = StepTime(
     source=Source.COMPILED,
@@ -50,7 +50,7 @@ def timed_run(compiled_run: RunRecord) -> RunRecord:
 
 def _text(run: RunRecord) -> str:
     console = Console(width=100, record=True, file=StringIO())
-    for part in time_lines(run):
+    for part in (*time_lines(run), *caveat_lines(run)):
         console.print(part)
     return console.export_text()
 
@@ -58,11 +58,13 @@ def _text(run: RunRecord) -> str:
 def test_text_has_every_figure_with_interval_basis_and_caveat(timed_run: RunRecord):
     text = " ".join(_text(timed_run).split())
     assert "step 200 ms 2 ms" in text
-    assert "range 100 ms to 400 ms unknown" in text
+    assert "range 100 to 400 ms unknown" in text
     assert "exposed over tp 50 ms (25%)" in text
     assert "hidden behind compute 40 ms" in text
-    assert "TTFT 200 ms, TPOT 2 ms, end to end 220 ms" in text
-    assert "basis compiler_cycles+interconnect_model, extrapolated" in text
+    assert (
+        "compiled request: 220 ms end to end, 50 output tokens/s; "
+        "basis compiler_cycles+interconnect_model, extrapolated" in text
+    )
     assert "no cycles for 10.0% of the compiled step (0.0% to 100.0%)" in text
     assert "3 x frobnicate 20 ms (unknown operation)" in text
     assert text.count("a caveat") == 1

@@ -51,7 +51,7 @@ class RunComparison:
         explanation = explanation_document(explain(self.left, self.right))
         return {**document, "explanation": explanation}
 
-    def text(self, width: int = 100) -> str:
+    def text(self, width: int = 80) -> str:
         """The tables that `meshscope compare` prints, without color."""
         return rendered(partial(comparison_text, self.comparison, self.left, self.right), width)
 

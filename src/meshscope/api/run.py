@@ -16,7 +16,7 @@ from meshscope.store.run import RunRecord
 from meshscope.units import format_seconds
 from meshscope.views.document import run_document
 from meshscope.views.plain import plain
-from meshscope.views.text import run_text
+from meshscope.views.text import full_text, run_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -81,7 +81,8 @@ class Run:
     @property
     def time(self) -> RunTime:
         """Step and request times in seconds: measured means, else modeled."""
-        return RunTime(**{name: self.as_dict()["time"][name] for name in RunTime.__slots__})
+        time = run_document(self.record)["time"]
+        return RunTime(**{name: time[name] for name in RunTime.__slots__})
 
     @property
     def memory(self) -> Memory | None:
@@ -125,9 +126,9 @@ class Run:
             shutil.copytree(self.path, folder, dirs_exist_ok=True)
         return Run(record=read_run(home))
 
-    def text(self, width: int = 100) -> str:
-        """The tables that `meshscope show` prints, without color."""
-        return rendered(partial(run_text, self.record), width)
+    def text(self, width: int = 80, *, full: bool = False) -> str:
+        """The answer and the tables that `meshscope show` prints, `full` with --full, without color."""
+        return rendered(partial(full_text if full else run_text, self.record), width)
 
     def as_dict(self) -> Mapping[str, Any]:
         """The document that `--json` prints."""

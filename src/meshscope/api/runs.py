@@ -121,9 +121,9 @@ class RunSet(Sequence[Run]):
         """`Run.save` of the only run."""
         return self._only.save(path, force=force)
 
-    def text(self, width: int = 100) -> str:
+    def text(self, width: int = 80, *, full: bool = False) -> str:
         """`Run.text` of the only run."""
-        return self._only.text(width)
+        return self._only.text(width, full=full)
 
     def as_dict(self) -> Mapping[str, Any]:
         """`Run.as_dict` of the only run."""

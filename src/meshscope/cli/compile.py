@@ -15,7 +15,7 @@ def _command(request: CompileRequest, output: OutputOptions) -> None:
     """
     with WorkProgress() as progress:
         run = compile_request(request, out=output.out, force=output.force, progress=progress)
-    print_run(run, as_json=output.as_json)
+    print_run(run, as_json=output.as_json, is_full=output.full)
 
 
 command = takes_request(_command, CompileRequest)

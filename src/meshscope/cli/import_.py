@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from meshscope.api.import_ import import_
-from meshscope.cli.options import PLAN, TOPOLOGY, ForceOption, JsonOption, OutOption
+from meshscope.cli.options import PLAN, TOPOLOGY, ForceOption, FullOption, JsonOption, OutOption
 from meshscope.cli.output import print_run
 from meshscope.cli.progress import WorkProgress
 from meshscope.events.enums import Phase
@@ -36,6 +36,7 @@ def command(  # noqa: PLR0913  the options of the command
     ] = False,
     out: OutOption = None,
     force: ForceOption = False,
+    full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read HLO text dumped by another tool.
@@ -55,4 +56,4 @@ def command(  # noqa: PLR0913  the options of the command
             force=force,
             progress=progress,
         )
-    print_run(run, as_json=as_json)
+    print_run(run, as_json=as_json, is_full=full)

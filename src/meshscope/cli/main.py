@@ -45,7 +45,7 @@ COMMANDS: dict[str, Subcommand] = {
         module="sweep", summary="Run many experiments, and resume after interruptions."
     ),
     "import": Subcommand(module="import_", summary="Read HLO text dumped by another tool."),
-    "show": Subcommand(module="show", summary="Show a run."),
+    "show": Subcommand(module="show", summary="Show a run, or rank several."),
     "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),

@@ -13,6 +13,9 @@ from meshscope.api.request import ExperimentRequest, LiveRequest
 R = TypeVar("R", bound=ExperimentRequest)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="All conditions and tables below the answer.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replace an earlier run, once the new one is complete.")
@@ -102,11 +105,12 @@ class OutputOptions:
 
     out: OutOption = None
     force: ForceOption = False
+    full: FullOption = False
     as_json: JsonOption = False
 
 
 def takes_request(run: Callable[[R, OutputOptions], None], kind: type[R]) -> Callable[..., None]:
-    """A typer command whose options are the fields of the request, with --out, --force and --json."""
+    """A typer command whose options are the fields of the request, with --out, --force, --full and --json."""
 
     def command(**values: Any) -> None:
         output = {field.name: values.pop(field.name) for field in fields(OutputOptions)}

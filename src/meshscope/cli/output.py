@@ -9,20 +9,20 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from meshscope.api.run import Run
-from meshscope.views.text import run_text
+from meshscope.views.text import full_text, run_text
 
-PIPED_WIDTH = 100  # columns of a table in a file or a pipe, unless COLUMNS is set
+PIPED_WIDTH = 80  # columns of a table in a file or a pipe, unless COLUMNS is set
 
 
-def print_run(run: Run, *, as_json: bool) -> None:
-    """Prints the tables of the run, or its document; its warnings go to standard error."""
+def print_run(run: Run, *, as_json: bool, is_full: bool) -> None:
+    """Prints the answer and the tables of the run, or its document; warnings go to standard error."""
     for warning in run.warnings:
         note(warning)
     if as_json:
         print_json(run.as_dict())
         return
     console = new_console()
-    print_all(console, run_text(run.record, console))
+    print_all(console, (full_text if is_full else run_text)(run.record, console))
 
 
 def new_console() -> Console:

@@ -12,7 +12,7 @@ def _command(request: ExperimentRequest, output: OutputOptions) -> None:
     Needs no compiler, JAX or accelerator. Prints tables; --out saves a run, too.
     """
     run = predict_request(request, out=output.out, force=output.force)
-    print_run(run, as_json=output.as_json)
+    print_run(run, as_json=output.as_json, is_full=output.full)
 
 
 command = takes_request(_command, ExperimentRequest)

@@ -19,7 +19,7 @@ def _command(request: LiveRequest, output: OutputOptions) -> None:
     if request.process_id:
         note(f"process {request.process_id} is done; process 0 writes the run")
         return
-    print_run(run, as_json=output.as_json)
+    print_run(run, as_json=output.as_json, is_full=output.full)
 
 
 command = takes_request(_command, LiveRequest)

@@ -9,26 +9,22 @@ from enum import StrEnum
 
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.comparison import compare_sources
-from meshscope.analysis.floor import step_floor
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS
+from meshscope.analysis.why import why_sentences
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import StepTime
-from meshscope.spec.experiment_record import ExperimentRecord
-from meshscope.spec.hardware.chips import Chip
+from meshscope.planner.suggestions import Suggestion, suggestions_of
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.units import format_gib, format_seconds
 from meshscope.views.model import Figure, Unit, joined
-from meshscope.views.roofs import LABELS
 from meshscope.views.run_label import program_options
 from meshscope.views.times import time_figure
-from meshscope.views.words import counted, verdict_sentence
+from meshscope.views.words import counted, signed_seconds, verdict_sentence
 
-MAX_CAUSES = 2  # named in a sentence on a step
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
 
 
@@ -121,6 +117,12 @@ class Answer:
     sources: tuple[SourceAnswer, ...]
     why: Mapping[Phase, str]
     agreements: tuple[SourceAgreement, ...]
+    suggestions: tuple[Suggestion, ...]
+
+    @property
+    def suggestion_sentences(self) -> tuple[str, ...]:
+        """`try --plan tp=4,dp=2: TPOT -1.25 ms, tokens/s +30%`, one for each suggestion."""
+        return tuple(map(suggestion_sentence, self.suggestions))
 
     @property
     def strongest(self) -> SourceAnswer:
@@ -130,18 +132,19 @@ class Answer:
 
 def answer_of(run: RunRecord) -> Answer:
     """The answer of a run from what its record contains."""
-    experiment = run.manifest.experiment
     return Answer(
-        title=_title(experiment),
-        request=_request(run),
-        sources=tuple(_source_answer(run, source) for source in run.sources),
-        why=dict(_why(run)),
-        agreements=tuple(_agreements(run)),
+        title=title_of(run),
+        request=request_of(run),
+        sources=tuple(source_answer(run, source) for source in run.sources),
+        why=why_sentences(run),
+        agreements=agreements_of(run),
+        suggestions=suggestions_of(run),
     )
 
 
-def _title(experiment: ExperimentRecord) -> str:
+def title_of(run: RunRecord) -> str:
     """`Qwen/Qwen3-32B (64 layers) on v6e:2x4 (8 chips), tp=8`."""
+    experiment = run.manifest.experiment
     model = experiment.model_name or "imported program"
     if experiment.n_layers is not None:
         model += f" ({counted(experiment.n_layers, 'layer')})"
@@ -151,7 +154,7 @@ def _title(experiment: ExperimentRecord) -> str:
     return model if experiment.plan is None else f"{model}, {experiment.plan}"
 
 
-def _request(run: RunRecord) -> str:
+def request_of(run: RunRecord) -> str:
     """`batch 8, prompt 1024, output 128, bf16`, and the options of the program."""
     experiment = run.manifest.experiment
     words = [] if experiment.workload is None else list(_workload_words(experiment.workload))
@@ -171,7 +174,8 @@ def _workload_words(workload: Workload) -> Iterator[str]:
     yield from same if len(same) == 1 else (f"{name} {dtype}" for name, dtype in dtypes.items())
 
 
-def _source_answer(run: RunRecord, source: Source) -> SourceAnswer:
+def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
+    """The figures of one source."""
     request = request_times(run).get(source)
     rates = None if request is None else throughput_of(request, run)
     memory = run.memory.get(source)
@@ -222,24 +226,9 @@ def fit_of(memory: Memory) -> Fit:
     )
 
 
-def _why(run: RunRecord) -> Iterator[tuple[Phase, str]]:
-    """A sentence for each modeled step of the strongest source that has times."""
-    chip = run.manifest.experiment.chip
-    timed = [run.times_of(source) for source in run.sources if run.times_of(source)]
-    for time in timed[-1] if timed else ():
-        sentence = None if chip is None else _floor_sentence(time, chip)
-        if sentence is not None:
-            yield time.phase, sentence
-
-
-def _floor_sentence(time: StepTime, chip: Chip) -> str | None:
-    floor = step_floor(time, chip)
-    if floor is None or floor.floor_s <= 0:
-        return None
-    ratio = time.step.value_s / floor.floor_s
-    head = f"{time.phase} takes {ratio:.2f} x its {LABELS[floor.binding]} floor"
-    causes = [cause for cause in floor.causes if cause.seconds > 0][:MAX_CAUSES]
-    return f"{head}: {joined([f'{format_seconds(c.seconds)} {c.cause}' for c in causes])}"
+def agreements_of(run: RunRecord) -> tuple[SourceAgreement, ...]:
+    """The verdict on each pair of sources whose second is the strongest."""
+    return tuple(_agreements(run))
 
 
 def _agreements(run: RunRecord) -> Iterator[SourceAgreement]:
@@ -265,7 +254,7 @@ def _time_sentences(times: tuple[TimeAgreement, ...], left: Source, right: Sourc
     """That the times agree within their intervals, or by how much each step differs and in what."""
     within = [time.phase.value for time in times if time.is_within]
     if within:
-        yield f"{joined(within)} times agree within their intervals"
+        yield f"{joined(within)} agree within their intervals"
     for time in times:
         if not time.is_within:
             yield _difference(time, left, right)
@@ -283,8 +272,7 @@ def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
     if not time.changes:
         return head
     change = time.changes[0]
-    sign = "+" if change.change_s > 0 else ""
-    return f"{head}: {sign}{format_seconds(change.change_s)} in {_part_words(change.part)}"
+    return f"{head}: {signed_seconds(change.change_s)} in {_part_words(change.part)}"
 
 
 def share_text(part_s: float, whole_s: float) -> str:
@@ -298,3 +286,13 @@ def _part_words(part: str) -> str:
     if part == BETWEEN_PARTS:
         return "copies and other work outside the parts of the model"
     return part
+
+
+def suggestion_sentence(suggestion: Suggestion) -> str:
+    """`try --weight-dtype s8: TPOT -1.25 ms, tokens/s +30%, TTFT -62 us (decode ...)`."""
+    changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
+    if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
+        changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
+        changes.append(f"tokens/s {suggestion.tokens_per_s_frac:+.0%}")
+    caveat = "; it does not fit" if suggestion.fits is False else ""
+    return f"try {suggestion.change}: predicted {', '.join(changes)}{caveat}"

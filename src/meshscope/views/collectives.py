@@ -1,6 +1,6 @@
 """The collectives of a phase as a table, in the widest layout that fits the terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +12,7 @@ from meshscope.analysis.join import Match, Verdict
 from meshscope.events.collective import Collective
 from meshscope.units import format_bytes
 from meshscope.views.model import (
+    EMPTY_LABEL,
     UNKNOWN_LABEL,
     CellValue,
     Figure,
@@ -38,6 +39,7 @@ LEGEND = (
     "wire: bytes that one device sends for it."
 )
 
+_ARROW = " -> "
 _INSERTERS = {"": "", "program": "written in the program"}
 _STACKED = (
     "array",
@@ -56,6 +58,7 @@ class TableLine:
     counts: tuple[int | None, ...]
     verdict: Verdict | None = None
     remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # those of the remarks that explain the verdict
 
 
 def lines_of_rows(rows: Iterable[Collective]) -> list[TableLine]:
@@ -79,7 +82,8 @@ def lines_of_matches(matches: Iterable[Match]) -> list[TableLine]:
             layers=match.layers,
             counts=(match.count if match.left else None, match.count if match.right else None),
             verdict=match.verdict,
-            remarks=_match_remarks(match),
+            remarks=(*_match_notes(match), *_row_remarks(match.shown)),
+            notes=(*_match_notes(match), *_opcode_notes(match)),
         )
         for match in matches
     )
@@ -175,6 +179,63 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
     )
 
 
+def short_legend(sources: Sequence[str]) -> str:
+    """The meaning of the columns of the short table."""
+    differing = f", {_ARROW.join(sources)} if they differ" if len(sources) > 1 else ""
+    return f"count: per step of a device{differing}. wire: bytes it sends for one operation."
+
+
+def short_collectives_table(
+    lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
+) -> RenderableType:
+    """The table without payload, groups inside one slice, and remarks on equal lines."""
+    footnotes = Footnotes()
+    marks = [footnotes.marks(line.notes) for line in lines]
+    hidden = {"payload_bytes"}
+    if not any(line.row.crosses_slices for line in lines):
+        hidden.add("groups")
+    plain_lines = [replace(line, verdict=_difference(line)) for line in lines]
+    view = _without(collectives_view(plain_lines, sides=sides, remarks=marks), hidden)
+    view = _with_one_count(view, lines)
+    flat = rich_table(view)
+    return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
+
+
+def _difference(line: TableLine) -> Verdict | None:
+    """The verdict of a line unless it is equal."""
+    return None if line.verdict is Verdict.EQUAL else line.verdict
+
+
+def _without(view: ViewTable, hidden: Container[str]) -> ViewTable:
+    """The table without the columns of these keys."""
+    kept = [i for i, column in enumerate(view.columns) if column.key not in hidden]
+    return replace(
+        view,
+        columns=tuple(view.columns[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in view.rows),
+    )
+
+
+def _with_one_count(view: ViewTable, lines: Sequence[TableLine]) -> ViewTable:
+    """The table with one column for the counts of all sides, `64`, or `- -> 1` if they differ."""
+    counts = [i for i, column in enumerate(view.columns) if column.key.startswith("count ")]
+    first, end = counts[0], counts[-1] + 1
+    texts = [_count_text(line.counts) for line in lines]
+    return replace(
+        view,
+        columns=(*view.columns[:first], figure_column("count"), *view.columns[end:]),
+        rows=tuple(
+            (*row[:first], text, *row[end:]) for row, text in zip(view.rows, texts, strict=True)
+        ),
+    )
+
+
+def _count_text(counts: Sequence[int | None]) -> str:
+    if len(set(counts)) == 1:
+        counts = counts[:1]
+    return _ARROW.join(EMPTY_LABEL if count is None else f"{count:,}" for count in counts)
+
+
 def collectives_table(
     lines: Sequence[TableLine], *, sides: Sequence[str], console: Console
 ) -> RenderableType:
@@ -260,11 +321,17 @@ def _row_remarks(row: Collective) -> tuple[str, ...]:
     return tuple(short(remark) for remark in remarks if remark)
 
 
-def _match_remarks(match: Match) -> tuple[str, ...]:
+def _match_notes(match: Match) -> tuple[str, ...]:
     notes = [match.note, _bytes_remark(match)]
     if match.verdict in {Verdict.CHANGED, Verdict.EXTRA}:
         notes.append(_origin(match.shown))
-    return (*(short(note) for note in notes if note), *_row_remarks(match.shown))
+    return tuple(short(note) for note in notes if note)
+
+
+def _opcode_notes(match: Match) -> tuple[str, ...]:
+    """The unusual opcode of a collective that differs."""
+    opcode = None if match.verdict is Verdict.EQUAL else unusual_opcode(match.shown)
+    return () if opcode is None else (short(f"compiled as {opcode}"),)
 
 
 def _origin(row: Collective) -> str | None:

@@ -1,6 +1,6 @@
 """The conditions of a run: model, slice, plan, request, program and versions."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from rich.table import Table
@@ -18,13 +18,18 @@ from meshscope.views.words import counted
 MAX_VALUE = 4000  # characters of a condition, such as compiler flags
 
 
-def conditions(run: RunRecord) -> Table:
-    """One line per condition."""
+# Conditions that the summary of a run does not contain.
+FOOTER = ("program", "kernels", "versions", "run")
+
+
+def conditions(run: RunRecord, names: Container[str] | None = None) -> Table:
+    """One line per condition, by default of all names."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in condition_lines(run):
-        table.add_row(name, Text(short(value, MAX_VALUE)))
+        if names is None or name in names:
+            table.add_row(name, Text(short(value, MAX_VALUE)))
     return table
 
 

@@ -1,7 +1,8 @@
 """The JSON documents of a run and of a comparison: the figures of the text, with the table's names.
 
 `totals` are the figures of one step of a phase on one device, and `request` those of all its steps.
-`verdict` says whether the prediction and the strongest source agree; it is null without both.
+`verdict` says whether the prediction and the strongest source agree in their collectives and, apart
+from that, in their times; it is null without both.
 `time` holds the means of the timed requests of a live run, and `latency` their distribution. Otherwise
 `time` is modeled, with its basis, and `latency` is absent. All fields of `time` are null if no step
 has a time.
@@ -14,7 +15,6 @@ from typing import Any
 
 from meshscope.analysis.comparison import (
     compare_all_sources,
-    compare_sources,
     n_promoted_collectives,
 )
 from meshscope.analysis.grouping import Group, grouped
@@ -28,10 +28,17 @@ from meshscope.analysis.totals import (
     step_totals,
     unattributed,
 )
+from meshscope.analysis.why import why_sentences
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
+from meshscope.views.answer import agreements_of
+from meshscope.views.answer_document import (
+    agreement_document,
+    fit_document,
+    throughput_document,
+)
 from meshscope.views.floors import floor_document
 from meshscope.views.roofs import roofline_document
 from meshscope.views.times import time_document
@@ -57,6 +64,9 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "time": time_document(run, source) or dict.fromkeys(TIMES),
         "unattributed": _unattributed(rows),
         "verdict": _source_verdict(run),
+        "throughput": throughput_document(run, source),
+        "fit": fit_document(run, source),
+        "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),
@@ -121,13 +131,11 @@ def source_verdicts_document(run: RunRecord) -> dict[str, str]:
     return {f"{a} = {b}": c.agreement.value for (a, b), c in comparisons.items()}
 
 
-def _source_verdict(run: RunRecord) -> dict[str, str] | None:
-    comparison = compare_sources(run)
-    if comparison is None:
-        return None
-    right = run.manifest.source.value
-    summary = verdict_sentence(comparison, left=Source.PREDICTED.value, right=right)
-    return {"verdict": comparison.agreement.value, "summary": summary}
+def _source_verdict(run: RunRecord) -> dict[str, Any] | None:
+    """The verdict on the prediction and the strongest source."""
+    agreements = agreements_of(run)
+    is_predicted = bool(agreements) and agreements[0].left is Source.PREDICTED
+    return agreement_document(agreements[0]) if is_predicted else None
 
 
 def _phase_differences(comparison: Comparison, phase: Phase | None) -> dict[str, Any]:

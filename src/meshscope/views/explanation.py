@@ -16,7 +16,7 @@ from meshscope.serialize import to_plain
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
 from meshscope.views.model import joined
 from meshscope.views.plain import short
-from meshscope.views.words import counted, phase_label, signed_bytes
+from meshscope.views.words import counted, phase_label, signed_bytes, signed_seconds
 
 SAME_FRAC = 0.005  # relative difference below which two times count as the same
 MAX_PLACES = 3  # places named in one sentence
@@ -26,9 +26,13 @@ SMALL_FRAC = 0.015  # distance from 0% and 100% below which a percentage gets a 
 
 
 def sentences(explanation: Explanation) -> list[str]:
-    """Differing settings, then the bytes and the time of each phase, then which side is faster."""
+    """Differing settings, which side is faster, then the bytes and the time of each phase."""
     left, right = short(explanation.left.name), short(explanation.right.name)
     lines = list(_difference_sentences(explanation, left, right))
+    if len(explanation.shared_changes) < len(explanation.changes):
+        lines.append("The faster side is unknown: the two sides have different phases.")
+    else:
+        lines.append(_verdict(explanation, left, right))
     for change in explanation.changes:
         if change in explanation.shared_changes:
             lines += _phase_sentences(change, left, right)
@@ -36,9 +40,7 @@ def sentences(explanation: Explanation) -> list[str]:
             is_left = explanation.left.has_phase(change.phase)
             name, side = (left, 0) if is_left else (right, 1)
             lines.append(_single_phase_sentence(change, name, side))
-    if len(explanation.shared_changes) < len(explanation.changes):
-        return [*lines, "The faster side is unknown: the two sides have different phases."]
-    return [*lines, _verdict(explanation, left, right)]
+    return lines
 
 
 def _difference_sentences(explanation: Explanation, left: str, right: str) -> Iterator[str]:
@@ -146,7 +148,7 @@ def _time_sentence(change: PhaseChange, left: str, right: str) -> str | None:
     parts = _part_changes(before, after)
     if _is_same(before.step_s, after.step_s):
         large = [n for n in parts if abs(parts[n]) > SAME_FRAC * before.step_s][:MAX_PLACES]
-        changes = ", ".join(f"{short(n)} {_signed(parts[n])}" for n in large)
+        changes = ", ".join(f"{short(n)} {signed_seconds(parts[n])}" for n in large)
         tail = f"; {changes}" if changes else ""
         seconds = _both_seconds(before.step_s, after.step_s, left, right)
         return f"the step time is the same within {SAME_FRAC:.1%}, {seconds}{tail} ({basis})."
@@ -166,7 +168,7 @@ def _change(left_s: float, right_s: float, left: str, right: str, unit: str) -> 
     seconds = (
         f"{right} takes {format_seconds(right_s)} per {unit} and {left} {format_seconds(left_s)}"
     )
-    return f"{seconds}: {_signed(right_s - left_s)}{ratio}"
+    return f"{seconds}: {signed_seconds(right_s - left_s)}{ratio}"
 
 
 def _is_same(left_s: float, right_s: float) -> bool:
@@ -188,7 +190,7 @@ def _component_changes(before: StepBreakdown, after: StepBreakdown) -> Iterator[
 def _component(name: str, change_s: float) -> Iterator[str]:
     """The change, unless it is within the rounding error of the sums, a nanosecond."""
     if abs(change_s) >= NANOSECOND_S:
-        yield f"{name} {_signed(change_s)}"
+        yield f"{name} {signed_seconds(change_s)}"
 
 
 def _part_changes(before: StepBreakdown, after: StepBreakdown) -> dict[str, float]:
@@ -212,11 +214,7 @@ def _largest_part(changes: Mapping[str, float], whole_s: float) -> Iterator[str]
         if change_s:
             is_most = change_s / whole_s > MOST_FRAC
             label = "mostly" if is_most else "largest change"
-            yield f"{label} in {short(name)} ({_signed(change_s)})"
-
-
-def _signed(seconds: float) -> str:
-    return f"+{format_seconds(seconds)}" if seconds > 0 else format_seconds(seconds)
+            yield f"{label} in {short(name)} ({signed_seconds(change_s)})"
 
 
 def _ratio(ratio: float) -> str:
@@ -239,7 +237,7 @@ def _verdict(explanation: Explanation, left: str, right: str) -> str:
         return f"A request takes the same time within {SAME_FRAC:.1%}: {seconds}."
     faster, slower = (right, left) if right_s < left_s else (left, right)
     phases = ", ".join(
-        f"{phase_label(change.phase)} {_signed(change.request_change_s or 0.0)}"
+        f"{phase_label(change.phase)} {signed_seconds(change.request_change_s or 0.0)}"
         for change in explanation.changes
     )
     return (

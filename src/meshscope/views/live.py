@@ -48,7 +48,7 @@ SHARED_CORES = (
 
 
 def live_lines(run: RunRecord) -> Iterator[RenderableType]:
-    """Findings about the profile, then latency, load, roofline and generated text."""
+    """Findings about the profile, the latency of the timed requests, and the generated text."""
     measured, latency = run.measured, request_latency(run)
     if measured is None or latency is None:
         return
@@ -57,13 +57,20 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
     yield rich_table(latency_view(latency))
     yield from map(Text, _rate_lines(run, latency))
     yield Text("")
-    yield from _load_lines(measured)
-    yield from _roofline_lines(run, measured, latency)
-    yield Text("")
     if measured.texts:
         yield Text("generated text", style="bold")
         yield from (Text(f"  {plain(text)}") for text in measured.texts)
         yield Text("")
+
+
+def device_lines(run: RunRecord) -> Iterator[RenderableType]:
+    """The load of the profiled devices, and their rates as fractions of the peaks."""
+    measured, latency = run.measured, request_latency(run)
+    if measured is None or latency is None:
+        return
+    yield from _load_lines(measured)
+    yield from _roofline_lines(run, measured, latency)
+    yield Text("")
 
 
 def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:

@@ -80,10 +80,12 @@ class Figure:
 
     @property
     def range_text(self) -> str:
-        """`10 ms to 20 ms`."""
+        """`10 to 20 ms`, or with both units if they differ."""
         if self.low is None or self.high is None:
             return UNKNOWN_LABEL
-        return f"{format_cell(self.low, self.unit)} to {format_cell(self.high, self.unit)}"
+        low, high = (format_cell(bound, self.unit) for bound in (self.low, self.high))
+        unit = high[high.rfind(" ") :]
+        return f"{low.removesuffix(unit)} to {high}"
 
 
 CellValue = str | bool | float | Figure | None

@@ -1,5 +1,7 @@
 """Renders tables for a terminal: a rule below the header, no frame, long cells wrapped and never cut."""
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -69,6 +71,16 @@ def cell_text(
     text = short(format_cell(value, column.unit), max_text)
     styles = _STYLES.get(column.key) or _STYLES.get(row_label) or {}
     return Text(text, styles.get(text, ""))
+
+
+def bullets(texts: Iterable[str], style: str = "") -> Table:
+    """The texts one below the other, each after a dash; later lines of a text are indented."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for text in texts:
+        grid.add_row(Text("-", style=style), Text(text, style=style))
+    return grid
 
 
 def fits_console(table: Table, console: Console) -> bool:

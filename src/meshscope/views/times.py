@@ -6,13 +6,20 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.analysis.request import ASSUMPTION, RequestTime, basis_of, request_times
+from meshscope.analysis.request import (
+    ASSUMPTION,
+    RequestTime,
+    Throughput,
+    basis_of,
+    request_times,
+    throughput_of,
+)
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.serialize import to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.store.run import RunRecord
-from meshscope.units import format_seconds
+from meshscope.units import format_rate, format_seconds
 from meshscope.views.floors import floor_lines, floor_rows
 from meshscope.views.model import (
     CellValue,
@@ -79,16 +86,25 @@ def time_figure(time: TimeEstimate | None, *, basis: str | None = None) -> Figur
 
 
 def time_lines(run: RunRecord) -> Iterator[RenderableType]:
-    """The modeled steps side by side, then the request, the assumptions and the caveats."""
-    times = [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
-    if not times:
-        return
-    yield rich_table(step_table(times, run.manifest.experiment.chip))
-    yield from floor_lines(times, run.manifest.experiment.chip)
-    requests = request_times(run)
+    """The modeled steps side by side, with their lower bounds and what they take beyond them."""
+    times = _times(run)
+    if times:
+        yield rich_table(step_table(times, run.manifest.experiment.chip))
+        yield from floor_lines(times, run.manifest.experiment.chip)
+
+
+def caveat_lines(run: RunRecord) -> Iterator[Text]:
+    """The whole request by each source of modeled times, its basis, the assumptions and the caveats."""
+    times, requests = _times(run), request_times(run)
     for source in dict.fromkeys(time.source for time in times):
-        yield _request_line(source, requests[source])
-    yield from _caveat_lines(times)
+        yield _request_line(source, requests[source], throughput_of(requests[source], run))
+    if times:
+        yield from _caveat_lines(times)
+
+
+def _times(run: RunRecord) -> list[StepTime]:
+    """The modeled steps in the order of the phases, the sources of a phase side by side."""
+    return [t for phase in Phase for s in run.sources for t in run.times_of(s) if t.phase is phase]
 
 
 def step_table(times: Sequence[StepTime], chip: Chip | None = None) -> ViewTable:
@@ -129,12 +145,16 @@ def _share(seconds: float, time: StepTime) -> Figure:
     return Figure(value=seconds, unit=Unit.SECONDS, share_frac=share)
 
 
-def _request_line(source: Source, request: RequestTime) -> Text:
-    named = (("TTFT", request.ttft), ("TPOT", request.tpot), ("end to end", request.e2e))
-    figures = [f"{name} {format_seconds(time.value_s)}" for name, time in named if time is not None]
+def _request_line(source: Source, request: RequestTime, rates: Throughput | None) -> Text:
+    """`predicted request: 952 ms end to end, 1,076 output tokens/s; basis ..., extrapolated`."""
+    figures: list[str] = []
+    if request.e2e is not None:
+        figures.append(f"{format_seconds(request.e2e.value_s)} end to end")
+    if rates is not None and rates.output_tokens_per_s is not None:
+        figures.append(f"{format_rate(rates.output_tokens_per_s)} output tokens/s")
     mark = ", extrapolated" if request.is_extrapolated else ""
-    basis = f"; basis {request.basis}{mark}"
-    return Text.assemble((f"{source}: {', '.join(figures)}", "bold"), basis)
+    head = f"{source} request: {', '.join(figures)}; " if figures else f"{source} times: "
+    return Text(f"{head}basis {request.basis}{mark}", style="dim")
 
 
 def _caveat_lines(times: Sequence[StepTime]) -> Iterator[Text]:

@@ -8,7 +8,7 @@ from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
-from meshscope.units import format_bytes, format_shape
+from meshscope.units import format_bytes, format_seconds, format_shape
 from meshscope.views.model import UNKNOWN_PHASE_LABEL
 
 UNKNOWN_TYPE = "?"  # an unknown dtype or dimension inside an array type such as `bf16[?]`
@@ -119,6 +119,11 @@ def _bytes_text(total: Total) -> str:
     return (
         f"{format_bytes(total.payload_bytes)} payload, {format_bytes(total.wire_bytes)} on the wire"
     )
+
+
+def signed_seconds(seconds: float) -> str:
+    """`+1.2 ms`, `-3.4 us`, `0 us`."""
+    return f"+{format_seconds(seconds)}" if seconds > 0 else format_seconds(seconds)
 
 
 def signed_bytes(n_bytes: float | Fraction) -> str:

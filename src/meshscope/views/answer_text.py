@@ -1,0 +1,81 @@
+"""The answer of a run, and of two runs side by side, as the first lines of terminal output."""
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.analysis.join import Agreement
+from meshscope.units import format_rate
+from meshscope.views.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
+from meshscope.views.model import UNKNOWN_LABEL, Figure
+from meshscope.views.plain import short
+from meshscope.views.tables import bullets
+
+_FIT_STYLES = {FitState.YES: "green", FitState.NO: "bold red", FitState.UNKNOWN: "yellow"}
+
+
+def answer_lines(answer: Answer) -> Iterator[RenderableType]:
+    """What was asked, the figures of every source, whether they agree, what binds, and what to try."""
+    yield Text(short(answer.title), style="bold")
+    if answer.request:
+        yield Text(short(answer.request))
+    yield answer_table({figures.source.value: figures for figures in answer.sources})
+    for agreement in answer.agreements:
+        yield from agreement_lines(agreement)
+    if answer.why:
+        yield bullets(map(short, answer.why.values()))
+    if answer.suggestions:
+        yield bullets(map(short, answer.suggestion_sentences), "cyan")
+
+
+def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
+    """One column of figures for each name: step times, throughput and memory."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    for _ in columns:
+        table.add_column(overflow="fold")
+    rows = (
+        ("", *(Text(short(name), style="dim") for name in columns)),
+        ("TTFT, prefill", *(_duration(figures.ttft) for figures in columns.values())),
+        ("TPOT, decode", *(_duration(figures.tpot) for figures in columns.values())),
+        ("throughput", *(_throughput(figures) for figures in columns.values())),
+        ("fits", *(_fit(figures.fit) for figures in columns.values())),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _duration(figure: Figure) -> Text:
+    """`257 ms (214 to 311 ms)`."""
+    interval = "" if figure.low is None else f" ({figure.range_text})"
+    return Text.assemble((figure.text, "bold"), interval)
+
+
+def _throughput(figures: SourceAnswer) -> Text:
+    """`1,462 tokens/s, 183 a chip`."""
+    per_chip = figures.decode_tokens_per_s_per_chip.value
+    tail = "" if per_chip is None else f", {format_rate(per_chip)} a chip"
+    return Text(f"{figures.decode_tokens_per_s.text}{tail}")
+
+
+def _fit(fit: Fit | None) -> Text:
+    return Text(UNKNOWN_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+
+
+def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:
+    """The verdict on the collectives and its findings, then the verdict on the times."""
+    yield from collectives_lines(agreement.collectives, agreement.agreement)
+    style = "bold green" if agreement.is_time_within else "bold red"
+    yield from (Text(f"times: {short(s)}", style=style) for s in agreement.time_sentences)
+
+
+def collectives_lines(verdict: str, agreement: Agreement) -> Iterator[RenderableType]:
+    """A verdict on collectives, and its findings below it."""
+    head, *findings = verdict.split("; ")
+    styles = {Agreement.EQUAL: "bold green", Agreement.SAME_MEANING: "bold yellow"}
+    yield Text(short(head), style=styles.get(agreement, "bold red"))
+    if findings:
+        yield bullets(map(short, findings))
