@@ -1,12 +1,10 @@
 """The sentence of a step, from figures that are easy to divide."""
 
-from dataclasses import replace
-
 import pytest
 
 from meshscope.analysis.why import why_sentence
 from meshscope.events.enums import Phase, Source
-from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
+from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
 from meshscope.spec.hardware.chips import chip_of
 
 V5E = chip_of("v5e")  # 819 GB/s, 197 TFLOP/s
@@ -18,22 +16,28 @@ MLP = PartCost(
     flops=1.97e11,  # 1 ms
     hbm_bytes=8.19e9,  # 10 ms
 )
-BETWEEN = PartCost(part=None, compute_s=0.0, collective_s=0.0, exposed_s=0.0)
+READS = ActivityTime(activity=Activity.KERNEL, seconds=11e-3, hbm_busy_s=10e-3, flops=1.97e11)
 
 
-def _step(*, exposed_s: float = 0.0, between_s: float = 0.0, idle_s: float = 0.0) -> StepTime:
+def _step(*, exposed_s: float = 0.0, relayout_s: float = 0.0, idle_s: float = 0.0) -> StepTime:
     return StepTime(
         source=Source.COMPILED,
         phase=Phase.DECODE,
-        step=TimeEstimate(value_s=11e-3 + exposed_s + between_s + idle_s, low_s=None, high_s=None),
-        compute_s=11e-3 + between_s,
+        step=TimeEstimate(value_s=11e-3 + exposed_s + relayout_s + idle_s, low_s=None, high_s=None),
+        compute_s=11e-3 + relayout_s,
         exposed_s=exposed_s,
         idle_s=idle_s,
         bubble_s=0.0,
         collective_s=exposed_s,
         exposed_by_axis_s={"tp": exposed_s},
         by_basis_s={},
-        parts=(MLP, replace(BETWEEN, compute_s=between_s)),
+        parts=(MLP,),
+        activities=(
+            READS,
+            ActivityTime(activity=Activity.EXPOSED, seconds=exposed_s, hbm_busy_s=0.0, axis="tp"),
+            ActivityTime(activity=Activity.RELAYOUT, seconds=relayout_s, hbm_busy_s=0.0),
+            ActivityTime(activity=Activity.COPY, seconds=idle_s, hbm_busy_s=0.0),
+        ),
     )
 
 
@@ -43,23 +47,20 @@ def _step(*, exposed_s: float = 0.0, between_s: float = 0.0, idle_s: float = 0.0
         (
             _step(exposed_s=1.5e-3),
             (
-                "decode reads and writes 8.19 GB a device at 80% of the HBM rate; 1.5 ms is exposed "
-                "communication over tp; 1 ms is mlp beyond the floor"
+                "decode reads and writes 8.19 GB a device at 80% of the HBM rate; beyond it 1.5 ms "
+                "exposed tp communication, 1 ms kernels below peak"
             ),
         ),
         (
             _step(exposed_s=5e-3, idle_s=4e-3),
             (
-                "decode takes 20 ms, 2.0 x its HBM floor of 10 ms: 5 ms is exposed communication over tp, "
-                "4 ms is waiting for copies or other pipeline stages"
+                "decode takes 2.0 x its HBM floor of 10 ms: 5 ms exposed tp communication, 4 ms waiting "
+                "for copies"
             ),
         ),
         (
-            _step(between_s=489e-3),
-            (
-                "489 ms of the 500 ms of decode are copies and other operations outside the parts of the "
-                "model; the HBM floor is 10 ms"
-            ),
+            _step(relayout_s=489e-3),
+            "489 ms of the 500 ms of decode are relayouts; the HBM floor is 10 ms",
         ),
     ],
     ids=["near its floor", "far from it", "one cause takes most"],

@@ -11,10 +11,10 @@ from meshscope.store.run import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartChange:
-    """Seconds of compute and exposed communication of one part of a step, by two sources."""
+class ShareChange:
+    """Seconds of a share of a step, such as a part of the model or an activity, by two sources."""
 
-    part: str
+    share: str
     left_s: float
     right_s: float
 
@@ -26,16 +26,22 @@ class PartChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeAgreement:
-    """The time of one step by two sources; `changes` are those of its parts, the largest first.
+    """The time of one step by two sources, and the changes of its shares, the largest first.
 
-    `changes` is empty unless both sources model the parts. Work that belongs to no part is the part
-    `BETWEEN_PARTS`.
+    `parts` have compute and exposed communication of each part of the model, with BETWEEN_PARTS for work
+    that belongs to none; `activities` add up to the step. Both are () unless both sources know them.
     """
 
     phase: Phase
     left: TimeEstimate
     right: TimeEstimate
-    changes: tuple[PartChange, ...] = ()
+    parts: tuple[ShareChange, ...] = ()
+    activities: tuple[ShareChange, ...] = ()
+
+    @property
+    def changes(self) -> tuple[ShareChange, ...]:
+        """The changes by activity if they are known, else those by part."""
+        return self.activities or self.parts
 
     @property
     def is_within(self) -> bool:
@@ -52,13 +58,14 @@ def time_agreements(run: RunRecord, left: Source, right: Source) -> tuple[TimeAg
     """One for each phase whose step has a time by both sources."""
     requests = request_times(run)
     sides = [_steps(requests.get(source)) for source in (left, right)]
-    parts = [{time.phase: _by_part(time) for time in run.times_of(s)} for s in (left, right)]
+    modeled = [{time.phase: time for time in run.times_of(source)} for source in (left, right)]
     return tuple(
         TimeAgreement(
             phase=phase,
             left=sides[0][phase],
             right=sides[1][phase],
-            changes=_changes(parts[0].get(phase, {}), parts[1].get(phase, {})),
+            parts=_changes(*(_by_part(times.get(phase)) for times in modeled)),
+            activities=_changes(*(_by_activity(times.get(phase)) for times in modeled)),
         )
         for phase in Phase
         if phase in sides[0] and phase in sides[1]
@@ -72,15 +79,24 @@ def _steps(request: RequestTime | None) -> dict[Phase, TimeEstimate]:
     return {phase: step for phase, step in steps.items() if step is not None}
 
 
-def _by_part(time: StepTime) -> dict[str, float]:
-    return {part.part or BETWEEN_PARTS: part.compute_s + part.exposed_s for part in time.parts}
+def _by_part(time: StepTime | None) -> dict[str, float]:
+    parts = () if time is None else time.parts
+    return {part.part or BETWEEN_PARTS: part.compute_s + part.exposed_s for part in parts}
 
 
-def _changes(left: Mapping[str, float], right: Mapping[str, float]) -> tuple[PartChange, ...]:
+def _by_activity(time: StepTime | None) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for spent in () if time is None else time.activities:
+        name = spent.activity.value + (f" over {spent.axis}" if spent.axis else "")
+        seconds[name] = seconds.get(name, 0.0) + spent.seconds
+    return seconds
+
+
+def _changes(left: Mapping[str, float], right: Mapping[str, float]) -> tuple[ShareChange, ...]:
     if not left or not right:
         return ()
     changes = (
-        PartChange(part=part, left_s=left.get(part, 0.0), right_s=right.get(part, 0.0))
-        for part in dict.fromkeys((*left, *right))
+        ShareChange(share=share, left_s=left.get(share, 0.0), right_s=right.get(share, 0.0))
+        for share in dict.fromkeys((*left, *right))
     )
     return tuple(sorted(changes, key=lambda change: -abs(change.change_s)))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from meshscope.analysis.floor import OTHER, WAITING, FloorCause, StepFloor, step_floor
-from meshscope.analysis.roofline import BETWEEN_PARTS, BindingResource
+from meshscope.analysis.floor import OTHER, SLOW_HBM, FloorCause, StepFloor, step_floor
+from meshscope.analysis.roofline import BindingResource
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
 from meshscope.spec.hardware.chips import Chip
@@ -36,10 +36,12 @@ def why_sentence(time: StepTime, chip: Chip | None) -> str:
     if causes and causes[0].seconds >= DOMINANT * time.step.value_s:
         return _by_cause(time, floor, causes)
     if time.step.value_s <= NEAR_FLOOR * floor.floor_s:
-        return "; ".join([_by_rate(time, floor), *_clauses(time, causes)])
-    head = f"{time.phase} takes {_of_floor(time, floor)}"
-    clauses = list(_clauses(time, causes))
-    return f"{head}: {', '.join(clauses)}" if clauses else head
+        head, separator = _by_rate(time, floor), "; beyond it "
+        causes = [cause for cause in causes if cause.cause != SLOW_HBM]  # the rate says it
+    else:
+        head, separator = f"{time.phase} takes {_of_floor(time, floor)}", ": "
+    clauses = ", ".join(_clauses(time, causes))
+    return f"{head}{separator}{clauses}" if clauses else head
 
 
 def _positive(floor: StepFloor) -> Iterator[FloorCause]:
@@ -52,7 +54,7 @@ def _by_cause(time: StepTime, floor: StepFloor, causes: list[FloorCause]) -> str
     seconds, step = format_seconds(first.seconds), format_seconds(time.step.value_s)
     clauses = list(_clauses(time, rest))
     clauses.append(f"the {_RESOURCES[floor.binding]} floor is {format_seconds(floor.floor_s)}")
-    return f"{seconds} of the {step} of {time.phase} are {_noun(first)}; {'; '.join(clauses)}"
+    return f"{seconds} of the {step} of {time.phase} are {_noun(first)}; {', '.join(clauses)}"
 
 
 def _by_rate(time: StepTime, floor: StepFloor) -> str:
@@ -77,28 +79,20 @@ _RESOURCES = {
 
 
 def _of_floor(time: StepTime, floor: StepFloor) -> str:
-    """`34 ms, 3.7 x its HBM floor of 9.1 ms`."""
+    """`3.7 x its HBM floor of 9.1 ms`."""
     ratio = f"{time.step.value_s / floor.floor_s:.1f} x its {_RESOURCES[floor.binding]} floor"
-    return f"{format_seconds(time.step.value_s)}, {ratio} of {format_seconds(floor.floor_s)}"
+    return f"{ratio} of {format_seconds(floor.floor_s)}"
 
 
 def _clauses(time: StepTime, causes: list[FloorCause]) -> Iterator[str]:
-    """The largest causes with their seconds."""
+    """The largest causes with their seconds, `1.66 ms exposed tp communication`."""
     large = [c for c in causes if c.seconds >= MIN_SHARE * time.step.value_s and c.cause != OTHER]
     for cause in large[:MAX_CAUSES]:
-        yield f"{format_seconds(cause.seconds)} {'are' if _is_plural(cause) else 'is'} {_noun(cause)}"
-
-
-def _is_plural(cause: FloorCause) -> bool:
-    return cause.cause == BETWEEN_PARTS
+        yield f"{format_seconds(cause.seconds)} {_noun(cause)}"
 
 
 def _noun(cause: FloorCause) -> str:
-    """The cause as the end of `1.66 ms is ...`."""
+    """The cause as the words after its seconds."""
     if cause.cause.startswith(EXPOSED_OVER):
-        return f"exposed communication over {cause.cause.removeprefix(EXPOSED_OVER)}"
-    if cause.cause == WAITING:
-        return "waiting for copies or other pipeline stages"
-    if cause.cause == BETWEEN_PARTS:
-        return "copies and other operations outside the parts of the model"
-    return f"{cause.cause} beyond the floor"
+        return f"exposed {cause.cause.removeprefix(EXPOSED_OVER)} communication"
+    return cause.cause

@@ -268,11 +268,11 @@ def _difference(time: TimeAgreement, left: Source, right: Source) -> str:
     largest = max(time.changes, key=lambda change: change.right_s, default=None)
     if largest is not None and largest.right_s >= LARGE_FRAC * time.right.value_s:
         share = share_text(largest.right_s, time.right.value_s)
-        return f"{head}: {share} are {_part_words(largest.part)}"
+        return f"{head}: {share} are {_share_words(largest.share)}"
     if not time.changes:
         return head
     change = time.changes[0]
-    return f"{head}: {signed_seconds(change.change_s)} in {_part_words(change.part)}"
+    return f"{head}: {signed_seconds(change.change_s)} in {_share_words(change.share)}"
 
 
 def share_text(part_s: float, whole_s: float) -> str:
@@ -282,10 +282,10 @@ def share_text(part_s: float, whole_s: float) -> str:
     return f"{part.removesuffix(unit)} of {whole}"
 
 
-def _part_words(part: str) -> str:
-    if part == BETWEEN_PARTS:
+def _share_words(share: str) -> str:
+    if share == BETWEEN_PARTS:
         return "copies and other work outside the parts of the model"
-    return part
+    return share
 
 
 def suggestion_sentence(suggestion: Suggestion) -> str:

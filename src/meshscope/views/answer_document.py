@@ -49,7 +49,7 @@ def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:
 
 
 def times_document(times: Sequence[TimeAgreement]) -> list[dict[str, Any]]:
-    """The two times of each phase with their intervals, and the change of each part."""
+    """The two times of each phase with their intervals, and the change of each part and activity."""
     return [
         {
             "phase": time.phase.value,
@@ -57,7 +57,8 @@ def times_document(times: Sequence[TimeAgreement]) -> list[dict[str, Any]]:
             "right": to_plain(time.right),
             "ratio": time.ratio,
             "is_within": time.is_within,
-            "parts": [asdict(change) for change in time.changes],
+            "parts": [asdict(change) for change in time.parts],
+            "activities": [asdict(change) for change in time.activities],
         }
         for time in times
     ]
