@@ -41,8 +41,8 @@ def command(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Show a run, or rank several.
 
-    Prints the answer of a run and its collectives, or its metrics, or its roofline; of several runs, a
-    line each, the best first. With --json, --metrics adds the key `metrics` to the document.
+    Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
+    printed on a line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
     if metrics + roofline + full > 1:
         raise typer.BadParameter("give one of --full, --metrics and --roofline")
@@ -69,8 +69,7 @@ def command(  # noqa: PLR0913  the options of the command
 
 def _folders(paths: list[Path]) -> list[Path]:
     """The runs at these paths, each once; a folder of runs and a pattern stand for their runs."""
-    found = [folder for path in paths for folder in _expanded(path)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(folder for path in paths for folder in _expanded(path)))
 
 
 def _expanded(path: Path) -> list[Path]:

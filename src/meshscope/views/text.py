@@ -46,6 +46,7 @@ from meshscope.views.words import (
 )
 
 COUNT = "count"
+LARGE_UNESTIMATED_FRAC = 0.05  # of a step; the short text omits smaller shares
 
 
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
@@ -57,7 +58,7 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from _collectives(run, console, table=short_collectives_table, legend=legend)
     yield from _dispatch(run, max_parts=1)
     yield from _lost(run)
-    yield from caveat_lines(run)
+    yield from caveat_lines(run, min_unestimated_frac=LARGE_UNESTIMATED_FRAC)
     yield conditions(run, FOOTER)
     yield Text("--full adds all conditions, bytes, times by part, memory and algorithms", "dim")
 

@@ -93,13 +93,16 @@ def time_lines(run: RunRecord) -> Iterator[RenderableType]:
         yield from floor_lines(times, run.manifest.experiment.chip)
 
 
-def caveat_lines(run: RunRecord) -> Iterator[Text]:
-    """The whole request by each source of modeled times, its basis, the assumptions and the caveats."""
+def caveat_lines(run: RunRecord, *, min_unestimated_frac: float = MIN_SHARE) -> Iterator[Text]:
+    """The whole request by each source of modeled times, its basis, the assumptions and the caveats.
+
+    Work without a compiler estimate is listed from this fraction of a step on.
+    """
     times, requests = _times(run), request_times(run)
     for source in dict.fromkeys(time.source for time in times):
         yield _request_line(source, requests[source], throughput_of(requests[source], run))
     if times:
-        yield from _caveat_lines(times)
+        yield from _caveat_lines(times, min_unestimated_frac)
 
 
 def _times(run: RunRecord) -> list[StepTime]:
@@ -157,10 +160,10 @@ def _request_line(source: Source, request: RequestTime, rates: Throughput | None
     return Text(f"{head}basis {request.basis}{mark}", style="dim")
 
 
-def _caveat_lines(times: Sequence[StepTime]) -> Iterator[Text]:
+def _caveat_lines(times: Sequence[StepTime], min_unestimated_frac: float) -> Iterator[Text]:
     yield Text(f"assumes {ASSUMPTION}", style="dim")
     for time in times:
-        if time.unestimated_frac > MIN_SHARE:
+        if time.unestimated_frac > min_unestimated_frac:
             yield Text(_unestimated_text(time), style="dim")
     notes: dict[tuple[str, str], list[str]] = {}
     for time in times:
