@@ -10,7 +10,7 @@ DEMO := runs/demo
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -u | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -u | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)

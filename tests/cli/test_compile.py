@@ -19,7 +19,7 @@ from meshscope.spec.plan.memory import Memory
 from meshscope.store.read import read_run
 
 ASK = ("compile", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--layers", "2")
-RUN = "runs/Qwen3-32B-v6e-2x4-tp8"
+RUN = "runs/Qwen3-32B-v6e-2x4-tp8-2layers"
 MEMORY = Memory(
     weights_bytes=1, kv_cache_bytes=2, temp_bytes=3, total_bytes=6, hbm_bytes=10, fits=True
 )
@@ -125,7 +125,7 @@ def test_a_config_with_a_hostile_name_gets_a_harmless_folder(meshscope, compiler
     status, out, _ = meshscope("compile", str(folder), *ASK[2:])
     assert status == 0
     assert "\x1b" not in out
-    assert [path.name for path in Path("runs").iterdir()] == ["31m-evil-v6e-2x4-tp8"]
+    assert [path.name for path in Path("runs").iterdir()] == ["31m-evil-v6e-2x4-tp8-2layers"]
 
 
 def test_a_compiler_that_fails_leaves_nothing(meshscope, compiler) -> None:

@@ -36,6 +36,24 @@ def test_version(tmp_path: Path) -> None:
     assert ran("--version", cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
 
 
+def test_the_short_option_for_the_version(tmp_path: Path) -> None:
+    assert ran("-V", cwd=tmp_path) == (0, f"meshscope {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("meshscope pre", ["predict"]), ("meshscope predict --prefill", ["--prefill-chunk"])],
+)
+def test_the_shell_completes_commands_and_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("_MESHSCOPE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    status, out, err = ran(cwd=tmp_path)
+    assert (status, out.split(), err) == (0, expected, "")
+
+
 def test_a_prediction_leaves_nothing_behind(tmp_path: Path) -> None:
     status, out, err = ran(*PREDICT, cwd=tmp_path)
     assert (status, err, list(tmp_path.iterdir())) == (0, "", [])

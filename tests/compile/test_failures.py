@@ -38,6 +38,10 @@ def compile_with_worker(program: str, directory: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("program", "message"),
     [
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+            rf"was interrupted \(SIGTERM\) while compiling {WHAT}\. Run the command again",
+        ),
         ("import os; os.kill(os.getpid(), 11)", rf"crashed \(SIGSEGV\) while compiling {WHAT}"),
         ("import os; os.abort()", rf"crashed \(SIGABRT\) while compiling {WHAT}"),
         ("import os; os.kill(os.getpid(), 9)", rf"killed while compiling {WHAT}.*memory"),

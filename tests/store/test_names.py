@@ -1,9 +1,11 @@
 """Names of run folders from whatever a model is called."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meshscope.api.request import CompileRequest, request_of, run_folder
 from meshscope.store.folder_names import MAX_NAME, default_folder, safe_name
 
 
@@ -36,3 +38,28 @@ def test_long_names_are_cut() -> None:
 def test_default_folder_leaves_out_what_is_empty() -> None:
     folder = default_folder("Qwen3-32B", "v6e:2x4", "dp2,tp4", "", "scan")
     assert folder == Path("runs/Qwen3-32B-v6e-2x4-dp2-tp4-scan")
+
+
+DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, ""),
+        ({"batch": 1, "dtype": "bf16"}, ""),
+        ({"batch": 8}, "-batch8"),
+        (
+            {"batch": 8, "prompt": 1024, "output": 64, "layers": 4},
+            "-4layers-batch8-prompt1024-output64",
+        ),
+        ({"weight_dtype": "int8", "cache_dtype": "fp8"}, "-weights-int8-cache-fp8"),
+        ({"dtype": "f32", "kernels": "off"}, "-f32-plain"),
+    ],
+)
+def test_a_default_name_has_the_options_that_are_not_defaults(
+    options: dict[str, Any], end: str
+) -> None:
+    request = request_of(CompileRequest, DENSE | options)
+    folder = run_folder(request, request.experiment(), None)
+    assert folder == Path(f"runs/Qwen3-4B-v6e-2x4-tp8{end}")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.progress import compile_progress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
 from meshscope.api.request import (
@@ -90,7 +91,7 @@ def compile_request(
 ) -> Run:
     """The compiled run that the request asks for."""
     experiment = compilable_experiment(request)
-    path = run_folder(experiment, out)
+    path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
     predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
     report = compile_progress(progress, experiment, path)
@@ -108,7 +109,7 @@ def compile_request(
         record = record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
         write_timeline(partial, result.steps)
         write_record(record, partial)
-    return Run(record=replace(record, path=path))
+    return Run(record=replace(record, path=path), warnings=checkpoint_notes(request, experiment))
 
 
 def compilable_experiment(request: ExperimentRequest) -> Experiment:

@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -17,6 +16,7 @@ from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.errors import RunError, SpecError
 from meshscope.store.folder import is_run
 from meshscope.store.read import read_events, read_manifest, read_run
+from meshscope.store.scratch import scratch_folder
 from meshscope.views.sweep import summary_frame, summary_row
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory
@@ -205,9 +205,9 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
 
 def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:
     """Creates the tables from Parquet files: the other ways need pyarrow or pandas."""
-    with TemporaryDirectory(prefix="meshscope-sql-") as scratch:
+    with scratch_folder() as scratch:
         for name, table in tables.items():
-            path = Path(scratch) / f"{name}.parquet"
+            path = scratch / f"{name}.parquet"
             table.write_parquet(path)
             connection.read_parquet(str(path)).create(name)
 

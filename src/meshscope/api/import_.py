@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
@@ -26,6 +25,7 @@ from meshscope.spec.program import Frontend
 from meshscope.store.folder import new_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.scratch import scratch_folder
 from meshscope.store.write import HLO
 from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress
@@ -96,12 +96,12 @@ def import_(  # noqa: PLR0913  the options of the command
         is_partial=partial,
         command=("meshscope", "import", *map(str, files), *words),
     )
-    with TemporaryDirectory(prefix="meshscope-") as scratch:
+    with scratch_folder() as scratch:
         texts, versions = list(files), dict[str, str]()
         if frontend is not None:
             _check_frontend(frontend)
             report = ReportedProgress(progress)
-            texts, versions = _compiled(files, slice_, Path(scratch), report)
+            texts, versions = _compiled(files, slice_, scratch, report)
         return _imported_run(request, texts, versions, out=home, force=force)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from meshscope.api.progress import ReportedProgress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
@@ -23,6 +22,7 @@ from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
 from meshscope.store.folder import new_folder
 from meshscope.store.run import RunRecord
+from meshscope.store.scratch import scratch_folder
 from meshscope.workers.spawn import Progress
 
 
@@ -108,14 +108,14 @@ def run_request(
     """The measured run that the request asks for; the prediction in processes other than 0."""
     prepared = prepared_run(request)
     experiment, options = prepared.experiment, prepared.options
-    path = run_folder(experiment, out)
+    path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
     predicted = predicted_record(experiment, command_line("run", request, out=out), profile)
     report = ReportedProgress(progress)
     report_tracing_python(report, experiment)
     if options.process_id:
-        with TemporaryDirectory(prefix="meshscope-") as scratch:
-            run_process(experiment, Path(scratch), options, progress=report)
+        with scratch_folder() as scratch:
+            run_process(experiment, scratch, options, progress=report)
         return Run(record=predicted)
     with new_folder(path, force=force) as partial:
         record = _measured_record(prepared, predicted, partial, report)

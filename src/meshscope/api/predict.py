@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.records import chip_profile, predicted_record, saved
 from meshscope.api.request import ExperimentRequest, command_line, request_of
@@ -89,4 +90,7 @@ def predict_request(request: ExperimentRequest, *, out: Path | None, force: bool
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
     record = predicted_record(experiment, command_line("predict", request, out=out), profile)
-    return Run(record=record if out is None else saved(record, out, force=force))
+    return Run(
+        record=record if out is None else saved(record, out, force=force),
+        warnings=checkpoint_notes(request, experiment),
+    )

@@ -215,15 +215,32 @@ def _chunk_word(experiment: Experiment) -> str:
     return "unchunked" if workload.prefill_chunk is None else f"chunk{workload.prefill_chunk}"
 
 
-def run_folder(experiment: Experiment, out: Path | None) -> Path:
-    """`out`, or `runs/<model>-<slice>-<plan>` with the program options that are not defaults."""
+# Options in the name of a folder if they are not the defaults, and how their values are written.
+_NAME_WORDS: dict[str, str] = {
+    "layers": "{}layers",
+    "batch": "batch{}",
+    "prompt": "prompt{}",
+    "output": "output{}",
+    "dtype": "{}",
+    "weight_dtype": "weights-{}",
+    "cache_dtype": "cache-{}",
+    "capacity_factor": "capacity{}",
+    "routing_skew": "skew{}",
+}
+
+
+def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | None) -> Path:
+    """`out`, or `runs/<model>-<slice>-<plan>` with the options that are not defaults."""
     if out is not None:
         return out
     program = experiment.program
+    changed = changed_options(request)
+    workload = [form.format(changed[n]) for n, form in _NAME_WORDS.items() if n in changed]
     return default_folder(
         experiment.model.name.rsplit("/", 1)[-1],
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
+        *workload,
         "torchxla" if program.frontend is Frontend.TORCHXLA else "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",

@@ -44,7 +44,7 @@ class RunTime:
 class Run:
     """One run: predicted, compiled or measured; figures are those of its strongest source.
 
-    `warnings` are sentences about input that was read only in part.
+    `warnings` are sentences about input that was read only in part, or differs from what is assumed.
     """
 
     record: RunRecord

@@ -174,7 +174,7 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
     options = changed_options(request)
     words = tuple(option_words(options))
     return PlannedRun(
-        name=run_name(run_folder(experiment, None).name, command, words),
+        name=run_name(run_folder(request, experiment, None).name, command, words),
         command=command,
         words=words,
         experiment=experiment.record,

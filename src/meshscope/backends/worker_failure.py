@@ -35,6 +35,11 @@ def worker_error(task: WorkerTask, failure: Failure) -> MeshscopeError:
                 f"{task.process} was killed while {task.activity}, probably because the machine ran "
                 f"out of memory. {task.memory_remedy}"
             )
+        case ExitKind.INTERRUPTED:
+            return task.error(
+                f"{task.process} was interrupted ({failure.kind}) while {task.activity}. "
+                "Run the command again."
+            )
         case ExitKind.CRASHED:
             return task.error(
                 f"{task.process} crashed ({failure.kind}) while {task.activity}. "

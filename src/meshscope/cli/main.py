@@ -17,7 +17,6 @@ from meshscope import __version__
 from meshscope.errors import MeshscopeError
 
 SETTINGS: dict[str, Any] = {
-    "add_completion": False,
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
     "context_settings": {"help_option_names": ["-h", "--help"]},
@@ -73,7 +72,7 @@ class _LazyCommand(TyperCommand):
         """The context of the imported command."""
         assert self.name is not None
         module = importlib.import_module(f"meshscope.cli.{COMMANDS[self.name].module}")
-        single = typer.Typer(**SETTINGS)
+        single = typer.Typer(**SETTINGS, add_completion=False)
         single.command(self.name)(module.command)
         return typer.main.get_command(single).make_context(*args, **kwargs)
 
@@ -85,7 +84,7 @@ def _print_version(value: bool) -> None:  # noqa: FBT001  typer calls it so
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(**SETTINGS, no_args_is_help=True)
+    app = typer.Typer(**SETTINGS, add_completion=True, no_args_is_help=True)
 
     @app.callback()
     def root(
@@ -93,7 +92,7 @@ def _app() -> typer.Typer:
         version: Annotated[
             bool,
             typer.Option(
-                "--version", callback=_print_version, is_eager=True, help="Print the version."
+                "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
             ),
         ] = False,
     ) -> None:

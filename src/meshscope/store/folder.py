@@ -44,7 +44,7 @@ def new_folder(path: Path, *, force: bool) -> Generator[Path]:
         with _removed_at_end(partial):
             partial.mkdir()
             (partial / MANIFEST).write_text(MARK)  # so that a later process may remove it
-            with _locked(partial):
+            with locked(partial):
                 yield partial
                 _check_free(home, path, force=force)
                 _move_into_place(partial, home)
@@ -104,7 +104,7 @@ def _move_into_place(partial: Path, path: Path) -> None:
         partial.rename(path)
         return
     replaced = path.parent / f".{path.name}.replaced-{os.getpid()}"
-    with _locked(path):
+    with locked(path):
         path.rename(replaced)
         try:
             partial.rename(path)
@@ -150,7 +150,7 @@ def _uninterrupted() -> Generator[None]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Generator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Locks the folder while the block runs; the system releases the lock when the process dies."""
     if fcntl is None:
         yield
@@ -163,7 +163,7 @@ def _locked(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def _is_abandoned(folder: Path, process: int) -> bool:
+def is_abandoned(folder: Path, process: int) -> bool:
     """Whether no process has locked the folder, and its creator is not about to."""
     if fcntl is None or (_is_alive(process) and _age_s(folder) < SETTLED_S):
         return False
@@ -213,7 +213,7 @@ def remove_leftovers(parent: Path) -> None:
         match = _LEFTOVER.fullmatch(folder.name)
         if (
             match is None
-            or not _is_abandoned(folder, int(match["process"]))
+            or not is_abandoned(folder, int(match["process"]))
             or not (is_run(folder) or _is_barely_begun(folder))
         ):
             continue

@@ -13,6 +13,12 @@ def was_killed(returncode: int) -> bool:
     return returncode == -signal.SIGKILL
 
 
+def was_interrupted(returncode: int) -> bool:
+    """Whether a signal asked the process to end; 130 and 143 are how shells and Python pass it on."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    return returncode in {*(-s for s in signals), *(128 + s for s in signals)}
+
+
 def exit_status(returncode: int) -> str:
     """The name of the signal, or the exit code, of a `subprocess.Popen.returncode`."""
     return signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"

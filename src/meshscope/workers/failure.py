@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from meshscope.workers.exit_status import MAX_MESSAGE, exit_status, telling_line, was_killed
+from meshscope.workers.exit_status import (
+    MAX_MESSAGE,
+    exit_status,
+    telling_line,
+    was_interrupted,
+    was_killed,
+)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -18,6 +24,7 @@ class ExitKind(StrEnum):
     OURS = "ours"  # a MeshscopeError
     REFUSED = "refused"  # a library raised
     KILLED = "killed"  # by SIGKILL, which Linux sends when memory runs out
+    INTERRUPTED = "interrupted"  # by SIGINT or SIGTERM, sent to the worker itself
     CRASHED = "crashed"
 
 
@@ -42,6 +49,10 @@ def failure_of(returncode: int, errors: Path, log: Path) -> Failure:
         return Failure(
             how=ExitKind.REFUSED, kind=report["type"], words=f"{report['type']}: {message}"
         )
-    how = ExitKind.KILLED if was_killed(returncode) else ExitKind.CRASHED
+    how = ExitKind.CRASHED
+    if was_killed(returncode):
+        how = ExitKind.KILLED
+    elif was_interrupted(returncode):
+        how = ExitKind.INTERRUPTED
     line = telling_line(log.read_text(encoding="utf-8", errors="replace"))
     return Failure(how=how, kind=exit_status(returncode), words=line)

@@ -3,7 +3,6 @@
 import csv
 import json
 import platform
-import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, 
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
+from meshscope.store.scratch import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, forward_progress, worker_process
@@ -137,8 +137,7 @@ def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> No
 
 def _report(request: CalibrationRequest, progress: Progress) -> dict[str, Any]:
     """Runs the worker; returns its report or raises its failure."""
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder() as folder:
         request_file, log = folder / "request.json", folder / "log"
         request_file.write_text(json.dumps(request.as_dict()), encoding="utf-8")
         with worker_process((*CHILD, str(request_file), str(folder)), log) as child:

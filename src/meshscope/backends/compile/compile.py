@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +53,7 @@ from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.spec.quantization import check_program_dtype
+from meshscope.store.scratch import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
@@ -436,8 +436,8 @@ def _compile_programs(
     if cycles is Cycles.ESTIMATED:
         _run_workers(every, progress)
         return ()
-    with tempfile.TemporaryDirectory(prefix="meshscope-cycles-") as folder:
-        profile_of = {program: Path(folder) / str(number) for number, program in enumerate(timed)}
+    with scratch_folder() as folder:
+        profile_of = {program: folder / str(number) for number, program in enumerate(timed)}
         try:
             _run_workers(every, progress, profile_of)
         except CompileError as error:
@@ -457,10 +457,10 @@ def _run_workers(
     profile_of: Mapping[_Program, Path] | None = None,
 ) -> None:
     """Runs one worker per program concurrently; the first failure stops the others."""
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch, ExitStack() as workers:
+    with scratch_folder() as scratch, ExitStack() as workers:
         running: dict[_Program, subprocess.Popen[bytes]] = {}
         for program in programs:
-            file = _experiment_file(program, Path(scratch))
+            file = _experiment_file(program, scratch)
             worker = _worker(program, file, (profile_of or {}).get(program))
             running[program] = workers.enter_context(worker)
         for phase in dict.fromkeys(program.phase for program in programs):
@@ -469,7 +469,7 @@ def _run_workers(
             for program in [p for p, worker in running.items() if worker.poll() is not None]:
                 returncode = running.pop(program).returncode
                 if returncode:
-                    file = _experiment_file(program, Path(scratch))
+                    file = _experiment_file(program, scratch)
                     errors = error_report(file, program.phase)
                     failure = failure_of(returncode, errors, _log(file, program.phase))
                     raise worker_error(_task(program), failure)

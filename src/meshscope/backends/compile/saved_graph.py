@@ -9,7 +9,6 @@ import gzip
 import importlib.util
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from meshscope.errors import CompileError, MissingToolError, ParseError, SpecErr
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.store.scratch import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
@@ -36,8 +36,8 @@ def compile_graph(proto: Path, topology: Topology, text: Path) -> Mapping[str, s
             "Use a TPU slice, e.g. v6e-8."
         )
     _check_proto(proto)
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
-        report, log = Path(scratch) / "report.json", Path(scratch) / "log"
+    with scratch_folder() as scratch:
+        report, log = scratch / "report.json", scratch / "log"
         arguments = (
             "-m",
             "meshscope.backends.compile.saved_graph",

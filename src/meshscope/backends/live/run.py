@@ -4,7 +4,6 @@ import importlib.util
 import json
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
 from meshscope.spec.quantization import check_program_dtype
+from meshscope.store.scratch import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
@@ -227,11 +227,11 @@ def _reported(
     experiment: Experiment, folder: Path, options: RunOptions, progress: Progress
 ) -> dict[str, Any]:
     """Runs the worker; returns its report or raises its failure."""
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as scratch:
-        request = Path(scratch) / "request.json"
+    with scratch_folder() as scratch:
+        request = scratch / "request.json"
         document = {"experiment": experiment.as_dict(), "options": asdict(options)}
         request.write_text(json.dumps(document), encoding="utf-8")
-        log = Path(scratch) / "log"
+        log = scratch / "log"
         is_torchxla = experiment.program.frontend is Frontend.TORCHXLA
         with worker_process(
             (*CHILD, str(request), str(folder)),

@@ -116,7 +116,19 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         if all(layer.mlp is MlpKind.DENSE for layer in layers)
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
+        stored_as=_stored_as(reader),
     )
+
+
+def _stored_as(reader: ConfigReader) -> str | None:
+    """The quantization method of the checkpoint, with bits if stated, else its dtype, else None."""
+    quantization = reader.config.get("quantization_config")
+    if isinstance(quantization, Mapping):
+        method = str(quantization.get("quant_method", "an unnamed quantization"))
+        bits = quantization.get("bits")
+        return f"{method} of {bits} bits" if type(bits) is int else method
+    dtype = reader.config.get("dtype") or reader.config.get("torch_dtype")
+    return dtype if isinstance(dtype, str) else None
 
 
 def _attention(reader: ConfigReader, family: Family) -> Attention:

@@ -1,6 +1,6 @@
 """Model architecture: global sizes, independent of mesh and plan."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from meshscope.errors import SpecError
@@ -251,14 +251,16 @@ class Model:
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
     hyper: HyperConnections | None = None
+    # How the config says that the checkpoint stores weights: a quantization method or a dtype.
+    stored_as: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
         for part in (self, self.attention, self.moe, self.hyper):
-            for field in fields(part) if part is not None else ():
-                value = getattr(part, field.name)
+            for one in fields(part) if part is not None else ():
+                value = getattr(part, one.name)
                 if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-                    raise SpecError(f"{self.source}: {field.name}={value} must be positive.")
+                    raise SpecError(f"{self.source}: {one.name}={value} must be positive.")
         if not self.layers:
             raise SpecError(f"{self.source}: the model has no layers. It needs at least one.")
         self._check_attention()
