@@ -25,6 +25,7 @@ from meshscope.interconnect import LinkConstants, collective_time, constants_of
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import Chip, ChipKind
+from meshscope.spec.hardware.precision import precision_notes
 from meshscope.spec.workload import Workload
 
 FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS)
@@ -52,7 +53,9 @@ def predicted_times(
 
 def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
     form = plan_form(experiment, phase, profile=profile)
-    return step_time(form, *evaluated(form, experiment.workload))
+    time = step_time(form, *evaluated(form, experiment.workload))
+    notes = precision_notes(experiment.workload, experiment.topology.chip)
+    return replace(time, notes=(*time.notes, *notes))
 
 
 def evaluated(form: PlanForm, workload: Workload) -> tuple[ClosedSteps, TimeEstimate]:

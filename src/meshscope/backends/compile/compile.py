@@ -49,6 +49,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.phases import n_steps_of, phase_collectives, program_collectives
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.precision import precision_notes
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
@@ -278,7 +279,8 @@ def read_phase(  # noqa: PLR0913  a program, its hardware and its profile
 
     With `layers`, the times are those of the shallow program in the folder `unrolled` beside the text.
     """
-    notes = (*notes, *_round_notes(experiment, phase))
+    precision = precision_notes(experiment.workload, experiment.topology.chip)
+    notes = (*notes, *_round_notes(experiment, phase), *precision)
     if layers is None:
         notes = (*notes, *_loop_notes(experiment, phase))
         return _read_timed(experiment, phase, path, chip_profile=chip_profile, notes=notes)

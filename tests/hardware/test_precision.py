@@ -1,0 +1,44 @@
+"""Notes on dtypes that a chip does not multiply, and dtypes that programs do not have."""
+
+import pytest
+
+from meshscope.spec.hardware.chips import CHIPS, ChipKind
+from meshscope.spec.hardware.precision import NARROW_DTYPES, precision_notes
+from meshscope.spec.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("chip", "weights", "expected"),
+    [
+        ("v6e", "f8e4m3fn", "v6e has no f8e4m3fn unit and multiplies f8e4m3fn weights as bf16"),
+        ("v6e", "s8", "v6e multiplies s8 weights as bf16"),
+        ("tpu7x", "s8", "tpu7x has no s8 unit and multiplies s8 weights as bf16"),
+        ("tpu7x", "f8e5m2", "tpu7x multiplies f8e5m2 weights as bf16"),
+        ("v5e", "s4", "v5e has no s4 unit and multiplies s4 weights as bf16"),
+    ],
+)
+def test_narrow_weights_are_multiplied_as_activations(
+    chip: str, weights: str, expected: str
+) -> None:
+    (note,) = precision_notes(Workload(weight_dtype=weights), CHIPS[chip])
+
+    assert note.startswith(f"{expected}: bytes count as stored, products at the bf16 peak")
+
+
+def test_bf16_and_gpus_have_no_note() -> None:
+    assert not list(precision_notes(Workload(), CHIPS["v6e"]))
+    assert not list(precision_notes(Workload(weight_dtype="s8"), CHIPS["h100"]))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_other_activations_have_a_note(dtype: str) -> None:
+    (note,) = precision_notes(Workload(activation_dtype=dtype), CHIPS["v5e"])
+
+    assert dtype in note
+    assert "bf16" in note
+
+
+def test_every_tpu_has_its_matrix_units() -> None:
+    tpus = {chip.name for chip in CHIPS.values() if chip.kind is ChipKind.TPU}
+
+    assert NARROW_DTYPES.keys() == tpus
