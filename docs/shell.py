@@ -9,26 +9,20 @@ import sys
 WIDTH = "80"
 
 
-def shown(command: str, *, sections: tuple[str, ...] = (), blocks: int | None = None) -> None:
-    """Runs `command` and prints it with its standard output.
+def shown(*commands: str, sections: tuple[str, ...] = (), blocks: int | None = None) -> None:
+    """Runs the commands and prints them, with the standard output of the last one.
 
     With `sections`, prints only the blocks (separated by empty lines) that start with one of these texts,
     and `...` for the others; with `blocks`, only so many from the top.
     """
-    text = _output(command)
+    text = [_output(command) for command in commands][-1]
     if sections:
         text = _selected(text, sections)
     if blocks is not None:
         top = text.split("\n\n")
         text = "\n\n".join([*top[:blocks], *["..."] * (len(top) > blocks)])
-    sys.stdout.write(f"```console\n$ {command}\n{text}\n```\n")
-
-
-def made(*commands: str) -> None:
-    """Runs commands and prints them without their output."""
-    for command in commands:
-        _output(command)
-    sys.stdout.write("```console\n" + "".join(f"$ {c}\n" for c in commands) + "```\n")
+    lines = [*(f"$ {_wrapped(command)}" for command in commands), *text.splitlines()]
+    sys.stdout.write("```console\n" + "\n".join(lines) + "\n```\n")
 
 
 def shown_python(code: str) -> None:
@@ -36,6 +30,17 @@ def shown_python(code: str) -> None:
     sys.stdout.write(f"```python\n{code.strip()}\n```\n")
     text = _output(shlex.join([sys.executable, "-c", code]))
     sys.stdout.write(f"```text\n{text}\n```\n")
+
+
+def _wrapped(command: str) -> str:
+    """The command with line breaks before options, so that no line exceeds the width."""
+    lines: list[str] = []
+    for word in re.split(r" (?=--)", command):
+        if lines and len(lines[-1]) + len(word) < int(WIDTH) - len(" \\"):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}" if lines else word)
+    return " \\\n".join(lines)
 
 
 def _output(command: str) -> str:

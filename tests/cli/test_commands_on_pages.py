@@ -14,7 +14,7 @@ from meshscope.cli.main import COMMANDS, SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-HELP = {"-h", "--help", "--version", "-V"}
+HELP = {"-h", "--help", "--version", "-V", "--install-completion"}
 
 # `meshscope ...` in a code span, or on its own line or behind a prompt in a code block.
 SPAN = re.compile(r"`(meshscope [^`]+)`")
