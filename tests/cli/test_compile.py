@@ -88,6 +88,9 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
         "total_bytes": 6,
         "hbm_bytes": 10,
         "fits": True,
+        "temp_low_bytes": None,
+        "temp_high_bytes": None,
+        "temp_basis": None,
     }
 
 

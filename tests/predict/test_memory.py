@@ -1,6 +1,7 @@
 """Predicted memory: weights and cache, against the device's HBM."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import FitState, Memory, TempBasis
 from meshscope.spec.plan.weights import device_weight_bytes
 from meshscope.spec.program import Engine
 
@@ -23,8 +24,9 @@ def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> No
         "tp=8",
         topology="v5e-8",
         batch=32,
-        prompt=8191,
-        output=1,
+        prompt=8064,
+        output=128,
+        prefill_chunk=8064,
         weight_dtype="s8",
         cache_dtype="s8",
     )
@@ -33,21 +35,21 @@ def test_llama_70b_on_v5e_needs_the_memory_of_the_scaling_book(make: Make) -> No
         41.9e9, rel=0.03
     )  # the book rounds to 160e3 bytes per token
     assert (memory.weights_bytes + memory.kv_cache_bytes) * 8 == pytest.approx(112e9, rel=0.02)
-    assert memory.fits is None
+    assert memory.fits is True  # 13.0 of 15.75 GiB, before temporary buffers
 
 
 @pytest.mark.parametrize(
     ("topology", "plan", "hbm_bytes", "fits"),
     [
-        ("v6e-8", "tp=8", 31.25 * GIB, None),  # 8.2 GB of weights: may fit
-        ("v5e-4", "tp=4", 15.75 * GIB, None),  # 16.4 GB of 16.9 GB; the cache is negligible
+        ("v6e-8", "tp=8", 31.25 * GIB, True),  # 8.2 GB of weights
+        ("v5e-4", "tp=4", 15.75 * GIB, True),  # 16.4 GB of 16.9 GB; the cache is negligible
         ("v5e-4", "dp=4", 15.75 * GIB, False),  # 65.5 GB
         ("v6e-1", "tp=1", 31.25 * GIB, False),
-        ("tpu7x:1x1x1", "tp=2", 94.75 * GIB, None),  # two devices share a chip's HBM
+        ("tpu7x:1x1x1", "tp=2", 94.75 * GIB, True),  # two devices share a chip's HBM
         ("cpu:8", "dp=8", None, None),
     ],
 )
-def test_a_plan_whose_weights_exceed_the_hbm_does_not_fit_and_others_are_unknown(
+def test_a_plan_whose_weights_exceed_the_hbm_does_not_fit(
     make: Make, *, topology: str, plan: str, hbm_bytes: float | None, fits: bool | None
 ) -> None:
     memory = predicted_memory(make("Qwen3-32B", plan, topology=topology, batch=8))
@@ -69,14 +71,10 @@ def test_without_a_pipeline_a_device_holds_its_share_of_the_whole_model(
 ) -> None:
     experiment = make(model, "tp=8", engine=engine)
     plan, workload = experiment.plan, experiment.workload
-    assert predicted_memory(experiment) == Memory(
-        weights_bytes=device_weight_bytes(experiment.model, plan, "bf16"),
-        kv_cache_bytes=device_cache_bytes(experiment.model, plan, workload),
-        temp_bytes=None,
-        total_bytes=None,
-        hbm_bytes=None,
-        fits=None,
-    )
+    memory = predicted_memory(experiment)
+    assert memory.weights_bytes == device_weight_bytes(experiment.model, plan, "bf16")
+    assert memory.kv_cache_bytes == device_cache_bytes(experiment.model, plan, workload)
+    assert (memory.temp_bytes, memory.total_bytes, memory.fit) == (None, None, FitState.UNKNOWN)
 
 
 # Elements of Llama-3.2-3B, stored in bf16: a layer 2 x 3072 x 3072 + 2 x 3072 x 1024 + 3 x 3072 x 8192
@@ -115,3 +113,64 @@ def test_a_middle_stage_can_be_the_largest(make: Make) -> None:
 def test_vllm_stores_a_vocabulary_padded_to_64(make: Make, small: Model) -> None:
     ours, vllm = (predicted_memory(make(small, "tp=1", engine=engine)) for engine in Engine)
     assert vllm.weights_bytes - ours.weights_bytes == 2 * (128 - 101) * 64 * 2  # embedding and head
+
+
+def test_an_estimate_of_temporary_buffers_has_an_interval(make: Make) -> None:
+    memory = predicted_memory(make("Qwen3-32B", "tp=8", topology="v6e-8", batch=8, prompt=1024))
+    low, value, high = memory.temp_low_bytes, memory.temp_bytes, memory.temp_high_bytes
+    assert None not in {low, value, high}
+    assert 0 < low <= value <= high  # type: ignore[operator]
+    assert memory.temp_basis is TempBasis.ESTIMATE
+    assert memory.total_bytes == memory.weights_bytes + memory.kv_cache_bytes + value
+
+
+@pytest.mark.parametrize("options", [{"engine": Engine.VLLM}, {"topology": "h100:8"}], ids=str)
+def test_without_formulas_the_temporary_buffers_are_unknown(
+    make: Make, options: dict[str, Any]
+) -> None:
+    memory = predicted_memory(make("Llama-3.1-8B", "tp=8", **{"topology": "v6e-8"} | options))
+    assert (memory.temp_bytes, memory.fits, memory.fit) == (None, None, FitState.UNKNOWN)
+    assert memory.fit_reason == "the size of temporary buffers is unknown"
+
+
+def _memory(hbm_bytes: int, *, temp: tuple[int, int, int] | None) -> Memory:
+    """10 bytes of weights and cache, and an estimate of (low, value, high)."""
+    low, value, high = (None, None, None) if temp is None else temp
+    known = None if low is None or high is None else (10 + low > hbm_bytes, 10 + high <= hbm_bytes)
+    fits = {(True, False): False, (False, True): True}.get(known) if known is not None else None
+    return Memory(
+        weights_bytes=6,
+        kv_cache_bytes=4,
+        temp_bytes=value,
+        total_bytes=None if value is None else 10 + value,
+        hbm_bytes=hbm_bytes,
+        fits=fits,
+        temp_low_bytes=low,
+        temp_high_bytes=high,
+        temp_basis=None if value is None else TempBasis.ESTIMATE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hbm_bytes", "fit"),
+    [
+        (20, FitState.YES),
+        (16, FitState.YES),
+        (15, FitState.CLOSE),
+        (12, FitState.CLOSE),
+        (11, FitState.NO),
+    ],
+)
+def test_an_interval_that_contains_the_limit_is_close(hbm_bytes: int, fit: FitState) -> None:
+    memory = _memory(hbm_bytes, temp=(2, 4, 6))
+    assert memory.fit is fit
+    assert (memory.fit_reason is not None) == (fit is FitState.CLOSE)
+
+
+def test_the_plan_close_to_its_limit_is_neither_yes_nor_no(make: Make) -> None:
+    """The batches between those that fit and those that do not are close."""
+    fits = [
+        predicted_memory(make("Llama-3.1-8B", "tp=1", topology="v6e:1x1", batch=n, prompt=1024)).fit
+        for n in range(64, 160)
+    ]
+    assert list(dict.fromkeys(fits)) == [FitState.YES, FitState.CLOSE, FitState.NO]

@@ -28,6 +28,9 @@ FIELDS = {
         "weights_bytes",
         "kv_cache_bytes",
         "temp_bytes",
+        "temp_low_bytes",
+        "temp_high_bytes",
+        "temp_basis",
         "total_bytes",
         "hbm_bytes",
         "fits",
@@ -43,13 +46,17 @@ FIELDS = {
     },
     "fit": {
         "fits",
+        "reason",
         "known_bytes",
+        "low_bytes",
+        "high_bytes",
         "is_total",
         "hbm_bytes",
         "largest_batch",
         "largest_context",
         "text",
     },
+    "capacity": None,
     "why": None,
 }
 

@@ -213,11 +213,12 @@ def _table(records: list[dict[str, Any]]) -> pl.DataFrame:
 def hbm(source: Source, memory: Memory) -> dict[str, Any]:
     """Bytes of weights, KV cache and temporaries on one device, and the fraction of its HBM in use.
 
-    `total_bytes` is the peak memory of a step. It is null for predictions, because only the compiler
-    knows the temporaries. `hbm_frac` = total bytes / HBM capacity of the device.
+    `total_bytes` is the peak memory of a step. Predictions estimate the temporaries, with an interval;
+    without formulas for them, they are null, and so is the total. `hbm_frac` = total bytes / HBM of the
+    device that programs may use.
 
-    Source: the compiler's memory analysis for compiled and measured runs; shapes of weights and cache
-    for predictions; HBM capacity: `meshscope.spec.hardware.chips`.
+    Source: the compiler's memory analysis for compiled and measured runs; shapes of weights and cache,
+    and docs/memory.md, for predictions; HBM capacity: `meshscope.spec.hardware.chips`.
     """
     total, capacity = memory.total_bytes, memory.hbm_bytes
     fraction = None if total is None or capacity is None else total / capacity

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from meshscope.api.compare import RunComparison
     from meshscope.api.metrics import Metrics
+    from meshscope.planner.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,13 @@ class Run:
     def memory(self) -> Memory | None:
         """Bytes on one device; None for an imported run."""
         return self.record.memory.get(self.source)
+
+    @property
+    def capacity(self) -> "Capacity | None":
+        """The largest batch and context that fit, predicted; None for an imported run or unknown HBM."""
+        from meshscope.planner.capacity import capacity_of_run  # noqa: PLC0415  only this needs it
+
+        return capacity_of_run(self.record)
 
     @property
     def metrics(self) -> "Metrics":

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from meshscope.prediction.temporaries import TempEstimate, temp_estimate
 from meshscope.prediction.vllm_engine import stored_vocab
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.spec.plan.stages import stage_layers
 from meshscope.spec.plan.weights import Weight, device_weight_bytes, layer_bytes, outer_weights
 from meshscope.spec.program import Engine
@@ -18,20 +19,30 @@ def predicted_memory(experiment: Experiment) -> Memory:
     of layers of each kind that any stage has, plus embedding and head. A vLLM stage allocates only
     its own layers.
 
-    Temporary buffers (activations, attention scores, weights gathered by fsdp) are unknown, and so
-    is the total. `fits` is False if weights and cache alone exceed the HBM, otherwise None.
+    Temporary buffers are estimated for programs with formulas (`prediction.temporaries`). `fits` is
+    True if the high end of the estimate fits, False if weights, cache and the low end do not.
     """
     weights_bytes, kv_cache_bytes = _resident_bytes(experiment)
-    hbm_bytes = experiment.topology.chip.device_hbm_bytes
-    is_too_large = hbm_bytes is not None and weights_bytes + kv_cache_bytes > hbm_bytes
+    hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
+    known_bytes = weights_bytes + kv_cache_bytes
     return Memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        temp_bytes=None,
-        total_bytes=None,
+        temp_bytes=None if temp is None else temp.value_bytes,
+        total_bytes=None if temp is None else known_bytes + temp.value_bytes,
         hbm_bytes=hbm_bytes,
-        fits=False if is_too_large else None,
+        fits=None if hbm_bytes is None else _fits(known_bytes, temp, hbm_bytes),
+        temp_low_bytes=None if temp is None else temp.low_bytes,
+        temp_high_bytes=None if temp is None else temp.high_bytes,
+        temp_basis=None if temp is None else TempBasis.ESTIMATE,
     )
+
+
+def _fits(known_bytes: int, temp: TempEstimate | None, hbm_bytes: int) -> bool | None:
+    """Whether all of the interval fits, or none of it; None between."""
+    if known_bytes + (0 if temp is None else temp.low_bytes) > hbm_bytes:
+        return False
+    return True if temp is not None and known_bytes + temp.high_bytes <= hbm_bytes else None
 
 
 def _resident_bytes(experiment: Experiment) -> tuple[int, int]:

@@ -5,7 +5,6 @@ Terminal text, the HTML report, notebooks and `--json` render this one model.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.comparison import compare_sources
@@ -14,8 +13,9 @@ from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.why import why_sentences
 from meshscope.events.enums import Phase, Source
+from meshscope.planner.capacity import Capacity, capacity_of_run
 from meshscope.planner.suggestions import Suggestion, suggestions_of
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.spec.program import Engine
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
@@ -26,14 +26,6 @@ from meshscope.views.times import time_figure
 from meshscope.views.words import counted, signed_seconds, verdict_sentence
 
 LARGE_FRAC = 0.5  # fraction of a step from which one part is named as its largest cost
-
-
-class FitState(StrEnum):
-    """Whether a step fits the memory of a device."""
-
-    YES = "yes"
-    NO = "no"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +39,23 @@ class Fit:
     known: Figure
     hbm: Figure
     is_total: bool
+    reason: str | None = None  # why the state is neither yes nor no
     largest_batch: int | None = None
     largest_context: int | None = None
 
     @property
     def text(self) -> str:
-        """`yes: 8.19 of 31.25 GiB`, `NO: 70.57 of 31.25 GiB`, `unknown: at least 7.91 of 31.25 GiB`."""
+        """`yes: 8.19 of 31.25 GiB`, `NO: 70.57 of 31.25 GiB`, `unknown: at least 7.91 of 31.25 GiB`.
+
+        An estimate that is close to the limit has its interval: `close: 30.80 (30.51 to 31.40) of 31.25 GiB`.
+        """
+        interval = ""
+        if self.state is FitState.CLOSE:
+            ends = (_gib_number(end) for end in (self.known.low, self.known.high))
+            interval = f" ({' to '.join(ends)})"
         if self.hbm.value is None:
             return f"{self._label}: needs {self._known_gib} GiB"
-        return f"{self._label}: {self._known_gib} of {self.hbm.text}"
+        return f"{self._label}: {self._known_gib}{interval} of {self.hbm.text}"
 
     @property
     def _label(self) -> str:
@@ -63,8 +63,12 @@ class Fit:
 
     @property
     def _known_gib(self) -> str:
-        number = format_gib(self.known.value).removesuffix(" GiB")
+        number = _gib_number(self.known.value)
         return number if self.is_total else f"at least {number}"
+
+
+def _gib_number(n_bytes: float | None) -> str:
+    return format_gib(n_bytes).removesuffix(" GiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +183,7 @@ def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
     request = request_times(run).get(source)
     rates = None if request is None else throughput_of(request, run)
     memory = run.memory.get(source)
+    capacity = capacity_of_run(run) if source is Source.PREDICTED else None
     times = {
         name: time_figure(None if request is None else getattr(request, field))
         for name, field in (
@@ -194,7 +199,7 @@ def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
         **times,
         **_rates(rates),
         basis=None if request is None else request.basis,
-        fit=None if memory is None else fit_of(memory),
+        fit=None if memory is None else fit_of(memory, capacity),
     )
 
 
@@ -211,18 +216,24 @@ def _rates(rates: Throughput | None) -> dict[str, Figure]:
     }
 
 
-def fit_of(memory: Memory) -> Fit:
-    """Whether a device has room for the step, with the bytes that are known."""
-    states = {True: FitState.YES, False: FitState.NO, None: FitState.UNKNOWN}
+def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
+    """Whether a device has room for the step, with the bytes that are known, and how much more fits."""
     total_bytes = memory.total_bytes
     known_bytes = memory.weights_bytes + memory.kv_cache_bytes
     return Fit(
-        state=states[memory.fits],
+        state=memory.fit,
         known=Figure(
-            value=known_bytes if total_bytes is None else total_bytes, unit=Unit.MEMORY_BYTES
+            value=known_bytes if total_bytes is None else total_bytes,
+            unit=Unit.MEMORY_BYTES,
+            low=memory.total_low_bytes,
+            high=memory.total_high_bytes,
+            basis=memory.temp_basis,
         ),
         hbm=Figure(value=memory.hbm_bytes, unit=Unit.MEMORY_BYTES),
         is_total=total_bytes is not None,
+        reason=memory.fit_reason,
+        largest_batch=None if capacity is None else capacity.largest_batch,
+        largest_context=None if capacity is None else capacity.largest_context,
     )
 
 

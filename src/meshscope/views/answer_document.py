@@ -7,6 +7,7 @@ from typing import Any
 from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.events.enums import Source
+from meshscope.planner.capacity import capacity_of_run
 from meshscope.serialize import to_plain
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import Fit, SourceAgreement, fit_of
@@ -22,19 +23,28 @@ def throughput_document(run: RunRecord, source: Source) -> dict[str, float | Non
 def fit_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
     """Whether the run fits a device by one source; None without an account of its memory."""
     memory = run.memory.get(source)
-    return None if memory is None else _fit(fit_of(memory))
+    return None if memory is None else _fit(fit_of(memory, capacity_of_run(run)))
 
 
 def _fit(fit: Fit) -> dict[str, Any]:
     return {
         "fits": fit.state.value,
+        "reason": fit.reason,
         "known_bytes": fit.known.value,
+        "low_bytes": fit.known.low,
+        "high_bytes": fit.known.high,
         "is_total": fit.is_total,
         "hbm_bytes": fit.hbm.value,
         "largest_batch": fit.largest_batch,
         "largest_context": fit.largest_context,
         "text": fit.text,
     }
+
+
+def capacity_document(run: RunRecord) -> dict[str, Any] | None:
+    """The predicted capacity of the slice; None for an unknown experiment or without HBM."""
+    capacity = capacity_of_run(run)
+    return None if capacity is None else asdict(capacity)
 
 
 def agreement_document(agreement: SourceAgreement) -> dict[str, Any]:

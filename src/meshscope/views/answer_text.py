@@ -13,7 +13,12 @@ from meshscope.views.model import UNKNOWN_LABEL, Figure
 from meshscope.views.plain import short
 from meshscope.views.tables import bullets
 
-_FIT_STYLES = {FitState.YES: "green", FitState.NO: "bold red", FitState.UNKNOWN: "yellow"}
+_FIT_STYLES = {
+    FitState.YES: "green",
+    FitState.NO: "bold red",
+    FitState.CLOSE: "yellow",
+    FitState.UNKNOWN: "yellow",
+}
 
 
 def answer_lines(answer: Answer) -> Iterator[RenderableType]:
@@ -43,7 +48,8 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
         ("throughput", *(_throughput(figures) for figures in columns.values())),
         ("fits", *(_fit(figures.fit) for figures in columns.values())),
     )
-    for row in rows:
+    room = tuple(_room(figures.fit) for figures in columns.values())
+    for row in (*rows, ("room for", *room)) if any(room) else rows:
         table.add_row(*row)
     return table
 
@@ -63,6 +69,14 @@ def _throughput(figures: SourceAnswer) -> Text:
 
 def _fit(fit: Fit | None) -> Text:
     return Text(UNKNOWN_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+
+
+def _room(fit: Fit | None) -> str:
+    """`batch 324, or context 5,888`: the largest that fit, each with the other as it is."""
+    if fit is None or fit.largest_batch is None or fit.largest_context is None:
+        return ""
+    sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
+    return ", or ".join(f"{name} {size:,}" for name, size in sizes.items() if size) or "no batch"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

@@ -36,6 +36,7 @@ from meshscope.store.run import RunRecord
 from meshscope.views.answer import agreements_of
 from meshscope.views.answer_document import (
     agreement_document,
+    capacity_document,
     fit_document,
     throughput_document,
 )
@@ -66,6 +67,7 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "verdict": _source_verdict(run),
         "throughput": throughput_document(run, source),
         "fit": fit_document(run, source),
+        "capacity": capacity_document(run),
         "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),

@@ -2,17 +2,38 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.weights import device_weight_bytes
+from meshscope.units import format_gib
+
+
+class FitState(StrEnum):
+    """Whether a step fits the memory of a device."""
+
+    YES = "yes"
+    NO = "no"
+    CLOSE = "close"  # the interval of the estimate contains the limit
+    UNKNOWN = "unknown"
+
+
+class TempBasis(StrEnum):
+    """Where the bytes of temporary buffers come from."""
+
+    COMPILER = "compiler"
+    ESTIMATE = "estimate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes on one device; None if unknown.
 
-    `total_bytes` is the peak of a step; `fits` compares it with the HBM of one device.
+    `temp_bytes` are temporary buffers: activations, logits, gathered weights, copies of layers. An
+    estimate has the interval `temp_low_bytes` to `temp_high_bytes`. `total_bytes` is the peak of a step;
+    `fits` compares it with the HBM of one device that programs may use, and is None while the interval
+    contains the limit.
     """
 
     weights_bytes: int
@@ -21,6 +42,41 @@ class Memory:
     total_bytes: int | None
     hbm_bytes: int | None
     fits: bool | None
+    temp_low_bytes: int | None = None
+    temp_high_bytes: int | None = None
+    temp_basis: TempBasis | None = None
+
+    @property
+    def total_low_bytes(self) -> int | None:
+        """The least that a step may need; None without an estimate."""
+        return self._total(self.temp_low_bytes)
+
+    @property
+    def total_high_bytes(self) -> int | None:
+        """The most that a step may need; None without an estimate."""
+        return self._total(self.temp_high_bytes)
+
+    def _total(self, temp_bytes: int | None) -> int | None:
+        return None if temp_bytes is None else self.weights_bytes + self.kv_cache_bytes + temp_bytes
+
+    @property
+    def fit(self) -> FitState:
+        """Whether a step fits; close if the interval of the estimate contains the limit."""
+        if self.fits is not None:
+            return FitState.YES if self.fits else FitState.NO
+        is_estimate = self.temp_basis is TempBasis.ESTIMATE and self.hbm_bytes is not None
+        return FitState.CLOSE if is_estimate else FitState.UNKNOWN
+
+    @property
+    def fit_reason(self) -> str | None:
+        """Why the answer is neither yes nor no."""
+        if self.fit is FitState.UNKNOWN:
+            what = "HBM of the device" if self.hbm_bytes is None else "size of temporary buffers"
+            return f"the {what} is unknown"
+        if self.fit is not FitState.CLOSE:
+            return None
+        low, high = (format_gib(n) for n in (self.total_low_bytes, self.total_high_bytes))
+        return f"the estimate, {low} to {high}, contains the limit; compile for an answer"
 
 
 def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]]) -> Memory:
@@ -36,11 +92,13 @@ def compiled_memory(experiment: Experiment, analyses: Iterable[Mapping[str, int]
     ]
     total_bytes = max(totals, default=None)
     hbm_bytes = experiment.topology.chip.device_hbm_bytes
+    temp_bytes = max((a["temp_bytes"] for a in every), default=None)
     return Memory(
         weights_bytes=device_weight_bytes(model, plan, workload.weight_dtype),
         kv_cache_bytes=device_cache_bytes(model, plan, workload),
-        temp_bytes=max((a["temp_bytes"] for a in every), default=None),
+        temp_bytes=temp_bytes,
         total_bytes=total_bytes,
         hbm_bytes=hbm_bytes,
         fits=None if hbm_bytes is None or total_bytes is None else total_bytes <= hbm_bytes,
+        temp_basis=None if temp_bytes is None else TempBasis.COMPILER,
     )

@@ -1,0 +1,144 @@
+"""The largest batch and context that fit in the memory of a slice, and the tokens that its cache holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import lcm
+
+from meshscope.errors import MeshscopeError
+from meshscope.prediction.memory import predicted_memory
+from meshscope.spec.experiment import Experiment, experiment_of_record
+from meshscope.spec.plan.chunks import (
+    DEFAULT_CHUNK,
+    POSITION_STEP,
+    why_no_chunks,
+    why_no_position_chunks,
+)
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.workload import Workload
+from meshscope.store.run import RunRecord
+
+MAX_BATCH = 1 << 24  # a batch beyond any hardware: the memory of a device does not bound it
+MAX_CONTEXT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What fits on a slice with a plan, by the high end of the predicted memory.
+
+    `largest_batch` is in steps of `batch_step` sequences at the prompt and output of the experiment,
+    `largest_context` (prompt and output) in steps of `context_step` positions at its batch and output;
+    0 if not even one step fits. `is_context_of_model` is whether the model, not memory, limits the
+    context. `n_cache_tokens` are positions of the KV cache over all sequences beside weights and
+    temporary buffers, `n_cache_tokens_left` those that the experiment does not use. With `is_upper_bound`, temporary
+    buffers are unknown and count as nothing.
+    """
+
+    batch_step: int
+    largest_batch: int
+    context_step: int
+    largest_context: int
+    is_context_of_model: bool
+    n_cache_tokens: int
+    n_cache_tokens_left: int
+    is_upper_bound: bool
+
+
+def capacity_of(experiment: Experiment) -> Capacity | None:
+    """The capacity of a slice for an experiment; None without a limit of HBM."""
+    memory = predicted_memory(experiment)
+    if memory.hbm_bytes is None:
+        return None
+    batch_step, context_step = experiment.plan.data_size, _context_step(experiment)
+    workload = experiment.workload
+    n_batches = _largest(
+        lambda n: _fits(_resized(experiment, batch=n * batch_step)), MAX_BATCH // batch_step
+    )
+    max_position = experiment.model.max_position or MAX_CONTEXT
+    max_prompts = max(0, max_position - workload.output) // context_step
+    n_prompts = _largest(
+        lambda n: _fits(_resized(experiment, prompt=n * context_step)), max_prompts
+    )
+    n_tokens = _cache_tokens(experiment, memory)
+    return Capacity(
+        batch_step=batch_step,
+        largest_batch=n_batches * batch_step,
+        context_step=context_step,
+        largest_context=n_prompts * context_step + workload.output if n_prompts else 0,
+        is_context_of_model=0 < n_prompts == max_prompts,
+        n_cache_tokens=n_tokens,
+        n_cache_tokens_left=max(0, n_tokens - workload.batch * workload.context),
+        is_upper_bound=memory.temp_bytes is None,
+    )
+
+
+def capacity_of_run(run: RunRecord) -> Capacity | None:
+    """The capacity for the experiment of a run; None if the run does not know it, or without HBM."""
+    try:
+        experiment = experiment_of_record(run.manifest.experiment)
+    except MeshscopeError:  # an imported run does not know all of its experiment
+        return None
+    return capacity_of(experiment)
+
+
+def _context_step(experiment: Experiment) -> int:
+    """Positions by which a prompt grows: whole blocks of the kernels, divisible by cp and by tp under sp."""
+    plan = experiment.plan
+    return lcm(POSITION_STEP * plan.cp, plan.tp if plan.sp else 1)
+
+
+def _resized(experiment: Experiment, **sizes: int) -> Experiment:
+    """The experiment with another batch or prompt, and the longest chunk that it may then have.
+
+    Memory then grows with either size: chunks that divide a batch evenly would make it jump.
+    """
+    workload = replace(experiment.workload, **sizes)
+    return replace(
+        experiment, workload=replace(workload, prefill_chunk=_chunk(experiment, workload))
+    )
+
+
+def _chunk(experiment: Experiment, workload: Workload) -> int | None:
+    """The chunk as the experiment chose it, or the longest of the default rule."""
+    model, plan, chunk = experiment.model, experiment.plan, experiment.workload.prefill_chunk
+    by_rule = replace(
+        experiment, workload=replace(experiment.workload, prefill_chunk=None)
+    ).with_auto_chunk()
+    reason = why_no_chunks(plan, experiment.program, experiment.engine)
+    if by_rule.workload.prefill_chunk != chunk or reason is not None:
+        return chunk
+    if why_no_position_chunks(model) is not None:
+        return max(DEFAULT_CHUNK, workload.prompt)
+    return DEFAULT_CHUNK
+
+
+def _fits(experiment: Experiment) -> bool:
+    memory = predicted_memory(experiment)
+    assert memory.hbm_bytes is not None
+    return needed_bytes(memory) <= memory.hbm_bytes
+
+
+def needed_bytes(memory: Memory) -> int:
+    """The high end of the memory that a device needs; without temporary buffers if they are unknown."""
+    return memory.weights_bytes + memory.kv_cache_bytes + (memory.temp_high_bytes or 0)
+
+
+def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
+    """The largest number up to `limit` for which all smaller ones are possible, too; by bisection."""
+    low, high = 0, 1
+    while high <= limit and is_possible(high):
+        low, high = high, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_possible(middle) else (low, middle)
+    return low
+
+
+def _cache_tokens(experiment: Experiment, memory: Memory) -> int:
+    """Positions of the cache over all sequences that fit, by the bytes of one more block of positions."""
+    assert memory.hbm_bytes is not None
+    step, workload = _context_step(experiment), experiment.workload
+    longer = predicted_memory(_resized(experiment, prompt=workload.prompt + step))
+    block_bytes = longer.kv_cache_bytes - memory.kv_cache_bytes
+    free_bytes = memory.hbm_bytes - needed_bytes(memory) + memory.kv_cache_bytes
+    return max(0, free_bytes * workload.batch * step // block_bytes)

@@ -1,0 +1,213 @@
+"""Temporary buffers of a compiled program on one device, from closed formulas.
+
+The parts are those that a program keeps live in HBM at once: the residual stream, the buffers of the
+block that needs most, and gathered or copied weights. docs/memory.md compares them with the compiler's
+memory analysis.
+
+Letters: T tokens of a device in a chunk of prefill or a decode step, D residual width, F width of an MLP
+or an expert on the device, N heads on the device, K key and value heads, H width of a head, V vocabulary.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+from meshscope.events.enums import Phase
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.model.model import (
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    MlpKind,
+)
+from meshscope.spec.plan.context_form import cache_slots, local_tokens
+from meshscope.spec.plan.weights import (
+    Dim,
+    Weight,
+    layer_weights,
+    outer_weights,
+    padded_vocab,
+    stored_kv_heads,
+)
+from meshscope.spec.program import Engine, Frontend, Partitioner
+from meshscope.units import DTYPE_BITS
+
+F32_BYTES = 4
+
+# The rules and the margins of the interval are those of one half of benchmarks/memory_grid.csv, judged on
+# the other half (docs/memory.md).
+N_RESIDUAL = 2  # copies of the residual stream: before and after a block
+# On-chip memory that holds the buffers of a block if they all fit: VMEM of a v5e and a v6e (scaling book,
+# part 2, tpus.md), assumed for other chips, too.
+VMEM_BYTES = 128 * 2**20
+LOW, HIGH = 0.7, 1.4
+SMALL_BYTES = 32 * 2**20  # beyond the margin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempParts:
+    """Bytes of temporary buffers on one device by what they hold; the block with the most counts."""
+
+    residual: float  # the residual stream
+    attention: float  # queries, keys, values and outputs of a layer
+    scores: float  # attention scores, where no kernel avoids them
+    mlp: float  # the two intermediates of a dense MLP
+    experts: float  # rows of experts before and after their exchange, and their intermediates
+    logits: float
+    gathered: float  # the largest matrix that fsdp gathers
+    layer: float  # the weights of a layer, which unrolled programs prefetch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempEstimate:
+    """Bytes of temporary buffers on one device, with the interval that the judged programs justify."""
+
+    value_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+def why_no_estimate(experiment: Experiment) -> str | None:
+    """The reason why temporary buffers have no estimate; None if they have one."""
+    program, chip = experiment.program, experiment.topology.chip
+    if experiment.engine is not Engine.MESHSCOPE:
+        return f"--engine {experiment.engine} has other programs"
+    if program.frontend is not Frontend.JAX:
+        return f"--frontend {program.frontend} has no formulas"
+    if program.partitioner is not Partitioner.MANUAL and experiment.model.moe is not None:
+        return f"--partitioner {program.partitioner} chooses how experts exchange their rows"
+    return None if chip.kind is ChipKind.TPU else f"the formulas are those of TPUs, not {chip.name}"
+
+
+def temp_estimate(experiment: Experiment) -> TempEstimate | None:
+    """Temporary buffers of the phase that needs most; None without formulas."""
+    if why_no_estimate(experiment) is not None:
+        return None
+    return max(
+        (phase_estimate(experiment, phase) for phase in experiment.phases),
+        key=lambda estimate: estimate.high_bytes,
+    )
+
+
+def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
+    """Temporary buffers of one phase."""
+    parts = temp_parts(experiment, phase)
+    block = max(parts.attention + parts.scores, parts.mlp)
+    others = max(parts.experts, 0 if parts.residual + block <= VMEM_BYTES else block)
+    value = N_RESIDUAL * parts.residual + others + parts.gathered + parts.layer
+    least = 0 if value <= VMEM_BYTES else LOW * value
+    most = value if others else value + block
+    return TempEstimate(
+        value_bytes=round(value),
+        low_bytes=round(least),
+        high_bytes=round(HIGH * most + SMALL_BYTES),
+    )
+
+
+def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
+    """The parts of a phase, in bytes on one device."""
+    tokens = _Tokens.of(experiment, phase)
+    act = DTYPE_BITS[experiment.workload.activation_dtype] / 8
+    model, plan = experiment.model, experiment.plan
+    n_streams = model.hyper.n_streams if model.hyper is not None else 1
+    split = plan.tp if plan.sp and phase is Phase.PREFILL else 1
+    has_dense = any(layer.mlp is MlpKind.DENSE for layer in model.layers)
+    logits = tokens.n_sequences * padded_vocab(model, plan) * F32_BYTES
+    return TempParts(
+        residual=tokens.n_tokens * model.hidden * n_streams * act / split,
+        attention=_attention_elements(experiment, tokens) * act,
+        scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
+        mlp=2 * tokens.n_tokens * (model.ffn or 0) / plan.tp * act * has_dense,
+        experts=_experts_elements(experiment, phase, tokens) * act,
+        logits=logits,
+        gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
+        layer=0 if experiment.is_scanned else _layer_elements(experiment) * act,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """What a device processes at once: sequences, their tokens, and the positions that they attend to."""
+
+    n_sequences: int
+    n_tokens: int
+    n_keys: int  # of one sequence
+
+    @classmethod
+    def of(cls, experiment: Experiment, phase: Phase) -> "_Tokens":
+        """Those of a micro-batch, a chunk or a decode step."""
+        workload, plan = experiment.workload, experiment.plan
+        n_sequences = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
+        n_positions = local_tokens(plan, phase, experiment.n_positions(phase))
+        keys = workload.prompt if phase is Phase.PREFILL else cache_slots(plan, workload)
+        if plan.cp > 1 and phase is Phase.PREFILL:
+            keys = n_positions
+        return cls(n_sequences=n_sequences, n_tokens=n_sequences * n_positions, n_keys=keys)
+
+
+def _attention_elements(experiment: Experiment, tokens: _Tokens) -> float:
+    """Queries, keys, values and outputs of one layer."""
+    plan, n_keys = experiment.plan, tokens.n_sequences * tokens.n_keys
+    match experiment.model.attention:
+        case GroupedAttention() as attention:
+            n_heads = attention.n_heads / plan.tp
+            n_kv_heads = stored_kv_heads(attention, plan) / plan.tp
+            width = attention.head_dim
+            return (2 * tokens.n_tokens * n_heads + 2 * n_keys * n_kv_heads) * width
+        case LatentAttention() as attention:
+            n_heads = attention.n_heads / plan.tp
+            of_token = attention.qk_dim + attention.value_dim
+            return (tokens.n_tokens + n_keys) * n_heads * of_token
+        case CompressedAttention() as attention:
+            n_heads = attention.n_heads / plan.tp
+            return 2 * tokens.n_tokens * n_heads * attention.head_dim
+
+
+def _scores_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
+    """Attention scores of one layer in float32; none if a kernel computes them block by block."""
+    kernels, attention = experiment.kernels, experiment.model.attention
+    choice = kernels.prefill_attention if phase is Phase.PREFILL else kernels.decode_attention
+    if choice.kernel is not None:
+        return 0
+    n_heads = attention.n_heads / experiment.plan.tp
+    n_keys: float = tokens.n_keys
+    if isinstance(attention, CompressedAttention):
+        n_keys = min(tokens.n_keys, attention.window) + tokens.n_keys / attention.sparse_rate
+    return n_heads * tokens.n_tokens * n_keys
+
+
+def _experts_elements(experiment: Experiment, phase: Phase, tokens: _Tokens) -> float:
+    """Rows of experts and their two intermediates; with an exchange, also the rows on the other side."""
+    model, plan, moe = experiment.model, experiment.plan, experiment.model.moe
+    if moe is None:
+        return 0
+    width = moe.ffn if "tp" in plan.expert_axes else moe.ffn / plan.tp
+    dispatch = experiment.dispatch(phase)
+    if dispatch is None:
+        n_rows = tokens.n_tokens * min(moe.n_active, moe.n_experts // plan.ep)
+        return n_rows * 2 * (model.hidden + width)
+    n_sent, n_received = dispatch.n_rows, dispatch.n_buffer_rows
+    return 2 * (n_sent + n_received) * model.hidden + 2 * n_received * width
+
+
+def _gathered_elements(experiment: Experiment) -> int:
+    """The largest matrix that fsdp gathers."""
+    model, plan = experiment.model, experiment.plan
+    layers = (layer_weights(model, plan, layer) for layer in dict.fromkeys(model.layers))
+    every = (weight for weights in (outer_weights(model, plan), *layers) for weight in weights)
+    gathered = (weight for weight in every if weight.fsdp_dim(plan) is not None)
+    return max((prod(weight.gathered_shape(plan)) for weight in gathered), default=0)
+
+
+def _layer_elements(experiment: Experiment) -> int:
+    """The weights of the largest layer on one device, without experts."""
+    model, plan = experiment.model, experiment.plan
+    return max(
+        sum(prod(weight.local_shape(plan)) for weight in _dense(layer_weights(model, plan, layer)))
+        for layer in dict.fromkeys(model.layers)
+    )
+
+
+def _dense(weights: Iterable[Weight]) -> Iterator[Weight]:
+    return (weight for weight in weights if Dim.EXPERT not in weight.dims)

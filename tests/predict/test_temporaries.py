@@ -1,0 +1,80 @@
+"""Estimated temporary buffers, against the compiler's memory analysis of the programs of a grid."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshscope.api.request import ExperimentRequest, request_of
+from meshscope.events.enums import Phase
+from meshscope.prediction.temporaries import temp_parts, why_no_estimate
+from meshscope.spec.experiment import Experiment
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from memory_grid import JudgedCase, judged_cases
+
+
+def experiment(plan: str = "tp=8", **options: int | str) -> Experiment:
+    values = {"model": "Llama-3.1-8B", "topology": "v6e-8", "batch": 8, "prompt": 1024, **options}
+    return request_of(ExperimentRequest, {"plan": plan, **values}).experiment()
+
+
+@pytest.mark.parametrize("judged", judged_cases(), ids=lambda judged: judged.case.line)
+def test_the_interval_contains_the_figure_of_the_compiler(judged: JudgedCase) -> None:
+    assert judged.is_inside
+
+
+def test_the_parts_of_a_dense_model_are_its_activations() -> None:
+    """8,192 tokens of 4,096 channels; an MLP of 14,336 / 8; heads of 128: 4 of queries, 1 of keys."""
+    parts = temp_parts(experiment(), Phase.PREFILL)
+    assert parts.residual == 8192 * 4096 * 2
+    assert parts.mlp == 2 * 8192 * 14336 // 8 * 2
+    assert parts.attention == 8192 * (2 * 4 + 2 * 1) * 128 * 2
+    assert (parts.scores, parts.experts, parts.gathered, parts.layer) == (0, 0, 0, 0)
+
+
+def test_sequence_parallelism_splits_the_residual_stream() -> None:
+    whole, split = (temp_parts(experiment(plan), Phase.PREFILL) for plan in ("tp=8", "tp=8,sp"))
+    assert whole.residual == 8 * split.residual
+    assert whole.mlp == split.mlp
+
+
+def test_plain_attention_keeps_its_scores() -> None:
+    """8 sequences of 1,024 queries and keys, 4 heads of float32."""
+    assert temp_parts(experiment(kernels="off"), Phase.PREFILL).scores == 8 * 4 * 1024**2 * 4
+
+
+def test_fsdp_gathers_the_embedding_whole() -> None:
+    parts = temp_parts(experiment("fsdp=8"), Phase.PREFILL)
+    assert parts.gathered == 128256 * 4096 * 2
+
+
+def test_a_dispatch_has_buffers_for_a_quarter_more_than_the_mean() -> None:
+    """1,024 tokens of a device choose 8 experts each: 8,192 rows of 2,048 channels, room for 10,240."""
+    of = experiment("tp=8,ep=8", model="Qwen3-30B-A3B", topology="v6e-8")
+    dispatch = of.dispatch(Phase.PREFILL)
+    rows = of.prefill_chunks.n_tokens * 8
+    parts = temp_parts(of, Phase.PREFILL)
+    assert dispatch is None  # over tp alone, every device has all tokens
+    assert parts.experts == rows * 2 * (2048 + 768) * 2
+    spread = experiment("dp=8,ep=8", model="Qwen3-30B-A3B", topology="v6e-8")
+    assert (
+        temp_parts(spread, Phase.PREFILL).experts
+        == (2 * (8192 + 10240) * 2048 + 2 * 10240 * 768) * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"engine": "vllm"}, "--engine vllm"),
+        ({"topology": "h100:8"}, "not h100"),
+        ({"model": "Qwen3-30B-A3B", "partitioner": "auto"}, "--partitioner auto"),
+        ({}, None),
+    ],
+    ids=["engine", "chip", "partitioner", "estimated"],
+)
+def test_programs_without_formulas_say_why(options: dict[str, str], reason: str | None) -> None:
+    stated = why_no_estimate(experiment(**options))
+    assert stated is reason if reason is None else reason in (stated or "")
