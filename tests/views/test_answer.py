@@ -82,9 +82,7 @@ def test_a_run_of_one_source_has_no_agreement(predicted_run: RunRecord) -> None:
 def test_the_title_and_the_request_name_what_was_asked(predicted_run: RunRecord) -> None:
     answer = answer_of(predicted_run)
     assert answer.title == "tiny (3 layers) on v6e:2x2 (4 chips), tp=4"
-    assert answer.request == (
-        "batch 2, prompt 8, output 10, weights bf16, activations bf16, cache s8"
-    )
+    assert answer.request == "batch 2, prompt 8, output 10, bf16, cache s8"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def why_sentence(time: StepTime, chip: Chip | None) -> str:
     floor = None if chip is None else step_floor(time, chip)
     if floor is None or not floor.floor_s:
         return f"{time.phase} takes {format_seconds(time.step.value_s)}"
-    causes = sorted(_positive(floor), key=lambda cause: -cause.seconds)
+    causes = sorted(_named(floor), key=lambda cause: -cause.seconds)
     if causes and causes[0].seconds >= DOMINANT * time.step.value_s:
         return _by_cause(time, floor, causes)
     if time.step.value_s <= NEAR_FLOOR * floor.floor_s:
@@ -44,8 +44,9 @@ def why_sentence(time: StepTime, chip: Chip | None) -> str:
     return f"{head}{separator}{clauses}" if clauses else head
 
 
-def _positive(floor: StepFloor) -> Iterator[FloorCause]:
-    return (cause for cause in floor.causes if cause.seconds > 0)
+def _named(floor: StepFloor) -> Iterator[FloorCause]:
+    """The causes that lengthen the step; runs of older versions know only `other`."""
+    return (cause for cause in floor.causes if cause.seconds > 0 and cause.cause != OTHER)
 
 
 def _by_cause(time: StepTime, floor: StepFloor, causes: list[FloorCause]) -> str:
@@ -86,7 +87,7 @@ def _of_floor(time: StepTime, floor: StepFloor) -> str:
 
 def _clauses(time: StepTime, causes: list[FloorCause]) -> Iterator[str]:
     """The largest causes with their seconds, `1.66 ms exposed tp communication`."""
-    large = [c for c in causes if c.seconds >= MIN_SHARE * time.step.value_s and c.cause != OTHER]
+    large = [c for c in causes if c.seconds >= MIN_SHARE * time.step.value_s]
     for cause in large[:MAX_CAUSES]:
         yield f"{format_seconds(cause.seconds)} {_noun(cause)}"
 

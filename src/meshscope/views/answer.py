@@ -126,7 +126,9 @@ class Answer:
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
         """`try --plan tp=4,dp=2: TPOT -1.25 ms, tokens/s +30%`, one for each suggestion."""
-        return tuple(map(suggestion_sentence, self.suggestions))
+        source = self.strongest.source
+        basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
+        return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
 
     @property
     def strongest(self) -> SourceAnswer:
@@ -169,13 +171,11 @@ def request_of(run: RunRecord) -> str:
 
 def _workload_words(workload: Workload) -> Iterator[str]:
     yield f"batch {workload.batch}, prompt {workload.prompt}, output {workload.output}"
-    dtypes = {
-        "weights": workload.weight_dtype,
-        "activations": workload.activation_dtype,
-        "cache": workload.cache_dtype,
-    }
-    same = set(dtypes.values())
-    yield from same if len(same) == 1 else (f"{name} {dtype}" for name, dtype in dtypes.items())
+    yield workload.activation_dtype
+    others = {"weights": workload.weight_dtype, "cache": workload.cache_dtype}
+    for name, dtype in others.items():
+        if dtype != workload.activation_dtype:
+            yield f"{name} {dtype}"
 
 
 def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
@@ -299,11 +299,11 @@ def _share_words(share: str) -> str:
     return share
 
 
-def suggestion_sentence(suggestion: Suggestion) -> str:
-    """`try --weight-dtype s8: TPOT -1.25 ms, tokens/s +30%, TTFT -62 us (decode ...)`."""
+def suggestion_sentence(suggestion: Suggestion, *, basis: str = "") -> str:
+    """`try --weight-dtype s8: TTFT -62 us, TPOT -1.25 ms, tokens/s +30%`."""
     changes = [f"TTFT {signed_seconds(-suggestion.ttft_gain_s)}"]
     if suggestion.tpot_gain_s is not None and suggestion.tokens_per_s_frac is not None:
         changes.append(f"TPOT {signed_seconds(-suggestion.tpot_gain_s)}")
         changes.append(f"tokens/s {suggestion.tokens_per_s_frac:+.0%}")
     caveat = "; it does not fit" if suggestion.fits is False else ""
-    return f"try {suggestion.change}: predicted {', '.join(changes)}{caveat}"
+    return f"try {suggestion.change}: {basis}{', '.join(changes)}{caveat}"

@@ -23,9 +23,9 @@ _FIT_STYLES = {
 
 def answer_lines(answer: Answer) -> Iterator[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try."""
-    yield Text(short(answer.title), style="bold")
-    if answer.request:
-        yield Text(short(answer.request))
+    request = f", {short(answer.request)}" if answer.request else ""
+    source = f" ({answer.strongest.source})" if len(answer.sources) == 1 else ""
+    yield Text.assemble((short(answer.title), "bold"), request, source)
     yield answer_table({figures.source.value: figures for figures in answer.sources})
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
@@ -41,8 +41,9 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
     table.add_column(style="dim")
     for _ in columns:
         table.add_column(overflow="fold")
+    if len(columns) > 1:
+        table.add_row("", *(Text(short(name), style="dim") for name in columns))
     rows = (
-        ("", *(Text(short(name), style="dim") for name in columns)),
         ("TTFT, prefill", *(_duration(figures.ttft) for figures in columns.values())),
         ("TPOT, decode", *(_duration(figures.tpot) for figures in columns.values())),
         ("throughput", *(_throughput(figures) for figures in columns.values())),
@@ -81,6 +82,9 @@ def _room(fit: Fit | None) -> str:
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:
     """The verdict on the collectives and its findings, then the verdict on the times."""
+    if agreement.agreement is Agreement.EQUAL and agreement.is_time_within:
+        yield Text(f"{agreement.collectives}; times agree within their intervals", "bold green")
+        return
     yield from collectives_lines(agreement.collectives, agreement.agreement)
     style = "bold green" if agreement.is_time_within else "bold red"
     yield from (Text(f"times: {short(s)}", style=style) for s in agreement.time_sentences)

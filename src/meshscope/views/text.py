@@ -173,9 +173,10 @@ def comparison_text(
     yield Text("")
     for phase in comparison.phases:
         yield from _phase_differences(comparison, left, right, phase, console)
-    yield Text(LEGEND, style="dim")
-    if left.run is not right.run:
+    if not comparison.is_exact:
+        yield Text(LEGEND, style="dim")
         yield Text("")
+    if left.run is not right.run:
         yield from _two_conditions(left, right)
 
 

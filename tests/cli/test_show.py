@@ -1,0 +1,62 @@
+"""`show`: the answer of one run, and several runs ranked."""
+
+import json
+
+import pytest
+
+ASK = ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--layers", "4")
+MAX_LINES = 12  # of the answer, at 80 columns
+
+
+def keep(meshscope, name: str, *options: str) -> None:
+    assert meshscope("predict", *ASK, *options, "--out", name).status == 0
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8", "--batch", "8"),
+        (
+            *("deepseek-ai/DeepSeek-V3.1-Base", "--topology", "v6e:8x8", "--plan"),
+            *("dp=8,tp=8,ep=64", "--batch", "64", "--prompt", "1024", "--weight-dtype", "fp8"),
+        ),
+    ],
+    ids=["dense", "mixture of experts"],
+)
+def test_the_answer_is_short_and_first(meshscope, ask: tuple[str, ...]) -> None:
+    out = meshscope("predict", *ask).out
+    answer = out.partition("\n\n")[0].splitlines()
+    assert len(answer) <= MAX_LINES
+    assert max(map(len, out.splitlines())) <= 80
+    labels = [line.split("  ")[0] for line in answer]
+    first = labels.index("TTFT, prefill")
+    assert labels[first : first + 4] == ["TTFT, prefill", "TPOT, decode", "throughput", "fits"]
+
+
+def test_full_adds_totals_times_and_memory(meshscope) -> None:
+    keep(meshscope, "a", "--plan", "tp=8")
+    short, full = meshscope("show", "a").out, meshscope("show", "a", "--full").out
+    for words in ("time of one step", "memory of one device", "groups", "unattributed: none"):
+        assert words in full
+        assert words not in short
+
+
+@pytest.mark.parametrize("paths", [("a", "b"), ("*",), (".",)], ids=["named", "pattern", "folder"])
+def test_several_runs_are_ranked_by_their_request(meshscope, paths: tuple[str, ...]) -> None:
+    """Layers split over eight devices are faster than over four, twice."""
+    keep(meshscope, "a", "--plan", "dp=2,tp=4", "--batch", "2")
+    keep(meshscope, "b", "--plan", "tp=8", "--batch", "2")
+    lines = meshscope("show", *paths).out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["b", "a"]
+    assert lines[-1].startswith("ranked by end-to-end time of the request")
+    document = json.loads(meshscope("show", *paths, "--json").out)
+    assert [run["run"] for run in document["runs"]] == ["b", "a"]
+    assert set(document["runs"][0]) == {"run", "source", "time", "throughput", "fit"}
+
+
+def test_options_of_one_run_are_refused_for_several(meshscope) -> None:
+    keep(meshscope, "a", "--plan", "tp=8")
+    keep(meshscope, "b", "--plan", "tp=8")
+    status, _, err = meshscope("show", "a", "b", "--metrics")
+    assert status == 2
+    assert "take one run" in err
