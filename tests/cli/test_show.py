@@ -5,7 +5,7 @@ import json
 import pytest
 
 ASK = ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--layers", "4")
-MAX_LINES = 12  # of the answer, at 80 columns
+MAX_LINES = 12  # in the answer at 80 columns
 
 
 def keep(meshscope, name: str, *options: str) -> None:
