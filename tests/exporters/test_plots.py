@@ -7,9 +7,11 @@ from xml.dom.minidom import parse
 
 import pytest
 
+from meshscope.analysis.roofline import DevicePeaks, Roofline, RooflinePoint
 from meshscope.api.export import write_plot_folder
 from meshscope.cli.main import main
 from meshscope.errors import MissingToolError
+from meshscope.events.enums import Phase, Source
 from meshscope.store.read import read_run
 
 ASK = ("meta-llama/Llama-3.1-8B", "--topology", "v6e-8", "--plan", "tp=4,dp=2", "--layers", "2", "--batch", "2")  # fmt: skip
@@ -83,6 +85,39 @@ def test_several_runs_stand_side_by_side(
             name
         )
     assert ">ideal scaling<" in (run / "both" / "scaling-decode.svg").read_text()
+
+
+def test_roofline_labels_overlap_neither_each_other_nor_the_roof() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    from meshscope.views.plots import roofline  # noqa: PLC0415  needs matplotlib
+    from meshscope.views.plots.style import new_axes  # noqa: PLC0415
+
+    peaks = DevicePeaks(flops_per_s=1e15, hbm_bytes_per_s=1e12)
+    points = [
+        RooflinePoint(
+            source=source, phase=Phase.DECODE, part=part, flops_per_byte=x, flops_per_s=y, compute_s=1.0
+        )
+        for source in (Source.PREDICTED, Source.COMPILED)
+        for part, x, y in (("mlp", 8.0, 8e12), ("attn", 8.1, 8.2e12), ("lm_head", 7.9, 7.5e12))
+    ]  # fmt: skip
+    axes = new_axes(3.2)
+    roofline.draw_roofline(axes, Roofline(peaks=peaks, points=tuple(points)))
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert {"mlp", "attn"} <= set(boxes)
+    assert len(axes.texts) == len(boxes)  # a part has one label, though two sources draw it
+    roof = axes.lines[0].get_path().transformed(axes.transData)
+    for name, box in boxes.items():
+        assert not roof.intersects_bbox(box, filled=False), name
+        assert not any(box.overlaps(other) for other in boxes.values() if other is not box), name
+
+
+def test_the_legend_names_only_what_can_be_seen() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra plots")
+    from meshscope.views.plots.style import new_axes, stacked  # noqa: PLC0415  needs matplotlib
+
+    axes = new_axes()
+    stacked(axes, [("a", [("compute", 1.0), ("idle", 1e-4)]), ("b", [("compute", 0.5)])])
+    assert set(axes.get_legend_handles_labels()[1]) == {"compute"}
 
 
 @pytest.mark.parametrize(

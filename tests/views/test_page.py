@@ -10,6 +10,7 @@ import pytest
 from page_parser import Page
 
 import meshscope
+from meshscope.analysis.why import why_sentences
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.experiment_record import NamedModel
@@ -72,12 +73,15 @@ def _sections(page: Page) -> list[str | None]:
     return [a["id"] for a in page.attributes("details") if a.get("class") == "section"]
 
 
-def test_the_hero_has_figures_with_intervals_memory_and_reasons(page: Page) -> None:
+def test_the_hero_has_figures_with_intervals_memory_and_reasons(
+    page: Page, timed_run: RunRecord
+) -> None:
     text = page.text
-    assert "TTFT 10 ms 8 ms to 12 ms; compiled" in text
+    assert "TTFT 10 ms 8 to 12 ms; compiled" in text
     assert "Fits: 2.00 of 16.00 GiB of HBM" in text
     assert "weights 1.00 GiB KV cache 0.50 GiB temporaries 0.50 GiB" in text
-    assert re.search(r"prefill Prefill takes .* 3 ms .* tp", text)
+    why = why_sentences(timed_run)[Phase.PREFILL]
+    assert f"prefill {why[0].upper()}{why[1:]}." in text
 
 
 def test_what_contradicts_the_prediction_is_a_banner(page: Page, timed_run: RunRecord) -> None:

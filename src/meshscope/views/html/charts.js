@@ -321,9 +321,9 @@
         }
         let at = 0;
         for (const [name, seconds] of bar.segments) {
-          if (!names.includes(name)) names.push(name);
           const x = toX(at);
           const width = Math.max(0.5, toX(at + seconds) - x);
+          if (width >= 1 && !names.includes(name)) names.push(name);
           const node = make("rect", { x, y, width, height: 26, class: classOf(name) }, chart.svg);
           chart.mark(node, `${bar.name}\n${name}: ${format(seconds, unit)}${share(seconds, bar.total)}`);
           at += seconds;
@@ -586,12 +586,15 @@
       // Labels go to the first free position around their mark; a label without room is only in the tooltip.
       const taken = points.map(([, , , intensity, rate]) => boxAt(toX(intensity) - 8, toY(rate) - 8, 16, 16));
       const field = boxAt(chart.left, top, chart.right - chart.left, bottom - top);
+      const labeled = [];
       for (const [, , part, intensity, rate] of points) {
         const [x, y, wide] = [toX(intensity), toY(rate), textWidth(part)];
+        if (labeled.some(([name, u, v]) => name === part && Math.hypot(u - x, v - y) < 30)) continue;
         const places = [[x + 11, y - 7], [x - 11 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 9], [x + 9, y - 20], [x + 9, y + 6], [x - 9 - wide, y - 20], [x - 9 - wide, y + 6]];
         const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => overlaps(one, other)));
         if (!box) continue;
         taken.push(box);
+        labeled.push([part, x, y]);
         chart.text(box.x, box.y + 11, part, { class: "value" });
       }
       return chart.legend(phases, bottom + 58, (phase) => (phases.indexOf(phase) ? "ax1" : "c-compute"));

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
-from meshscope.planner.suggestions import Suggestion, suggestions_of
+from meshscope.planner.suggestions import Suggestion
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.answer import FitState, SourceAnswer
 from meshscope.views.html.blocks import (
@@ -161,7 +161,7 @@ def advices(run: PageRun) -> Iterator[Advices]:
             reason=_sentence(s.reason) if s.reason else "",
             command=short(s.command, 2000),
         )
-        for s in suggestions_of(run.run)
+        for s in run.answer.suggestions
     )
     if every:
         yield Advices(advices=every)
@@ -177,6 +177,8 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
             yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
     if suggestion.tokens_per_s_frac:
         yield f"tokens/s {suggestion.tokens_per_s_frac:+.0%}"
+    if suggestion.fits is False:
+        yield "it does not fit"
 
 
 def _bytes_sentences(run: PageRun) -> Iterator[str]:

@@ -20,7 +20,10 @@ from meshscope.views.plain import plain
 # The Okabe-Ito palette, safe for color-blind readers.
 COLORS = ("#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 BLUE, SKY, PINK, GRAY = "#0072B2", "#56B4E9", "#CC79A7", "#999999"
-FIXED = {COMPUTE: BLUE, MEMORY: SKY, STAGES: PINK, IDLE: GRAY, "copy": GRAY}
+FIXED = {
+    COMPUTE: BLUE, MEMORY: SKY, STAGES: PINK, IDLE: GRAY, "copy": GRAY,
+    "weights": BLUE, "KV cache": "#E69F00", "temporaries": PINK, "other": GRAY,
+}  # fmt: skip
 PARTS = {"attn": BLUE, "mlp": SKY, "moe.experts": SKY, "lm_head": PINK, "embed": "#F0E442"}
 MARKERS = "os^Dv"
 
@@ -39,6 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH = 6.6  # inches, two columns of a paper
 MAX_LABEL, MAX_TITLE = 40, 90  # characters
+MIN_VISIBLE_FRAC = 0.003  # of the axis; the legend leaves out what is narrower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +121,12 @@ def color_map(names: Sequence[str]) -> Callable[[str], str]:
 def stacked(axes: Axes, bars: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> None:
     """Draws one horizontal bar per row out of named segments."""
     color = color_map(list(dict.fromkeys(name for _, segments in bars for name, _ in segments)))
+    longest = max(sum(value for _, value in segments) for _, segments in bars)
     for row, (_, segments) in enumerate(bars):
         left = 0.0
         for name, value in segments:
-            axes.barh(row, value, left=left, height=0.62, color=color(name), label=label_text(name))
+            label = label_text(name) if value >= MIN_VISIBLE_FRAC * longest else None
+            axes.barh(row, value, left=left, height=0.62, color=color(name), label=label)
             left += value
     axes.set_yticks(range(len(bars)), [label_text(label) for label, _ in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)

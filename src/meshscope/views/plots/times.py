@@ -16,6 +16,7 @@ from meshscope.views.plots.style import (
     COLORS,
     GRAY,
     MARKERS,
+    MIN_VISIBLE_FRAC,
     PARTS,
     Plot,
     PlotRun,
@@ -151,23 +152,24 @@ def _draw_core(
     axes: Axes, row: int, spans: Sequence[TimeSpan], visible: tuple[float, float]
 ) -> None:
     """Draws the compute lane, one color per part of the model; the legend names the visible parts."""
+    least_s = MIN_VISIBLE_FRAC * (visible[1] - visible[0])
     by_part: dict[str, list[TimeSpan]] = {}
     for span in spans:
         part = span.label.partition(",")[0]
         by_part.setdefault(part if part in PARTS else "", []).append(span)
     for part, part_spans in by_part.items():
-        is_drawn = _draw_spans(axes, row, part_spans, visible, color=PARTS.get(part, GRAY))
-        if is_drawn and part:
+        drawn_s = _draw_spans(axes, row, part_spans, visible, color=PARTS.get(part, GRAY))
+        if drawn_s >= least_s and part:
             axes.barh(0, 0, color=PARTS[part], label=part)
 
 
 def _draw_spans(
     axes: Axes, row: int, spans: Sequence[TimeSpan], visible: tuple[float, float], *, color: str
-) -> bool:
-    """Draws the visible repetitions of the spans; returns whether there are any."""
+) -> float:
+    """Draws the visible repetitions of the spans; returns their seconds."""
     bars = [bar for span in spans for bar in _repetitions(span, *visible)]
     axes.broken_barh(bars, (row - LANE_HEIGHT / 2, LANE_HEIGHT), facecolors=color, linewidth=0)
-    return bool(bars)
+    return sum(duration for _, duration in bars)
 
 
 def _repetitions(span: TimeSpan, low: float, high: float) -> Iterator[tuple[float, float]]:
