@@ -48,27 +48,40 @@ def capacity_of(experiment: Experiment) -> Capacity | None:
     memory = predicted_memory(experiment)
     if memory.hbm_bytes is None:
         return None
-    batch_step, context_step = experiment.plan.data_size, _context_step(experiment)
-    workload = experiment.workload
-    n_batches = _largest(
-        lambda n: _fits(_resized(experiment, batch=n * batch_step)), MAX_BATCH // batch_step
-    )
-    max_position = experiment.model.max_position or MAX_CONTEXT
-    max_prompts = max(0, max_position - workload.output) // context_step
-    n_prompts = _largest(
-        lambda n: _fits(_resized(experiment, prompt=n * context_step)), max_prompts
-    )
+    workload, context = experiment.workload, largest_context(experiment)
     n_tokens = _cache_tokens(experiment, memory)
     return Capacity(
-        batch_step=batch_step,
-        largest_batch=n_batches * batch_step,
-        context_step=context_step,
-        largest_context=n_prompts * context_step + workload.output if n_prompts else 0,
-        is_context_of_model=0 < n_prompts == max_prompts,
+        batch_step=experiment.plan.data_size,
+        largest_batch=largest_batch(experiment),
+        context_step=_context_step(experiment),
+        largest_context=context.positions,
+        is_context_of_model=context.is_of_model,
         n_cache_tokens=n_tokens,
         n_cache_tokens_left=max(0, n_tokens - workload.batch * workload.context),
         is_upper_bound=memory.temp_bytes is None,
     )
+
+
+def largest_batch(experiment: Experiment) -> int:
+    """The largest batch that fits at the prompt and output of an experiment on devices with known HBM."""
+    step = experiment.plan.data_size
+    return step * _largest(lambda n: _fits(_resized(experiment, batch=n * step)), MAX_BATCH // step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestContext:
+    """Positions of prompt and output, 0 if none fit, and whether the model limits them, not memory."""
+
+    positions: int
+    is_of_model: bool
+
+
+def largest_context(experiment: Experiment) -> LargestContext:
+    """The largest context that fits at the batch and output of an experiment on devices with known HBM."""
+    step, output = _context_step(experiment), experiment.workload.output
+    limit = max(0, (experiment.model.max_position or MAX_CONTEXT) - output) // step
+    n = _largest(lambda n: _fits(_resized(experiment, prompt=n * step)), limit)
+    return LargestContext(positions=n * step + output if n else 0, is_of_model=0 < n == limit)
 
 
 def capacity_of_run(run: RunRecord) -> Capacity | None:

@@ -1,0 +1,193 @@
+"""Which slice: whether a model fits on each of many, with how large a batch and context, and at what price.
+
+The plans are those of serving: tp, dp and ep, without pipelines, fsdp and cp.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshscope.errors import MeshscopeError, SpecError
+from meshscope.planner.capacity import (
+    LargestContext,
+    largest_batch,
+    largest_context,
+    needed_bytes,
+)
+from meshscope.prediction.memory import predicted_memory
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.chips import CHIPS, ChipKind, chip_of
+from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.chunks import divisors
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.workload import Workload
+
+ANY = "any"
+MAX_ANY_CHIPS = 256  # of the slices that `any` means: a pod of v5e or v6e
+N_TRIED = 2  # plans of a slice whose largest batch is searched, those with the most room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceFit:
+    """What a slice has room for.
+
+    `plan` is the plan with the largest batch at the lengths of the workload, `memory` that of its smallest
+    batch; both are of the plan that needs least if nothing fits. `context` is the largest with one
+    sequence for each data-parallel rank, or at a batch that the caller gives; None if no plan takes it.
+    """
+
+    topology: Topology
+    plan: Plan
+    memory: Memory
+    largest_batch: int
+    context: LargestContext | None
+    context_plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        """The cloud's name of the slice, or its grid if it has none."""
+        return slice_name(self.topology)
+
+
+def slice_name(topology: Topology) -> str:
+    """The cloud's name of a standard slice, e.g. `v6e-8`, else chip and grid."""
+    if topology.chip.kind is ChipKind.TPU and topology in standard_slices(topology.chip):
+        return cloud_name(topology.chip, topology.n_chips)
+    return topology.name
+
+
+def parse_slices(text: str) -> tuple[Topology, ...]:
+    """The slices of `any`, of a chip (`v6e`), or of a list (`v6e-8,v5p-16`), each once."""
+    slices: list[Topology] = []
+    for name in (word.strip() for word in text.split(",")):
+        if name == ANY:
+            slices += [t for t in every_slice() if t.n_chips <= MAX_ANY_CHIPS]
+        elif name.lower() in CHIPS and chip_of(name).kind is ChipKind.TPU:
+            slices += standard_slices(chip_of(name))
+        else:
+            slices.append(parse_topology(name))
+    return tuple(dict.fromkeys(slices))
+
+
+def names_several(text: str) -> bool:
+    """Whether a value of --topology names several slices: `any`, a chip, or a list."""
+    return "," in text or text == ANY or text.lower() in CHIPS
+
+
+def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
+    """Prices per chip hour of `v6e=2.7,v5e=1.2`; SpecError unless every chip of the slices has one."""
+    prices: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, value = (word.strip() for word in item.partition("="))
+        chip = chip_of(name).name
+        if chip in prices:
+            raise SpecError(f"--prices '{text}': {chip} appears twice. Give it once.")
+        prices[chip] = _price(text, chip, value)
+    missing = sorted({t.chip.name for t in slices} - set(prices))
+    if missing:
+        raise SpecError(
+            f"--prices '{text}' has no price of {' and '.join(missing)}. Add {missing[0]}=PRICE per chip "
+            f"hour, or leave {missing[0]} out of --topology."
+        )
+    return prices
+
+
+def _price(text: str, chip: str, value: str) -> float:
+    try:
+        price = float(value)
+    except ValueError:
+        price = 0.0
+    if not 0 < price < float("inf"):
+        raise SpecError(
+            f"--prices '{text}': {chip}='{value}' is no positive price. Use for example {chip}=2.7."
+        )
+    return price
+
+
+def price_per_hour(topology: Topology, prices: Mapping[str, float] | None) -> float:
+    """The price of a slice per hour; its number of chips without prices."""
+    return topology.n_chips * (1.0 if prices is None else prices[topology.chip.name])
+
+
+def cheapest_first(
+    slices: Iterable[Topology], prices: Mapping[str, float] | None
+) -> tuple[Topology, ...]:
+    """The slices by price, or by number of chips without prices."""
+    return tuple(sorted(slices, key=lambda topology: price_per_hour(topology, prices)))
+
+
+def slice_fits(
+    model: Model, slices: Iterable[Topology], workload: Workload, *, batch: int | None = None
+) -> tuple[SliceFit, ...]:
+    """What each slice has room for; slices that no plan fills are left out.
+
+    The lengths and dtypes are those of the workload; `batch` is that of the largest context.
+    """
+    fits = (slice_fit(model, topology, workload, batch=batch) for topology in slices)
+    return tuple(fit for fit in fits if fit is not None)
+
+
+def slice_fit(
+    model: Model, topology: Topology, workload: Workload, *, batch: int | None = None
+) -> SliceFit | None:
+    """What one slice has room for; None if no plan fills it, or its HBM is unknown."""
+    if topology.chip.device_hbm_bytes is None:
+        return None
+    smallest = list(_experiments(model, topology, workload, batch=None))
+    if not smallest:
+        return None
+    roomy = sorted(smallest, key=_room, reverse=True)[:N_TRIED]
+    most, best = max(((largest_batch(e), e) for e in roomy), key=lambda pair: pair[0])
+    if not most:
+        best = min(smallest, key=lambda e: needed_bytes(predicted_memory(e)))
+    at_batch = _experiments(model, topology, workload, batch=batch)
+    context, longest = _longest(smallest if batch is None else at_batch)
+    return SliceFit(
+        topology=topology,
+        plan=best.plan,
+        memory=predicted_memory(best),
+        largest_batch=most,
+        context=context,
+        context_plan=longest,
+    )
+
+
+def _longest(experiments: Iterable[Experiment]) -> tuple[LargestContext | None, Plan | None]:
+    """The largest context of any plan, and the plan."""
+    roomy = sorted(experiments, key=_room, reverse=True)[:N_TRIED]
+    contexts = ((largest_context(experiment), experiment.plan) for experiment in roomy)
+    return max(contexts, key=lambda pair: pair[0].positions, default=(None, None))
+
+
+def _experiments(
+    model: Model, topology: Topology, workload: Workload, *, batch: int | None
+) -> Iterator[Experiment]:
+    """The experiments of all plans that fill the slice; with `batch` None, each with its smallest batch."""
+    for plan in _plans(model, topology.n_devices):
+        try:
+            yield experiment_of(
+                model=model,
+                plan=plan,
+                topology=topology,
+                workload=replace(workload, batch=batch or plan.data_size, prefill_chunk=None),
+            ).with_auto_chunk()
+        except MeshscopeError:  # the plan does not divide the model or the batch
+            continue
+
+
+def _plans(model: Model, n_devices: int) -> Iterator[Plan]:
+    """The plans of tp and dp in all sizes, with experts over none, either or both."""
+    for tp in divisors(n_devices):
+        dp = n_devices // tp
+        for ep in dict.fromkeys((1, tp, dp, n_devices)) if model.moe is not None else (1,):
+            yield Plan(tp=tp, dp=dp, ep=ep)
+
+
+def _room(experiment: Experiment) -> float:
+    """Batches like that of the experiment that the memory has room for, by its share of the cache."""
+    memory = predicted_memory(experiment)
+    assert memory.hbm_bytes is not None
+    free_bytes = memory.hbm_bytes - needed_bytes(memory)
+    return free_bytes / memory.kv_cache_bytes * experiment.workload.batch

@@ -1,0 +1,115 @@
+"""Which slice: what fits on each, with every serving plan tried, and prices that lack a chip."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from meshscope.errors import MeshscopeError, SpecError
+from meshscope.planner.capacity import largest_batch
+from meshscope.planner.slices import (
+    cheapest_first,
+    parse_prices,
+    parse_slices,
+    price_per_hour,
+    slice_fit,
+    slice_fits,
+)
+from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.memory import FitState
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+WORKLOAD = Workload(prompt=1024, output=128)
+LLAMA = read_model("meta-llama/Llama-3.3-70B")
+
+
+def batches(topology: Topology) -> Iterator[tuple[int, str]]:
+    """The largest batch of every tp x dp, one plan after the other."""
+    n = topology.n_devices
+    for tp in range(1, n + 1):
+        if n % tp:
+            continue
+        plan = parse_plan(f"tp={tp},dp={n // tp}")
+        workload = Workload(batch=n // tp, prompt=1024, output=128)
+        try:
+            experiment = experiment_of(model=LLAMA, plan=plan, topology=topology, workload=workload)
+        except MeshscopeError:
+            continue
+        yield largest_batch(experiment), str(plan)
+
+
+@pytest.mark.parametrize("name", ["v6e-8", "v6e-16", "v5p-8", "v5e-16"])
+def test_the_plan_of_a_slice_has_the_largest_batch_of_all(name: str) -> None:
+    fit = slice_fit(LLAMA, parse_topology(name), WORKLOAD)
+    assert fit is not None
+    assert (fit.largest_batch, str(fit.plan)) == max(batches(parse_topology(name)))
+    assert fit.memory.fit is FitState.YES
+
+
+def test_a_slice_that_is_too_small_has_no_batch() -> None:
+    """141 GB of weights on 4 x 31.25 GiB."""
+    fit = slice_fit(LLAMA, parse_topology("v6e-4"), WORKLOAD)
+    assert fit is not None
+    assert (fit.memory.fit, fit.largest_batch, str(fit.plan)) == (FitState.NO, 0, "tp=4")
+
+
+def test_a_batch_that_is_given_shortens_the_context() -> None:
+    one, many = (slice_fit(LLAMA, parse_topology("v6e-8"), WORKLOAD, batch=n) for n in (None, 64))
+    assert one is not None
+    assert many is not None
+    assert one.context is not None
+    assert many.context is not None
+    assert one.context.is_of_model
+    assert many.context.positions < one.context.positions
+    assert one.largest_batch == many.largest_batch
+
+
+def test_a_mixture_spreads_its_experts() -> None:
+    """DeepSeek-V3.1 in bf16, 1.3 TB, on 64 chips of 31.25 GiB."""
+    deepseek = read_model("deepseek-ai/DeepSeek-V3.1-Base")
+    (fit,) = slice_fits(deepseek, parse_slices("v6e-64"), WORKLOAD)
+    assert fit.plan.ep == 64
+    assert fit.largest_batch > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("v6e-8,v5p-8", ["v6e:2x4", "v5p:2x2x1"]),
+        ("v6e-8, v6e:2x4", ["v6e:2x4"]),
+        ("V6E", [f"v6e:{g}" for g in ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")]),
+    ],
+)
+def test_slices_are_a_list_or_all_of_a_chip(text: str, names: list[str]) -> None:
+    assert [topology.name for topology in parse_slices(text)] == names
+
+
+def test_any_slice_is_up_to_a_pod_of_v6e() -> None:
+    slices = parse_slices("any")
+    assert max(topology.n_chips for topology in slices) == 256
+    assert {topology.chip.name for topology in slices} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+
+
+def test_slices_are_ordered_by_price_or_by_chips() -> None:
+    slices = parse_slices("v5p-16,v6e-16,v5e-16")
+    prices = parse_prices("v6e=2.7,v5e=1.2,v5p=4.2", slices)
+    assert [t.name for t in cheapest_first(slices, None)] == ["v5p:2x2x2", "v6e:4x4", "v5e:4x4"]
+    assert [t.name for t in cheapest_first(slices, prices)] == ["v5e:4x4", "v5p:2x2x2", "v6e:4x4"]
+    assert price_per_hour(slices[1], prices) == pytest.approx(16 * 2.7)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("v6e=2.7", "Add v5e=PRICE"),
+        ("v6e=2.7,v5e=free", "v5e='free' is no positive price"),
+        ("v6e=2.7,v5e=-1", "v5e='-1' is no positive price"),
+        ("v6e=2.7,v5e=1,v5e=2", "v5e appears twice"),
+        ("v6e=2.7,v55=1", "unknown chip 'v55'"),
+    ],
+)
+def test_prices_that_lack_a_chip_or_a_number_are_refused(text: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        parse_prices(text, parse_slices("v6e-8,v5e-8"))
