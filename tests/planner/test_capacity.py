@@ -111,4 +111,4 @@ def test_a_run_has_a_capacity() -> None:
     document = run.as_dict()
     assert document["capacity"] == asdict(run.capacity)
     assert document["fit"]["largest_batch"] == run.capacity.largest_batch
-    assert f"room for       batch {run.capacity.largest_batch:,}, or context" in run.text()
+    assert f", room for batch {run.capacity.largest_batch:,} or context" in run.text()

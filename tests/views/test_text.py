@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 
 from meshscope.analysis.join import compare
 from meshscope.analysis.sides import Side
-from meshscope.events.enums import Part, Source
+from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.spec.experiment_record import NamedModel
 from meshscope.store.run import RunRecord
 from meshscope.views.text import comparison_text, full_text, run_text
@@ -97,6 +98,37 @@ all_gather      bf16[2,512]   lm_head          tp         1  1.54 kB
 def test_predicted_and_compiled_counts_are_side_by_side(compiled_run: RunRecord) -> None:
     text = run_output(compiled_run, 100)
     assert COMPILED_PREFILL_AT_100 in text
+
+
+def test_times_that_differ_are_in_the_first_lines_of_show_and_compare(
+    compiled_run: RunRecord,
+) -> None:
+    """Equal collectives do not make times equal that differ beyond their intervals."""
+    exact = (replace(row, source=Source.COMPILED) for row in compiled_run.rows_of(Source.PREDICTED))
+    rows = (*compiled_run.rows_of(Source.PREDICTED), *exact)
+    times = (decode_step(Source.PREDICTED, 0.1), decode_step(Source.COMPILED, 0.5))
+    run = replace(compiled_run, rows=rows, times=times)
+    for text in (run_output(run, 80), compared(run, 80)):
+        first = text.splitlines()[:12]
+        assert "collectives: predicted = compiled" in first
+        assert "times: compiled decode takes 5.0 x the prediction" in first
+        assert "agree" not in text
+
+
+def decode_step(source: Source, seconds: float) -> StepTime:
+    return StepTime(
+        source=source,
+        phase=Phase.DECODE,
+        step=TimeEstimate(value_s=seconds, low_s=0.9 * seconds, high_s=1.1 * seconds),
+        compute_s=seconds,
+        exposed_s=0.0,
+        idle_s=0.0,
+        bubble_s=0.0,
+        collective_s=0.0,
+        exposed_by_axis_s={},
+        by_basis_s={},
+        parts=(),
+    )
 
 
 def test_the_text_has_totals_and_memory(compiled_run: RunRecord) -> None:

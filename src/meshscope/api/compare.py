@@ -16,7 +16,7 @@ from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError
 from meshscope.events.enums import Source
 from meshscope.store.run import RunRecord
-from meshscope.views.document import comparison_document, source_verdicts_document
+from meshscope.views.document import comparison_document, own_verdicts_document
 from meshscope.views.explanation import explanation_document
 from meshscope.views.text import comparison_text
 
@@ -47,7 +47,7 @@ class RunComparison:
         left, right = _named(self.left), _named(self.right)
         document = comparison_document(self.comparison, left=left, right=right)
         if self.left.run is self.right.run:
-            return {**document, "verdicts": source_verdicts_document(self.left.run)}
+            return {**document, **own_verdicts_document(self.left.run)}
         explanation = explanation_document(explain(self.left, self.right))
         return {**document, "explanation": explanation}
 

@@ -128,7 +128,11 @@ class Answer:
         """`try --plan tp=4,dp=2: TPOT -1.25 ms, tokens/s +30%`, one for each suggestion."""
         source = self.strongest.source
         basis = "" if source is Source.PREDICTED else f"{Source.PREDICTED} "
-        return tuple(suggestion_sentence(s, basis=basis) for s in self.suggestions)
+        is_too_large = any(s.fit is not None and s.fit.state is FitState.NO for s in self.sources)
+        return tuple(
+            suggestion_sentence(s, basis=basis) + ("; it fits" if is_too_large and s.fits else "")
+            for s in self.suggestions
+        )
 
     @property
     def strongest(self) -> SourceAnswer:

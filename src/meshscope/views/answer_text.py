@@ -41,17 +41,19 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
     table.add_column(style="dim")
     for _ in columns:
         table.add_column(overflow="fold")
-    if len(columns) > 1:
+    sources, is_single = columns.values(), len(columns) == 1
+    if not is_single:
         table.add_row("", *(Text(short(name), style="dim") for name in columns))
-    rows = (
-        ("TTFT, prefill", *(_duration(figures.ttft) for figures in columns.values())),
-        ("TPOT, decode", *(_duration(figures.tpot) for figures in columns.values())),
-        ("throughput", *(_throughput(figures) for figures in columns.values())),
-        ("fits", *(_fit(figures.fit) for figures in columns.values())),
-    )
-    room = tuple(_room(figures.fit) for figures in columns.values())
-    for row in (*rows, ("room for", *room)) if any(room) else rows:
-        table.add_row(*row)
+    table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
+    table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
+    table.add_row("throughput", *(_throughput(figures) for figures in sources))
+    fits, room = ([f(figures.fit) for figures in sources] for f in (_fit, _room))
+    if is_single and room[0]:
+        table.add_row("fits", fits[0].append(f", room for {room[0]}", "default"))
+        return table
+    table.add_row("fits", *fits)
+    if any(room):
+        table.add_row("room for", *room)
     return table
 
 
@@ -73,11 +75,11 @@ def _fit(fit: Fit | None) -> Text:
 
 
 def _room(fit: Fit | None) -> str:
-    """`batch 324, or context 5,888`: the largest that fit, each with the other as it is."""
+    """`batch 324 or context 5,888`: the largest that fit, each with the other as it is."""
     if fit is None or fit.largest_batch is None or fit.largest_context is None:
         return ""
     sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
-    return ", or ".join(f"{name} {size:,}" for name, size in sizes.items() if size) or "no batch"
+    return " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size) or "no batch"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

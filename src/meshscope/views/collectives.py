@@ -32,11 +32,13 @@ from meshscope.views.words import (
     verdict_label,
 )
 
+UNITS = "GB: 10^9 bytes. GiB: 2^30 bytes."
+
 # The meaning of the columns, printed below the tables.
 LEGEND = (
     "groups: number x devices of each; DCN marks groups that span slices. "
     "count: executions per step on one device. payload: the full array of one operation. "
-    "wire: bytes that one device sends for it."
+    "wire: bytes that one device sends for it. " + UNITS
 )
 
 _ARROW = " -> "
@@ -180,9 +182,11 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
 
 
 def short_legend(sources: Sequence[str]) -> str:
-    """The meaning of the columns of the short table."""
+    """The meaning of the columns of the short table; several sources have counts that differ."""
     differing = f", {_ARROW.join(sources)} if they differ" if len(sources) > 1 else ""
-    return f"count: per step of a device{differing}. wire: bytes it sends for one operation."
+    return (
+        f"count: per step of a device{differing}. wire: bytes it sends for one operation. {UNITS}"
+    )
 
 
 def short_collectives_table(

@@ -127,10 +127,17 @@ def comparison_document(
     }
 
 
-def source_verdicts_document(run: RunRecord) -> dict[str, str]:
-    """The verdict on each pair of sources of one run, keyed by `left = right`."""
+def own_verdicts_document(run: RunRecord) -> dict[str, Any]:
+    """The verdicts on the sources of one run.
+
+    `verdicts` are those on the collectives of each pair, keyed by `left = right`; `agreements` those on
+    collectives and times of each source with the strongest one, keyed by that source.
+    """
     comparisons = compare_all_sources(run)
-    return {f"{a} = {b}": c.agreement.value for (a, b), c in comparisons.items()}
+    return {
+        "verdicts": {f"{a} = {b}": c.agreement.value for (a, b), c in comparisons.items()},
+        "agreements": {a.left.value: agreement_document(a) for a in agreements_of(run)},
+    }
 
 
 def _source_verdict(run: RunRecord) -> dict[str, Any] | None:

@@ -54,13 +54,18 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield from answer_lines(answer_of(run))
     yield Text("")
     yield from live_lines(run)
-    legend = short_legend([source.value for source in run.sources])
-    yield from _collectives(run, console, table=short_collectives_table, legend=legend)
+    yield from _collectives(run, console, table=short_collectives_table, legend=_short_legend(run))
     yield from _dispatch(run, max_parts=1)
     yield from _lost(run)
     yield from caveat_lines(run, min_unestimated_frac=LARGE_UNESTIMATED_FRAC)
     yield conditions(run, FOOTER)
     yield Text("--full adds all conditions, bytes, times by part, memory and algorithms", "dim")
+
+
+def _short_legend(run: RunRecord) -> str:
+    comparison = compare_sources(run)
+    is_equal = comparison is None or comparison.is_exact
+    return short_legend([] if is_equal else [source.value for source in run.sources])
 
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:

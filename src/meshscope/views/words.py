@@ -123,7 +123,7 @@ def _bytes_text(total: Total) -> str:
 
 def signed_seconds(seconds: float) -> str:
     """`+1.2 ms`, `-3.4 us`, `0 us`."""
-    return f"+{format_seconds(seconds)}" if seconds > 0 else format_seconds(seconds)
+    return f"+{format_seconds(seconds)}" if seconds > 0 else format_seconds(seconds or 0.0)
 
 
 def signed_bytes(n_bytes: float | Fraction) -> str:
