@@ -47,7 +47,7 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
     table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
     table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
     table.add_row("throughput", *(_throughput(figures) for figures in sources))
-    fits, room = ([f(figures.fit) for figures in sources] for f in (_fit, _room))
+    fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
         table.add_row("fits", fits[0].append(f", room for {room[0]}", "default"))
         return table
