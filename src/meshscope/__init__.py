@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from meshscope.api.compile import compile  # noqa: A004
     from meshscope.api.import_ import import_
     from meshscope.api.live import run
+    from meshscope.api.plan import PlanResult, plan
     from meshscope.api.predict import predict
     from meshscope.api.run import Run
     from meshscope.api.runs import RunSet, open  # noqa: A004
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 # The public names by their modules, which are imported on first use: they load NumPy and polars.
 _PUBLIC = {
     "MeshscopeError": "meshscope.errors",
+    "PlanResult": "meshscope.api.plan",
     "Run": "meshscope.api.run",
     "RunComparison": "meshscope.api.compare",
     "RunSet": "meshscope.api.runs",
@@ -25,12 +27,14 @@ _PUBLIC = {
     "compile": "meshscope.api.compile",
     "import_": "meshscope.api.import_",
     "open": "meshscope.api.runs",
+    "plan": "meshscope.api.plan",
     "predict": "meshscope.api.predict",
     "run": "meshscope.api.live",
 }
 
 __all__ = [
     "MeshscopeError",
+    "PlanResult",
     "Run",
     "RunComparison",
     "RunSet",
@@ -39,6 +43,7 @@ __all__ = [
     "compile",
     "import_",
     "open",
+    "plan",
     "predict",
     "run",
 ]

@@ -40,6 +40,7 @@ COMMANDS: dict[str, Subcommand] = {
         module="compile", summary="Compile for a TPU or GPU slice without the hardware."
     ),
     "run": Subcommand(module="run", summary="Run on live devices, timed and profiled."),
+    "plan": Subcommand(module="plan", summary="Find the best plan of a model on a slice."),
     "sweep": Subcommand(
         module="sweep", summary="Run many experiments, and resume after interruptions."
     ),

@@ -4,13 +4,18 @@ A stage repeats its collectives once per micro-batch. It sends activations to th
 every tick of the pipeline, even while idle; the receiver discards those (programs/jax/pipeline.py).
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.spec.plan.stages import n_ticks, stage_layers
+
+CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
 
 def pipeline_stages(
@@ -63,29 +68,44 @@ class _StagePlacement:
             self.placed[key] = tuple(
                 replace(
                     planned,
-                    groups=self.mesh.groups_of_stage(planned.groups, stage),
+                    groups=self._groups(planned.groups, stage),
                     count=planned.count * n_times,
                 )
                 for planned in collectives
             )
         return self.placed[key]
 
+    def _groups(self, groups: Groups, stage: int) -> Groups:
+        """The groups of a stage: in mesh order they follow one another, as pp is outermost."""
+        n_each = self.mesh.n_devices // self.mesh.size("pp")
+        first, end = (
+            bisect_left(groups, at, key=lambda group: group[0] // n_each)
+            for at in (stage, stage + 1)
+        )
+        return groups[first:end]
+
 
 def _stage_send(
     experiment: Experiment, step: PlannedStep, sender: int, shape: tuple[int, ...]
 ) -> PlannedCollective:
     """On every tick, each device of stage `sender` sends to its peer in the next stage."""
-    mesh = experiment.plan.mesh
-    workers = mesh.groups("pp")  # one group: the devices at the same position in all stages
     return PlannedCollective(
         part=Part.STAGE,
         kind=Kind.PERMUTE,
         axis="pp",
-        groups=tuple((group[sender], group[sender + 1]) for group in workers),
+        groups=_neighbors(experiment.plan.mesh, sender),
         shape=shape,
         dtype=experiment.workload.activation_dtype,
         count=n_ticks(experiment.n_microbatches(step.phase), experiment.plan.pp),
     )
+
+
+@lru_cache(maxsize=CACHED_SENDS)
+def _neighbors(mesh: Mesh, sender: int) -> Groups:
+    """The pairs of devices at the same position in stage `sender` and the next."""
+    n_each = mesh.n_devices // mesh.size("pp")
+    first = sender * n_each
+    return tuple((device, device + n_each) for device in range(first, first + n_each))
 
 
 def _share_tokens(experiment: Experiment) -> PlannedCollective:

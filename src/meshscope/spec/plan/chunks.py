@@ -164,19 +164,25 @@ def check_chunks(
         raise SpecError(f"{option} does not divide prompt={prompt}{split}. Use {sizes}.")
 
 
-def with_auto_chunk(
-    model: Model, plan: Plan, workload: Workload, program: Program, engine: Engine
+def with_auto_chunk(  # noqa: PLR0913  the parts of an experiment
+    model: Model,
+    plan: Plan,
+    workload: Workload,
+    program: Program,
+    engine: Engine,
+    *,
+    limit: int = DEFAULT_CHUNK,
 ) -> Workload:
-    """The workload with the largest chunk up to DEFAULT_CHUNK; unchanged if prefill has one chunk."""
+    """The workload with the largest chunk up to `limit`; unchanged if prefill has one chunk."""
     n_sequences, prompt = workload.batch // plan.data_size, workload.prompt
-    is_short = n_sequences * prompt <= DEFAULT_CHUNK
+    is_short = n_sequences * prompt <= limit
     if is_short or why_no_chunks(plan, program, engine) is not None:
         return workload
-    if prompt <= DEFAULT_CHUNK:
-        n_each = max(n for n in divisors(n_sequences) if n * prompt <= DEFAULT_CHUNK)
+    if prompt <= limit:
+        n_each = max(n for n in divisors(n_sequences) if n * prompt <= limit)
         return replace(workload, prefill_chunk=n_each * prompt)
     step = lcm(POSITION_STEP, plan.tp if plan.sp else 1)
-    sizes = [n for n in divisors(prompt) if n <= DEFAULT_CHUNK and n % step == 0]
+    sizes = [n for n in divisors(prompt) if n <= limit and n % step == 0]
     if not sizes or why_no_position_chunks(model) is not None:
         return workload if n_sequences == 1 else replace(workload, prefill_chunk=prompt)
     return replace(workload, prefill_chunk=max(sizes))

@@ -5,6 +5,7 @@ so that decode is balanced across devices.
 """
 
 from enum import StrEnum
+from functools import lru_cache
 
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Phase
@@ -13,6 +14,8 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import CompressedAttention, Indexer, Model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.workload import Workload
+
+CACHED_RINGS = 64  # of large slices: a search asks for the same ring of many plans
 
 
 class ContextForm(StrEnum):
@@ -36,6 +39,7 @@ def cache_slots(plan: Plan, workload: Workload) -> int:
     return workload.prompt // plan.cp + -(-workload.output // plan.cp)
 
 
+@lru_cache(maxsize=CACHED_RINGS)
 def ring_pairs(groups: Groups) -> Groups:
     """(source, target) pairs of one ring step: each device sends to the next one in its group."""
     return tuple(

@@ -1,8 +1,9 @@
 """The logical device mesh: named axes over device ids 0..n-1 in row-major order."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, groupby
 from math import prod
 
 Groups = tuple[tuple[int, ...], ...]
@@ -46,12 +47,12 @@ class Mesh:
 
     def groups(self, *names: str) -> Groups:
         """Device groups of a collective over these axes, e.g. ((0, 1), (2, 3)), in mesh order."""
-        return _groups(self.axes, frozenset(names))
+        return _groups(self.axes, names)
 
     def groups_of_stage(self, groups: Groups, stage: int) -> Groups:
         """The groups whose first device (the sender of a pair) belongs to this pipeline stage."""
-        at = self.names.index("pp")
-        return tuple(group for group in groups if self.coordinates(group[0])[at] == stage)
+        n_each = self.n_devices // self.size("pp")  # pp is outermost
+        return tuple(group for group in groups if group[0] // n_each == stage)
 
     def axis_of_groups(self, groups: Groups) -> str | None:
         """The axes, joined by `+`, whose groups are exactly these; None if no axes match."""
@@ -72,18 +73,24 @@ def _as_set(groups: Groups) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(g) for g in groups)
 
 
+def _groups(axes: tuple[tuple[str, int], ...], names: Collection[str]) -> Groups:
+    """The groups over some of the axes; meshes that split the devices alike share one object."""
+    runs = groupby(axes, key=lambda axis: axis[0] in names)
+    return _run_groups(tuple((prod(size for _, size in run), inside) for inside, run in runs))
+
+
 @cache
-def _groups(axes: tuple[tuple[str, int], ...], names: frozenset[str]) -> Groups:
-    strides, stride = [], 1
-    for _, size in reversed(axes):
-        strides.append(stride)
+def _run_groups(runs: tuple[tuple[int, bool], ...]) -> Groups:
+    """The groups over the runs of adjacent axes that are marked, outermost run first."""
+    bases, members, stride = [0], [0], 1
+    for size, is_inside in reversed(runs):
+        steps = [i * stride for i in range(size)]
+        if is_inside:
+            members = [step + member for step in steps for member in members]
+        else:
+            bases = [step + base for step in steps for base in bases]
         stride *= size
-    dims = list(zip(axes, reversed(strides), strict=True))
-    inner = [[i * s for i in range(size)] for (name, size), s in dims if name in names]
-    outer = [[i * s for i in range(size)] for (name, size), s in dims if name not in names]
-    return tuple(
-        tuple(sum(base) + sum(step) for step in product(*inner)) for base in product(*outer)
-    )
+    return tuple(tuple(base + member for member in members) for base in bases)
 
 
 @cache
@@ -93,6 +100,6 @@ def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozens
     axis_by_groups: dict[frozenset[frozenset[int]], str] = {}
     for n_axes in range(1, len(names) + 1):
         for subset in combinations(names, n_axes):
-            groups = _as_set(_groups(axes, frozenset(subset)))
+            groups = _as_set(_groups(axes, subset))
             axis_by_groups.setdefault(groups, "+".join(subset))
     return axis_by_groups

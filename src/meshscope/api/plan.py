@@ -1,0 +1,146 @@
+"""`meshscope.plan`: the best plan of a model on a slice, by prediction."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.interconnect.profile import load_profile
+from meshscope.planner.batches import parse_batches
+from meshscope.planner.grid import SearchSpace
+from meshscope.planner.objective import Goal, objective_of
+from meshscope.planner.search import Choice, PlanSearch, search
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.workload import Workload
+from meshscope.units import dtype_name
+from meshscope.views.plan import plan_document, plan_lines
+
+PRECISIONS = "bf16,s8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The options of `plan`, by the names that the command line uses."""
+
+    model: str
+    topology: str
+    slo: str | None = None
+    goal: Goal = Goal.THROUGHPUT
+    batch: str | None = None
+    prompt: int = 1024
+    output: int = 128
+    weight_dtype: str = PRECISIONS
+    cache_dtype: str = PRECISIONS
+    profile: Path | None = None
+
+    def space(self) -> SearchSpace:
+        """What the search varies; a MeshscopeError for an impossible option."""
+        topology = parse_topology(self.topology)
+        return SearchSpace(
+            model=read_model(self.model),
+            topology=topology,
+            workload=Workload(batch=1, prompt=self.prompt, output=self.output),
+            batches=parse_batches(self.batch),
+            weight_dtypes=_dtypes("--weight-dtype", self.weight_dtype),
+            cache_dtypes=_dtypes("--cache-dtype", self.cache_dtype),
+            profile=None if self.profile is None else load_profile(self.profile),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanResult:
+    """The result of `meshscope.plan`; `search` has all figures, typed."""
+
+    search: PlanSearch
+
+    @property
+    def plan(self) -> str | None:
+        """The best plan, e.g. `dp=2,tp=4`; None if nothing meets the objective."""
+        winner = self.search.winner
+        return None if winner is None else str(winner.experiment.plan)
+
+    @property
+    def winner(self) -> Choice | None:
+        """The best choice with its figures; None if nothing meets the objective."""
+        return self.search.winner
+
+    @property
+    def front(self) -> tuple[Choice, ...]:
+        """The Pareto front of TTFT, TPOT and tokens/s/chip, the best first."""
+        return self.search.front
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return plan_document(self.search)
+
+    def __repr__(self) -> str:
+        """The text of the command."""
+        return "\n".join(plan_lines(self.search))
+
+
+def plan(  # noqa: PLR0913  the options of the command
+    model: str | Path,
+    *,
+    topology: str,
+    slo: str | None = None,
+    goal: Goal | str = Goal.THROUGHPUT,
+    batch: int | str | None = None,
+    prompt: int = 1024,
+    output: int = 128,
+    weight_dtype: str = PRECISIONS,
+    cache_dtype: str = PRECISIONS,
+    profile: str | Path | None = None,
+) -> PlanResult:
+    """Finds the best plan of a model on a slice by predicting every legal one.
+
+    Example:
+        >>> best = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
+        >>> best.plan
+
+    Args:
+        model: A model id, a config.json, or a folder with one.
+        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
+        slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
+        goal: What to optimize within the limits: `throughput` or `latency`.
+        batch: Sequences over all devices, a number or a range such as `8:256`; all if None.
+        prompt: Input tokens of a sequence.
+        output: Output tokens of a sequence.
+        weight_dtype: Number formats of the weights to try, joined by commas.
+        cache_dtype: Number formats of the KV cache to try, joined by commas.
+        profile: A chip profile that `meshscope calibrate` wrote, for times.
+
+    Returns:
+        The winner, the Pareto front, and the reasons.
+
+    Raises:
+        MeshscopeError: An option or the model is impossible, or the chip has no published figures.
+    """
+    if goal not in set(Goal):
+        raise SpecError(f"goal: '{goal}' is not one of {', '.join(Goal)}.")
+    request = PlanRequest(
+        model=str(model),
+        topology=topology,
+        slo=slo,
+        goal=Goal(goal),
+        batch=None if batch is None else str(batch),
+        prompt=prompt,
+        output=output,
+        weight_dtype=weight_dtype,
+        cache_dtype=cache_dtype,
+        profile=None if profile is None else Path(profile),
+    )
+    return plan_request(request)
+
+
+def plan_request(request: PlanRequest) -> PlanResult:
+    """The result of the request."""
+    objective = objective_of(request.slo, request.goal)
+    return PlanResult(search=search(request.space(), objective))
+
+
+def _dtypes(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(dtype_name(name.strip()) for name in text.split(",") if name))
+    if not names:
+        raise SpecError(f"{option} '{text}' names no dtype. Use for example {PRECISIONS}.")
+    return names

@@ -1,0 +1,102 @@
+"""Closed forms of the plans of one search, which share costs and collectives wherever those are equal."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshscope.cost.closed_form import PlanForm, plan_form
+from meshscope.cost.features import plan_costs
+from meshscope.cost.planned_collectives import CollectiveCost
+from meshscope.cost.workload_features import Feature
+from meshscope.events.enums import Phase
+from meshscope.interconnect.profile import ChipProfile
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.program import Program
+from meshscope.spec.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormKey:
+    """What a closed form depends on beside model, slice and lengths.
+
+    `n_microbatches` are those of the pipeline, and `is_split` says whether sp splits the decode batch.
+    """
+
+    plan: Plan
+    phase: Phase
+    weight_dtype: str
+    cache_dtype: str
+    n_microbatches: int
+    is_split: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class FormTable:
+    """The forms of a search, each built when it is first asked for; `forms` are in that order."""
+
+    model: Model
+    topology: Topology
+    workload: Workload  # lengths and activations; the rest is that of the key
+    program: Program
+    profile: ChipProfile | None = None
+    forms: list[PlanForm] = field(default_factory=list[PlanForm])
+    _index: dict[FormKey, int] = field(default_factory=dict[FormKey, int])
+    _bases: dict[Hashable, PlanForm] = field(default_factory=dict[Hashable, PlanForm])
+
+    def index(self, key: FormKey, batch: int) -> int:
+        """The position in `forms` of the form with this key; `batch` is one of its batches."""
+        if key not in self._index:
+            self._index[key] = len(self.forms)
+            self.forms.append(self._form(key, batch))
+        return self._index[key]
+
+    def experiment(self, plan: Plan, workload: Workload) -> Experiment:
+        """The experiment of a legal plan."""
+        return Experiment(
+            model=self.model,
+            plan=plan,
+            topology=self.topology,
+            workload=workload,
+            program=self.program,
+        )
+
+    def _form(self, key: FormKey, batch: int) -> PlanForm:
+        workload = replace(
+            self.workload,
+            batch=batch,
+            weight_dtype=key.weight_dtype,
+            cache_dtype=key.cache_dtype,
+        )
+        experiment = self.experiment(key.plan, workload)
+        # Collectives are those of one micro-batch, and weights travel only in the gathers of fsdp.
+        gathered = key.weight_dtype if key.plan.fsdp > 1 else None
+        shared = (key.plan, key.phase, key.is_split, gathered)
+        base = self._bases.get(shared)
+        if base is None:
+            base = plan_form(experiment, key.phase, profile=self.profile)
+            self._bases[shared] = base
+            return base
+        kernels = experiment.kernels
+        return replace(
+            base,
+            costs=plan_costs(experiment, key.phase),
+            collectives=_of_microbatches(base, key.n_microbatches),
+            n_microbatches=key.n_microbatches,
+            has_kernel=kernels.prefill_attention.kernel is not None,
+            reads_static_cache=kernels.decode_attention.kernel is None,
+        )
+
+
+def _of_microbatches(base: PlanForm, n: int) -> tuple[CollectiveCost, ...]:
+    """The collectives of a form with `n` micro-batches; those after the ticks carry all sequences."""
+    if n == base.n_microbatches:
+        return base.collectives
+    factors = np.ones(len(Feature))
+    factors[[Feature.SEQUENCES, Feature.TOKENS]] = n / base.n_microbatches
+    return tuple(
+        replace(c, payload=c.payload * factors) if c.n_once else c for c in base.collectives
+    )

@@ -1,0 +1,211 @@
+"""How a plan starts in a server: each flag with its source, and what the server cannot express."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from meshscope.spec.experiment import Experiment
+
+VLLM = "vllm-project/tpu-inference@b8692ff01"
+SGLANG = "sgl-project/sglang-jax@cddbf6f1 python/sgl_jax/srt/server_args.py"
+MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cb src/maxtext/configs/base.yml"
+OWN = "meshscope predict --help"
+
+_FP8 = {"f8e4m3fn": "fp8_e4m3", "f8e5m2": "fp8_e5m2"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFlag:
+    """A flag with its value, and the public file that defines or uses it."""
+
+    words: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The command that starts a server with a plan; `not_expressed` are the parts it has no flag for."""
+
+    server: str
+    command: str
+    flags: tuple[LaunchFlag, ...]
+    not_expressed: tuple[str, ...]
+
+
+_Flags = Iterator[LaunchFlag | str]  # a string is something that the server cannot express
+
+
+def launches_of(experiment: Experiment) -> tuple[Launch, ...]:
+    """The launch of an experiment in every known server."""
+    model = experiment.model.name
+    return (
+        _launch("meshscope", ("meshscope", "predict", model), _own_flags, experiment),
+        _launch("vLLM on TPU", ("vllm", "serve", model), _vllm_flags, experiment),
+        _launch(
+            "SGLang-JAX",
+            ("python", "-m", "sgl_jax.launch_server", "--model-path", model),
+            _sglang_flags,
+            experiment,
+        ),
+        _launch(
+            "MaxText",
+            ("python", "-m", "maxtext.inference.decode", "src/maxtext/configs/base.yml"),
+            _maxtext_flags,
+            experiment,
+        ),
+    )
+
+
+def _launch(
+    server: str,
+    words: tuple[str, ...],
+    flags_of: Callable[[Experiment], _Flags],
+    experiment: Experiment,
+) -> Launch:
+    parts = list(flags_of(experiment))
+    flags = tuple(part for part in parts if isinstance(part, LaunchFlag))
+    return Launch(
+        server=server,
+        command=shlex.join([*words, *(word for flag in flags for word in flag.words)]),
+        flags=flags,
+        not_expressed=tuple(part for part in parts if isinstance(part, str)),
+    )
+
+
+def _flag(source: str, *words: str | int) -> LaunchFlag:
+    return LaunchFlag(words=tuple(map(str, words)), source=source)
+
+
+def _own_flags(experiment: Experiment) -> _Flags:
+    workload = experiment.workload
+    yield _flag(OWN, "--topology", experiment.topology.name)
+    yield _flag(OWN, "--plan", str(experiment.plan))
+    for name in ("batch", "prompt", "output"):
+        yield _flag(OWN, f"--{name}", getattr(workload, name))
+    if workload.activation_dtype != "bf16":
+        yield _flag(OWN, "--dtype", workload.activation_dtype)
+    for name in ("weight_dtype", "cache_dtype"):
+        if getattr(workload, name) != workload.activation_dtype:
+            yield _flag(OWN, f"--{name.replace('_', '-')}", getattr(workload, name))
+    if experiment.with_auto_chunk().workload != workload:
+        yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
+
+
+def _vllm_flags(experiment: Experiment) -> _Flags:
+    """Flags of vLLM, which counts --max-num-seqs per data-parallel rank."""
+    plan, workload = experiment.plan, experiment.workload
+    sharding = f"{VLLM} tpu_inference/layers/common/sharding.py"
+    disagg = f"{VLLM} examples/disagg/run_disagg_single_host.sh"
+    external = f"{VLLM} examples/external_lb/run_dp_external_lb.sh"
+    yield _flag(sharding, "--tensor-parallel-size", plan.tp)
+    if plan.data_size > 1:
+        yield _flag(sharding, "--data-parallel-size", plan.data_size)
+    if plan.expert_axes == ("tp",):
+        deploy = f"{VLLM} examples/offload/gke/benchmarks/multi-host/deploy-baseline.yaml"
+        yield _flag(deploy, "--enable-expert-parallel")
+    if plan.pp > 1:
+        executor = f"{VLLM} tpu_inference/executors/ray_distributed_executor.py"
+        yield _flag(executor, "--pipeline-parallel-size", plan.pp)
+    yield _flag(external, "--max-num-seqs", workload.batch // plan.data_size)
+    yield _flag(external, "--max-model-len", workload.context)
+    if workload.prefill_chunk is not None:
+        yield _flag(disagg, "--max-num-batched-tokens", workload.prefill_chunk)
+    if workload.cache_dtype == "f8e4m3fn":
+        decode = f"{VLLM} .buildkite/kubernetes/manifests/v7x/single_decode.yaml"
+        yield _flag(decode, "--kv-cache-dtype", "fp8")
+    yield from _left_out(experiment, "pp")
+    if plan.data_axis in plan.expert_axes:
+        yield (
+            f"ep={plan.ep} over {plan.data_axis}: enable_dp_attention in --additional-config splits "
+            "attention over data and experts over devices, but chooses the sizes itself"
+        )
+    if workload.weight_dtype != workload.activation_dtype:
+        yield _weights(experiment, "an additional_config with qwix rules")
+    if workload.cache_dtype not in {"f8e4m3fn", workload.activation_dtype}:
+        yield f"a cache in {workload.cache_dtype}: the manifests show --kv-cache-dtype fp8 alone"
+
+
+def _sglang_flags(experiment: Experiment) -> _Flags:
+    """Flags of SGLang-JAX, whose --tp-size counts all devices: the mesh is (dp, tp-size / dp)."""
+    plan, workload = experiment.plan, experiment.workload
+    yield _flag(f"{SGLANG}, managers/scheduler.py", "--tp-size", plan.data_size * plan.tp)
+    if plan.data_size > 1:
+        yield _flag(SGLANG, "--dp-size", plan.data_size)
+    if plan.ep > 1:
+        yield _flag(SGLANG, "--ep-size", plan.ep)
+    yield _flag(SGLANG, "--max-running-requests", workload.batch)
+    yield _flag(SGLANG, "--context-length", workload.context)
+    yield _flag(SGLANG, "--chunked-prefill-size", workload.prefill_chunk or -1)
+    built_in = {"s8": "int8.yaml", "f8e4m3fn": "fp8.yaml"}
+    if config := built_in.get(workload.weight_dtype):
+        yield _flag(SGLANG, "--quantization-config-path", config)
+    if workload.cache_dtype in _FP8:
+        yield _flag(SGLANG, "--kv-cache-dtype", _FP8[workload.cache_dtype])
+    yield from _left_out(experiment)
+    if workload.weight_dtype not in {*built_in, workload.activation_dtype}:
+        yield _weights(experiment, "a file for --quantization-config-path")
+    if workload.cache_dtype not in {*_FP8, workload.activation_dtype}:
+        yield f"a cache in {workload.cache_dtype}: --kv-cache-dtype takes bf16 and fp8"
+
+
+def _maxtext_flags(experiment: Experiment) -> _Flags:
+    workload = experiment.workload
+    yield from _maxtext_axes(experiment)
+    yield _flag(MAXTEXT, f"per_device_batch_size={workload.batch / experiment.plan.n_devices:g}")
+    yield _flag(MAXTEXT, f"max_prefill_predict_length={workload.prompt}")
+    yield _flag(MAXTEXT, f"max_target_length={workload.context}")
+    if workload.weight_dtype == "s8":
+        yield _flag(MAXTEXT, "quantization=int8")
+    elif workload.weight_dtype != workload.activation_dtype:
+        yield f"weights in {workload.weight_dtype}: another value of quantization"
+    if workload.cache_dtype == "s8":
+        yield _flag(MAXTEXT, "quantize_kvcache=true")
+    elif workload.cache_dtype != workload.activation_dtype:
+        yield f"a cache in {workload.cache_dtype}: another value of kv_quant_dtype"
+    if workload.prefill_chunk is not None and workload.prefill_chunk < workload.prompt:
+        yield _flag(MAXTEXT, "use_chunked_prefill=true")
+        yield _flag(MAXTEXT, f"prefill_chunk_size={workload.prefill_chunk}")
+    yield "the model: MaxText has names of its own for model_name"
+
+
+def _maxtext_axes(experiment: Experiment) -> _Flags:
+    """Sizes on ICI, and of the outermost axis also on DCN; experts take an axis of their own."""
+    plan, n_slices = experiment.plan, experiment.topology.n_slices
+    tensor = "tensor_sequence" if plan.sp else "tensor"
+    axes = {"pipeline": plan.pp, "data": plan.dp, "fsdp": plan.fsdp}
+    axes |= {"context": plan.cp, tensor: plan.tp}
+    match plan.expert_axes:
+        case ():
+            pass
+        case ("tp",):
+            axes |= {tensor: 1, "expert": plan.ep}
+        case (_,):
+            axes |= {"data": 1, "fsdp": 1, "expert": plan.ep}
+        case _:
+            yield f"ep={plan.ep} over {plan.data_axis} and tp: an expert axis has its own devices"
+    outermost = next((name for name, size in axes.items() if size > 1), "")
+    for name, size in axes.items():
+        n_dcn = n_slices if name == outermost and size % n_slices == 0 else 1
+        if size > 1 or name == "fsdp":  # -1 by default
+            yield _flag(MAXTEXT, f"ici_{name}_parallelism={size // n_dcn}")
+        if n_dcn > 1:
+            yield _flag(MAXTEXT, f"dcn_{name}_parallelism={n_dcn}")
+
+
+def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
+    """The axes that a server has no flag for."""
+    plan = experiment.plan
+    if plan.sp:
+        yield "sp: no flag splits the residual stream of every model over tp"
+    if plan.cp > 1:
+        yield f"cp={plan.cp}: no axis of its own splits the sequence"
+    if plan.pp > 1 and "pp" not in known:
+        yield f"pp={plan.pp}: no pipeline"
+    if plan.fsdp > 1:
+        yield f"fsdp={plan.fsdp}: dp replicates the weights instead"
+
+
+def _weights(experiment: Experiment, how: str) -> str:
+    return (
+        f"weights in {experiment.workload.weight_dtype}: serve a quantized checkpoint, or use {how}"
+    )

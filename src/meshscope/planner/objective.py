@@ -1,0 +1,93 @@
+"""What a search optimizes: throughput or latency, under limits on the latencies of a request."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshscope.errors import SpecError, nearest
+
+MLPERF = (
+    "mlcommons/inference@001712e loadgen/mlperf.conf, the 99th percentile of the Server scenario"
+)
+
+_LIMITS = ("ttft", "tpot")
+_NUMBER = re.compile(r"(?P<value>\d+(?:\.\d*)?|\.\d+)(?P<unit>s|ms)?")
+
+
+class Goal(StrEnum):
+    """What to optimize among the plans that meet the limits."""
+
+    THROUGHPUT = "throughput"  # output tokens of the request a second and chip
+    LATENCY = "latency"  # seconds of the request, prefill and all decode steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A goal, and the most seconds for the first token and for each later one; None without a limit.
+
+    `source` is where the limits of a named objective are published.
+    """
+
+    goal: Goal = Goal.THROUGHPUT
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    name: str | None = None
+    source: str | None = None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a latency is limited."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
+
+def _mlperf(ttft_ms: float, tpot_ms: float) -> tuple[float, float]:
+    return ttft_ms / 1000, tpot_ms / 1000
+
+
+# Seconds of TTFT and TPOT: MLPERF.
+PRESETS: Mapping[str, tuple[float, float]] = {
+    "mlperf-llama2-70b": _mlperf(2000, 200),
+    "mlperf-llama2-70b-interactive": _mlperf(450, 40),
+    "mlperf-mixtral-8x7b": _mlperf(2000, 200),
+    "mlperf-llama3.1-405b": _mlperf(6000, 175),
+    "mlperf-llama3.1-405b-interactive": _mlperf(4500, 80),
+    "mlperf-llama3.1-8b": _mlperf(2000, 100),
+    "mlperf-llama3.1-8b-interactive": _mlperf(500, 30),
+    "mlperf-deepseek-r1": _mlperf(2000, 80),
+    "mlperf-deepseek-r1-interactive": _mlperf(1500, 15),
+}
+
+
+def objective_of(slo: str | None, goal: Goal = Goal.THROUGHPUT) -> Objective:
+    """The objective of `ttft=0.5,tpot=0.03` or of a preset; SpecError for anything else."""
+    if slo is None:
+        return Objective(goal=goal)
+    if slo in PRESETS:
+        ttft_s, tpot_s = PRESETS[slo]
+        return Objective(goal=goal, ttft_s=ttft_s, tpot_s=tpot_s, name=slo, source=MLPERF)
+    if "=" not in slo:
+        raise SpecError(
+            f"--slo '{slo}' is neither limits such as ttft=0.5,tpot=0.03 nor a preset. "
+            f"{nearest(slo, PRESETS)}"
+        )
+    limits: dict[str, float] = {}
+    for item in slo.split(","):
+        name, _, value = (word.strip() for word in item.partition("="))
+        if name not in _LIMITS:
+            raise SpecError(f"--slo '{slo}': '{name}' is not a limit. Use ttft, tpot or both.")
+        if name in limits:
+            raise SpecError(f"--slo '{slo}': {name} appears twice. Give it once.")
+        limits[name] = _seconds(slo, name, value)
+    return Objective(goal=goal, ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"))
+
+
+def _seconds(slo: str, name: str, text: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    seconds = 0.0 if match is None else float(match["value"])
+    if match is None or not seconds:
+        raise SpecError(
+            f"--slo '{slo}': {name}='{text}' is no positive number of seconds. "
+            f"Use for example {name}=0.5 or {name}=500ms."
+        )
+    return seconds / 1000 if match["unit"] == "ms" else seconds

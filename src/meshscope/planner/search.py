@@ -1,0 +1,352 @@
+"""The search for the best plan: legal plans, their candidates, the Pareto front, and the winner."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshscope.analysis.why import why_sentence
+from meshscope.cost.closed_form import plan_form
+from meshscope.cost.predicted import evaluated, has_figures, predicted_times
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.planner.grid import Grid, SearchSpace, grid_of
+from meshscope.planner.objective import Goal, Objective
+from meshscope.planner.pareto import pareto_front
+from meshscope.planner.space import plan_space
+from meshscope.prediction.memory import predicted_memory
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.memory import Memory
+from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
+
+BoolArray = NDArray[np.bool_]
+MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One combination of plan, batch, precision and chunk, with its predicted figures.
+
+    `tokens_per_s_per_chip` counts the output tokens of a batch of requests over prefill and all decode
+    steps, `decode_tokens_per_s_per_chip` those of decode alone. The latencies are without intervals.
+    """
+
+    experiment: Experiment
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    tokens_per_s_per_chip: float
+    decode_tokens_per_s_per_chip: float
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WonBy:
+    """The winner against the best plan with other axes, both with the winner's batch and precision.
+
+    Seconds and bytes are those of the runner-up minus the winner's, so positive ones are the winner's
+    gain. They are empty, and `sentence` says why, if the runner-up does not take the winner's batch.
+    """
+
+    runner_up: Choice
+    seconds: Mapping[str, float]
+    wire_bytes: Mapping[str, float]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """The best choice of each phase on a slice of its own.
+
+    `kv_bytes` is the cache of one prompt on all devices that hold it, which moves from one slice to the
+    other; the time that it takes is left out.
+    """
+
+    prefill: Choice
+    decode: Choice
+    prompts_per_s_per_chip: float
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSearch:
+    """The result of a search; `winner` is None if nothing meets the objective, or nothing fits.
+
+    `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
+    the best first. `closest` comes closest to the limits that nothing meets.
+    """
+
+    space: SearchSpace
+    objective: Objective
+    n_counted: int
+    n_plans: int
+    n_candidates: int
+    n_meeting: int
+    n_refused: Mapping[str, int]
+    front: tuple[Choice, ...]
+    closest: Choice | None
+    won_by: WonBy | None
+    unquantized: Choice | None  # the best with weights and cache as wide as the activations
+    apart: Apart | None
+    times: tuple[StepTime, ...]  # steps of the winner with intervals
+    why: Mapping[Phase, str]
+
+    @property
+    def winner(self) -> Choice | None:
+        """The best choice that meets the objective."""
+        return self.front[0] if self.front else None
+
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether the times of the winner leave the range of their measurements."""
+        return any(time.is_extrapolated for time in self.times)
+
+
+def search(space: SearchSpace, objective: Objective) -> PlanSearch:
+    """The best plans of a model on a slice; SpecError without published figures of the chip or a profile."""
+    _check(space)
+    plans = plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
+    grid = grid_of(space, plans)
+    ranking = _Ranking(grid=grid, objective=objective)
+    meets = ranking.meets
+    front = tuple(ranking.front(meets))
+    winner = front[0] if front else None
+    closest = None if front else ranking.closest()
+    times = () if winner is None else predicted_times(winner.experiment, space.profile)
+    return PlanSearch(
+        space=space,
+        objective=objective,
+        n_counted=plans.n_counted,
+        n_plans=len(plans.plans),
+        n_candidates=len(grid.candidates),
+        n_meeting=int(meets.sum()),
+        n_refused=grid.n_refused,
+        front=front,
+        closest=closest,
+        won_by=None if winner is None else ranking.won_by(winner),
+        unquantized=None if winner is None else ranking.unquantized(),
+        apart=None if winner is None else ranking.apart(),
+        times=times,
+        why={time.phase: why_sentence(time, space.topology.chip) for time in times},
+    )
+
+
+def _check(space: SearchSpace) -> None:
+    if not has_figures(space.topology.chip, space.profile):
+        raise SpecError(
+            f"'{space.topology.name}' has no published peaks, which predicted times need. "
+            "Use a TPU or GPU slice, or --profile with a file that 'meshscope calibrate' wrote."
+        )
+    if space.workload.n_decode_steps == 0:
+        raise SpecError("--output 1 has no decode step to plan for. Use at least 2.")
+    limit = space.model.max_position
+    if limit is not None and space.workload.context > limit:
+        raise SpecError(
+            f"prompt={space.workload.prompt} and output={space.workload.output} need "
+            f"{space.workload.context} positions; {space.model.name} has {limit}. Shorten one of them."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranking:
+    """The order of the candidates of a grid under an objective."""
+
+    grid: Grid
+    objective: Objective
+
+    @property
+    def meets(self) -> BoolArray:
+        """[n] whether a candidate is within the limits."""
+        ttft_s, tpot_s = self.objective.ttft_s, self.objective.tpot_s
+        is_fast = self.grid.ttft_s <= (np.inf if ttft_s is None else ttft_s)
+        return is_fast & (self.grid.tpot_s <= (np.inf if tpot_s is None else tpot_s))
+
+    @property
+    def cost(self) -> NDArray[np.float64]:
+        """[n] what the goal minimizes."""
+        match self.objective.goal:
+            case Goal.THROUGHPUT:
+                return -self.grid.tokens_per_s_per_chip
+            case Goal.LATENCY:
+                return self.grid.e2e_s
+
+    def front(self, among: BoolArray) -> Iterator[Choice]:
+        """The Pareto front of the marked candidates that fit, the best first.
+
+        Whether temporaries fit is asked for candidates on the front alone, until all of them do.
+        """
+        grid, left = self.grid, among.copy()
+        figures = np.stack([grid.ttft_s, grid.tpot_s, -grid.tokens_per_s_per_chip], axis=1)
+        while True:
+            (at,) = np.nonzero(left)
+            front = at[pareto_front(figures[at])]
+            refused = [i for i in front if not self._fits(int(i))]
+            if not refused:
+                break
+            left[refused] = False
+        order = front[np.argsort(self.cost[front], kind="stable")]
+        return (self.choice(int(i)) for i in order)
+
+    def _fits(self, at: int) -> bool:
+        return predicted_memory(self.grid.experiment(at)).fits is not False
+
+    def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> int | None:
+        """The marked candidate with the least cost that fits."""
+        cost = self.cost if cost is None else cost
+        (at,) = np.nonzero(among)
+        ordered = at[np.argsort(cost[at], kind="stable")]
+        return next((int(i) for i in ordered if self._fits(int(i))), None)
+
+    def closest(self) -> Choice | None:
+        """The choice that exceeds the limits by the smallest factor."""
+        ttft_s, tpot_s = self.objective.ttft_s or np.inf, self.objective.tpot_s or np.inf
+        excess = np.maximum(self.grid.ttft_s / ttft_s, self.grid.tpot_s / tpot_s)
+        at = self.best(np.ones(len(excess), dtype=bool), excess)
+        return None if at is None else self.choice(at)
+
+    def choice(self, at: int) -> Choice:
+        """A candidate with its figures."""
+        grid = self.grid
+        experiment = grid.experiment(at)
+        n_chips, batch = grid.space.topology.n_chips, experiment.workload.batch
+        return Choice(
+            experiment=experiment,
+            ttft_s=float(grid.ttft_s[at]),
+            tpot_s=float(grid.tpot_s[at]),
+            e2e_s=float(grid.e2e_s[at]),
+            tokens_per_s_per_chip=float(grid.tokens_per_s_per_chip[at]),
+            decode_tokens_per_s_per_chip=batch / float(grid.tpot_s[at]) / n_chips,
+            memory=predicted_memory(experiment),
+        )
+
+    def unquantized(self) -> Choice | None:
+        """The best choice whose weights and cache are as wide as the activations."""
+        n_bits = DTYPE_BITS[self.grid.space.workload.activation_dtype]
+
+        def is_wide(dtype: str) -> bool:
+            return DTYPE_BITS[dtype] >= n_bits
+
+        wide = [
+            is_wide(c.workload.weight_dtype) and is_wide(c.workload.cache_dtype)
+            for c in self.grid.candidates
+        ]
+        at = self.best(self.meets & np.array(wide))
+        return None if at is None else self.choice(at)
+
+    def won_by(self, winner: Choice) -> WonBy | None:
+        """The winner against the best choice with other axes; None if all have the winner's."""
+        plan = winner.experiment.plan
+        others = self.meets & np.array([c.plan != plan for c in self.grid.candidates])
+        at = self.best(others)
+        return None if at is None else _comparison(winner, self.choice(at), self._same(winner, at))
+
+    def _same(self, winner: Choice, at: int) -> Experiment | None:
+        """The plan of a candidate with the workload of the winner, but for the chunk; None if none fits."""
+        wanted = replace(winner.experiment.workload, prefill_chunk=None)
+        plan = self.grid.candidates[at].plan
+        same = [
+            i
+            for i, c in enumerate(self.grid.candidates)
+            if c.plan == plan and replace(c.workload, prefill_chunk=None) == wanted
+        ]
+        best = min(same, key=lambda i: float(self.cost[i]), default=None)
+        return None if best is None else self.grid.experiment(best)
+
+    def apart(self) -> Apart | None:
+        """The best prefill and the best decode on slices of their own."""
+        grid, limits = self.grid, self.objective
+        n_chips = grid.space.topology.n_chips
+        is_throughput = limits.goal is Goal.THROUGHPUT
+        prefill = self.best(
+            grid.ttft_s <= (limits.ttft_s or np.inf),
+            grid.ttft_s / grid.batch if is_throughput else grid.ttft_s,
+        )
+        decode = self.best(
+            grid.tpot_s <= (limits.tpot_s or np.inf),
+            grid.tpot_s / grid.batch if is_throughput else grid.tpot_s,
+        )
+        if prefill is None or decode is None:
+            return None
+        return Apart(
+            prefill=self.choice(prefill),
+            decode=self.choice(decode),
+            prompts_per_s_per_chip=float(grid.batch[prefill] / grid.ttft_s[prefill] / n_chips),
+            kv_bytes=_prompt_bytes(grid.experiment(decode)),
+        )
+
+
+def _prompt_bytes(experiment: Experiment) -> int:
+    """Cache bytes of one prompt on all devices of its replica."""
+    plan, workload = experiment.plan, experiment.workload
+    one = replace(workload, batch=plan.data_size)
+    n_bytes = device_cache_bytes(experiment.model, plan, one) * plan.tp * plan.cp * plan.pp
+    return n_bytes * workload.prompt // workload.context
+
+
+def _comparison(winner: Choice, runner_up: Choice, same: Experiment | None) -> WonBy:
+    """Why the winner is better than the runner-up, at the winner's batch and precision."""
+    name, batch = runner_up.experiment.plan, winner.experiment.workload.batch
+    if same is None:
+        sentence = f"'{name}' does not take batch {batch} at this precision in its memory"
+        return WonBy(runner_up=runner_up, seconds={}, wire_bytes={}, sentence=sentence)
+    mine, other = (_request_costs(e) for e in (winner.experiment, same))
+    seconds, wire_bytes = (
+        {key: b.get(key, 0.0) - a.get(key, 0.0) for key in dict.fromkeys((*a, *b))}
+        for a, b in zip(mine, other, strict=True)
+    )
+    clauses = [_clause(key, value, wire_bytes.get(key)) for key, value in _ranked(seconds)]
+    sentence = f"over '{name}' at the same batch and precision, a request "
+    sentence += ", ".join(clauses) if clauses else "takes the same time"
+    return WonBy(runner_up=runner_up, seconds=seconds, wire_bytes=wire_bytes, sentence=sentence)
+
+
+def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """The differences that matter, the largest first."""
+    large = [(key, value) for key, value in seconds.items() if abs(value) >= MIN_GAIN_S]
+    return sorted(large, key=lambda pair: -abs(pair[1]))[:3]
+
+
+def _clause(key: str, gain_s: float, gain_bytes: float | None) -> str:
+    verb = "saves" if gain_s > 0 else "adds"
+    text = f"{verb} {format_seconds(abs(gain_s))} of {key}"
+    if gain_bytes:
+        text += f" ({'-' if gain_bytes > 0 else '+'}{format_bytes(abs(gain_bytes))} sent a device)"
+    return text
+
+
+def _request_costs(experiment: Experiment) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds by cause and sent bytes by axis of a device in a request: prefill and all decode steps."""
+    seconds: dict[str, float] = {}
+    wire_bytes: dict[str, float] = {}
+    for time in predicted_times(experiment):
+        is_decode = time.phase is Phase.DECODE
+        n = experiment.workload.n_decode_steps if is_decode else 1
+        causes = {f"communication over {a}": s for a, s in time.exposed_by_axis_s.items()}
+        causes |= {"compute": time.compute_s, "waiting for stages": time.idle_s}
+        for key, value in causes.items():
+            seconds[key] = seconds.get(key, 0.0) + n * value
+        for axis, n_bytes in _wire_by_axis(experiment, time.phase).items():
+            key = f"communication over {axis}"
+            wire_bytes[key] = wire_bytes.get(key, 0.0) + n * n_bytes
+    return seconds, wire_bytes
+
+
+def _wire_by_axis(experiment: Experiment, phase: Phase) -> dict[str, float]:
+    """Bytes that a device sends in a step, by axis."""
+    form = plan_form(experiment, phase)
+    steps, _ = evaluated(form, experiment.workload)
+    by_axis: dict[str, float] = {}
+    for m, collective in enumerate(form.collectives):
+        n_runs = collective.n_tick * form.n_microbatches + collective.n_once
+        n_bytes = float(steps.payload_bytes[0, m]) * collective.wire_factor * n_runs
+        n_bytes *= float(steps.n_chunks[0])
+        by_axis[collective.axis] = by_axis.get(collective.axis, 0.0) + n_bytes
+    return by_axis
+
+
+def interval_of(times: tuple[StepTime, ...], phase: Phase) -> TimeEstimate | None:
+    """The step of a phase with its interval."""
+    return next((time.step for time in times if time.phase is phase), None)

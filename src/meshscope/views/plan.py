@@ -1,0 +1,280 @@
+"""The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshscope.analysis.request import ASSUMPTION
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import TimeEstimate
+from meshscope.planner.launch import launches_of
+from meshscope.planner.objective import Goal
+from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.views.wrapping import wrapped
+
+DEFAULT_ROWS = 8
+_GOALS = {Goal.THROUGHPUT: "output tokens/s/chip", Goal.LATENCY: "end-to-end latency"}
+
+
+def plan_lines(
+    result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
+) -> Iterator[str]:
+    """The lines of the text, within 80 columns."""
+    yield from _head(result)
+    if result.front:
+        yield ""
+        yield from _front(result, n_rows)
+        yield ""
+        yield from _others(result)
+    yield from _notes(result)
+    if has_launch and result.winner is not None:
+        yield from _launch_lines(result.winner)
+
+
+def _head(result: PlanSearch) -> Iterator[str]:
+    """The answer: the winner with its figures and reasons, or what comes closest."""
+    space, winner = result.space, result.winner
+    request = f"prompt {space.workload.prompt}, output {space.workload.output}"
+    yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
+    if winner is None:
+        yield from _nothing(result)
+        return
+    yield from wrapped(f"best for {_goal(result)}: {_name(winner)}")
+    ttft, tpot = (interval_of(result.times, phase) for phase in Phase)
+    rates = f"{winner.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+    yield from wrapped(f"TTFT {_interval(ttft)}, TPOT {_interval(tpot)}, {rates}")
+    yield from wrapped(_memory(winner))
+    for sentence in result.why.values():
+        yield from wrapped(f"why: {sentence}")
+    if result.won_by is not None:
+        yield from wrapped(f"why it wins: {result.won_by.sentence}")
+
+
+def _goal(result: PlanSearch) -> str:
+    text = _GOALS[result.objective.goal]
+    return f"{text} within {_limits(result)}" if result.objective.has_limits else text
+
+
+def _limits(result: PlanSearch) -> str:
+    objective = result.objective
+    limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
+    text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
+    return f"{objective.name} ({text})" if objective.name else text
+
+
+def _nothing(result: PlanSearch) -> Iterator[str]:
+    """Why there is no winner, and what comes closest."""
+    if result.closest is None:
+        yield from wrapped(
+            "no plan fits: weights and the smallest batch exceed the memory of a device in every "
+            "plan. Use a larger slice, --weight-dtype s8, or a shorter --prompt."
+        )
+        return
+    closest = result.closest
+    yield from wrapped(f"no plan meets {_limits(result)}")
+    times = f"TTFT {format_seconds(closest.ttft_s)}, TPOT {format_seconds(closest.tpot_s)}"
+    yield from wrapped(f"closest: {_name(closest)}: {times}")
+    exceeded = ", ".join(
+        f"{name} {value / limit:.1f} times"
+        for name, value, limit in (
+            ("TTFT", closest.ttft_s, result.objective.ttft_s),
+            ("TPOT", closest.tpot_s, result.objective.tpot_s),
+        )
+        if limit is not None and value > limit
+    )
+    yield from wrapped(
+        f"it exceeds the limit of {exceeded}. Try a larger slice or a chip with more HBM rate."
+    )
+
+
+def _name(choice: Choice) -> str:
+    workload = choice.experiment.workload
+    text = f"{choice.experiment.plan}, batch {workload.batch}"
+    text += f", weights {workload.weight_dtype}, cache {workload.cache_dtype}"
+    return text if workload.prefill_chunk is None else f"{text}, chunk {workload.prefill_chunk}"
+
+
+def _interval(step: TimeEstimate | None) -> str:
+    if step is None:
+        return "?"
+    value = format_seconds(step.value_s)
+    if step.low_s is None or step.high_s is None:
+        return value
+    return f"{value} ({format_seconds(step.low_s)} to {format_seconds(step.high_s)})"
+
+
+def _memory(choice: Choice) -> str:
+    memory = choice.memory
+    known = memory.weights_bytes + memory.kv_cache_bytes
+    total = known if memory.total_bytes is None else memory.total_bytes
+    least = "at least " if memory.total_bytes is None else ""
+    fits = {True: "fits", False: "does not fit", None: "temporaries unknown"}[memory.fits]
+    return f"memory {least}{format_gib(total)} of {format_gib(memory.hbm_bytes)} a device: {fits}"
+
+
+def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
+    """The Pareto front as a table within 80 columns."""
+    yield f"{'plan':<26}{'batch':>7} {'weights,cache':<13} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11}"
+    for choice in result.front[:n_rows]:
+        workload = choice.experiment.workload
+        dtypes = f"{workload.weight_dtype},{workload.cache_dtype}"
+        yield (
+            f"{choice.experiment.plan!s:<26}{workload.batch:>7} {dtypes:<13} "
+            f"{format_seconds(choice.ttft_s):>8} {format_seconds(choice.tpot_s):>8} "
+            f"{choice.tokens_per_s_per_chip:>11,.0f}"
+        )
+    n_left = len(result.front) - n_rows
+    if n_left > 0:
+        yield f"and {n_left} more on the Pareto front of TTFT, TPOT and tokens/s/chip (--top)"
+
+
+def _others(result: PlanSearch) -> Iterator[str]:
+    """The best choice without quantization, and the best of each phase alone."""
+    wide, winner = result.unquantized, result.winner
+    if wide is not None and winner is not None and wide.experiment != winner.experiment:
+        rate = f"{wide.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+        times = f"TTFT {format_seconds(wide.ttft_s)}, TPOT {format_seconds(wide.tpot_s)}"
+        yield from wrapped(f"without quantization: {_name(wide)}: {times}, {rate}")
+    if result.apart is not None:
+        yield from _apart(result.apart)
+
+
+def _apart(apart: Apart) -> Iterator[str]:
+    rate = f"{apart.prompts_per_s_per_chip:.3g} prompts/s/chip"
+    yield from wrapped(
+        f"prefill apart: {_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
+    )
+    rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} tokens/s/chip"
+    yield from wrapped(
+        f"decode apart: {_name(apart.decode)}: TPOT {format_seconds(apart.decode.tpot_s)}, {rate}; "
+        f"leaves out the move of {format_bytes(apart.kv_bytes)} of cache a prompt"
+    )
+
+
+def _notes(result: PlanSearch) -> Iterator[str]:
+    counts = f"{result.n_counted:,} plans counted, {result.n_plans:,} divide model and prompt"
+    yield from wrapped(
+        f"{counts}; {result.n_candidates:,} combinations with batch, precision and chunk, "
+        f"{result.n_meeting:,} of them within the limits"
+    )
+    for reason, n in result.n_refused.items():
+        yield from wrapped(f"refused: {n:,} plans, as {reason}")
+    if result.is_extrapolated:
+        yield from wrapped("times are extrapolated beyond measured collectives")
+    if result.objective.source is not None:
+        yield from wrapped(f"limits: {result.objective.source}")
+    yield from wrapped(
+        "tokens/s/chip: output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
+        f"the whole batch. Placement: device ids in mesh order. Assumes {ASSUMPTION}."
+    )
+
+
+def _launch_lines(choice: Choice) -> Iterator[str]:
+    for launch in launches_of(choice.experiment):
+        yield ""
+        yield f"{launch.server}:"
+        yield f"  {launch.command}"
+        for source in dict.fromkeys(flag.source for flag in launch.flags):
+            names = [flag.words[0] for flag in launch.flags if flag.source == source]
+            yield from wrapped(f"{', '.join(names)}: {source}", indent=2)
+        for item in launch.not_expressed:
+            yield from wrapped(f"not expressed: {item}", indent=2)
+
+
+def plan_document(result: PlanSearch) -> dict[str, Any]:
+    """The result as one JSON document."""
+    space, winner = result.space, result.winner
+    return {
+        "model": space.model.name,
+        "topology": space.topology.name,
+        "n_chips": space.topology.n_chips,
+        "prompt": space.workload.prompt,
+        "output": space.workload.output,
+        "objective": {
+            "goal": result.objective.goal.value,
+            "ttft_s": result.objective.ttft_s,
+            "tpot_s": result.objective.tpot_s,
+            "name": result.objective.name,
+            "source": result.objective.source,
+        },
+        "winner": None if winner is None else _choice_document(winner),
+        "intervals": {
+            time.phase.value: {
+                "s": time.step.value_s,
+                "low_s": time.step.low_s,
+                "high_s": time.step.high_s,
+            }
+            for time in result.times
+        },
+        "is_extrapolated": result.is_extrapolated,
+        "why": {phase.value: sentence for phase, sentence in result.why.items()},
+        "won_by": None if result.won_by is None else _won_by_document(result),
+        "front": [_choice_document(choice) for choice in result.front],
+        "closest": None if result.closest is None else _choice_document(result.closest),
+        "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
+        "apart": None if result.apart is None else _apart_document(result.apart),
+        "space": {
+            "n_counted": result.n_counted,
+            "n_plans": result.n_plans,
+            "n_candidates": result.n_candidates,
+            "n_meeting": result.n_meeting,
+            "n_refused": dict(result.n_refused),
+        },
+        "launch": [] if winner is None else _launch_documents(winner),
+    }
+
+
+def _choice_document(choice: Choice) -> dict[str, Any]:
+    workload, memory = choice.experiment.workload, choice.memory
+    figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
+    return {
+        "plan": str(choice.experiment.plan),
+        "batch": workload.batch,
+        "weight_dtype": workload.weight_dtype,
+        "cache_dtype": workload.cache_dtype,
+        "prefill_chunk": workload.prefill_chunk,
+        **{name: getattr(choice, name) for name in figures},
+        "memory": {
+            name: getattr(memory, name)
+            for name in (
+                "weights_bytes",
+                "kv_cache_bytes",
+                "temp_bytes",
+                "total_bytes",
+                "hbm_bytes",
+            )
+        }
+        | {"fits": memory.fits},
+    }
+
+
+def _won_by_document(result: PlanSearch) -> dict[str, Any]:
+    assert result.won_by is not None
+    seconds: Mapping[str, float] = result.won_by.seconds
+    return {
+        "runner_up": _choice_document(result.won_by.runner_up),
+        "seconds": dict(seconds),
+        "wire_bytes": dict(result.won_by.wire_bytes),
+        "sentence": result.won_by.sentence,
+    }
+
+
+def _apart_document(apart: Apart) -> dict[str, Any]:
+    return {
+        "prefill": _choice_document(apart.prefill),
+        "decode": _choice_document(apart.decode),
+        "prompts_per_s_per_chip": apart.prompts_per_s_per_chip,
+        "kv_bytes": apart.kv_bytes,
+    }
+
+
+def _launch_documents(choice: Choice) -> list[dict[str, Any]]:
+    return [
+        {
+            "server": launch.server,
+            "command": launch.command,
+            "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
+            "not_expressed": list(launch.not_expressed),
+        }
+        for launch in launches_of(choice.experiment)
+    ]

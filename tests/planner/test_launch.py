@@ -1,0 +1,54 @@
+"""Launch flags against the sizes of a plan."""
+
+import pytest
+
+from meshscope.planner.launch import Launch, launches_of
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+
+def _launches(plan: str, model: str = "Qwen/Qwen3-30B-A3B", **sizes: str) -> dict[str, Launch]:
+    experiment: Experiment = experiment_of(
+        model=read_model(model),
+        plan=parse_plan(plan),
+        topology=parse_topology("v6e-8"),
+        workload=Workload(batch=16, prompt=1024, output=128, **sizes),  # type: ignore[arg-type]
+    )
+    return {launch.server: launch for launch in launches_of(experiment)}
+
+
+def test_each_server_gets_the_sizes_in_its_own_counting() -> None:
+    launches = _launches("dp=2,tp=4,ep=4")
+    assert "--tensor-parallel-size 4 --data-parallel-size 2" in launches["vLLM on TPU"].command
+    assert "--max-num-seqs 8" in launches["vLLM on TPU"].command  # of one rank
+    assert "--tp-size 8 --dp-size 2 --ep-size 4" in launches["SGLang-JAX"].command
+    assert "--max-running-requests 16" in launches["SGLang-JAX"].command
+    assert "ici_expert_parallelism=4" in launches["MaxText"].command
+    assert "per_device_batch_size=2" in launches["MaxText"].command
+    assert "--plan dp=2,tp=4,ep=4 --batch 16" in launches["meshscope"].command
+
+
+@pytest.mark.parametrize(
+    ("plan", "missing"),
+    [
+        ("cp=2,tp=4", {"vLLM on TPU": "cp=2", "SGLang-JAX": "cp=2"}),
+        ("pp=2,tp=4", {"SGLang-JAX": "pp=2"}),
+        ("fsdp=8", {"vLLM on TPU": "fsdp=8", "SGLang-JAX": "fsdp=8"}),
+        ("tp=4,dp=2,sp", {"vLLM on TPU": "sp", "SGLang-JAX": "sp"}),
+        ("dp=2,tp=4,ep=8", {"vLLM on TPU": "ep=8 over dp", "MaxText": "ep=8"}),
+    ],
+)
+def test_what_a_server_cannot_express_is_said(plan: str, missing: dict[str, str]) -> None:
+    launches = _launches(plan)
+    for server, text in missing.items():
+        assert any(item.startswith(text) for item in launches[server].not_expressed)
+    assert launches["meshscope"].not_expressed == ()
+
+
+def test_every_flag_has_a_source() -> None:
+    for launch in _launches("tp=8", weight_dtype="s8", cache_dtype="f8e4m3fn").values():
+        assert launch.flags
+        assert all(flag.source for flag in launch.flags)

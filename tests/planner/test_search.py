@@ -1,0 +1,200 @@
+"""The search against brute force: every plan through the public prediction, one by one."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import meshscope
+from meshscope.errors import MeshscopeError, SpecError
+from meshscope.planner.batches import Batches, parse_batches
+from meshscope.planner.grid import SearchSpace
+from meshscope.planner.objective import PRESETS, Goal, objective_of
+from meshscope.planner.pareto import pareto_front
+from meshscope.planner.search import PlanSearch, search
+from meshscope.planner.space import plan_space
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.workload import Workload
+
+SIZES = (1, 2, 4)
+
+
+def _searched(
+    model: str,
+    topology: str,
+    *,
+    slo: str | None = None,
+    goal: Goal = Goal.THROUGHPUT,
+    batch: str | None = None,
+    dtypes: tuple[str, ...] = ("bf16",),
+    prompt: int = 1024,
+) -> PlanSearch:
+    space = SearchSpace(
+        model=read_model(model),
+        topology=parse_topology(topology),
+        workload=Workload(batch=1, prompt=prompt, output=128),
+        batches=parse_batches(batch),
+        weight_dtypes=dtypes,
+        cache_dtypes=dtypes,
+    )
+    return search(space, objective_of(slo, goal))
+
+
+def _brute_force(model: str, topology: str, batch: int) -> dict[str, meshscope.Run]:
+    """Every plan of four devices that `meshscope.predict` accepts, by its canonical name."""
+    runs: dict[str, meshscope.Run] = {}
+    for pp, data, cp, tp in product(SIZES, repeat=4):
+        if pp * data * cp * tp != 4:
+            continue
+        for axis, ep, sp in product(("dp", "fsdp"), SIZES, ("", ",sp")):
+            plan = f"pp={pp},{axis}={data},cp={cp},tp={tp},ep={ep}{sp}"
+            try:
+                run = meshscope.predict(
+                    model, topology=topology, plan=plan, batch=batch, prompt=1024
+                )
+            except MeshscopeError:
+                continue
+            runs[str(run.experiment.plan)] = run
+    return runs
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"])
+def test_the_space_and_the_winner_are_those_of_brute_force(model: str) -> None:
+    runs = _brute_force(model, "v6e:2x2", batch=8)
+    space = plan_space(read_model(model), 4, prompt=1024)
+    # Brute force writes sp=1 also for tp=1, where it changes nothing, and dp=1 as fsdp=1.
+    legal = {str(plan) for plan in space.plans}
+    assert legal == {name for name in runs if ",sp" not in name or "tp=" in name}
+    fitting = {
+        n: r for n, r in runs.items() if n in legal and r.memory and r.memory.fits is not False
+    }
+    fitting = {n: r for n, r in fitting.items() if 8 % r.experiment.plan.data_size == 0}
+    best = min(fitting, key=lambda name: fitting[name].time.e2e_s or np.inf)
+    result = _searched(model, "v6e:2x2", goal=Goal.LATENCY, batch="8")
+    assert result.winner is not None
+    assert result.winner.e2e_s == pytest.approx(fitting[best].time.e2e_s)
+    run = runs[str(result.winner.experiment.plan)]
+    assert (result.winner.ttft_s, result.winner.tpot_s) == pytest.approx(
+        (run.time.ttft_s, run.time.tpot_s)
+    )
+
+
+def test_every_choice_on_the_front_has_the_predicted_times() -> None:
+    result = _searched("Qwen/Qwen3-32B", "v6e-8", dtypes=("bf16", "s8"), slo="tpot=0.02")
+    assert len(result.front) > 5
+    for choice in result.front:
+        workload = choice.experiment.workload
+        run = meshscope.predict(
+            "Qwen/Qwen3-32B",
+            topology="v6e-8",
+            plan=str(choice.experiment.plan),
+            batch=workload.batch,
+            prompt=1024,
+            weight_dtype=workload.weight_dtype,
+            cache_dtype=workload.cache_dtype,
+            prefill_chunk=workload.prefill_chunk or "off",
+        )
+        assert choice.ttft_s == pytest.approx(run.time.ttft_s)
+        assert choice.tpot_s == pytest.approx(run.time.tpot_s)
+        assert choice.tpot_s <= 0.02
+
+
+def test_the_pareto_front_is_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(1)
+    figures = rng.integers(0, 12, (300, 3)).astype(float)
+    front = {tuple(figures[at]) for at in pareto_front(figures)}
+    expected = {
+        tuple(row)
+        for row in figures
+        if not any((other <= row).all() and (other < row).any() for other in figures)
+    }
+    assert front == expected
+    assert len(pareto_front(figures)) == len(expected)  # one of equal rows
+
+
+def test_tp_over_all_chips_beats_two_replicas_at_small_batches() -> None:
+    """Published decode steps of Llama-3.1-70B int8 on v5e-16, batch 8: TP16 6.29 ms, DP2 x TP8 11.85 ms.
+
+    Source: jax-ml/jax-llm-examples, llama3 README.
+    """
+    result = _searched(
+        "meta-llama/Llama-3.1-70B", "v5e-16", goal=Goal.LATENCY, batch="8", dtypes=("s8",)
+    )
+    assert result.winner is not None
+    assert result.winner.experiment.plan.tp == 16
+    replicas = meshscope.predict(
+        "meta-llama/Llama-3.1-70B",
+        topology="v5e-16",
+        plan="dp=2,tp=8",
+        batch=8,
+        prompt=1024,
+        weight_dtype="s8",
+        cache_dtype="s8",
+    )
+    assert replicas.time.tpot_s is not None
+    assert replicas.time.tpot_s / result.winner.tpot_s == pytest.approx(11.85 / 6.29, rel=0.15)
+
+
+def test_an_objective_that_nothing_meets_names_what_comes_closest() -> None:
+    result = _searched("Qwen/Qwen3-32B", "v6e-8", slo="ttft=0.001,tpot=0.0001")
+    assert result.winner is None
+    assert result.closest is not None
+    assert result.closest.tpot_s > 0.0001
+
+
+def test_a_model_that_fits_no_plan_has_no_closest_choice() -> None:
+    result = _searched("deepseek-ai/DeepSeek-V3.1-Base", "v6e-8")
+    assert (result.winner, result.closest) == (None, None)
+    assert sum(result.n_refused.values()) == result.n_counted
+
+
+def test_refused_and_searched_plans_are_all_plans() -> None:
+    result = _searched("Qwen/Qwen3-30B-A3B", "v6e-8", batch="6")
+    plans_left = {choice.experiment.plan for choice in result.front}
+    assert plans_left
+    assert all(6 % plan.data_size == 0 for plan in plans_left)
+    assert result.n_counted - sum(result.n_refused.values()) > 0
+
+
+def test_presets_are_limits_in_seconds() -> None:
+    assert PRESETS["mlperf-llama2-70b-interactive"] == (0.45, 0.04)
+    objective = objective_of("mlperf-deepseek-r1")
+    assert (objective.ttft_s, objective.tpot_s) == (2.0, 0.08)
+    assert objective.source is not None
+
+
+@pytest.mark.parametrize(
+    ("slo", "remedy"),
+    [
+        ("ttft=0", "Use for example ttft=0.5"),
+        ("ttft=-1", "Use for example ttft=0.5"),
+        ("ttft=nan", "Use for example ttft=0.5"),
+        ("itl=0.1", "Use ttft, tpot or both"),
+        ("ttft=1,ttft=2", "Give it once"),
+        ("mlperf-llama2", "Did you mean 'mlperf-llama2-70b'"),
+    ],
+)
+def test_a_wrong_objective_is_answered_with_the_form(slo: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        objective_of(slo)
+
+
+def test_limits_take_milliseconds() -> None:
+    assert objective_of("ttft=500ms,tpot=30ms").tpot_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("text", ["0", "8:4", "x", "1:x", "9999999999"])
+def test_a_wrong_batch_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="Use"):
+        parse_batches(text)
+
+
+def test_batches_are_the_data_axis_times_powers_of_two() -> None:
+    assert Batches(least=5, most=50).of(3) == (6, 12, 24, 48)
+    assert Batches(least=8, most=8).of(3) == ()
+
+
+def test_a_chip_without_figures_is_refused() -> None:
+    with pytest.raises(SpecError, match="published peaks"):
+        _searched("Qwen/Qwen3-8B", "cpu:8")
