@@ -12,6 +12,7 @@ from meshscope.store.run import RunRecord
 from meshscope.views.answer import FitState, SourceAnswer, source_answer
 from meshscope.views.answer_document import fit_document, throughput_document
 from meshscope.views.model import UNKNOWN_LABEL, Figure, ViewTable, view_columns
+from meshscope.views.summary import state_cell
 from meshscope.views.tables import rich_table
 from meshscope.views.times import time_document
 
@@ -88,7 +89,7 @@ def ranking_table(runs: Sequence[RankedRun]) -> ViewTable:
                 *(entry.figures.ttft, entry.figures.tpot, entry.figures.e2e),
                 _bare(entry.figures.decode_tokens_per_s),
                 _bare(entry.figures.decode_tokens_per_s_per_chip),
-                "NO" if entry.fits is FitState.NO else entry.fits.value,
+                state_cell(entry.fits),
             )
             for entry in runs
         ),

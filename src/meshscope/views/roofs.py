@@ -8,12 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.roofline import BindingResource, RooflineBound, roofline_bounds
+from meshscope.analysis.why import why_sentences
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.spec.hardware.chips import Chip
 from meshscope.store.run import RunRecord
 from meshscope.views.model import CellValue, Figure, Unit, ViewTable, figure_column, text_column
-from meshscope.views.tables import rich_table
+from meshscope.views.tables import bullets, rich_table
 
 MAX_FACTOR = 100  # a larger lead over the next bound is written `>100`
 LABELS = {
@@ -33,11 +34,13 @@ def roofline_document(run: RunRecord, source: Source, chip: Chip | None) -> dict
 
 
 def roofline_lines(run: RunRecord, chip: Chip | None) -> Iterator[RenderableType]:
-    """A table for each modeled step."""
+    """What binds each step in a sentence, then a table for each modeled step."""
     bounds = [] if chip is None else [(time, roofline_bounds(time, chip)) for time in run.times]
     if chip is None or not any(rows for _, rows in bounds):
         yield Text("no roofline: no step of this run is modeled", style="yellow")
         return
+    yield bullets(why_sentences(run).values())
+    yield Text("")
     for time, rows in bounds:
         yield rich_table(roofline_table(time, rows))
         yield Text("")

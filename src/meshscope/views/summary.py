@@ -6,7 +6,7 @@ from rich.text import Text
 
 from meshscope.analysis.totals import Total, Unattributed, request_totals, step_totals
 from meshscope.events.enums import Phase, Source
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
 from meshscope.views.model import (
@@ -74,8 +74,9 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
         rows=(
             *((k, *(gib_cell(getattr(m, name)) for m in estimates)) for k, name in fields.items()),
             ("total", *(_total_memory(m) for m in estimates)),
+            *_total_range(estimates),
             ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
-            ("fits", *(fits_cell(m.fits) for m in estimates)),
+            ("fits", *(state_cell(m.fit) for m in estimates)),
         ),
     )
 
@@ -97,6 +98,24 @@ def _total_memory(memory: Memory) -> CellValue:
     if memory.total_bytes is not None:
         return gib_cell(memory.total_bytes)
     return f"at least {format_gib(memory.weights_bytes + memory.kv_cache_bytes)}"
+
+
+def _total_range(estimates: Iterable[Memory]) -> Iterator[tuple[CellValue, ...]]:
+    """The interval of the total of the sources that estimate it, if there are any."""
+    bounds = [(m.total_low_bytes, m.total_high_bytes) for m in estimates]
+    if any(low is not None for low, _ in bounds):
+        ranges = (
+            None
+            if low is None
+            else Figure(value=low, unit=Unit.MEMORY_BYTES, low=low, high=high).range_text
+            for low, high in bounds
+        )
+        yield ("  range", *ranges)
+
+
+def state_cell(state: FitState) -> CellValue:
+    """`yes`, `NO`, `close` or `unknown`."""
+    return "NO" if state is FitState.NO else state.value
 
 
 def fits_cell(fits: bool | None) -> CellValue:  # noqa: FBT001  three values
