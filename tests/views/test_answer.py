@@ -7,6 +7,7 @@ import pytest
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.plan.memory import Memory
+from meshscope.spec.program import Partitioner
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import FitState, answer_of, fit_of
 
@@ -106,3 +107,12 @@ def test_the_fit_has_the_bytes_that_are_known(
         fits={FitState.YES: True, FitState.NO: False, FitState.UNKNOWN: None}[state],
     )
     assert (fit_of(memory).state, fit_of(memory).text) == (state, text)
+
+
+def test_options_that_are_not_defaults_are_named(predicted_run: RunRecord) -> None:
+    experiment = predicted_run.manifest.experiment
+    assert experiment.program is not None
+    program = replace(experiment.program, partitioner=Partitioner.AUTO)
+    manifest = replace(predicted_run.manifest, experiment=replace(experiment, program=program))
+    request = answer_of(replace(predicted_run, manifest=manifest)).request
+    assert request.endswith(", cache s8, auto partitioner")

@@ -75,11 +75,17 @@ def _fit(fit: Fit | None) -> Text:
 
 
 def _room(fit: Fit | None) -> str:
-    """`batch 324 or context 5,888`: the largest that fit, each with the other as it is."""
+    """`batch 324 or context 5,888`: the largest that fit, each with the other as it is.
+
+    They are upper bounds while a part of the memory is unknown.
+    """
     if fit is None or fit.largest_batch is None or fit.largest_context is None:
         return ""
     sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
-    return " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size) or "no batch"
+    room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
+    if not room:
+        return "no batch"
+    return room if fit.is_total else f"at most {room}"
 
 
 def agreement_lines(agreement: SourceAgreement) -> Iterator[RenderableType]:

@@ -21,8 +21,9 @@ def label_columns(run: RunRecord) -> tuple[str, ...]:
 
 
 def program_options(run: RunRecord) -> list[str]:
-    """The partitioner and the front end, where they are not the defaults."""
-    return [option for option in _options(run) if option]
+    """`auto partitioner` and `torchxla frontend`, where they are not the defaults."""
+    options = zip(_options(run), _DEFAULTS, strict=True)
+    return [f"{option} {name}" for option, name in options if option]
 
 
 def _options(run: RunRecord) -> list[str]:
