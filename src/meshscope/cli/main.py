@@ -54,6 +54,9 @@ COMMANDS: dict[str, Subcommand] = {
         module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
     ),
     "sql": Subcommand(module="sql", summary="Query the tables of one run or several with SQL."),
+    "serve-sim": Subcommand(
+        module="serve_sim", summary="Simulate a server under load: TTFT, TPOT, goodput."
+    ),
     "models": Subcommand(
         module="models", summary="List the model catalog: family, layers, parameters, context."
     ),

@@ -1,0 +1,165 @@
+"""Requests of a serving load: drawn at random, or recorded in a public trace format."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from io import StringIO
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshscope.errors import ParseError, SpecError
+
+# Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
+# --burstiness of `vllm bench serve` is the same figure.
+BURST_SHAPE = 0.25
+MAX_REQUESTS = 1_000_000
+MAX_TRACE_BYTES = 512 << 20
+
+
+class Arrivals(StrEnum):
+    """How requests arrive."""
+
+    POISSON = "poisson"
+    BURST = "burst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Load:
+    """Arrays over [n] requests in the order of arrival."""
+
+    arrival_s: NDArray[np.float64]
+    n_prompt: NDArray[np.int64]
+    n_output: NDArray[np.int64]
+
+    @property
+    def n_requests(self) -> int:
+        """Number of requests."""
+        return len(self.arrival_s)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean requests per second from the first to the last; inf if all arrive at once."""
+        span_s = float(self.arrival_s[-1] - self.arrival_s[0])
+        return (self.n_requests - 1) / span_s if span_s > 0 else float("inf")
+
+    def every(self, n: int) -> "Load":
+        """Every n-th request: what one of n ranks gets that take turns."""
+        return Load(
+            arrival_s=self.arrival_s[::n],
+            n_prompt=self.n_prompt[::n],
+            n_output=self.n_output[::n],
+        )
+
+    def at_once(self) -> "Load":
+        """The same requests, all at time 0."""
+        return Load(
+            arrival_s=np.zeros(self.n_requests), n_prompt=self.n_prompt, n_output=self.n_output
+        )
+
+
+def random_load(  # noqa: PLR0913  the figures of a load
+    arrivals: Arrivals,
+    *,
+    rate_per_s: float,
+    n_requests: int,
+    prompt: int,
+    output: int,
+    is_geometric: bool,
+    seed: int,
+) -> Load:
+    """Requests with random gaps; lengths are fixed, or geometric with the given means."""
+    if not 0 < rate_per_s < float("inf"):
+        raise SpecError(f"--rate {rate_per_s} is not positive. Give requests per second.")
+    if not 1 <= n_requests <= MAX_REQUESTS:
+        raise SpecError(f"--requests {n_requests}: use 1 to {MAX_REQUESTS:,}.")
+    rng = np.random.default_rng(seed)
+    shape = BURST_SHAPE if arrivals is Arrivals.BURST else 1.0
+    gaps_s = rng.gamma(shape, 1 / (shape * rate_per_s), n_requests)
+
+    def lengths(mean: int) -> NDArray[np.int64]:
+        return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)
+
+    return Load(arrival_s=np.cumsum(gaps_s), n_prompt=lengths(prompt), n_output=lengths(output))
+
+
+def recorded_load(path: Path, *, rate_per_s: float | None, n_requests: int | None) -> Load:
+    """The first requests of a trace, with its gaps scaled to a rate if one is given.
+
+    Reads the CSV of the Azure LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) and the
+    JSON lines of Mooncake (timestamp in ms, input_length, output_length).
+    """
+    text = _text(path)
+    rows = list(_mooncake(text) if text.lstrip().startswith("{") else _azure(text, path))
+    rows = sorted(row for row in rows if row[1] > 0 and row[2] > 0)[:n_requests]
+    if not rows:
+        raise ParseError(f"{path}: no requests with prompt and output tokens. Give another trace.")
+    arrival_s, n_prompt, n_output = (np.array(column) for column in zip(*rows, strict=True))
+    arrival_s = arrival_s.astype(float) - float(arrival_s[0])
+    load = Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
+    if rate_per_s is None or np.isinf(load.rate_per_s):
+        return load
+    return Load(
+        arrival_s=arrival_s * load.rate_per_s / rate_per_s, n_prompt=n_prompt, n_output=n_output
+    )
+
+
+_Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TRACE_BYTES:
+            raise ParseError(f"{path}: larger than {MAX_TRACE_BYTES:,} bytes. Cut the trace.")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{path}: is not text. Give a trace as CSV or JSON lines.") from error
+    except OSError as error:
+        raise ParseError(
+            f"cannot read '{path}': {error.strerror}. Give {', '.join(Arrivals)} or a trace."
+        ) from error
+
+
+def _azure(text: str, path: Path) -> Iterator[_Row]:
+    reader = csv.DictReader(StringIO(text))
+    missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames or ())
+    if missing:
+        raise ParseError(
+            f"{path}:1: no column {', '.join(sorted(missing))}. Give an Azure LLM inference trace (CSV) "
+            "or a Mooncake trace (JSON lines)."
+        )
+    for number, row in enumerate(reader, start=2):
+        yield _parsed(
+            lambda row=row: (
+                datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
+                int(row["ContextTokens"]),
+                int(row["GeneratedTokens"]),
+            ),
+            f"{path}:{number}",
+        )
+
+
+def _mooncake(text: str) -> Iterator[_Row]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield _parsed(lambda line=line: _mooncake_row(json.loads(line)), f"line {number}")
+
+
+def _mooncake_row(row: Any) -> _Row:
+    return float(row["timestamp"]) / 1e3, int(row["input_length"]), int(row["output_length"])
+
+
+def _parsed(parse: Callable[[], _Row], where: str) -> _Row:
+    try:
+        row = parse()
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
+    if not isfinite(row[0]):
+        raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
+    return row

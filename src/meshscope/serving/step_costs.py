@@ -1,0 +1,153 @@
+"""Seconds of an engine step by the closed form, tabulated over sequences, tokens and contexts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
+from meshscope.errors import PlanError
+from meshscope.events.enums import Phase
+from meshscope.interconnect.profile import ChipProfile
+from meshscope.spec.experiment import Experiment
+
+FloatArray = NDArray[np.float64]
+POINTS_PER_OCTAVE = 2  # of the tables: time is nearly linear between two points
+MIN_CONTEXT = 16.0
+
+
+class StepCosts(Protocol):
+    """Seconds of the steps of one data-parallel rank."""
+
+    def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
+        """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
+        ...
+
+    def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
+        """A step that also prefills `n_tokens`, whose attention is that of a prompt behind `past`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TabulatedCosts:
+    """Step costs interpolated between points of the closed form.
+
+    `decode_table_s` [sequences, contexts]; `prefill_table_s` [tokens, contexts], the time of a chunk of
+    a prompt behind a context.
+    """
+
+    n_sequences: FloatArray
+    contexts: FloatArray
+    decode_table_s: FloatArray
+    n_tokens: FloatArray
+    prefill_table_s: FloatArray
+    rows: dict[int, FloatArray] = field(default_factory=dict[int, FloatArray])
+
+    def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
+        """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
+        row = self.rows.get(n_sequences)
+        if row is None:
+            row = _between(self.n_sequences, self.decode_table_s, n_sequences)
+            self.rows[n_sequences] = row
+        return np.interp(contexts, self.contexts, row)
+
+    def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
+        """A step that prefills `n_tokens` and decodes `n_sequences`.
+
+        Products run over all tokens at once and read the weights once, so the step is a prefill of all
+        its tokens, and the caches that decode attention reads beyond those of an empty context.
+        """
+        row = _between(self.n_tokens, self.prefill_table_s, n_tokens + n_sequences)
+        prefill_s = float(np.interp(past, self.contexts, row))
+        if not n_sequences:
+            return prefill_s
+        full_s, empty_s = self.decode_s(n_sequences, np.array([context, MIN_CONTEXT]))
+        return prefill_s + float(full_s - empty_s)
+
+
+def _between(points: FloatArray, table: FloatArray, value: float) -> FloatArray:
+    """The row of the table at `value`, between its points; the nearest outside them."""
+    value = min(max(value, points[0]), points[-1])
+    above = min(int(np.searchsorted(points, value)), len(points) - 1)
+    below = max(above - 1, 0)
+    width = points[above] - points[below]
+    share = (value - points[below]) / width if width else 0.0
+    return table[below] * (1 - share) + table[above] * share
+
+
+def tabulated_costs(
+    experiment: Experiment,
+    *,
+    max_sequences: int,
+    max_step_tokens: int,
+    max_context: int,
+    profile: ChipProfile | None = None,
+) -> TabulatedCosts:
+    """The step costs of a rank of the plan; PlanError for pp, cp or sp."""
+    check_plan(experiment)
+    forms = plan_batch([_form(experiment, phase, profile) for phase in Phase])
+    contexts = _grid(MIN_CONTEXT, float(max_context))
+    sequences = _grid(1.0, float(max_sequences))
+    tokens = _grid(1.0, float(max_step_tokens + max_sequences))
+    size = experiment.plan.data_size
+
+    def steps_s(phase: Phase, n: FloatArray, prompt: FloatArray, chunk: FloatArray) -> FloatArray:
+        at = np.full(len(prompt), list(Phase).index(phase))
+        output = np.full(len(prompt), 2.0)
+        steps = closed_steps(forms, at, batch=n * size, prompt=prompt, output=output, chunk=chunk)
+        return steps.step_s
+
+    grid = np.meshgrid(sequences, contexts, indexing="ij")
+    many, context = (one.ravel() for one in grid)
+    whole = np.full(len(many), NO_LIMIT)
+    # With two output tokens, the one decode step attends to the prompt and its own position.
+    decode = steps_s(Phase.DECODE, many, np.maximum(context - 1, 1.0), whole)
+    chunk, context = (one.ravel() for one in np.meshgrid(tokens, contexts, indexing="ij"))
+    n_past = np.round(np.where(context == contexts[0], 0.0, context) / chunk)
+    one = np.ones(len(chunk))
+    after = steps_s(Phase.PREFILL, one, (n_past + 1) * chunk, chunk)
+    before = np.where(n_past, steps_s(Phase.PREFILL, one, np.maximum(n_past, 1) * chunk, chunk), 0)
+    return TabulatedCosts(
+        n_sequences=sequences,
+        contexts=contexts,
+        decode_table_s=decode.reshape(len(sequences), len(contexts)),
+        n_tokens=tokens,
+        prefill_table_s=(after - before).reshape(len(tokens), len(contexts)),
+    )
+
+
+def _form(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> PlanForm:
+    workload = replace(experiment.workload, output=2, prefill_chunk=None)
+    return plan_form(replace(experiment, workload=workload), phase, profile=profile)
+
+
+def check_plan(experiment: Experiment) -> None:
+    """PlanError for a plan whose steps the simulation cannot price."""
+    plan = experiment.plan
+    names = {"pp": plan.pp > 1, "cp": plan.cp > 1, "sp": plan.sp}
+    used = [name for name, is_used in names.items() if is_used]
+    if used:
+        raise PlanError(
+            f"plan '{plan}': serve-sim does not support {' and '.join(used)}, which split prompts or "
+            "batches of fixed sizes. Use tp, dp, fsdp and ep."
+        )
+
+
+def _grid(first: float, last: float) -> FloatArray:
+    """Whole numbers from first to last, POINTS_PER_OCTAVE for each factor of two."""
+    n = int(np.ceil(np.log2(last / first) * POINTS_PER_OCTAVE)) + 1 if last > first else 1
+    points = np.unique(np.round(first * 2 ** (np.arange(n) / POINTS_PER_OCTAVE)))
+    return np.append(points[points < last], last)
+
+
+def past_of(chunks: Sequence[tuple[int, int]]) -> float:
+    """The context behind which one chunk of all tokens has the attention of these (tokens, context).
+
+    Attention of a chunk covers tokens x (context + tokens / 2) pairs. Several short prompts have fewer
+    pairs than one of their sum, and count as one without a context.
+    """
+    n_tokens = sum(tokens for tokens, _ in chunks)
+    pairs = sum(tokens * (context + tokens / 2) for tokens, context in chunks)
+    return max(pairs / n_tokens - n_tokens / 2, 0.0)

@@ -1,0 +1,83 @@
+"""`serve-sim`: the verdict on the rate, the same figures as JSON, and refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ASK = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "100")
+
+
+def test_a_stable_load_fits_a_screen(meshscope, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = meshscope(*ASK, "--rate", "2", "--slo", "ttft=0.5,tpot=0.05")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert (max(map(len, lines)) <= 80, len(lines) <= 24) == (True, True)
+    assert "the queue stays bounded up to" in out
+    assert "goodput   100.0% of requests within TTFT 500 ms and TPOT 50 ms" in out
+    assert "not compared with a server on a TPU" in " ".join(out.split())
+
+
+def test_a_rate_beyond_the_slice_names_the_stable_one(meshscope) -> None:
+    out = meshscope(*ASK, "--rate", "100000", "--requests", "400").out
+    assert "NOT STABLE" in out
+    document = json.loads(meshscope(*ASK, "--rate", "100000", "--json").out)
+    assert document["is_stable"] is False
+    assert document["saturated_per_s"] < document["offered_per_s"]
+    assert document["figures"]["n_finished"] == 100
+
+
+def test_the_same_seed_gives_the_same_document(meshscope) -> None:
+    ask = (*ASK, "--rate", "5", "--arrivals", "burst", "--lengths", "geometric", "--json")
+    assert meshscope(*ask).out == meshscope(*ask).out
+    assert meshscope(*ask).out != meshscope(*ask, "--seed", "1").out
+
+
+def test_a_recorded_load(meshscope) -> None:
+    rows = [f"2023-11-16 18:15:{second:02},{300 + second},10" for second in range(20)]
+    Path("trace.csv").write_text(
+        "\n".join(
+            ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "2023-11-16 18:16:00,999999,9"]
+        )
+    )
+    ask = ("serve-sim", "Llama-3.1-8B", *ASK[2:], "--arrivals", "trace.csv")  # 131,072 positions
+    status, out, err = meshscope(*ask, "--json")
+    document = json.loads(out)
+    assert (status, err, document["n_left_out"]) == (0, "", 1)
+    assert document["offered_per_s"] == pytest.approx(1.0)
+
+
+def test_host_time_slows_every_token(meshscope) -> None:
+    def tpot_s(*options: str) -> float:
+        document = json.loads(meshscope(*ASK, "--rate", "1", "--json", *options).out)
+        return document["figures"]["tpot"]["p50_s"]
+
+    assert tpot_s("--host-overhead", "0.01") - tpot_s() == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--rate is missing. Give requests per second"),
+        (("--rate", "0"), "--rate 0.0 is not positive"),
+        (("--rate", "nan"), "--rate nan is not positive"),
+        (("--rate", "1", "--slo", "tfft=1"), "no objective 'tfft'. Did you mean 'ttft'"),
+        (("--rate", "1", "--slo", "ttft=fast"), "ttft needs seconds, got 'fast'"),
+        (("--rate", "1", "--slo", "ttft=-1"), "ttft must be positive"),
+        (("--rate", "1", "--arrivals", "uniform"), "cannot read 'uniform': No such file"),
+        (("--rate", "1", "--prefix-hit", "1"), "prefix_hit_frac=1.0 is not in [0, 1)"),
+        (("--rate", "1", "--memory-frac", "0"), "--memory-frac 0.0 is not in (0, 1]"),
+        (("--rate", "1", "--max-sequences", "0"), "max_sequences=0 is too small"),
+        (("--rate", "1", "--max-step-tokens", "0"), "max_step_tokens=0 is too small"),
+        (("--rate", "1", "--host-overhead", "-1"), "host_s=-1.0 is negative"),
+        (("--rate", "1", "--plan", "tp=4,pp=2"), "serve-sim does not support pp"),
+        (("--rate", "1", "--topology", "cpu:8"), "cpu"),
+        (("--rate", "1", "--prompt", "9999999"), "needs 625,008 blocks of 16 tokens"),
+        (("--rate", "1", "--prompt", "99999999"), "prompt=99999999 is too large"),
+    ],
+)
+def test_a_fault_is_one_message(meshscope, options: tuple[str, ...], message: str) -> None:
+    status, out, err = meshscope(*ASK, *options)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err

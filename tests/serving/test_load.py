@@ -1,0 +1,108 @@
+"""Random and recorded loads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshscope.errors import ParseError, SpecError
+from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0]}
+{"timestamp": 3000, "input_length": 7319, "output_length": 490, "hash_ids": [0]}
+"""
+
+
+def drawn(arrivals: Arrivals, n: int = 20_000, *, is_geometric: bool = False) -> Load:
+    return random_load(
+        arrivals,
+        rate_per_s=4.0,
+        n_requests=n,
+        prompt=100,
+        output=20,
+        is_geometric=is_geometric,
+        seed=0,
+    )
+
+
+def test_gaps_have_the_mean_and_the_spread_of_their_distribution() -> None:
+    """The coefficient of variation of a gamma distribution of shape k is 1 / sqrt(k)."""
+    for arrivals, spread in ((Arrivals.POISSON, 1.0), (Arrivals.BURST, 2.0)):
+        gaps_s = np.diff(drawn(arrivals).arrival_s)
+        assert float(gaps_s.mean()) == pytest.approx(0.25, rel=0.05)
+        assert float(gaps_s.std() / gaps_s.mean()) == pytest.approx(spread, rel=0.05)
+
+
+def test_lengths_are_fixed_or_geometric() -> None:
+    fixed, spread = drawn(Arrivals.POISSON), drawn(Arrivals.POISSON, is_geometric=True)
+    assert set(fixed.n_prompt.tolist()) == {100}
+    assert float(spread.n_output.mean()) == pytest.approx(20, rel=0.03)
+    assert spread.n_output.min() == 1
+
+
+def test_the_trace_of_azure(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE)
+    load = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert load.arrival_s == pytest.approx([0.0, 4.314579, 4.541877], abs=1e-6)
+    assert load.n_prompt.tolist() == [374, 396, 879]
+    assert load.n_output.tolist() == [44, 109, 55]
+    faster = recorded_load(path, rate_per_s=2 * load.rate_per_s, n_requests=None)
+    assert faster.arrival_s == pytest.approx(load.arrival_s / 2)
+
+
+def test_the_trace_of_mooncake(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(MOONCAKE)
+    load = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert load.arrival_s.tolist() == [0.0, 3.0]
+    assert load.n_prompt.tolist() == [6755, 7319]
+    assert recorded_load(path, rate_per_s=None, n_requests=1).n_requests == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column ContextTokens, GeneratedTokens, TIMESTAMP"),
+        ("a,b\n1,2\n", "no column ContextTokens"),
+        (AZURE + "yesterday,3,4\n", r":5: not a request of the trace .*yesterday"),
+        (AZURE + "2023-11-16 18:15:46.6,x,4\n", ":5: not a request of the trace"),
+        ('{"timestamp": "NaN", "input_length": 1, "output_length": 2}\n', "line 1: not a request"),
+        ('{"timestamp": 1}\n', "line 1: not a request of the trace"),
+        ("{\n", "line 1: not a request of the trace"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 2}', "no requests with prompt"),
+    ],
+)
+def test_a_damaged_trace_is_one_message(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(ParseError, match=message):
+        recorded_load(path, rate_per_s=None, n_requests=None)
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "n_requests", "remedy"),
+    [
+        (0.0, 10, "Give requests per second"),
+        (float("nan"), 10, "Give requests per second"),
+        (float("inf"), 10, "Give requests per second"),
+        (1.0, 0, "use 1 to 1,000,000"),
+        (1.0, 10**7, "use 1 to 1,000,000"),
+    ],
+)
+def test_impossible_loads_are_refused(rate_per_s: float, n_requests: int, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        random_load(
+            Arrivals.POISSON,
+            rate_per_s=rate_per_s,
+            n_requests=n_requests,
+            prompt=1,
+            output=1,
+            is_geometric=False,
+            seed=0,
+        )

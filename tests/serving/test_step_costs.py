@@ -1,0 +1,109 @@
+"""The tables of step costs against the prediction of whole steps."""
+
+import numpy as np
+import pytest
+
+from meshscope.api.predict import predict
+from meshscope.errors import PlanError, SpecError
+from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
+from meshscope.serving.step_costs import TabulatedCosts, past_of, tabulated_costs
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+MODEL = "Qwen/Qwen3-32B"
+
+
+def experiment(plan: str = "tp=8", topology: str = "v6e-8", model: str = MODEL) -> Experiment:
+    parsed = parse_plan(plan)
+    return experiment_of(
+        model=read_model(model),
+        plan=parsed,
+        topology=parse_topology(topology),
+        workload=Workload(batch=parsed.data_size, prompt=1024),
+    )
+
+
+def costs(plan: str = "tp=8") -> TabulatedCosts:
+    return tabulated_costs(
+        experiment(plan), max_sequences=64, max_step_tokens=2048, max_context=4096
+    )
+
+
+@pytest.mark.parametrize("plan", ["tp=8", "dp=2,tp=4"])
+@pytest.mark.parametrize(("batch", "context"), [(1, 1024), (8, 1024), (32, 2000), (23, 700)])
+def test_decode_steps_are_those_of_predict(plan: str, batch: int, context: int) -> None:
+    size = parse_plan(plan).data_size
+    run = predict(
+        MODEL, topology="v6e-8", plan=plan, batch=batch * size, prompt=context - 1, output=2
+    )
+    (seconds,) = costs(plan).decode_s(batch, np.array([float(context)]))
+    # 2 %: interpolation between points a factor of 1.4 apart
+    assert seconds == pytest.approx(run.time.decode_step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("prompt", [256, 1024, 2048])
+def test_a_whole_prompt_alone_takes_the_prefill_of_predict(prompt: int) -> None:
+    run = predict(MODEL, topology="v6e-8", plan="tp=8", prompt=prompt, prefill_chunk="off")
+    assert costs().mixed_s(0, 0.0, prompt, 0.0) == pytest.approx(run.time.prefill_s, rel=0.02)
+
+
+def test_the_chunks_of_a_prompt_take_the_prefill_in_chunks() -> None:
+    run = predict(MODEL, topology="v6e-8", plan="tp=8", prompt=4096, prefill_chunk=512)
+    of_chunks = sum(costs().mixed_s(0, 0.0, 512, past) for past in range(0, 4096, 512))
+    assert of_chunks == pytest.approx(run.time.prefill_s, rel=0.03)
+
+
+def test_mixed_steps_cost_more_than_their_prefill_and_less_than_both() -> None:
+    table = costs()
+    (decode_s,) = table.decode_s(32, np.array([2000.0]))
+    prefill_s = table.mixed_s(0, 0.0, 512, 0.0)
+    mixed_s = table.mixed_s(32, 2000.0, 512, 0.0)
+    assert prefill_s < mixed_s < prefill_s + decode_s
+
+
+@pytest.mark.parametrize(
+    ("chunks", "past"),
+    [
+        ([(512, 0)], 0.0),
+        ([(512, 1024)], 1024.0),
+        ([(100, 0), (100, 0)], 0.0),  # two short prompts have fewer pairs than one long one
+        ([(256, 1000), (256, 256)], (1000 + 256) / 2 - 128),
+    ],
+)
+def test_chunks_count_by_the_pairs_of_their_attention(
+    chunks: list[tuple[int, int]], past: float
+) -> None:
+    assert past_of(chunks) == pytest.approx(past)
+
+
+@pytest.mark.parametrize("plan", ["pp=2,tp=4", "cp=2,tp=4", "tp=8,sp"])
+def test_plans_that_cannot_be_priced_are_refused(plan: str) -> None:
+    with pytest.raises(PlanError, match=r"serve-sim does not support .*Use tp, dp, fsdp and ep"):
+        tabulated_costs(experiment(plan), max_sequences=8, max_step_tokens=512, max_context=2048)
+
+
+def test_the_cache_takes_what_the_weights_leave() -> None:
+    """Qwen3-32B on tp=8: 64 layers x 2 x 1 KV head x 128 x 2 B a token and device."""
+    one = experiment()
+    memory: Memory = predict(MODEL, topology="v6e-8", plan="tp=8").memory
+    assert memory.hbm_bytes is not None
+    free_bytes = 0.9 * memory.hbm_bytes - memory.weights_bytes
+    blocks = cache_blocks(one, memory_frac=0.9)
+    assert blocks.n_fixed == 0
+    assert blocks.n_blocks == int(free_bytes / (BLOCK_TOKENS * 64 * 2 * 128 * 2))
+
+
+def test_what_does_not_grow_with_the_context_takes_blocks_of_its_own() -> None:
+    """DeepSeek-V4 keeps a window of positions beside the entries that it compresses."""
+    blocks = cache_blocks(experiment("dp=8,tp=8,ep=64", "v6e:8x8", "DeepSeek-V4"), memory_frac=0.9)
+    assert blocks.n_fixed > 0
+    assert blocks.of(BLOCK_TOKENS) == 1 + blocks.n_fixed
+
+
+def test_weights_without_room_for_a_cache_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"leave no room for a cache.*Use more devices"):
+        cache_blocks(experiment("tp=1", "v6e-1"), memory_frac=0.9)
