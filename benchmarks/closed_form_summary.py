@@ -34,16 +34,17 @@ def summary() -> None:
 def compiled_summary() -> None:
     """Prints the steps of the grid beside the closed form."""
     print_row = sys.stdout.write
-    print_row("| model, layers | slice, plan | batch x prompt | phase | compiled | predicted | |\n")
+    print_row("| model | slice, plan | batch x prompt | phase | compiled | predicted | |\n")
     print_row("| --- | --- | --- | --- | --- | --- | --- |\n")
     for compiled in compiled_steps():
         step = compiled.step
         times = {time.phase: time for time in predicted_times(step.experiment)}
         predicted_s = times[compiled.phase].step.value_s
         cells = (
-            f"{step.model.rpartition('/')[2]}, {step.layers}",
+            step.model.rpartition("/")[2]
+            + ("" if step.layers is None else f", {step.layers} layers"),
             f"`{step.topology}`, `{step.plan}`",
-            f"{step.batch} x {step.prompt}",
+            f"{step.batch} x {step.prompt}" + (", 8-bit" if step.weight_dtype != "bf16" else ""),
             compiled.phase.value,
             format_seconds(compiled.compiled_s),
             format_seconds(predicted_s),

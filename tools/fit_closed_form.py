@@ -68,8 +68,11 @@ PRIORS = {
         error_fitted=0.1,
         source="operation_rates.py: the median of 22 measured element-wise operations",
     ),
-    "routed": Prior(
-        values={ALL_CHIPS: 0.25}, error=0.7, error_fitted=0.3, source="no independent measurement"
+    "gathers": Prior(
+        values={ALL_CHIPS: 1.0},
+        error=0.15,
+        error_fitted=0.15,
+        source="static profile of gathers, with libtpu's model of DMA latency (compiler_facts.py)",
     ),
     "op_s": Prior(
         values={ALL_CHIPS: 1.1e-6},

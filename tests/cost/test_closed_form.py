@@ -227,8 +227,22 @@ def test_exchanged_experts_sort_sent_and_received_rows():
     """Under balanced routing a device receives as many rows as it sends; without exchange it sorts all."""
     exchanged = _closed(_experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
     shared = _closed(_experiment(MOE, "v6e-8", "tp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
-    by_bytes = [steps.costs[0, :, Cost.ROUTED_BYTES].sum() for steps in (exchanged, shared)]
-    assert by_bytes == pytest.approx([6 * 3 * rows * 2048 * 2 for rows in (2 * 1024, 8192)])
+    sorted_s = [steps.costs[0, :, Cost.SORTED_S].sum() for steps in (exchanged, shared)]
+    row_s = (5.0 + 0.3 * 2048 / 128) / 1.75e9  # from VMEM, by the compiler's profile
+    assert sorted_s == pytest.approx([3 * rows * row_s for rows in (2 * 1024, 8192)])
+
+
+def test_rows_gathered_from_hbm_take_longer_than_from_vmem():
+    """4,096 tokens of 2,048 numbers fit in VMEM as bf16, 8,192 do not; what experts return never does."""
+    short, long = (
+        _closed(_experiment(MOE, "v6e-8", "tp=8,ep=8", (8, prompt), 1), Phase.PREFILL)[1].costs
+        for prompt in (512, 1024)
+    )
+    in_vmem, in_hbm = 5.0 + 0.3 * 16, 15.0 + 1.7 * 16
+    sorted_s = [costs[0, :, Cost.SORTED_S].sum() for costs in (short, long)]
+    assert sorted_s[1] / sorted_s[0] == pytest.approx(2 * in_hbm / in_vmem)
+    returned_s = [costs[0, :, Cost.RETURNED_S].sum() for costs in (short, long)]
+    assert returned_s[1] / returned_s[0] == pytest.approx(2)
 
 
 def test_weights_arrive_behind_collectives_and_small_operations():

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from meshscope.cost.features import plan_costs
+from meshscope.cost.rates import rates_of
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import experiment_of
+from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.plan.plan import parse_plan
@@ -34,6 +36,7 @@ def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(
                 workload=Workload(batch=16, prompt=1024),
             ),
             phase,
+            rates_of(chip_of("v6e")),
         ).coefficients
         for text in (plan, replicated)
         for phase in Phase

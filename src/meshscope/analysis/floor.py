@@ -16,6 +16,7 @@ CAUSES = {
     Activity.MATMUL: "matmuls below peak",
     Activity.KERNEL: "kernels below peak",
     Activity.RELAYOUT: "relayouts",
+    Activity.GATHER: "gathers of rows",
     Activity.ELEMENTWISE: "element-wise passes",
     Activity.SMALL: "small operations",
     Activity.EXPOSED: "exposed",

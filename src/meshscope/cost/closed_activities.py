@@ -7,7 +7,8 @@ from meshscope.cost.features import Cost
 from meshscope.events.step_time import Activity, ActivityTime
 
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
-_PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.ROUTED_BYTES]
+_PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
+_GATHERS = [Cost.SORTED_S, Cost.RETURNED_S]
 
 
 def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[ActivityTime, ...]:
@@ -41,6 +42,9 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
             flops=float(costs[Cost.KERNEL_FLOPS]),
         ),
         ActivityTime(activity=Activity.ELEMENTWISE, seconds=passes_s, hbm_busy_s=passes_s),
+        ActivityTime(
+            activity=Activity.GATHER, seconds=float(seconds[_GATHERS].sum()), hbm_busy_s=0.0
+        ),
         ActivityTime(activity=Activity.SMALL, seconds=ops_s, hbm_busy_s=ops_s * streaming_frac),
         *_exposed(form, steps, at, streaming_frac),
         ActivityTime(activity=Activity.BUBBLE, seconds=bubble_s(form, steps, at), hbm_busy_s=0.0),

@@ -4,7 +4,7 @@ One HBM serves a step. Products wait for what they compute and for their weights
 and values it reads; passes over activations for their bytes. While the core waits in a collective or
 works through small operations, weights of the coming products arrive:
 
-    step = products + attention + passes + max(weights from HBM, collectives + small operations)
+    step = products + attention + passes + gathers + max(weights from HBM, collectives + small operations)
 
 Experts that a router chooses cannot be fetched ahead: the kernel of their products reads them.
 In decode with few sequences the weights are the longest, and collectives cost nothing; in prefill, and in
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.efficiency import ChipEfficiency, efficiency_of
-from meshscope.cost.expert_load import routed_tokens_per_token
+from meshscope.cost.expert_load import routed_tokens_per_token, sorted_rows_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
+from meshscope.cost.gathers import row_s
 from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
 from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.workload_features import Feature
@@ -45,6 +46,10 @@ NO_LIMIT = float(1 << 40)  # longer than any prompt
 # Arrays of activations up to this size stay in VMEM: half of the 16 MiB that libtpu gives one operation
 # by default (xla_tpu_scoped_vmem_limit_kib), as an operation reads one and writes one.
 VMEM_ARRAY_BYTES = 8 << 20
+# Tokens from which rows are gathered stay in VMEM up to this size (seen for 16 MiB of Qwen3-30B-A3B, v6e),
+# and what kernels of experts return up to a smaller one (seen for 2 MiB there).
+VMEM_TOKENS_BYTES = 16 << 20
+VMEM_RETURNED_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +77,8 @@ class PlanForm:
     chosen: float  # positions that an indexer chooses
     miss_frac: float  # of tokens that do not choose a given expert; 1 for a dense model
     routed_tokens: float  # tokens that may choose a device's experts, per token of its tp group
+    sorted_rows: float  # by expert, per token
+    vmem_gather_frac: float
     residual_bytes: float  # residual stream of one token
 
 
@@ -90,7 +97,7 @@ def plan_form(
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
-        costs=plan_costs(experiment, phase),
+        costs=plan_costs(experiment, phase, rates),
         collectives=collective_costs(experiment, phase, constants),
         rates=rates,
         efficiency=efficiency or efficiency_of(chip, rates),
@@ -105,8 +112,16 @@ def plan_form(
         chosen=_chosen(model),
         miss_frac=1.0 if moe is None else 1 - moe.n_active / moe.n_experts,
         routed_tokens=0.0 if moe is None else routed_tokens_per_token(model, plan),
+        sorted_rows=0.0 if moe is None else sorted_rows_per_token(model, plan),
+        vmem_gather_frac=_vmem_gather_frac(rates, model.hidden),
         residual_bytes=model.hidden * DTYPE_BITS[experiment.workload.activation_dtype] / 8,
     )
+
+
+def _vmem_gather_frac(rates: Rates, width: int) -> float:
+    """Time to gather rows from VMEM over that from HBM."""
+    in_vmem, in_hbm = (row_s(rates, width, 1.0, is_in_hbm=is_in_hbm) for is_in_hbm in (False, True))
+    return in_vmem / in_hbm
 
 
 def _window(model: Model) -> float:
@@ -170,6 +185,8 @@ class PlanBatch:
     window: FloatArray
     chosen: FloatArray
     residual_bytes: FloatArray
+    sorted_rows: FloatArray
+    vmem_gather_frac: FloatArray
     miss_frac: FloatArray
     routed_tokens: FloatArray
     is_decode: FloatArray
@@ -211,6 +228,8 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         window=by_plan(lambda f: f.window),
         chosen=by_plan(lambda f: f.chosen),
         residual_bytes=by_plan(lambda f: f.residual_bytes),
+        sorted_rows=by_plan(lambda f: f.sorted_rows),
+        vmem_gather_frac=by_plan(lambda f: f.vmem_gather_frac),
         miss_frac=by_plan(lambda f: f.miss_frac),
         routed_tokens=by_plan(lambda f: f.routed_tokens),
         is_decode=by_plan(lambda f: f.phase is Phase.DECODE),
@@ -229,7 +248,8 @@ def cost_s(form: PlanForm) -> FloatArray:
         Cost.CACHE_BYTES: byte_s / constants.cache,
         Cost.PASS_BYTES: byte_s / constants.passes,
         Cost.WIDE_BYTES: byte_s / constants.passes,
-        Cost.ROUTED_BYTES: byte_s / constants.routed,
+        Cost.SORTED_S: 1 / constants.gathers,
+        Cost.RETURNED_S: 1 / constants.gathers,
         Cost.SMALL_OPS: constants.op_s,
     }
     return np.array([by_cost[cost] for cost in Cost])
@@ -339,11 +359,16 @@ class _Work:
 
 
 def _in_hbm(plans: PlanBatch, at: IntArray, costs: FloatArray, features: FloatArray) -> FloatArray:
-    """The costs with passes over arrays in VMEM as the HBM bytes that take as long."""
+    """The costs with passes over arrays in VMEM, and gathers from it, as the HBM's that take as long."""
     array_bytes = features[:, Feature.TOKENS] * plans.residual_bytes[at]
     in_vmem = (array_bytes <= VMEM_ARRAY_BYTES) & (plans.streams_weights[at] > 0)
     passes = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
     costs[..., passes] /= np.where(in_vmem, VMEM_OVER_HBM.value, 1.0)[:, None, None]
+    for cost, is_in_vmem in (
+        (Cost.SORTED_S, array_bytes <= VMEM_TOKENS_BYTES),
+        (Cost.RETURNED_S, array_bytes * plans.sorted_rows[at] <= VMEM_RETURNED_BYTES),
+    ):
+        costs[..., cost] *= np.where(is_in_vmem, plans.vmem_gather_frac[at], 1.0)[:, None]
     return costs
 
 

@@ -17,15 +17,17 @@ from meshscope.spec.hardware.operation_rates import (
     PeakEfficiency,
 )
 
+_UNBOUNDED = {"gathers", "op_s"}  # no fractions of a peak
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedConstants:
     """The constants of the closed form on one chip.
 
     `matmul` and `attention` are fractions of the matmul peak, in products with weights and in attention
-    kernels over prompts. The others are fractions of the HBM rate: for weights that stream in, for the
-    cache that decode attention reads, for element-wise passes, and for rows sorted by expert. `op_s` is
-    the time of a small operation.
+    kernels over prompts. Others are fractions of the HBM rate: for weights that stream in, for the cache
+    that decode attention reads, and for element-wise passes. `gathers` is the compiler's time of gathers of
+    rows over the real one, and `op_s` the time of a small operation.
     """
 
     matmul: float
@@ -33,14 +35,14 @@ class ClosedConstants:
     weights: float
     cache: float
     passes: float
-    routed: float
+    gathers: float
     op_s: float
 
     def faster(self, spreads: Mapping[str, float]) -> "ClosedConstants":
         """Every constant better by its factor in `spreads`; below 1 for worse. Nothing exceeds a peak."""
         values = {name: value * spreads[name] for name, value in asdict(self).items()}
-        fracs = {name: min(1.0, value) for name, value in values.items() if name != "op_s"}
-        return replace(self, **fracs, op_s=self.op_s / spreads["op_s"])
+        fracs = {name: min(1.0, value) for name, value in values.items() if name not in _UNBOUNDED}
+        return replace(self, **fracs, gathers=values["gathers"], op_s=self.op_s / spreads["op_s"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class ChipEfficiency:
 
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
-    by_bytes = dict.fromkeys(("weights", "cache", "passes", "routed"), hbm)
+    by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
     return ClosedConstants(matmul=flops, attention=flops, op_s=0.0, **by_bytes)
 
 

@@ -48,6 +48,15 @@ def rows_per_token(model: Model, plan: Plan) -> float:
     return model.moe.n_active / over_tp
 
 
+def sorted_rows_per_token(model: Model, plan: Plan) -> float:
+    """Rows that a device sorts by expert, per token of its tp group: those its tokens choose, and those received."""
+    assert model.moe is not None
+    axes = exchange_axes(plan)
+    if not axes:
+        return model.moe.n_active
+    return model.moe.n_active / (plan.tp if "tp" in axes else 1) + rows_per_token(model, plan)
+
+
 def routed_tokens_per_token(model: Model, plan: Plan) -> float:
     """Tokens that may choose one of a device's experts, per token of its tp group."""
     assert model.moe is not None

@@ -14,7 +14,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.expert_load import rows_per_token
+from meshscope.cost.expert_load import rows_per_token, sorted_rows_per_token
+from meshscope.cost.gathers import row_s
+from meshscope.cost.rates import Rates
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
 from meshscope.spec.experiment import Experiment
@@ -54,8 +56,6 @@ RESIDUAL_PASSES = 4
 HEAD_PASSES = 2
 NORM_PASSES = 2
 GATED_PASSES = 2
-# Rows of experts are gathered into their order and back, weighted and summed.
-ROUTED_PASSES = 6
 CACHED_COSTS = 4096  # of plans that differ in more than the number of replicas
 SPLIT_FRAC = (
     0.6  # of the passes over the residual stream, those that sp splits: norms and additions
@@ -83,8 +83,9 @@ class Cost(IntEnum):
     CACHE_BYTES = 4
     PASS_BYTES = 5  # element-wise passes over the residual stream
     WIDE_BYTES = 6  # element-wise passes over arrays as wide as the heads or the MLP
-    ROUTED_BYTES = 7  # rows sorted by expert and back
-    SMALL_OPS = 8
+    SORTED_S = 7  # seconds to gather rows in the order of their experts, from HBM
+    RETURNED_S = 8  # and back, in the order of their tokens, and to add them up
+    SMALL_OPS = 9
 
 
 PARTS = (
@@ -119,6 +120,8 @@ class _Device:
     act_bytes: float
     cache_bytes: float
     has_expert_kernel: bool
+    row_s: float  # to gather a row of the residual stream from HBM
+    row_read_s: float  # to read one in order
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight as the device uses it: sharded over tp, gathered over fsdp."""
@@ -128,17 +131,20 @@ class _Device:
         return float(prod(weight.gathered_shape(self.plan)))
 
 
-def plan_costs(experiment: Experiment, phase: Phase) -> PlanCosts:
+def plan_costs(experiment: Experiment, phase: Phase, rates: Rates) -> PlanCosts:
     """The coefficients of one phase, for the pipeline stage with the most layers."""
     workload = experiment.workload
+    act_bytes = DTYPE_BITS[workload.activation_dtype] / 8
     device = _Device(
         model=experiment.model,
         plan=_one_replica(experiment.plan),
         phase=phase,
         weight_dtype=workload.weight_dtype,
-        act_bytes=DTYPE_BITS[workload.activation_dtype] / 8,
+        act_bytes=act_bytes,
         cache_bytes=DTYPE_BITS[workload.cache_dtype] / 8,
         has_expert_kernel=experiment.kernels.has_expert_kernel,
+        row_s=row_s(rates, experiment.model.hidden, act_bytes),
+        row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
     )
     return _device_costs(device)
 
@@ -327,13 +333,12 @@ def _experts(device: _Device) -> Iterator[_Entry]:
         yield part, Cost.CHOSEN_BYTES, Feature.HIT_FRAC, n_bytes
     else:
         yield part, Cost.WEIGHT_BYTES, Feature.ONE, n_bytes
-    sorted_rows = model.moe.n_active
-    if axes := exchange_axes(plan):
-        sorted_rows = model.moe.n_active / (plan.tp if "tp" in axes else 1) + rows
-    routed_bytes = ROUTED_PASSES * sorted_rows * model.hidden * device.act_bytes
-    yield part, Cost.ROUTED_BYTES, Feature.TOKENS, routed_bytes
+    sorted_rows = sorted_rows_per_token(model, plan)
+    yield part, Cost.SORTED_S, Feature.TOKENS, sorted_rows * device.row_s
+    yield part, Cost.RETURNED_S, Feature.TOKENS, sorted_rows * (device.row_s + device.row_read_s)
     width = weights[0].gathered_shape(plan)[-1]
-    wide_bytes = (1 + GATED_PASSES) * rows * width * device.act_bytes
+    buffer_rows = rows if exchange_axes(plan) else model.moe.n_active  # the gated product reads all
+    wide_bytes = GATED_PASSES * buffer_rows * width * device.act_bytes
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, wide_bytes
     yield part, Cost.SMALL_OPS, Feature.ONE, EXPERT_OPS
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
 
 from meshscope.cost.array_traffic import (
     ArrayTraffic,
@@ -13,6 +13,7 @@ from meshscope.cost.array_traffic import (
     traffic_of_arrays,
 )
 from meshscope.cost.expert_load import ExpertLoad
+from meshscope.cost.gathers import Gather, gather_of
 from meshscope.cost.kernel_cost import kernel_time, kernel_work
 from meshscope.cost.kernel_work import WorkSource
 from meshscope.cost.rates import OpTime, Rates
@@ -22,12 +23,14 @@ from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
+from meshscope.spec.hardware.compiler_facts import CompilerFacts
 
 # Ops without work on the core.
 FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all"}
     | {"partition-id", "replica-id", "add-dependency", "domain", "send", "recv"}
 )
+REGISTER_BYTES = 4096  # 8 x 128 numbers of 32 bits
 CALLS = frozenset({"while", "call", "conditional"})  # their work is that of the callee
 _FREE_CALLS = frozenset(
     {"AllocateBuffer", "ConcatBitcast", "SliceId", "AssumeGatherIndicesInBound"}
@@ -115,6 +118,9 @@ class OpCostModel:
             if all(not array.dims for array in instruction.arrays):
                 return self._scalar_cost(instruction)
             is_known = instruction.opcode in _ROOFLINE_OPS
+            gather = gather_of(self._flow, computation, instruction)
+            if gather is not None:
+                return self._gather_cost(gather, moved)
             time = self._roofline_time(instruction, moved, n_flops, is_known=is_known)
         return OpCost(
             time=time,
@@ -173,8 +179,20 @@ class OpCostModel:
     ) -> OpTime:
         if not is_known:
             return self._rates.unknown(moved)
-        in_vmem = ArrayTraffic(vmem_bytes=_sorted_bytes(instruction))
-        return self._rates.roofline(flops=n_flops, moved=moved + in_vmem)
+        if cycles := _sort_cycles(instruction, self._rates.facts):
+            return self._rates.loop(cycles, moved)
+        return self._rates.roofline(flops=n_flops, moved=moved)
+
+    def _gather_cost(self, gather: Gather, moved: ArrayTraffic) -> OpCost:
+        """A gather without a compiler estimate: the longer of its loop over rows and its bytes."""
+        return OpCost(
+            time=self._rates.loop(gather.cycles(self._rates.facts), moved),
+            flops=0.0,
+            hbm_bytes=moved.hbm_bytes,
+            is_estimated=False,
+            is_known=True,
+            activity=Activity.GATHER,
+        )
 
     def _kernel_cost(self, computation: Computation, instruction: Instruction) -> OpCost:
         work = kernel_work(
@@ -203,14 +221,15 @@ def _is_free(instruction: Instruction) -> bool:
     return is_free or opcode.endswith(_ASYNC_SUFFIXES) or opcode in KIND_OF_OPCODE
 
 
-def _sorted_bytes(instruction: Instruction) -> int:
-    """VMEM bytes of a bitonic sort, read and written in log2(n)(log2(n)+1)/2 passes."""
+def _sort_cycles(instruction: Instruction, facts: CompilerFacts) -> float:
+    """Cycles of a bitonic sort, log2(n)(log2(n)+1)/2 passes over its registers; 0 for other ops."""
     if instruction.opcode != "sort" or not instruction.arrays:
-        return 0
+        return 0.0
     along = instruction.dimensions[0] if instruction.dimensions else -1
     dims = instruction.arrays[0].dims
-    n_steps = log2(max(2, dims[along])) if dims else 1
-    return round(array_traffic(instruction.shape_text).n_bytes * n_steps * (n_steps + 1))
+    n_steps = ceil(log2(max(2, dims[along]))) if dims else 1
+    n_registers = array_traffic(instruction.shape_text).n_bytes / REGISTER_BYTES
+    return facts.sorted_register_cycles.value * n_registers * n_steps * (n_steps + 1) / 2
 
 
 def copied(start: Instruction) -> ArrayTraffic:

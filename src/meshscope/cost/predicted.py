@@ -31,7 +31,7 @@ from meshscope.spec.workload import Workload
 FLOPS = (Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS)
 HBM_BYTES = (
     *(Cost.WEIGHT_BYTES, Cost.CHOSEN_BYTES, Cost.CACHE_BYTES),
-    *(Cost.PASS_BYTES, Cost.WIDE_BYTES, Cost.ROUTED_BYTES),
+    *(Cost.PASS_BYTES, Cost.WIDE_BYTES),
 )
 
 

@@ -14,6 +14,7 @@ from meshscope.spec.hardware.operation_rates import (
     LATENCY_INTERVAL,
     LAUNCH_S,
     MEASURED_EFFICIENCY,
+    MODEL_INTERVAL,
     READ_LATENCY_S,
     SMALL_S,
     TPU_EFFICIENCY,
@@ -136,6 +137,18 @@ class Rates:
         bound = self.roofline(flops=flops, moved=moved)
         is_hbm_bound = self.hbm(moved).value_s >= bound.seconds.value_s
         return bound if is_hbm_bound and _is_shorter(bound, estimated) else estimated
+
+    def loop(self, cycles: float, moved: ArrayTraffic) -> OpTime:
+        """Time of a loop of known cycles, or of its bytes where they take longer.
+
+        Without a clock, only the bytes count.
+        """
+        bound = self.roofline(moved=moved)
+        if self.clock_hz is None:
+            return bound
+        body = _scaled(cycles / self.clock_hz, MODEL_INTERVAL.value)
+        basis, seconds = TimeBasis.KERNEL_MODEL, longest(body, bound.seconds)
+        return OpTime(seconds=seconds, basis=basis, hbm=bound.hbm)
 
     def is_small(self, time: OpTime, moved: ArrayTraffic) -> bool:
         """Whether an op without products takes more than twice its bytes' time, and a few us at most."""

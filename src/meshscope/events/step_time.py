@@ -91,6 +91,7 @@ class Activity(StrEnum):
     MATMUL = "matmuls"
     KERNEL = "kernels"
     RELAYOUT = "relayouts"  # copies, transposes and conversions of arrays
+    GATHER = "gathers"  # rows or elements, fetched one by one
     ELEMENTWISE = "element-wise passes"
     SMALL = "small operations"  # of which launch and latency take most of the time
     EXPOSED = "exposed communication"

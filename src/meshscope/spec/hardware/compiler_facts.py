@@ -102,6 +102,27 @@ class CompilerFacts:
         "of 14.7 MB to tiles of one row are estimated at 79.7 us and take 23.5 and 24.0 us "
         "(openxla/xprof@5fe358978e59, golden hlo_stats, v5p); libtpu 0.0.42.1",
     )
+    gathered_row_cycles: Fact[tuple[float, float]] = Fact(
+        value=(15.0, 1.7),
+        source="for each row from HBM, and for each of its tiles of 128 elements, of which libtpu reads 512 "
+        "bytes: its static profile, with its model of DMA latency, has 42.3, 69.6 and 110.4 cycles for rows of "
+        f"2,048, 4,096 and 7,168 bf16 (v6e); {_COMPILED}",
+    )
+    gathered_vmem_row_cycles: Fact[tuple[float, float]] = Fact(
+        value=(5.0, 0.3),
+        source="the same from VMEM: 6.2 cycles for rows of 1,024 bf16, 7.8 to 15.0 for 2,048, 12.1 for 4,096 "
+        f"(v6e); {_COMPILED}",
+    )
+    gathered_element_cycles: Fact[float] = Fact(
+        value=11.0,
+        source="static profile of 8 elements of each row: 6,171 cycles for f32[64,128], 45,491 for "
+        f"f32[512,128] (v6e); {_COMPILED}",
+    )
+    sorted_register_cycles: Fact[float] = Fact(
+        value=2.5,
+        source="for each pass over a register: static profile of 32,768 keys with their positions, 19,480 cycles "
+        f"in 120 passes over 64 registers (v6e); {_COMPILED}",
+    )
     vector_interval: Fact[tuple[float, float]] = Fact(value=(0.5, 1.5), source="assumed")
     cycles_interval: Fact[tuple[float, float]] = Fact(
         value=(0.78, 1.22),
@@ -115,6 +136,11 @@ _BY_DIMENSION = Fact(
     value=GatherRoute.BY_DIMENSION,
     source="emitters 2DAllGather and 3DAllGather, libtpu 0.0.42; v5p gathers over 2x2x1 were measured "
     "at the rate of one link (openxla/xprof@5fe358978e59)",
+)
+_TWO_CORES = Fact(
+    value=(7.5, 0.9),
+    source="the two cores of a device share the rows: 22.1 cycles for rows of 2,048 bf16 in HBM (v5p); v4 is "
+    f"assumed to be like v5p; {_COMPILED}",
 )
 _SMALL_GRIDS = Fact(
     value=((2, 2),),
@@ -133,6 +159,7 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="v4",
         libtpu="0.0.42.1",
+        gathered_row_cycles=_TWO_CORES,
         gather_route=_BY_DIMENSION,
         has_short_all_reduces=Fact(
             value=False, source=f"RotatedPincerEmitter from 2 kB on, over 2x2x1; {_COMPILED}"
@@ -149,7 +176,11 @@ _FACTS: tuple[CompilerFacts, ...] = (
         has_async_fsdp_gathers=_ASYNC_GATHERS,
     ),
     CompilerFacts(
-        chip="v5p", libtpu="0.0.42.1", torch_xla_flags=_V5_FLAGS, gather_route=_BY_DIMENSION
+        chip="v5p",
+        libtpu="0.0.42.1",
+        gathered_row_cycles=_TWO_CORES,
+        torch_xla_flags=_V5_FLAGS,
+        gather_route=_BY_DIMENSION,
     ),
     CompilerFacts(
         chip="v6e",

@@ -1,0 +1,97 @@
+"""Gathers and sorts in a schedule take the cycles that libtpu's profiles have for them."""
+
+import pytest
+
+from meshscope.cost.gathers import row_s
+from meshscope.cost.rates import rates_of
+from meshscope.cost.steps import timed_step
+from meshscope.events.enums import Phase
+from meshscope.events.step_time import Activity, StepTime
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.spec.hardware.chips import chip_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+
+CLOCK_HZ = 1.75e9
+_ROWS = (
+    "offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, "
+    "slice_sizes={1,%d}"
+)
+
+
+def _module(width: int, table_space: str) -> str:
+    table = f"bf16[32768,{width}]{{1,0:T(8,128)(2,1){table_space}}}"
+    indices = "s32[4096,1]{1,0:T(8,128)S(1)}"
+    result = f"bf16[4096,{width}]{{1,0:T(8,128)(2,1)}}"
+    return f"""\
+HloModule m, is_scheduled=true
+
+%fused (t: {table}, i: {indices}) -> {result} {{
+  %t = {table} parameter(0)
+  %i = {indices} parameter(1)
+  ROOT %g = {result} gather(%t, %i), {_ROWS % width}
+}}
+
+ENTRY %main (table: {table}, indices: {indices}) -> {result} {{
+  %table = {table} parameter(0)
+  %indices = {indices} parameter(1)
+  ROOT %gather_fusion = {result} fusion(%table, %indices), kind=kCustom, calls=%fused
+}}
+"""
+
+
+def _step(text: str, topology: str = "v6e:1x1") -> StepTime:
+    slice_ = parse_topology(topology)
+    module = parse_hlo(text, "test.hlo")
+    mesh = parse_plan("tp=1").mesh
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=slice_.crosses_slices)
+    return timed_step(module, collectives, phase=Phase.PREFILL, topology=slice_).time
+
+
+@pytest.mark.parametrize(("width", "cycles"), [(2048, 173_326), (4096, 285_038)])
+def test_rows_from_hbm_take_the_cycles_of_the_profile(width: int, cycles: int) -> None:
+    """The cycles are those of libtpu's static profile of 4,096 rows from a table of 32,768 (v6e)."""
+    step = _step(_module(width, ""))
+    assert step.step.value_s == pytest.approx(cycles / CLOCK_HZ, rel=0.02)
+    assert [spent.activity for spent in step.activities] == [Activity.GATHER]
+
+
+def test_two_cores_of_a_device_share_the_rows() -> None:
+    """The cycles are those of libtpu's static profile (v5p)."""
+    step = _step(_module(2048, ""), "v5p:1x1x1")
+    assert step.step.value_s == pytest.approx(90_568 / CLOCK_HZ, rel=0.02)
+
+
+def test_rows_from_vmem_take_fewer_cycles_until_their_bytes_bind() -> None:
+    from_vmem, from_hbm = (_step(_module(2048, space)).step.value_s for space in ("S(1)", ""))
+    assert from_vmem < 0.3 * from_hbm
+    assert from_vmem >= 4096 * 2048 * 2 / 1.638e12  # written to HBM
+
+
+def test_a_sort_takes_the_cycles_of_the_profile() -> None:
+    """32,768 keys with their positions: 19,480 cycles in libtpu's static profile (v6e)."""
+    array = "s32[32768]{0:T(1024)S(1)}"
+    text = f"""\
+HloModule m, is_scheduled=true
+
+%less (a: s32[], b: s32[], c: s32[], d: s32[]) -> pred[] {{
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  %c = s32[] parameter(2)
+  %d = s32[] parameter(3)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}}
+
+ENTRY %main (k: {array}, v: {array}) -> ({array}, {array}) {{
+  %k = {array} parameter(0)
+  %v = {array} parameter(1)
+  ROOT %sort = ({array}, {array}) sort(%k, %v), dimensions={{0}}, to_apply=%less
+}}
+"""
+    assert _step(text).step.value_s == pytest.approx(19_480 / CLOCK_HZ, rel=0.02)
+
+
+def test_without_a_clock_a_row_takes_the_time_of_its_bytes() -> None:
+    rates = rates_of(chip_of("h100"))
+    assert row_s(rates, 2048, 2.0) == pytest.approx(2 * 2 * 2048 / rates.hbm_bytes_per_s)
