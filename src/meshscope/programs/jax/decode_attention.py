@@ -211,7 +211,7 @@ def decode_attention(
 
     in_specs = [per_sequence(x) for x in (inputs.q, *inputs.new)]
     in_specs += [fetched(x) for x in inputs.caches]
-    arguments = [inputs.q, *inputs.new, *inputs.caches]
+    arguments = [inputs.q, *inputs.new, *(_in_hbm(x, is_interpreted) for x in inputs.caches)]
     if inputs.sinks is not None:
         arguments.append(inputs.sinks.astype(jnp.float32)[..., None])
         in_specs.append(pl.BlockSpec((n_heads, n_group, 1), lambda *_: (0, 0, 0)))
@@ -247,7 +247,7 @@ def decode_attention(
                 for width in (LANES, LANES, inputs.value_width)
             ],
         ),
-        out_shape=[out, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs.caches)],
+        out_shape=[out, *(pltpu.HBM(x.shape, x.dtype) for x in inputs.caches)],
         # Operands count from the scalars.
         input_output_aliases={2 + n_caches + i: 1 + i for i in range(n_caches)},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
@@ -256,6 +256,11 @@ def decode_attention(
         interpret=is_interpreted,
     )
     return tuple(call(scalars, *arguments))
+
+
+def _in_hbm(cache: Array, is_interpreted: bool) -> Array:  # noqa: FBT001
+    """The cache, which stays in HBM: else XLA may copy all of its slots to VMEM and back in every step."""
+    return cache if is_interpreted else pltpu.with_memory_space_constraint(cache, pltpu.HBM)
 
 
 def _blocks(inputs: DecodeInputs) -> DecodeBlocks:

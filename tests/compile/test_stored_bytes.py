@@ -1,0 +1,123 @@
+"""A compiled decode step reads 8-bit weights and the cache where and as they are stored."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from meshscope.events.enums import Phase
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.caches import layer_cache
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.plan.weights import layer_weights
+from meshscope.spec.program import Loop, Program
+from meshscope.spec.workload import Workload
+
+pytest.importorskip("libtpu", reason="the TPU compiler is the extra 'tpu'")
+pytestmark = pytest.mark.tpu
+
+WORKLOAD = Workload(batch=8, prompt=1024, output=256)
+MIN_ELEMENTS = 200_000  # of a weight; activations of eight tokens have fewer
+ARRAY = re.compile(r"[a-z]\w*\[([\d,]*)\](\{[^{}]*\})?")
+REFERENCES = frozenset({"parameter", "bitcast", "get-tuple-element", "tuple"})
+
+
+class Case(NamedTuple):
+    """A decode step; two layers of DeepSeek-V2-Lite are a dense one and one of experts."""
+
+    model: str
+    topology: str
+    dtype: str
+    n_layers: int = 1
+    plan: str = "tp=8"
+
+    @property
+    def experiment(self) -> Experiment:
+        return experiment_of(
+            model=read_model(self.model),
+            plan=parse_plan(self.plan),
+            topology=parse_topology(self.topology),
+            workload=Workload(
+                batch=WORKLOAD.batch,
+                prompt=WORKLOAD.prompt,
+                output=WORKLOAD.output,
+                weight_dtype=self.dtype,
+            ),
+            program=Program(loop=Loop.UNROLL),
+            n_layers=self.n_layers,
+        )
+
+
+CASES = [
+    Case("deepseek-ai/DeepSeek-V2-Lite", topology, dtype, 2)
+    for topology in ("v5e-8", "v6e-8", "tpu7x-8")
+    for dtype in ("s8", "f8e4m3fn")
+]
+CASES += [
+    Case("Qwen/Qwen3-30B-A3B", "v5e-8", "f8e4m3fn", plan="tp=8,ep=8"),
+    Case("meta-llama/Llama-3.1-8B", "v6e-8", "f8e4m3fn"),
+    Case("meta-llama/Llama-3.1-8B", "tpu7x-8", "s8"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_a_decode_step_writes_no_weight_to_hbm_and_copies_no_cache(
+    case: Case, tmp_path: Path
+) -> None:
+    """No result in HBM is as large as a weight, and no copy to any memory as large as a cache array."""
+    experiment = case.experiment
+    model, plan = experiment.model, experiment.plan
+    weights = {
+        prod(weight.local_shape(plan)): weight.name
+        for layer in model.layers
+        for weight in layer_weights(model, plan, layer)
+        if weight.inputs and prod(weight.local_shape(plan)) >= MIN_ELEMENTS
+    }
+    cache = {
+        WORKLOAD.batch * WORKLOAD.context * prod(array.local_shape(plan)): array.name
+        for layer in model.layers
+        for array in layer_cache(model, plan, layer)
+    }
+
+    results = [
+        (instruction.opcode, n, is_in_hbm)
+        for instruction in _decode_instructions(experiment, tmp_path)
+        for n, is_in_hbm in _results(instruction)
+    ]
+
+    assert [weights[n] for _, n, is_in_hbm in results if is_in_hbm and n in weights] == []
+    assert [cache[n] for opcode, n, _ in results if "copy" in opcode and n in cache] == []
+
+
+def _results(instruction: Instruction) -> Iterator[tuple[int, bool]]:
+    """Elements of each array that an instruction writes, and whether it is in HBM."""
+    opcode, target = instruction.opcode, instruction.custom_call_target
+    is_reference = opcode in REFERENCES or opcode.endswith(("-start", "-update"))
+    if is_reference or target not in {None, "tpu_custom_call"}:
+        return
+    for dims, layout in ARRAY.findall(instruction.shape_text):
+        yield prod(int(size) for size in dims.split(",") if size), "S(1)" not in layout
+
+
+def _decode_instructions(experiment: Experiment, folder: Path) -> tuple[Instruction, ...]:
+    """The scheduled instructions of the decode program, compiled in a process of its own."""
+    file = folder / "experiment.json"
+    file.write_text(json.dumps(experiment.as_dict()), encoding="utf-8")
+    worker = [sys.executable, "-m", "meshscope.backends.compile.worker"]
+    arguments = [*worker, str(file), str(folder), Phase.DECODE, "-1"]
+    # The worker ends when its standard input is closed.
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
+        assert process.wait() == 0
+    entry = read_hlo(folder / f"{Phase.DECODE}.hlo.txt.gz").entry
+    assert entry is not None
+    return entry.instructions
