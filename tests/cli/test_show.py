@@ -60,3 +60,15 @@ def test_options_of_one_run_are_refused_for_several(meshscope) -> None:
     status, _, err = meshscope("show", "a", "b", "--metrics")
     assert status == 2
     assert "take one run" in err
+
+
+def test_missing_times_have_a_reason(meshscope) -> None:
+    out = meshscope("predict", "Qwen/Qwen3-4B", "--topology", "cpu:4", "--plan", "tp=4").out
+    assert "- times are unknown: cpu has no published rates; a --profile supplies them" in out
+
+
+def test_a_request_of_one_token_has_no_decode(meshscope) -> None:
+    keep(meshscope, "a", "--plan", "tp=8", "--output", "1")
+    out = meshscope("show", "a").out
+    assert "TTFT, prefill" in out
+    assert "decode" not in out.partition("\n\n")[0]

@@ -12,6 +12,7 @@ from meshscope.analysis.join import Agreement
 from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.analysis.why import why_sentences
+from meshscope.cost.predicted import has_figures
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import Capacity, capacity_of_run
 from meshscope.planner.suggestions import Suggestion, suggestions_of
@@ -79,6 +80,7 @@ class SourceAnswer:
     """
 
     source: Source
+    phases: tuple[Phase, ...]  # of the request; without decode if it makes one token
     prefill: Figure
     decode: Figure
     ttft: Figure
@@ -122,6 +124,7 @@ class Answer:
     why: Mapping[Phase, str]
     agreements: tuple[SourceAgreement, ...]
     suggestions: tuple[Suggestion, ...]
+    notes: tuple[str, ...] = ()  # why figures are missing
 
     @property
     def suggestion_sentences(self) -> tuple[str, ...]:
@@ -149,7 +152,14 @@ def answer_of(run: RunRecord) -> Answer:
         why=why_sentences(run),
         agreements=agreements_of(run),
         suggestions=suggestions_of(run),
+        notes=tuple(_notes(run)),
     )
+
+
+def _notes(run: RunRecord) -> Iterator[str]:
+    chip = run.manifest.experiment.chip
+    if not run.times and chip is not None and not has_figures(chip):
+        yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
 
 
 def title_of(run: RunRecord) -> str:
@@ -200,6 +210,7 @@ def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
     }
     return SourceAnswer(
         source=source,
+        phases=run.manifest.phases,
         **times,
         **_rates(rates),
         basis=None if request is None else request.basis,

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.analysis.join import Agreement
+from meshscope.events.enums import Phase
 from meshscope.units import format_rate
 from meshscope.views.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
 from meshscope.views.model import UNKNOWN_LABEL, Figure
@@ -29,8 +30,8 @@ def answer_lines(answer: Answer) -> Iterator[RenderableType]:
     yield answer_table({figures.source.value: figures for figures in answer.sources})
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
-    if answer.why:
-        yield bullets(map(short, answer.why.values()))
+    if answer.why or answer.notes:
+        yield bullets(map(short, (*answer.why.values(), *answer.notes)))
     if answer.suggestions:
         yield bullets(map(short, answer.suggestion_sentences), "cyan")
 
@@ -45,8 +46,9 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
     if not is_single:
         table.add_row("", *(Text(short(name), style="dim") for name in columns))
     table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
-    table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
-    table.add_row("throughput", *(_throughput(figures) for figures in sources))
+    if any(Phase.DECODE in figures.phases for figures in sources):
+        table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
+        table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
         table.add_row("fits", fits[0].append(f", room for {room[0]}", "default"))
