@@ -129,7 +129,7 @@ def test_the_waterfall_follows_the_chosen_baseline(browser: Browser) -> None:
     figure = "[...document.querySelectorAll('figure')].find(f => /What the difference/.test(f.textContent))"
     rows = f"[...{figure}.querySelectorAll('svg .name')].map(t => t.textContent)"
     values = f"[...{figure}.querySelectorAll('svg .value')].map(t => t.textContent)"
-    assert browser.ask(rows) == ["tp=4 (2)", "prefill exposed over tp", "tp=4 (1)"]
+    assert browser.ask(rows) == ["tp=4 (2)", "exposed over tp", "tp=4 (1)"]
     assert browser.ask(values) == ["13 ms", "+2 ms", "15 ms, 1.15 x"]
     for select, chosen in ((1, 1), (2, 0)):  # baseline, compared run
         browser.ask(

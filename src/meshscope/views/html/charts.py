@@ -50,7 +50,7 @@ def waterfall_data(
         "selects": [
             {"label": "time of", "options": list(spans), "at": 0},
             {"label": "baseline", "options": runs, "at": 0},
-            {"label": "compared run", "options": runs, "at": 1},
+            {"label": "compared", "options": runs, "at": 1},
         ],
         "spans": [
             [{_name(part): seconds for part, seconds in of_run.items()} for of_run in breakdowns]

@@ -13,6 +13,7 @@ from meshscope.analysis.totals import unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
+from meshscope.views.charts.breakdown import step_breakdowns
 from meshscope.views.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.views.conditions import condition_lines
 from meshscope.views.frames import metric_table
@@ -23,7 +24,8 @@ from meshscope.views.html.blocks import (
     Paragraph,
     page_table,
 )
-from meshscope.views.html.page_run import PageRun
+from meshscope.views.html.page_run import PageRun, n_decode_steps
+from meshscope.views.html.waterfall import waterfall_blocks
 from meshscope.views.model import CellValue, ViewTable, view_columns
 from meshscope.views.plain import short
 from meshscope.views.summary import memory_table, totals_table
@@ -106,6 +108,15 @@ def source_blocks(run: PageRun) -> Iterator[Block]:
         for sentence in agreement.time_sentences:
             text = f"Time: {short(sentence, MAX_REMARK)}."
             yield Paragraph(text=text, class_name=f"verdict{style}")
+    yield from waterfall_blocks(
+        [
+            (source.value, step_breakdowns(run.inputs, of_source))
+            for source in run.run.sources
+            if (of_source := {bar.phase: bar for bar in run.costs if bar.source is source})
+        ],
+        n_decode_steps=n_decode_steps(run),
+        table_id=run.html_id("differences"),
+    )
     if run.run.rows:
         yield page_table(run.html_id("totals"), totals_table(run.run))
     if run.run.memory:

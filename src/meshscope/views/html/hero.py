@@ -6,8 +6,9 @@ from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
 from meshscope.planner.suggestions import Suggestion
+from meshscope.spec.plan.memory import TempBasis
 from meshscope.units import format_bytes, format_seconds
-from meshscope.views.answer import FitState, SourceAnswer
+from meshscope.views.answer import Fit, FitState, SourceAnswer
 from meshscope.views.html.blocks import (
     Advice,
     Advices,
@@ -29,6 +30,14 @@ from meshscope.views.words import counted, phase_label
 MAX_SENTENCE = 400  # characters
 MIN_SEGMENT_BYTES = 2**30 / 200  # smaller parts of the memory are 0.00 GiB
 MIN_GAIN_FRAC = 0.01  # of a time; smaller changes of it are not named
+FIT_HEADS = {
+    FitState.YES: "Fits",
+    FitState.NO: "Does not fit",
+    FitState.CLOSE: "Close to the limit",
+    FitState.UNKNOWN: "Fit unknown",
+}
+ESTIMATED = "Temporaries are estimated; the compiler knows them."
+FIT_CLASSES = {FitState.YES: "good", FitState.NO: "bad"}
 SEGMENT_CLASSES = {
     "weights": "c-compute",
     "KV cache": "ax1",
@@ -116,15 +125,12 @@ def _fit_bars(run: PageRun) -> Iterator[FitBar]:
     for fit, memory in known[-1:]:
         segments = memory_segments(memory)
         widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
-        styles = {FitState.YES: "good", FitState.NO: "bad"}
-        verb = {FitState.YES: "Fits", FitState.NO: "Does not fit"}
-        head = verb.get(fit.state, f"Fit {fit.state.value}")
         yield FitBar(
-            text=f"{head}: {fit.text.partition(': ')[2]}{' of HBM' if memory.hbm_bytes else ''}",
-            class_name=styles.get(fit.state, ""),
+            text=f"{FIT_HEADS[fit.state]}: {fit.text.partition(': ')[2]}{' of HBM' if memory.hbm_bytes else ''}",
+            class_name=FIT_CLASSES.get(fit.state, ""),
             segments=tuple(_segments(segments, widest)),
             limit=None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
-            note=_capacity(fit.largest_batch, fit.largest_context),
+            note=" ".join(filter(None, (_reason(fit), _capacity(fit)))),
         )
 
 
@@ -142,14 +148,17 @@ def _segments(parts: Iterable[tuple[str, float]], widest: float) -> Iterator[Bar
         start += n_bytes
 
 
-def _capacity(batch: int | None, context: int | None) -> str:
-    """The largest batch and context that fit, where they are known."""
-    sizes = [
-        f"{name} {size:,}"
-        for name, size in (("batch", batch), ("context", context))
-        if size is not None
-    ]
-    return f"Largest that fits: {joined(sizes)}." if sizes else ""
+def _reason(fit: Fit) -> str:
+    if fit.reason is not None:
+        return _sentence(fit.reason)
+    return ESTIMATED if fit.known.basis == TempBasis.ESTIMATE else ""
+
+
+def _capacity(fit: Fit) -> str:
+    """The largest batch, or the largest context, that fits; nothing if unknown."""
+    named = (("batch", fit.largest_batch), ("context", fit.largest_context))
+    sizes = [f"{name} {size:,}" for name, size in named if size]
+    return f"Room for {', or '.join(sizes)}." if sizes else ""
 
 
 def advices(run: PageRun) -> Iterator[Advices]:

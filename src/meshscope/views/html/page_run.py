@@ -76,6 +76,12 @@ class PageRun:
         return [page_table(id_, metric_table(name, result, title=title), note=note)]
 
 
+def n_decode_steps(run: PageRun) -> int | None:
+    """Decode steps of the request; None if unknown."""
+    workload = run.run.manifest.experiment.workload
+    return None if workload is None else workload.n_decode_steps
+
+
 def page_runs(runs: Sequence[RunRecord]) -> list[PageRun]:
     """The runs with their names, answers and metrics."""
     names = distinct_labels(runs)

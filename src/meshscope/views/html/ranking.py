@@ -12,24 +12,22 @@ from meshscope.analysis.catalog import Unavailable
 from meshscope.events.enums import Phase
 from meshscope.units import format_seconds
 from meshscope.views.answer import FitState
-from meshscope.views.charts.breakdown import Breakdown, request_breakdown, step_breakdowns
-from meshscope.views.html import charts
+from meshscope.views.charts.breakdown import Breakdown, step_breakdowns
 from meshscope.views.html.blocks import (
     Block,
     Chart,
     PageTable,
     Paragraph,
     columns,
-    fold,
     page_table,
 )
 from meshscope.views.html.hero import advices, warnings
-from meshscope.views.html.page_run import MAX_NAME, PageRun
+from meshscope.views.html.page_run import MAX_NAME, PageRun, n_decode_steps
 from meshscope.views.html.times import step_charts
+from meshscope.views.html.waterfall import waterfall_blocks
 from meshscope.views.model import (
     UNKNOWN_LABEL,
     CellValue,
-    Unit,
     ViewTable,
     figure_column,
     joined,
@@ -41,14 +39,11 @@ from meshscope.views.run_label import distinct_labels
 from meshscope.views.words import counted
 
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
-SMALL_FRAC = 0.001  # of the request; smaller differences have no row
 SAME_FRAC = 0.005  # two times that differ less are called the same
 OTHER_WORK = "Runs of other work: another model or request. They are not ranked."
-REQUEST, STEP = "request", "{} step"
 RANKED = "Ranked by the end-to-end time of the request. Runs that do not fit are struck out and have no rank."
 OVERLAP = "The intervals of the first two runs overlap: an error that both share cancels, an independent one can reverse their order."
 PRECISION = "The runs differ in precision, so their outputs differ."
-WATERFALL = "From the baseline at the top to the compared run at the bottom: time that each part of the model, exposed communication over each axis, and waiting add (red) or save (green)."
 SCALING = (
     "The line joins the fastest run of each size. Dashed: ideal scaling from the smallest size."
 )
@@ -100,13 +95,15 @@ def rankings(runs: Sequence[PageRun]) -> list[Ranking]:
 
 
 def _work(run: PageRun) -> str:
-    """`Qwen/Qwen3-32B, 64 layers, batch 8, prompt 1024, output 128`."""
+    """`Qwen/Qwen3-32B, 64 layers, batch 8, prompt 1024, output 128`; unknown work is no other run's."""
     experiment = run.run.manifest.experiment
-    words = [short(experiment.model_name or "imported program", 80)]
+    workload = experiment.workload
+    if experiment.model_name is None or workload is None:
+        return f"unknown work of run {run.number}"
+    words = [short(experiment.model_name, 80)]
     if experiment.n_layers is not None:
         words.append(counted(experiment.n_layers, "layer"))
-    if (workload := experiment.workload) is not None:
-        words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
+    words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
     return ", ".join(words)
 
 
@@ -165,7 +162,11 @@ def comparison_blocks(groups: Sequence[Ranking]) -> Iterator[Block]:
         if ranking.work is not None and len(ranking.timed) > 1:
             bars = [(run, bar) for run in ranking.timed for bar in run.strongest_costs.values()]
             yield from columns(step_charts([(ranking.name(run), bar) for run, bar in bars]))
-            yield from _waterfall(ranking, number)
+            yield from waterfall_blocks(
+                [(ranking.name(run), _breakdowns(run)) for run in ranking.timed],
+                n_decode_steps=n_decode_steps(ranking.timed[0]),
+                table_id=f"differences-{number}",
+            )
         yield from columns(_scaling_charts(ranking))
 
 
@@ -208,7 +209,7 @@ def _row(ranking: Ranking, run: PageRun) -> tuple[CellValue, ...]:
         _against_best(ranking, run),
         rate,
         memory,
-        {FitState.YES: "yes", FitState.NO: "NO"}.get(_state(run), _state(run).value),
+        "NO" if _state(run) is FitState.NO else _state(run).value,
         *(() if ranking.timed else (_sent_bytes(run, phase) for phase in Phase)),
     )
 
@@ -248,54 +249,8 @@ def _sent_bytes(run: PageRun, phase: Phase) -> float | None:
     return float(wire_bytes.sum()) if len(wire_bytes) else None
 
 
-def _waterfall(ranking: Ranking, number: int) -> Iterator[Block]:
-    """The request and each step by part and axis, against a baseline; the same for the request as a table."""
-    runs = ranking.timed
-    spans = _spans(runs)
-    name, requests = next(iter(spans.items()))
-    yield Chart(
-        kind="waterfall",
-        title="What the difference is made of",
-        description=f"{counted(len(runs), 'run')} by part of the model and axis.",
-        data=charts.waterfall_data(list(map(ranking.name, runs)), spans),
-        note=WATERFALL,
-    )
-    yield from fold("Differences as a table", [_differences(ranking, name, requests, number)])
-
-
-def _spans(runs: Sequence[PageRun]) -> dict[str, list[Breakdown]]:
-    """The breakdowns of all runs for the request and for each phase that all of them have."""
-    steps = [step_breakdowns(run.inputs, run.strongest_costs) for run in runs]
-    workload = runs[0].run.manifest.experiment.workload
-    shared = [phase for phase in Phase if all(phase in of_run for of_run in steps)]
-    spans = {STEP.format(phase): [of_run[phase] for of_run in steps] for phase in shared}
-    if workload is None:
-        return spans
-    return {REQUEST: [request_breakdown(s, workload.n_decode_steps) for s in steps], **spans}
-
-
-def _differences(
-    ranking: Ranking, span: str, breakdowns: Sequence[Breakdown], number: int
-) -> PageTable:
-    """Seconds of the first run, and what the others take beyond it, by part and axis."""
-    first, *others = breakdowns
-    least_s = SMALL_FRAC * sum(first.values())
-    names = dict.fromkeys(name for breakdown in breakdowns for name in breakdown)
-    rows = [
-        (name, first.get(name, 0.0), *(b.get(name, 0.0) - first.get(name, 0.0) for b in others))
-        for name in names
-    ]
-    total = ("sum", sum(first.values()), *(sum(b.values()) - sum(first.values()) for b in others))
-    runs = list(map(ranking.name, ranking.timed))
-    view = ViewTable(
-        title=f"Time of one {span} against {runs[0]}",
-        columns=(
-            text_column("part or axis"),
-            *(figure_column(name, Unit.SECONDS) for name in runs),
-        ),
-        rows=(*(row for row in rows if max(map(abs, row[1:])) >= least_s), total),
-    )
-    return page_table(f"differences-{number}", view)
+def _breakdowns(run: PageRun) -> dict[Phase, Breakdown]:
+    return step_breakdowns(run.inputs, run.strongest_costs)
 
 
 def _scaling_charts(ranking: Ranking) -> Iterator[Chart]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from meshscope.analysis.join import Agreement
 from meshscope.views.html.blocks import Block
 from meshscope.views.html.bytes import roofline_blocks, size_blocks, traffic_blocks
 from meshscope.views.html.collectives import (
@@ -83,6 +84,14 @@ class Section:
     is_open: bool
 
 
+def _is_contradicted(run: PageRun) -> bool:
+    """Whether the sources of the run disagree on collectives or times."""
+    return any(
+        a.agreement is Agreement.DIFFERENT or a.is_time_within is False
+        for a in run.answer.agreements
+    )
+
+
 def sections(run: PageRun) -> tuple[Section, ...]:
     """The sections of a run that have something to show."""
     every = (
@@ -91,7 +100,7 @@ def sections(run: PageRun) -> tuple[Section, ...]:
             title=kind.title,
             lead=kind.lead,
             blocks=tuple(kind.blocks(run)),
-            is_open=kind.is_open,
+            is_open=kind.is_open or (kind.name == "sources" and _is_contradicted(run)),
         )
         for kind in KINDS
     )
