@@ -54,6 +54,7 @@ def hero_blocks(run: PageRun) -> Iterator[Block]:
     else:
         yield from (Paragraph(text=text, class_name="say") for text in _bytes_sentences(run))
     yield from _fit_bars(run)
+    yield from _agreements(run)
     why = tuple((phase.value, _sentence(text)) for phase, text in run.answer.why.items())
     if why:
         yield DescriptionList(pairs=why)
@@ -80,6 +81,15 @@ def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
             yield " ".join(map(_sentence, sentences)), "banner bad"
     if run.costs and runs_on_cpu(run.run):
         yield _sentence(SHARED_CORES), "banner"
+
+
+def _agreements(run: PageRun) -> Iterator[Paragraph]:
+    """One line for each pair of sources that agree in collectives and in times."""
+    for agreement in run.answer.agreements:
+        if agreement.agreement is Agreement.EQUAL and agreement.is_time_within is not False:
+            times = (f"times of {text}" for text in agreement.time_sentences)
+            text = _sentence("; ".join([agreement.collectives, *times]))
+            yield Paragraph(text=text, class_name="verdict is-equal")
 
 
 def _sentence(text: str) -> str:
@@ -122,6 +132,7 @@ def _rate_interval(timed: SourceAnswer) -> str:
 def _fit_bars(run: PageRun) -> Iterator[FitBar]:
     """The memory of the strongest source that knows one."""
     known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
+    room = next(filter(None, (_room(fit) for fit, _ in known)), "")
     for fit, memory in known[-1:]:
         segments = memory_segments(memory)
         widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
@@ -130,7 +141,7 @@ def _fit_bars(run: PageRun) -> Iterator[FitBar]:
             class_name=FIT_CLASSES.get(fit.state, ""),
             segments=tuple(_segments(segments, widest)),
             limit=None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
-            note=" ".join(filter(None, (_reason(fit), _capacity(fit)))),
+            note=" ".join(filter(None, (_reason(fit), room))),
         )
 
 
@@ -154,7 +165,7 @@ def _reason(fit: Fit) -> str:
     return ESTIMATED if fit.known.basis == TempBasis.ESTIMATE else ""
 
 
-def _capacity(fit: Fit) -> str:
+def _room(fit: Fit) -> str:
     """The largest batch, or the largest context, that fits; nothing if unknown."""
     named = (("batch", fit.largest_batch), ("context", fit.largest_context))
     sizes = [f"{name} {size:,}" for name, size in named if size]
