@@ -1,20 +1,24 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.interconnect.profile import load_profile
 from meshscope.planner.batches import parse_batches
+from meshscope.planner.cheapest import SliceSearch, search_slices
 from meshscope.planner.grid import SearchSpace
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import Choice, PlanSearch, search
-from meshscope.spec.hardware.topology import parse_topology
+from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice_fits
+from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.workload import Workload
 from meshscope.units import dtype_name
-from meshscope.views.plan import plan_document, plan_lines
+from meshscope.views.plan import DEFAULT_ROWS, plan_document, plan_lines
+from meshscope.views.slices import slice_search_document, slice_search_lines
 
 PRECISIONS = "bf16,s8"
 
@@ -33,13 +37,21 @@ class PlanRequest:
     weight_dtype: str = PRECISIONS
     cache_dtype: str = PRECISIONS
     profile: Path | None = None
+    prices: str | None = None
+
+    def slices(self) -> tuple[Topology, ...]:
+        """The slices to choose from; one if the topology names one."""
+        return parse_slices(self.topology)
+
+    def slice_prices(self) -> dict[str, float] | None:
+        """The prices per chip hour, which every chip of the slices has."""
+        return None if self.prices is None else parse_prices(self.prices, self.slices())
 
     def space(self) -> SearchSpace:
-        """What the search varies; a MeshscopeError for an impossible option."""
-        topology = parse_topology(self.topology)
+        """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         return SearchSpace(
             model=read_model(self.model),
-            topology=topology,
+            topology=self.slices()[0],
             workload=Workload(batch=1, prompt=self.prompt, output=self.output),
             batches=parse_batches(self.batch),
             weight_dtypes=_dtypes("--weight-dtype", self.weight_dtype),
@@ -50,9 +62,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanResult:
-    """The result of `meshscope.plan`; `search` has all figures, typed."""
+    """The result of `meshscope.plan`; `search` has all figures, typed.
+
+    With several slices, `slices` has the search of each, and `search` is that of the best.
+    """
 
     search: PlanSearch
+    slices: SliceSearch | None = None
 
     @property
     def plan(self) -> str | None:
@@ -72,11 +88,21 @@ class PlanResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
-        return plan_document(self.search)
+        return (
+            plan_document(self.search)
+            if self.slices is None
+            else slice_search_document(self.slices)
+        )
+
+    def lines(self, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False) -> Iterator[str]:
+        """The text of the command, line by line."""
+        if self.slices is None:
+            return plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
+        return slice_search_lines(self.slices, n_rows=n_rows, has_launch=has_launch)
 
     def __repr__(self) -> str:
         """The text of the command."""
-        return "\n".join(plan_lines(self.search))
+        return "\n".join(self.lines())
 
 
 def plan(  # noqa: PLR0913  the options of the command
@@ -91,8 +117,11 @@ def plan(  # noqa: PLR0913  the options of the command
     weight_dtype: str = PRECISIONS,
     cache_dtype: str = PRECISIONS,
     profile: str | Path | None = None,
+    prices: str | None = None,
 ) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
+
+    It takes the cheapest of several slices that meets the limits.
 
     Example:
         >>> best = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
@@ -100,7 +129,8 @@ def plan(  # noqa: PLR0913  the options of the command
 
     Args:
         model: A model id, a config.json, or a folder with one.
-        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`.
+        topology: The slice: `v6e-8`, a chip grid `v6e:2x4`, or slices `2xv6e:4x4`; or several to choose
+            from: a list `v6e-8,v5p-16`, a chip `v6e`, or `any`.
         slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
         goal: What to optimize within the limits: `throughput` or `latency`.
         batch: Sequences over all devices, a number or a range such as `8:256`; all if None.
@@ -109,6 +139,7 @@ def plan(  # noqa: PLR0913  the options of the command
         weight_dtype: Number formats of the weights to try, joined by commas.
         cache_dtype: Number formats of the KV cache to try, joined by commas.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
+        prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
 
     Returns:
         The winner, the Pareto front, and the reasons.
@@ -129,6 +160,7 @@ def plan(  # noqa: PLR0913  the options of the command
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
         profile=None if profile is None else Path(profile),
+        prices=prices,
     )
     return plan_request(request)
 
@@ -136,7 +168,25 @@ def plan(  # noqa: PLR0913  the options of the command
 def plan_request(request: PlanRequest) -> PlanResult:
     """The result of the request."""
     objective = objective_of(request.slo, request.goal)
-    return PlanResult(search=search(request.space(), objective))
+    slices, prices = request.slices(), request.slice_prices()
+    if len(slices) == 1 and prices is None:
+        return PlanResult(search=search(request.space(), objective))
+    result = search_slices(request.space(), slices, objective, prices)
+    return PlanResult(search=result.shown, slices=result)
+
+
+def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
+    """What each slice has room for, with the first weight and cache dtype, and the batch if it is one."""
+    space, batches = request.space(), parse_batches(request.batch)
+    workload = replace(
+        space.workload, weight_dtype=space.weight_dtypes[0], cache_dtype=space.cache_dtypes[0]
+    )
+    batch = batches.least if batches.least == batches.most else None
+    if request.batch is not None and batch is None:
+        raise SpecError(
+            f"--fit --batch '{request.batch}': the context is that of one batch. Use a single number."
+        )
+    return slice_fits(space.model, request.slices(), workload, batch=batch)
 
 
 def _dtypes(option: str, text: str) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from meshscope.api.plan import PRECISIONS, PlanRequest, plan_request
-from meshscope.cli.options import OPTIONS, PROFILE, TOPOLOGY, JsonOption
-from meshscope.cli.output import print_json
+from meshscope.api.plan import PRECISIONS, PlanRequest, fit_request, plan_request
+from meshscope.cli.options import OPTIONS, PROFILE, JsonOption
+from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.planner.objective import PRESETS, Goal
-from meshscope.views.plan import DEFAULT_ROWS, plan_lines
+from meshscope.planner.slices import ANY
+from meshscope.views.plan import DEFAULT_ROWS
+from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
 SLO = f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}."
 
@@ -18,7 +20,14 @@ SLO = f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}
 def command(  # noqa: PLR0913  the options of the command
     model: Annotated[str, OPTIONS["model"]],
     *,
-    topology: Annotated[str, TOPOLOGY],
+    topology: Annotated[
+        str,
+        typer.Option(
+            "--topology",
+            metavar="SLICES",
+            help="One slice (v6e-8, v6e:2x4, 2xv6e:4x4), or several to choose from: a list, a chip, any.",
+        ),
+    ] = ANY,
     slo: Annotated[str | None, typer.Option(metavar="LIMITS", help=SLO)] = None,
     goal: Annotated[
         Goal, typer.Option("--for", help="What to optimize within the limits.")
@@ -39,6 +48,17 @@ def command(  # noqa: PLR0913  the options of the command
     cache_dtype: Annotated[
         str, typer.Option(metavar="DTYPES", help="KV cache dtypes to try.")
     ] = PRECISIONS,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHIP=PRICE,...",
+            help="Prices per chip hour; without them, fewer chips are cheaper.",
+        ),
+    ] = None,
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Only what fits on each slice: largest batch and context."),
+    ] = False,
     top: Annotated[
         int, typer.Option(metavar="K", min=1, help="Rows of the Pareto front.")
     ] = DEFAULT_ROWS,
@@ -51,7 +71,10 @@ def command(  # noqa: PLR0913  the options of the command
     """Find the best plan of a model on a slice.
 
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
+    It takes the cheapest of several slices that meets the limits.
     """
+    if fit and (slo is not None or launch):
+        raise typer.BadParameter("--fit predicts no times: omit --slo and --launch")
     request = PlanRequest(
         model=model,
         topology=topology,
@@ -63,10 +86,23 @@ def command(  # noqa: PLR0913  the options of the command
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
         profile=profile,
+        prices=prices,
     )
+    if fit:
+        _print_fits(request, as_json=as_json)
+        return
     result = plan_request(request)
     if as_json:
         print_json(result.as_dict())
         return
-    lines = plan_lines(result.search, n_rows=top, has_launch=launch)
+    lines = result.lines(n_rows=top, has_launch=launch)
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _print_fits(request: PlanRequest, *, as_json: bool) -> None:
+    """The slices with what they have room for."""
+    fits, prices = fit_request(request), request.slice_prices()
+    if as_json:
+        print_json([slice_fit_document(fit, prices) for fit in fits])
+        return
+    print_all(new_console(), [slice_fits_table(fits, prices), "", *fit_notes(request.space())])

@@ -19,7 +19,7 @@ from meshscope.planner.space import plan_space
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
@@ -191,7 +191,8 @@ class _Ranking:
         return (self.choice(int(i)) for i in order)
 
     def _fits(self, at: int) -> bool:
-        return predicted_memory(self.grid.experiment(at)).fits is not False
+        """Whether the high end of the estimated memory fits, or its temporaries are unknown."""
+        return predicted_memory(self.grid.experiment(at)).fit in {FitState.YES, FitState.UNKNOWN}
 
     def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> int | None:
         """The marked candidate with the least cost that fits."""

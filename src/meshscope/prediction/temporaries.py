@@ -15,6 +15,7 @@ from math import prod
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.compiler_facts import compiler_facts
 from meshscope.spec.model.model import (
     CompressedAttention,
     GroupedAttention,
@@ -25,6 +26,7 @@ from meshscope.spec.plan.context_form import cache_slots, local_tokens
 from meshscope.spec.plan.weights import (
     Dim,
     Weight,
+    expert_weights,
     layer_weights,
     outer_weights,
     padded_vocab,
@@ -57,6 +59,7 @@ class TempParts:
     logits: float
     gathered: float  # the largest matrix that fsdp gathers
     layer: float  # the weights of a layer, which unrolled programs prefetch
+    converted: float  # weights of 8 bits in the dtype of their matrix product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
     block = max(parts.attention + parts.scores, parts.mlp)
     others = max(parts.experts, 0 if parts.residual + block <= VMEM_BYTES else block)
     value = N_RESIDUAL * parts.residual + others + parts.gathered + parts.layer
+    value += parts.converted
     least = 0 if value <= VMEM_BYTES else LOW * value
     most = value if others else value + block
     return TempEstimate(
@@ -123,6 +127,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         logits=logits,
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
         layer=0 if experiment.is_scanned else _layer_elements(experiment) * act,
+        converted=_converted_bytes(experiment, act),
     )
 
 
@@ -198,6 +203,19 @@ def _gathered_elements(experiment: Experiment) -> int:
     every = (weight for weights in (outer_weights(model, plan), *layers) for weight in weights)
     gathered = (weight for weight in every if weight.fsdp_dim(plan) is not None)
     return max((prod(weight.gathered_shape(plan)) for weight in gathered), default=0)
+
+
+def _converted_bytes(experiment: Experiment, act: float) -> float:
+    """The head, or a layer's matrix of experts for a kernel that does not read their dtype."""
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    if DTYPE_BITS[workload.weight_dtype] >= DTYPE_BITS[workload.activation_dtype]:
+        return 0
+    head = max(prod(weight.local_shape(plan)) for weight in outer_weights(model, plan)) * act
+    facts = compiler_facts(experiment.topology.chip.name)
+    if model.moe is None or workload.weight_dtype in facts.ragged_dot_dtypes.value:
+        return head
+    experts = max(prod(weight.local_shape(plan)) for weight in expert_weights(model))
+    return max(head, experts * F32_BYTES)
 
 
 def _layer_elements(experiment: Experiment) -> int:

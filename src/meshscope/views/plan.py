@@ -9,6 +9,7 @@ from meshscope.events.step_time import TimeEstimate
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.spec.plan.memory import FitState
 from meshscope.units import format_bytes, format_gib, format_seconds
 from meshscope.views.wrapping import wrapped
 
@@ -108,7 +109,13 @@ def _memory(choice: Choice) -> str:
     known = memory.weights_bytes + memory.kv_cache_bytes
     total = known if memory.total_bytes is None else memory.total_bytes
     least = "at least " if memory.total_bytes is None else ""
-    fits = {True: "fits", False: "does not fit", None: "temporaries unknown"}[memory.fits]
+    states = {
+        FitState.YES: "fits",
+        FitState.NO: "does not fit",
+        FitState.CLOSE: "close to the limit",
+        FitState.UNKNOWN: "temporaries unknown",
+    }
+    fits = states[memory.fit]
     return f"memory {least}{format_gib(total)} of {format_gib(memory.hbm_bytes)} a device: {fits}"
 
 

@@ -1,0 +1,132 @@
+"""Which slice, as text and as documents: those that a model fits on, and the cheapest for an objective."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.planner.cheapest import SliceSearch
+from meshscope.planner.grid import SearchSpace
+from meshscope.planner.search import Choice, PlanSearch
+from meshscope.planner.slices import SliceFit, price_per_hour, slice_name
+from meshscope.serialize import to_plain
+from meshscope.spec.plan.memory import FitState
+from meshscope.units import format_gib, format_seconds
+from meshscope.views.plan import plan_document, plan_lines
+from meshscope.views.tables import new_table
+from meshscope.views.wrapping import wrapped
+
+_STYLES = {FitState.YES: "green", FitState.NO: "bold red"}
+
+
+def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | None = None) -> Table:
+    """One row for each slice; an hour's price if prices are known."""
+    price_column = () if prices is None else ("an hour",)
+    names = ("slice", "fits", "plan", *price_column, "GiB a device", "batch", "context")
+    table = new_table(*names, n_words=3)
+    for fit in fits:
+        state = fit.memory.fit
+        price = () if prices is None else (f"{price_per_hour(fit.topology, prices):,.2f}",)
+        table.add_row(
+            fit.name,
+            Text("NO" if state is FitState.NO else state.value, style=_STYLES.get(state, "yellow")),
+            str(fit.plan),
+            *price,
+            _device_gib(fit),
+            f"{fit.largest_batch:,}" if fit.largest_batch else "-",
+            _context(fit),
+        )
+    return table
+
+
+def fit_notes(space: SearchSpace) -> Iterator[str]:
+    """What the table assumes."""
+    workload = space.workload
+    yield from wrapped(
+        f"{space.model.name}, weights {space.weight_dtypes[0]}, cache {space.cache_dtypes[0]}. Batch: the "
+        f"largest at prompt {workload.prompt} and output {workload.output}. Context: the largest with one "
+        "sequence a replica, or at --batch; + if the model limits it. GiB: what the smallest batch needs, with "
+        "estimated temporary buffers. Plans of tp, dp and ep."
+    )
+
+
+def _device_gib(fit: SliceFit) -> str:
+    """`19.2 of 31.25`: what the smallest batch needs, of the HBM."""
+    needed, hbm = (
+        format_gib(n).removesuffix(" GiB")
+        for n in (fit.memory.total_bytes or fit.memory.weights_bytes, fit.memory.hbm_bytes)
+    )
+    return f"{needed} of {hbm}"
+
+
+def _context(fit: SliceFit) -> str:
+    """The largest context; with `+` if the model limits it, not memory."""
+    if fit.context is None or not fit.context.positions:
+        return "-"
+    return f"{fit.context.positions:,}{'+' * fit.context.is_of_model}"
+
+
+def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A slice as plain values; `memory` is that of the smallest batch."""
+    context = fit.context
+    return {
+        "slice": fit.name,
+        "topology": fit.topology.name,
+        "n_chips": fit.topology.n_chips,
+        "price_per_hour": None if prices is None else price_per_hour(fit.topology, prices),
+        "fits": fit.memory.fit.value,
+        "plan": str(fit.plan),
+        "memory": to_plain(fit.memory),
+        "largest_batch": fit.largest_batch,
+        "largest_context": None if context is None else context.positions,
+        "is_context_of_model": None if context is None else context.is_of_model,
+        "context_plan": None if fit.context_plan is None else str(fit.context_plan),
+    }
+
+
+def slice_search_lines(result: SliceSearch, *, n_rows: int, has_launch: bool) -> Iterator[str]:
+    """The slices that were tried, then the best plan of the cheapest that meets the objective."""
+    unit = "chips" if result.prices is None else "an hour"
+    yield f"{'slice':<10}{unit:>9}  {'meets':<6}{'best plan':<21}{'TTFT':>9}{'TPOT':>9}{'tok/s/chip':>12}"
+    for search in result.searches:
+        yield _search_row(search, result.price(search), has_prices=result.prices is not None)
+    if result.n_skipped:
+        yield f"and {result.n_skipped} more expensive slices, not searched"
+    yield ""
+    if result.best is not None:
+        cost = f"{result.price(result.best):,.2f} {unit}".replace(".00 chips", " chips")
+        yield from wrapped(f"cheapest: {slice_name(result.best.space.topology)}, {cost}")
+    yield from plan_lines(result.shown, n_rows=n_rows, has_launch=has_launch)
+
+
+def _search_row(search: PlanSearch, price: float, *, has_prices: bool) -> str:
+    """The best plan of a slice, or the one that comes closest."""
+    price_text = f"{price:,.2f}" if has_prices else f"{price:,.0f}"
+    head = f"{slice_name(search.space.topology):<10}{price_text:>9}  "
+    choice = search.winner or search.closest
+    if choice is None:
+        return f"{head}{'no':<6}does not fit"
+    meets = "yes" if search.winner is not None else "no"
+    return f"{head}{meets:<6}{choice.experiment.plan!s:<21}{_rates(choice)}"
+
+
+def _rates(choice: Choice) -> str:
+    times = f"{format_seconds(choice.ttft_s):>9}{format_seconds(choice.tpot_s):>9}"
+    return f"{times}{choice.tokens_per_s_per_chip:>12,.0f}"
+
+
+def slice_search_document(result: SliceSearch) -> dict[str, Any]:
+    """The document of the best slice's search, or of the closest, and the slices that were tried."""
+    tried = [
+        {
+            "slice": slice_name(search.space.topology),
+            "topology": search.space.topology.name,
+            "n_chips": search.space.topology.n_chips,
+            "price_per_hour": None if result.prices is None else result.price(search),
+            "meets": search.winner is not None,
+            "fits": (search.winner or search.closest) is not None,
+        }
+        for search in result.searches
+    ]
+    return {**plan_document(result.shown), "slices": tried, "n_slices_skipped": result.n_skipped}

@@ -1,0 +1,87 @@
+"""`meshscope plan` over several slices, and `--fit`."""
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Meshscope = Callable[..., Outcome]
+LLAMA = ("plan", "meta-llama/Llama-3.3-70B")
+SLO = ("--slo", "ttft=2,tpot=0.05", "--batch", "1:64")
+
+
+def test_fit_answers_for_all_slices_within_80_columns(
+    meshscope: Meshscope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = meshscope(*LLAMA, "--fit")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line for line in lines if line.startswith(("v", "tpu"))}
+    assert "NO" in rows["v6e-4"]
+    assert "yes" in rows["v6e-8"]
+    assert len(rows) == 37
+
+
+def test_fit_in_json_has_the_capacity_of_each_slice(meshscope: Meshscope) -> None:
+    prices = ("--prices", "v6e=2.7")
+    outcome = meshscope(*LLAMA, "--fit", "--topology", "v6e-4,v6e-8", *prices, "--json")
+    small, large = json.loads(outcome.out)
+    assert (small["fits"], small["largest_batch"], small["largest_context"]) == ("no", 0, 0)
+    assert (large["fits"], large["plan"], large["price_per_hour"]) == ("yes", "tp=8", 8 * 2.7)
+    assert large["largest_batch"] > 64
+    assert large["is_context_of_model"]
+    alone = json.loads(
+        meshscope(
+            "predict",
+            *LLAMA[1:],
+            "--topology",
+            "v6e-8",
+            "--plan",
+            "tp=8",
+            "--prompt",
+            "1024",
+            "--json",
+        ).out
+    )
+    assert large["largest_batch"] == alone["capacity"]["largest_batch"]
+
+
+def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
+    slices = ("--topology", "v6e-4,v6e-8,v6e-16", "--weight-dtype", "bf16")
+    outcome = meshscope(*LLAMA, *slices, *SLO, "--prices", "v6e=2.7")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "cheapest: v6e-8, 21.60 an hour" in outcome.out
+    assert "and 1 more expensive slices, not searched" in outcome.out
+    document = json.loads(meshscope(*LLAMA, *slices, *SLO, "--json").out)
+    assert document["topology"] == "v6e:2x4"
+    assert [(s["slice"], s["meets"], s["fits"]) for s in document["slices"]] == [
+        ("v6e-4", False, False),
+        ("v6e-8", True, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--topology", "v6e-8,v5e-8", "--prices", "v6e=2"), 1, "has no price of v5e"),
+        (("--topology", "v6e-8,v9-8"), 1, "unknown chip 'v9'"),
+        (("--fit", "--slo", "tpot=0.1"), 2, "--fit predicts no times"),
+        (("--fit", "--batch", "1:8"), 1, "Use a single number"),
+    ],
+)
+def test_impossible_options_are_refused(
+    meshscope: Meshscope, options: tuple[str, ...], status: int, message: str
+) -> None:
+    outcome = meshscope(*LLAMA, *options)
+    assert (outcome.status, outcome.out) == (status, "")
+    assert message in outcome.err
