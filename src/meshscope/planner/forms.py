@@ -83,7 +83,7 @@ class FormTable:
         kernels = experiment.kernels
         return replace(
             base,
-            costs=plan_costs(experiment, key.phase),
+            costs=plan_costs(experiment, key.phase, base.rates),
             collectives=_of_microbatches(base, key.n_microbatches),
             n_microbatches=key.n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,
