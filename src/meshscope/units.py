@@ -32,6 +32,7 @@ DTYPE_BITS: dict[str, int] = {
     "f8e5m2fnuz": 8,
     "f8e4m3b11fnuz": 8,
     "f8e8m0fnu": 8,
+    "f8e4m3fn_block128": 8,  # a format of weights: scales of 128 x 128 blocks beside them
     "f4e2m1fn": 4,
     "bf16": 16,
     "f16": 16,
@@ -61,6 +62,7 @@ DTYPE_ALIASES: dict[str, str] = {
     "float8_e4m3": "f8e4m3fn",
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2",
+    "fp8_block128": "f8e4m3fn_block128",
     "fp4": "f4e2m1fn",
     "mxfp4": "f4e2m1fn",
     "float4_e2m1fn": "f4e2m1fn",

@@ -126,19 +126,25 @@ QUANTIZED = {
     "llama-tied-s8": ("llama-tied", "s8"),
     "gpt_oss-s8": ("gpt_oss", "s8"),
     "deepseek_v3-s8": ("deepseek_v3", "s8"),
+    "deepseek_v3-block8": ("deepseek_v3", "block8"),
 }
+BLOCK = 8  # rows and columns that share a scale; DeepSeek-V3 has 128
+TABLES = ("embed_tokens", "lm_head")  # that stay in bfloat16 if blocks have scales
 WIDE = ("norm", "bias", "sinks", "mlp.gate.", "router")  # in names of tensors that stay in bfloat16
 
 
 def quantized_model(name: str, dtype: str) -> Any:
-    """The same model with matrices rounded to 8 bits and a scale per output channel."""
+    """The same model with matrices rounded to 8 bits, and a scale per output channel or block."""
     import torch  # noqa: PLC0415  only the oracle needs it
 
     model = oracle_model(name)
+    wide = (*WIDE, *TABLES) if dtype == "block8" else WIDE
     with torch.no_grad():
         for tensor_name, tensor in model.state_dict().items():
-            if any(part in tensor_name for part in WIDE):
+            if any(part in tensor_name for part in wide):
                 tensor.copy_(tensor.bfloat16())
+            elif dtype == "block8":
+                tensor.copy_(_rounded_blocks(tensor))
             else:
                 # gpt-oss has experts [E, in, out], all other matrices are [out, in]
                 dim = -2 if name == "gpt_oss" and "experts" in tensor_name else -1
@@ -154,6 +160,16 @@ def _rounded(matrix: Any, dim: int, dtype: str) -> Any:
     scale = matrix.abs().amax(dim=dim, keepdim=True) / largest
     values = matrix / scale
     return scale * (values.round() if dtype == "s8" else values.to(torch.float8_e4m3fn).float())
+
+
+def _rounded_blocks(matrix: Any) -> Any:
+    """The matrix [..., out, in] as fp8 values times scales of square blocks."""
+    import torch  # noqa: PLC0415  only the oracle needs it
+
+    *lead, n_out, n_in = matrix.shape
+    blocks = matrix.reshape(*lead, n_out // BLOCK, BLOCK, n_in // BLOCK, BLOCK)
+    scale = blocks.abs().amax(dim=(-3, -1), keepdim=True) / 448
+    return (scale * (blocks / scale).to(torch.float8_e4m3fn).float()).reshape(matrix.shape)
 
 
 def oracle_model(name: str) -> Any:

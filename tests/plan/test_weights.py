@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import pytest
 
+from meshscope.errors import PlanError
 from meshscope.spec.model.catalog import CATALOG
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.checks import check_blocks
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.plan.weights import (
     device_weight_bytes,
@@ -17,6 +19,7 @@ from meshscope.spec.plan.weights import (
     stored_arrays,
     stored_kv_heads,
 )
+from meshscope.spec.quantization import FP8_BLOCKS
 from meshscope.spec.workload import Workload
 
 QWEN = read_model("Qwen3-32B")  # L64 D5120 F25600 N64 K8 H128 V151936, q and k norms, not tied
@@ -257,3 +260,49 @@ def test_an_expert_table_is_replicated_and_keeps_its_dtype() -> None:
     weights = {w.name: w for w in layer_weights(model, Plan(tp=8), model.layers[0])}
     assert weights["router_table"].local_bytes(Plan(tp=8), "s4") == 129280 * 6 * 4
     assert "router_correction" not in weights  # there is no choice to correct
+
+
+def test_scales_of_blocks_are_split_with_whole_blocks() -> None:
+    """DeepSeek-V3: 128 x 128 values share a scale; tables stay in bfloat16."""
+    model, plan = read_model("DeepSeek-V3.1-Base"), parse_plan("fsdp=2,tp=4,ep=8")
+    arrays = list(stored_arrays(layer_weights(model, plan, model.layers[-1]), FP8_BLOCKS))
+    scales = {w.name: (w.shape, w.local_shape(plan)) for w in arrays if w.dtype == "f32"}
+    assert scales == {
+        "wq_a.scale": ((56, 12), (56, 12)),
+        "wq_b.scale": ((12, 192), (12, 48)),
+        "wkv_a.scale": ((56, 5), (56, 5)),  # 576 outputs
+        "w_uk.scale": ((4, 128), (4, 32)),
+        "w_uv.scale": ((4, 128), (4, 32)),
+        "wo.scale": ((128, 56), (32, 56)),
+        "experts_w_gate.scale": ((256, 56, 16), (32, 56, 16)),
+        "experts_w_up.scale": ((256, 56, 16), (32, 56, 16)),
+        "experts_w_down.scale": ((256, 16, 56), (32, 16, 56)),
+        "shared_w_gate.scale": ((56, 16), (56, 4)),
+        "shared_w_up.scale": ((56, 16), (56, 4)),
+        "shared_w_down.scale": ((16, 56), (4, 56)),
+    }
+    outer = outer_weights(model, plan)
+    assert {w.stored_dtype(FP8_BLOCKS) for w in outer} == {"bf16"}
+    assert {w.stored_dtype(FP8_BLOCKS) for w in arrays if w.inputs} == {"f8e4m3fn"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "axis", "size", "weight"),
+    [
+        ("tp=64", "tp", 288, "w_gate"),
+        ("tp=16,dp=4", "tp", None, None),
+        ("tp=128", "tp", 192, "wq_b"),
+    ],
+)
+def test_a_plan_that_splits_a_block_is_refused(
+    plan: str, axis: str, size: int | None, weight: str | None
+) -> None:
+    parsed = parse_plan(plan)
+    model, workload = read_model("DeepSeek-V3.1-Base"), Workload(weight_dtype=FP8_BLOCKS)
+    if size is None:
+        check_blocks(parsed, model, workload)
+        return
+    with pytest.raises(
+        PlanError, match=f"{axis} leaves {size} channels of {weight}.*smaller {axis}"
+    ):
+        check_blocks(parsed, model, workload)

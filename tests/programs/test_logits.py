@@ -16,9 +16,15 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
-from meshscope.spec.plan.kernel_choice import Kernel, KernelChoices, kernel_choices
+from meshscope.spec.plan.kernel_choice import (
+    Kernel,
+    KernelChoice,
+    KernelChoices,
+    kernel_choices,
+)
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Loop, Partitioner, Program
+from meshscope.spec.quantization import FP8_BLOCKS, quantization_of
 from meshscope.spec.workload import Workload
 
 jax = pytest.importorskip("jax", reason="the programs need JAX")
@@ -294,7 +300,7 @@ def quantized_experiment(case: Case) -> Experiment:
             batch=golden.BATCH,
             prompt=golden.PROMPT,
             output=1 + golden.N_DECODE,
-            weight_dtype=dtype,
+            weight_dtype=FP8_BLOCKS if dtype == "block8" else dtype,
             activation_dtype="f32",
             cache_dtype="f32",
         ),
@@ -337,6 +343,42 @@ def test_logits_with_the_grouped_kernel_equal_those_of_transformers(
     experiment = quantized_experiment(case)
     assert experiment.kernels.experts is not None
     assert experiment.kernels.experts.kernel is Kernel.GROUPED
+
+    got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
+
+    np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+BLOCK_CASES = [
+    (Case("deepseek_v3-block8", "dp=2,tp=4,ep=8"), "cpu"),
+    (Case("deepseek_v3-block8", "tp=2", loop=Loop.SCAN), "cpu"),
+    (Case("deepseek_v3-block8", "fsdp=2,tp=2"), "cpu"),
+    (Case("deepseek_v3-block8", "dp=2,tp=2", Partitioner.AUTO), "cpu"),
+    (Case("deepseek_v3-block8", "tp=2", loop=Loop.SCAN), "v6e"),
+]
+
+
+@pytest.mark.parametrize(("case", "chip"), BLOCK_CASES, ids=lambda value: "-".join(map(str, value)))
+def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
+    case: Case, chip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 8 x 8; on v6e, an interpreted kernel applies the scales of experts."""
+    from meshscope.programs.jax import build  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.grouped_matmul import GroupedKernel  # noqa: PLC0415
+
+    def on_chip(*args: Any, **settings: Any) -> KernelChoices:
+        return kernel_choices(*args, **{**settings, "chip": CHIPS[chip]})
+
+    blocks = quantization_of(FP8_BLOCKS)
+    assert blocks is not None
+    small = {FP8_BLOCKS: replace(blocks, block=golden.BLOCK)}
+    monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
+    monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
+    monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
+    weights, prompt, expected = golden.read_golden(case.config)
+    experiment = quantized_experiment(case)
+    has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)
+    assert has_kernel == (chip == "v6e")
 
     got = np.stack(list(generated_logits(experiment, weights, prompt.astype(np.int32))))
 

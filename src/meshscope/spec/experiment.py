@@ -24,6 +24,7 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.model.shallow import ShallowLayers, shallow_layers
 from meshscope.spec.plan.checks import (
     check_axes,
+    check_blocks,
     check_context,
     check_dispatch,
     check_frontend,
@@ -361,6 +362,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)
+    check_blocks(plan, model, workload)
     check_pipeline(plan, workload, program, engine)
     check_dispatch(program, topology)
     check_ring(model, plan, program, topology)

@@ -4,26 +4,42 @@ from dataclasses import dataclass
 
 from meshscope.errors import SpecError
 
-PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2")  # of weights in programs
+FP8_BLOCKS = "f8e4m3fn_block128"
+PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2", FP8_BLOCKS)  # of weights
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel."""
+    """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
+
+    With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. Embedding and head
+    are then not quantized. `values_dtype` is set if the format is not itself XLA's name of a dtype.
+    """
 
     scale_dtype: str
     block: int | None = None
+    has_square_blocks: bool = False
+    values_dtype: str | None = None
+
+    @property
+    def square_block(self) -> int | None:
+        """The inputs and outputs that share a scale; None for other scales."""
+        return self.block if self.has_square_blocks else None
 
 
 _PER_CHANNEL = Quantization(scale_dtype="f32")
 
-# Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
+# Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
+# README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128 (AWQ, GPTQ). MXFP4: OCP Microscaling Formats 1.0, section 5.3.
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
     "f8e4m3fn": _PER_CHANNEL,
     "f8e5m2": _PER_CHANNEL,
+    FP8_BLOCKS: Quantization(
+        scale_dtype="f32", block=128, has_square_blocks=True, values_dtype="f8e4m3fn"
+    ),
     "s4": Quantization(scale_dtype="bf16", block=128),
     "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
 }
@@ -32,6 +48,12 @@ _QUANTIZATIONS = {
 def quantization_of(dtype: str) -> Quantization | None:
     """The scales of matrices stored in `dtype`; None if they have none."""
     return _QUANTIZATIONS.get(dtype)
+
+
+def values_dtype(dtype: str) -> str:
+    """XLA's name of the dtype of values stored in this format."""
+    quantization = quantization_of(dtype)
+    return dtype if quantization is None else quantization.values_dtype or dtype
 
 
 def check_program_dtype(weight_dtype: str) -> None:

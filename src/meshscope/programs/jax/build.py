@@ -34,6 +34,7 @@ from meshscope.spec.plan.kernel_choice import Kernel
 from meshscope.spec.plan.stages import stage_runs, stage_slots
 from meshscope.spec.plan.weights import Weight, layer_weights, outer_weights, stored_arrays
 from meshscope.spec.program import Partitioner
+from meshscope.spec.quantization import quantization_of, values_dtype
 
 JAX_DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -220,7 +221,14 @@ def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Me
         attention_kernel=_attention_kernel(experiment, layout, None if is_manual else mesh),
         min_rows=GPU_MIN_ROWS if experiment.topology.chip.kind is ChipKind.GPU else 1,
         kernel_dtypes=_kernel_dtypes(experiment),
+        scale_block=_scale_block(experiment),
     )
+
+
+def _scale_block(experiment: Experiment) -> int | None:
+    """The inputs and outputs of a matrix that share a scale; None if scales are not those of blocks."""
+    quantization = quantization_of(experiment.workload.weight_dtype)
+    return None if quantization is None else quantization.square_block
 
 
 def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
@@ -229,14 +237,16 @@ def _kernel_dtypes(experiment: Experiment) -> tuple[Any, ...]:
         return ()
     names = compiler_facts(experiment.topology.chip.name).ragged_dot_dtypes.value
     if _grouped_kernel(experiment) is not None:
-        names = (experiment.workload.weight_dtype,)
+        names = (values_dtype(experiment.workload.weight_dtype),)
     return tuple(JAX_DTYPES[name] for name in names)
 
 
 def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
     """The kernel of experts whose weights XLA's kernel does not read as they are stored."""
     choice = experiment.kernels.experts
-    return GroupedKernel() if choice is not None and choice.kernel is Kernel.GROUPED else None
+    if choice is None or choice.kernel is not Kernel.GROUPED:
+        return None
+    return GroupedKernel(block=_scale_block(experiment))
 
 
 def _attention_kernel(

@@ -61,6 +61,7 @@ class Decoder:
     attention_kernel: PrefillKernel | DecodeKernel | None = None
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
+    scale_block: int | None = None
 
     def step(
         self, weights: Mapping[str, Any], tokens: Array, cache: Any, position: Array | int
@@ -101,6 +102,7 @@ class Decoder:
             index=index,
             min_rows=self.min_rows,
             kernel_dtypes=self.kernel_dtypes,
+            block=self.scale_block,
         )
 
     def logits(self, outer: LayerWeights, x: Array, table: Matrix | None) -> Array:

@@ -98,8 +98,8 @@ class Experts:
         def product(x: Array, letter: str, share: Array | float = 1.0) -> Array:
             name = f"experts_w_{letter}"
             out = self._grouped(x, name, group_sizes)
-            scale = self.weights.scale(name) if self.grouped_kernel is None else None
-            if scale is not None:
+            scale = self.weights.scale(name)
+            if scale is not None and self.grouped_kernel is None and self.weights.block is None:
                 is_of = is_of_expert.astype(scale.dtype)
                 factors = jnp.matmul(is_of, scale, precision=lax.Precision.HIGHEST)
                 out = (out.astype(scale.dtype) * factors).astype(out.dtype)

@@ -4,6 +4,7 @@ The values are converted inside the product, so the device reads them as they ar
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,24 +12,30 @@ from jax import lax
 
 from meshscope.programs.jax.numerics import Array
 
+MAX_BLOCK_ROWS = 256  # of a product as sums of blocks, which are written in float32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
     """A matrix in its stored dtype; `scale` has a factor for each index of the dims `outputs`.
 
-    `dtype` is that of products.
+    With `block`, `scale` [*experts, input blocks, output blocks] has a factor for that many inputs and
+    outputs. `dtype` is that of products.
     """
 
     values: Array
     scale: Array | None
     outputs: tuple[int, ...]
     dtype: Any
+    block: int | None = None
 
     def einsum(self, subscripts: str, x: Array) -> Array:
         """`jnp.einsum(subscripts, x, matrix)` in `dtype`.
 
         Scales multiply the product, or `x` if the product sums over output channels.
         """
+        if self.block is not None and self.scale is not None:
+            return self._einsum_of_blocks(subscripts, x)
         values = self.values.astype(self.dtype)
         if self.scale is None:
             return jnp.einsum(subscripts, x, values)
@@ -41,6 +48,9 @@ class Matrix:
 
     def dot(self, x: Array) -> Array:
         """`x @ matrix`, of two dims."""
+        if self.block is not None and self.scale is not None:
+            rows = "abcdefgh"[: x.ndim - 1]
+            return self._einsum_of_blocks(f"{rows}x,xy->{rows}y", x)
         product = x @ self.values.astype(self.dtype)
         return product if self.scale is None else _times(product, self.scale)
 
@@ -54,7 +64,50 @@ class Matrix:
         values = self.values.astype(self.dtype)
         if self.scale is None:
             return values
+        if self.block is not None:
+            return _times(values, self._factors(self.scale))
         return _times(values, lax.broadcast_in_dim(self.scale, values.shape, self.outputs))
+
+    def _einsum_of_blocks(self, subscripts: str, x: Array) -> Array:
+        """`jnp.einsum(subscripts, x, matrix)`: the scaled sums of blocks for few rows, else of the whole matrix.
+
+        XLA does not fuse the factors of blocks into an operand, but into the sum over products of blocks,
+        which a TPU computes only slowly for the rows of a prefill.
+        """
+        assert self.block is not None
+        assert self.scale is not None
+        operands, of_product = subscripts.split("->")
+        of_x, of_matrix = operands.split(",")
+        shape, n_dims = self.values.shape, self.outputs[0]
+        summed, outputs = of_matrix[:n_dims], of_matrix[n_dims:]
+        n_inputs = prod(shape[:n_dims])
+        is_sum = n_dims > 0 and of_x.endswith(summed) and not set(summed) & set(of_product)
+        if not is_sum or n_inputs % self.block or x.size > MAX_BLOCK_ROWS * n_inputs:
+            return jnp.einsum(subscripts, x, self.whole())
+        products = jnp.einsum(
+            f"{of_x[:-n_dims]}YZ,YZ{outputs}->Y{of_product}",
+            x.reshape(*x.shape[: x.ndim - n_dims], -1, self.block),
+            self.values.reshape(-1, self.block, *shape[n_dims:]).astype(self.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        factors = self._by_output(self.scale).reshape(-1, *shape[n_dims:])
+        at = [0, *(1 + of_product.index(letter) for letter in outputs)]
+        return (products * lax.broadcast_in_dim(factors, products.shape, at)).sum(0).astype(x.dtype)
+
+    def _by_output(self, scale: Array) -> Array:
+        """The factors of each output, [..., input blocks, outputs]."""
+        assert self.block is not None
+        n_experts = scale.ndim - 2
+        n_outputs = prod(self.values.shape[i] for i in self.outputs[n_experts:])
+        return jnp.repeat(scale, self.block, axis=-1)[..., :n_outputs]
+
+    def _factors(self, scale: Array) -> Array:
+        """The factor of each element of the matrix."""
+        assert self.block is not None
+        by_output = self._by_output(scale)
+        n_inputs = self.values.size // prod(scale.shape[:-2]) // by_output.shape[-1]
+        by_input = jnp.repeat(by_output, self.block, axis=-2)[..., :n_inputs, :]
+        return by_input.reshape(self.values.shape)
 
     def _scaled(self, x: Array, letters: str, channels: list[str]) -> Array:
         """`x`, whose dims have these letters, times the scales of its channels."""

@@ -18,7 +18,8 @@ class LayerWeights:
     """The weights of one layer by name; stacked weights are indexed by `index`.
 
     `min_rows` is the minimum number of rows in a dot with a small weight; see `at_least`.
-    `kernel_dtypes` are those of experts that their kernel reads as they are stored.
+    `kernel_dtypes` are those of experts that their kernel reads as they are stored; `block` is the number
+    of inputs and of outputs that share a scale, if they do.
     """
 
     arrays: Mapping[str, Array]
@@ -28,6 +29,7 @@ class LayerWeights:
     index: Array | int | None = None
     min_rows: int = 1
     kernel_dtypes: tuple[Any, ...] = ()
+    block: int | None = None
 
     def __contains__(self, name: str) -> bool:
         """Whether the layer has this weight."""
@@ -46,6 +48,7 @@ class LayerWeights:
             scale=self.scale(name),
             outputs=self.specs[name].outputs,
             dtype=self.dtype,
+            block=self.block,
         )
 
     def scale(self, name: str) -> Array | None:
@@ -88,9 +91,14 @@ class LayerWeights:
         return array.reshape(-1, *array.shape[2:]), self.index * array.shape[1]
 
     def kernel_operand(self, name: str) -> Array:
-        """The weight without its scales, converted only if kernels do not read its stored dtype."""
+        """The weight without its scales, converted only if kernels do not read its stored dtype.
+
+        Scales of blocks, which no product of sums can apply, are applied to a converted weight.
+        """
         values = self._gathered(name)
-        return values if values.dtype in self.kernel_dtypes else values.astype(self.dtype)
+        if values.dtype in self.kernel_dtypes:
+            return values
+        return values.astype(self.dtype) if self.block is None else self.matrix(name).whole()
 
     def at_least(self, x: Array) -> Array:
         """[B, S, D], zero-padded along S to `min_rows` rows if the step has a single row."""

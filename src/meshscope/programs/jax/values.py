@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from meshscope.spec.plan.weights import (
     layer_weights,
     outer_weights,
 )
+from meshscope.spec.quantization import quantization_of, values_dtype
 
 TABLE = "router_table"  # the weight that contains expert IDs
 RANDOM_SCALE = 0.02  # the initializer_range of most published configs
@@ -110,19 +112,43 @@ def stored_values(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays that store `value` [*weight.shape]: the values and, if quantized, their scales.
 
-    The largest value of each output channel becomes the largest number of the dtype.
+    The largest value of each output channel, or block, becomes the largest number of the dtype.
     """
     scale = weight.scale(dtype)
     if scale is None:
         yield weight.name, value
         return
     wide = value.astype(np.float32)
-    is_integer = jnp.issubdtype(JAX_DTYPES[dtype], jnp.integer)
-    largest = (jnp.iinfo if is_integer else jnp.finfo)(JAX_DTYPES[dtype]).max
-    step = np.abs(wide).max(axis=weight.inputs, keepdims=True) / float(largest)
-    step[step == 0] = 1
-    yield weight.name, np.rint(wide / step) if is_integer else wide / step
-    yield scale.name, step.reshape(scale.shape)
+    stored = JAX_DTYPES[values_dtype(dtype)]
+    is_integer = jnp.issubdtype(stored, jnp.integer)
+    largest = float((jnp.iinfo if is_integer else jnp.finfo)(stored).max)
+    quantization = quantization_of(dtype)
+    block = None if quantization is None else quantization.square_block
+    if block is None:
+        magnitudes = np.abs(wide).max(axis=weight.inputs, keepdims=True)
+        factors = scales = magnitudes / largest
+    else:
+        scales = _block_maxima(weight, np.abs(wide), block) / largest
+        factors = _of_elements(weight, scales, block)
+    factors = np.where(factors == 0, 1, factors)
+    yield weight.name, np.rint(wide / factors) if is_integer else wide / factors
+    yield scale.name, np.where(scales == 0, 1, scales).reshape(scale.shape)
+
+
+def _block_maxima(weight: Weight, values: np.ndarray, block: int) -> np.ndarray:
+    """The largest value of each block, [*experts, input blocks, output blocks]."""
+    sizes = [prod(weight.shape[i] for i in group) for group in weight.matrix_dims]
+    padding = [(0, 0), *((0, -size % block) for size in sizes[1:])]
+    padded = np.pad(values.reshape(sizes), padding)
+    blocks = padded.reshape(sizes[0], -1, block, padded.shape[2] // block, block)
+    return blocks.max(axis=(2, 4))
+
+
+def _of_elements(weight: Weight, scales: np.ndarray, block: int) -> np.ndarray:
+    """The scale of each element of the weight."""
+    _, n_inputs, n_outputs = (prod(weight.shape[i] for i in group) for group in weight.matrix_dims)
+    factors = scales.repeat(block, 1).repeat(block, 2)[:, :n_inputs, :n_outputs]
+    return factors.reshape(weight.shape)
 
 
 def _one_layer(like: Any) -> Any:

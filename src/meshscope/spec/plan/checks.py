@@ -15,6 +15,7 @@ from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import AXES, Plan
 from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.quantization import quantization_of
 from meshscope.spec.workload import Workload
 
 # Axes supported by each engine.
@@ -75,6 +76,24 @@ def check_weights(plan: Plan, model: Model) -> None:
                     f"plan '{plan}' cannot split {model.name}: {axes} splits {weight.name} "
                     f"{list(weight.shape)} {n_parts} ways, but {n_parts} does not divide {size}. "
                     f"Use a smaller {axes}."
+                )
+
+
+def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
+    """Raise PlanError if the plan splits blocks of a weight that share a scale."""
+    quantization = quantization_of(workload.weight_dtype)
+    block = None if quantization is None else quantization.square_block
+    if block is None:
+        return
+    for layer in dict.fromkeys(model.layers):
+        for weight in layer_weights(model, plan, layer):
+            is_scaled = weight.scale(workload.weight_dtype) is not None
+            cut = weight.cut_blocks(plan, block) if is_scaled else None
+            if cut is not None:
+                raise PlanError(
+                    f"plan '{plan}' cannot split {model.name} in {workload.weight_dtype}: {cut[0]} leaves "
+                    f"{cut[1]} channels of {weight.name} on a device, no multiple of the {block} that share "
+                    f"a scale. Use a smaller {cut[0]}, or --weight-dtype fp8."
                 )
 
 

@@ -33,7 +33,12 @@ from meshscope.spec.model.tensor_names import (
 )
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stored_layers
-from meshscope.spec.quantization import UNQUANTIZED_DTYPE, quantization_of
+from meshscope.spec.quantization import (
+    UNQUANTIZED_DTYPE,
+    Quantization,
+    quantization_of,
+    values_dtype,
+)
 from meshscope.units import array_bytes
 
 CACHED_WEIGHTS = 4096  # of models and plans: a search evaluates thousands of plans of one model
@@ -142,15 +147,23 @@ class Weight:
         """The dtype of the array if weights are stored in `dtype`."""
         if self.dtype is not None:
             return self.dtype
-        return dtype if self.inputs or quantization_of(dtype) is None else UNQUANTIZED_DTYPE
+        quantization = quantization_of(dtype)
+        is_wide = quantization is not None and not self._is_quantized(quantization)
+        return UNQUANTIZED_DTYPE if is_wide else values_dtype(dtype)
+
+    def _is_quantized(self, quantization: Quantization) -> bool:
+        is_table = Dim.VOCAB in self.dims
+        return bool(self.inputs) and not (quantization.has_square_blocks and is_table)
 
     def scale(self, dtype: str) -> "Weight | None":
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
         quantization = quantization_of(dtype)
-        if quantization is None or not self.inputs:
+        if quantization is None or not self._is_quantized(quantization):
             return None
         sizes, dims, last = list(self.shape), self.dims, max(self.inputs)
         kept = self.outputs
+        if quantization.square_block is not None:
+            return self._block_scale(quantization.square_block, quantization.scale_dtype)
         if quantization.block is None:
             dims = tuple(_UNSPLIT.get(dim, dim) for dim in dims)
         else:
@@ -161,6 +174,36 @@ class Weight:
             shape=tuple(sizes[i] for i in kept),
             checkpoint=self.checkpoint,
             dtype=quantization.scale_dtype,
+        )
+
+    def cut_blocks(self, plan: Plan, block: int) -> tuple[str, int] | None:
+        """The axes that split blocks of this many inputs and outputs, and the local size; None if none does."""
+        for group in self.matrix_dims[1:]:
+            first = self.dims[group[0]]
+            whole, local = (
+                prod(shape[i] for i in group) for shape in (self.shape, self.local_shape(plan))
+            )
+            if first not in _UNSPLIT and local < whole and local % block:
+                return " and ".join(mesh_axes_of(first, plan)), local
+        return None
+
+    @property
+    def matrix_dims(self) -> tuple[tuple[int, ...], ...]:
+        """The dimensions of experts, of inputs and of outputs, each without the others."""
+        experts = tuple(i for i in self.outputs if self.dims[i] is Dim.EXPERT)
+        return experts, self.inputs, tuple(i for i in self.outputs if i not in experts)
+
+    def _block_scale(self, block: int, dtype: str) -> "Weight":
+        """Scales [*experts, input blocks, output blocks]; the first dimension of a group is the split one."""
+        experts, *groups = self.matrix_dims
+        sizes = [prod(self.shape[i] for i in group) for group in groups]
+        first = [self.dims[group[0]] for group in groups]
+        return Weight(
+            name=self.name + SCALE_SUFFIX,
+            dims=(*(self.dims[i] for i in experts), *(_UNSPLIT.get(dim, dim) for dim in first)),
+            shape=(*(self.shape[i] for i in experts), *(-(-size // block) for size in sizes)),
+            checkpoint=self.checkpoint,
+            dtype=dtype,
         )
 
     def local_bytes(self, plan: Plan, dtype: str) -> int:
