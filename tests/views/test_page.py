@@ -260,6 +260,15 @@ def test_runs_of_the_same_work_are_ranked_and_compared_with_the_best(timed_run: 
     assert len(ids) == len(set(ids))
 
 
+def test_many_runs_are_all_ranked_and_the_best_have_a_page(timed_run: RunRecord) -> None:
+    steps = [replace(STEP, step=replace(STEP.step, value_s=0.01 + i / 1000)) for i in range(26)]
+    rendered = Page(page_html([replace(timed_run, times=(step,)) for step in reversed(steps)]))
+    assert len(_runs_table(rendered)) == 27
+    pages = [a["id"] for a in rendered.attributes("details") if a.get("class") == "run"]
+    assert pages == [f"run-{number}" for number in range(26, 2, -1)]
+    assert "2 more runs have no page here" in rendered.text
+
+
 def test_a_run_that_does_not_fit_is_struck_out_and_never_the_best(timed_run: RunRecord) -> None:
     large = replace(timed_run, times=(FAST,), memory={Source.COMPILED: TOO_LARGE})
     rendered = Page(page_html([large, timed_run]))

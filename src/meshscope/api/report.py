@@ -11,7 +11,7 @@ from meshscope.store.run import RunRecord
 from meshscope.views.html.page import page_html
 
 REPORT = "report.html"
-MAX_RUNS = 24  # on one page
+MAX_RUNS = 200  # on one page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

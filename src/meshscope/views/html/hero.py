@@ -132,8 +132,9 @@ def _rate_interval(timed: SourceAnswer) -> str:
 def _fit_bars(run: PageRun) -> Iterator[FitBar]:
     """The memory of the strongest source that knows one."""
     known = [(s.fit, run.run.memory[s.source]) for s in run.answer.sources if s.fit is not None]
-    room = next(filter(None, (_room(fit) for fit, _ in known)), "")
     for fit, memory in known[-1:]:
+        rooms = () if fit.state is FitState.NO else (_room(other) for other, _ in known)
+        room = next(filter(None, rooms), "")
         segments = memory_segments(memory)
         widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
         yield FitBar(

@@ -22,6 +22,7 @@ from meshscope.views.html.ranking import comparison_blocks, headline, rankings
 from meshscope.views.html.sections import Section, sections
 from meshscope.views.plain import short
 
+MAX_PAGES = 24  # runs with a page of their own, the best ones
 MAX_TITLE = 200  # characters
 TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "charts.js"
 
@@ -53,7 +54,8 @@ def page_html(runs: Sequence[RunRecord]) -> str:
     shown_runs = page_runs(runs)
     groups = rankings(shown_runs)
     comparison = tuple(comparison_blocks(groups)) if len(runs) > 1 else ()
-    pages = [_run_page(run) for ranking in groups for run in ranking.runs]
+    ordered = [run for ranking in groups for run in ranking.runs]
+    pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
     blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
     title = headline(groups) if len(runs) > 1 else pages[0].title
     style, script = _text(STYLE), _text(SCRIPT)
@@ -66,6 +68,7 @@ def page_html(runs: Sequence[RunRecord]) -> str:
         headline=title,
         comparison=comparison,
         pages=pages,
+        n_hidden=len(ordered) - len(pages),
         next_number=count().__next__,
         style=Markup(style),  # noqa: S704  our own file
         script=Markup(script),  # noqa: S704  our own file

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
@@ -19,7 +20,7 @@ from meshscope.views.run_label import distinct_labels
 MAX_NAME = 80  # characters of a run's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: metrics are computed on first use
 class PageRun:
     """One run on the page; `number` counts from 1."""
 
@@ -28,8 +29,12 @@ class PageRun:
     run: RunRecord
     answer: Answer
     inputs: MetricInputs
-    metrics: dict[str, Result]
     costs: tuple[CostBar, ...]
+
+    @cached_property
+    def metrics(self) -> dict[str, Result]:
+        """Every metric by name."""
+        return metrics_of(self.inputs)
 
     @property
     def source(self) -> Source:
@@ -96,6 +101,5 @@ def _page_run(run: RunRecord, number: int, name: str) -> PageRun:
         run=run,
         answer=answer_of(run),
         inputs=inputs,
-        metrics=metrics_of(inputs),
         costs=cost_bars(inputs),
     )

@@ -38,6 +38,7 @@ from meshscope.views.plain import short
 from meshscope.views.run_label import distinct_labels
 from meshscope.views.words import counted
 
+MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
 SAME_FRAC = 0.005  # two times that differ less are called the same
 OTHER_WORK = "Runs of other work: another model or request. They are not ranked."
@@ -72,8 +73,9 @@ class Ranking:
 
     @property
     def timed(self) -> tuple[PageRun, ...]:
-        """The runs with a time, those that do not fit last."""
-        return (*self.ranked, *(run for run in self.rest if request_s(run) is not None))
+        """The first runs with a time, those that do not fit last; charts compare no more."""
+        timed = (*self.ranked, *(run for run in self.rest if request_s(run) is not None))
+        return timed[:MAX_COMPARED]
 
 
 def request_s(run: PageRun) -> float | None:
