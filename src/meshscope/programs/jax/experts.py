@@ -29,10 +29,16 @@ def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tup
     logits = x.astype(jnp.float32) @ w("router").astype(jnp.float32)
     scores = _scores(w.biased(logits, "router_bias"), moe)
     experts = w("router_table")[ids] if "router_table" in w else _choose_experts(scores, w, moe)
-    shares = jnp.take_along_axis(scores, experts, axis=-1)
+    shares = chosen_scores(scores, experts)
     if moe.is_normalized:
         shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
     return experts.astype(jnp.int32), shares * moe.scale
+
+
+def chosen_scores(scores: Array, experts: Array) -> Array:
+    """The scores [T, K] of the chosen experts, of all [T, E]; XLA would gather them one by one."""
+    is_chosen = experts[..., None] == jnp.arange(scores.shape[-1])
+    return jnp.where(is_chosen, scores[:, None], 0).sum(axis=-1)
 
 
 def _choose_experts(scores: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
