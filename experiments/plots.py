@@ -19,7 +19,6 @@ STYLES = {
     "auto gathered": ("#D55E00", "X"),
     "auto one_hot 2": ("#E69F00", "s"),
     "auto one_hot_pinned 2": ("#CC79A7", "D"),
-    "ragged": ("#000000", "v"),
     "ragged 2": ("#56B4E9", "o"),
     "capacity 2": ("#0072B2", "^"),
 }
