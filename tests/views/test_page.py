@@ -290,6 +290,17 @@ def test_different_work_is_not_ranked_and_named_by_the_batch(timed_run: RunRecor
     assert "waterfall" not in {c["kind"] for c in rendered.data["charts"]}
 
 
+def test_each_request_has_its_own_best_run(timed_run: RunRecord) -> None:
+    fast = replace(timed_run, times=(FAST,))
+    runs = [timed_run, fast, _with_batch(timed_run, 64), _with_batch(fast, 64)]
+    rendered = Page(page_html(runs))
+    assert "The fastest runs of 2 requests" in rendered.text
+    for batch in (2, 64):
+        assert re.search(rf"batch {batch}, prompt 8, output 10 tp=4 \(2\) serves the request fastest: 5 ms\.", rendered.text)  # fmt: skip
+    tables = [t for t in rendered.tables if t[0][:2] == ["rank", "run"]]
+    assert [[row[0] for row in table[1:]] for table in tables] == [["1", "2"], ["1", "2"]]
+
+
 def _runs_table(page: Page) -> list[list[str]]:
     return next(t for t in page.tables if t[0][:2] == ["rank", "run"])
 

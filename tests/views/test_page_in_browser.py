@@ -187,6 +187,14 @@ def test_a_narrow_window_does_not_scroll_sideways(browser: Browser) -> None:
         assert browser.ask("document.documentElement.scrollWidth") <= 390
 
 
+def test_the_page_of_closed_runs_is_short(browser: Browser) -> None:
+    runs = "document.querySelectorAll('details.run')"
+    browser.ask(f"{runs}.forEach(d => {{ d.open = false; }})")
+    with as_wide_as(browser, 1400):
+        assert browser.ask("document.documentElement.scrollHeight") < 2500
+    browser.ask(f"{runs}.forEach(d => {{ d.open = true; }})")
+
+
 def test_tables_fit_a_usual_window(browser: Browser) -> None:
     with as_wide_as(browser, 1400):
         wide = browser.ask(

@@ -196,7 +196,7 @@ def _gains(run: PageRun, suggestion: Suggestion) -> Iterator[str]:
     ):
         if seconds and figure.value and abs(seconds) >= MIN_GAIN_FRAC * figure.value:
             yield f"{name} {'-' if seconds > 0 else '+'}{format_seconds(abs(seconds))}"
-    if suggestion.tokens_per_s_frac:
+    if abs(suggestion.tokens_per_s_frac or 0.0) >= MIN_GAIN_FRAC:
         yield f"tokens/s {suggestion.tokens_per_s_frac:+.0%}"
     if suggestion.fits is False:
         yield "it does not fit"

@@ -19,6 +19,7 @@ from meshscope.views.html.blocks import (
     PageTable,
     Paragraph,
     columns,
+    fold,
     page_table,
 )
 from meshscope.views.html.hero import advices, warnings
@@ -132,16 +133,22 @@ def _state(run: PageRun) -> FitState:
 
 
 def headline(groups: Sequence[Ranking]) -> str:
-    """The best run of the largest group in one sentence."""
-    first = groups[0]
-    if first.work is None:
+    """The best run in one sentence, or how many requests have one."""
+    shared = [ranking for ranking in groups if ranking.work is not None]
+    if not shared:
         return "No two runs do the same work"
-    if not first.timed:
+    if len(shared) > 1:
+        return f"The fastest runs of {len(shared)} requests"
+    return _best_sentence(shared[0])
+
+
+def _best_sentence(ranking: Ranking) -> str:
+    if not ranking.timed:
         return "No run has a time; the table compares their traffic"
-    if not first.ranked:
+    if not ranking.ranked:
         return "No run fits the memory of its devices"
-    names = list(map(first.name, first.ranked))
-    best_s, *others_s = (request_s(run) or 0.0 for run in first.ranked)
+    names = list(map(ranking.name, ranking.ranked))
+    best_s, *others_s = (request_s(run) or 0.0 for run in ranking.ranked)
     seconds = format_seconds(best_s)
     if not others_s:
         return f"{names[0]} takes {seconds} for the request"
@@ -151,9 +158,12 @@ def headline(groups: Sequence[Ranking]) -> str:
 
 
 def comparison_blocks(groups: Sequence[Ranking]) -> Iterator[Block]:
-    """A table, step times and a waterfall for each group of runs with the same work."""
+    """A table and charts for each group of runs with the same work; the charts of later groups are folded."""
+    are_several = sum(ranking.work is not None for ranking in groups) > 1
     for number, ranking in enumerate(groups, start=1):
         yield Paragraph(text=ranking.work or OTHER_WORK, class_name="heading")
+        if are_several and ranking.work is not None:
+            yield Paragraph(text=f"{_best_sentence(ranking)}.", class_name="lead")
         for run in ranking.runs:
             for text, style in warnings(run):
                 if "bad" in style and _state(run) is not FitState.NO:
@@ -162,14 +172,20 @@ def comparison_blocks(groups: Sequence[Ranking]) -> Iterator[Block]:
         if number == 1 and ranking.ranked:
             yield from advices(ranking.ranked[0])
         if ranking.work is not None and len(ranking.timed) > 1:
-            bars = [(run, bar) for run in ranking.timed for bar in run.strongest_costs.values()]
-            yield from columns(step_charts([(ranking.name(run), bar) for run, bar in bars]))
-            yield from waterfall_blocks(
-                [(ranking.name(run), _breakdowns(run)) for run in ranking.timed],
-                n_decode_steps=n_decode_steps(ranking.timed[0]),
-                table_id=f"differences-{number}",
-            )
-        yield from columns(_scaling_charts(ranking))
+            drawn = _charts(ranking, number)
+            yield from drawn if number == 1 else fold("Step times and their differences", drawn)
+
+
+def _charts(ranking: Ranking, number: int) -> Iterator[Block]:
+    """Step times, what the difference of two runs is made of, and scaling over devices."""
+    bars = [(run, bar) for run in ranking.timed for bar in run.strongest_costs.values()]
+    yield from columns(step_charts([(ranking.name(run), bar) for run, bar in bars]))
+    yield from waterfall_blocks(
+        [(ranking.name(run), _breakdowns(run)) for run in ranking.timed],
+        n_decode_steps=n_decode_steps(ranking.timed[0]),
+        table_id=f"differences-{number}",
+    )
+    yield from columns(_scaling_charts(ranking))
 
 
 def _table(ranking: Ranking, number: int) -> PageTable:
