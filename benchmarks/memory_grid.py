@@ -54,7 +54,7 @@ class GridCase:
         return self.line.replace(" ", "_") + ".json"
 
 
-N_FITTED = 7  # cases from the first on with which the rules of the estimate were made
+N_FITTED = 13  # cases from the first on with which the rules of the estimate were made
 LINES = """
 Llama-3.1-8B v6e:1x1 tp=1 b:1 p:1024
 Llama-3.1-8B v6e-8 tp=8 b:8 p:1024
@@ -63,9 +63,14 @@ DeepSeek-V2-Lite v6e-8 dp=2,tp=4,ep=8 b:8 p:1024
 Llama-3.1-8B v6e-8 tp=8 b:1 p:32768
 Llama-3.1-8B v6e-8 tp=8 b:8 p:1024 loop:unroll layers:4
 Mixtral-8x7B-v0.1 v6e-8 dp=8,ep=8 b:16 p:1024
+Llama-3.1-8B v6e-8 fsdp=8 b:8 p:1024
+DeepSeek-V2-Lite v6e-8 tp=8 b:32 p:1024
+Qwen3-30B-A3B v6e-8 tp=8,ep=8 b:16 p:1024
+Llama-3.1-8B v6e-8 tp=8 b:64 p:1024 prefill_chunk:off
+Llama-3.1-8B v6e-8 tp=8 b:8 p:1024 w:s8
+Qwen3-32B v6e-8 tp=8 b:8 p:1024
 Qwen3-30B-A3B v6e-8 dp=2,tp=4,ep=8 b:8 p:1024
 Llama-3.3-70B v6e-8 tp=8 b:64 p:1024
-Llama-3.1-8B v6e-8 fsdp=8 b:8 p:1024
 Llama-3.1-8B v6e-8 cp=2,tp=4 b:4 p:8192
 Mixtral-8x7B-v0.1 v6e-8 tp=8 b:16 p:1024
 Llama-3.1-8B v6e-8 pp=2,tp=4 b:8 p:1024
@@ -76,11 +81,7 @@ DeepSeek-V3.1-Base v6e:8x8 dp=8,tp=8,ep=64 b:64 p:1024
 Llama-3.1-8B v5e-4 tp=4 b:16 p:1024
 Qwen3-32B v6e-8 dp=2,tp=4 b:32 p:2048
 Llama-3.1-8B v6e-8 tp=8 b:8 p:1024 kernels:off
-DeepSeek-V2-Lite v6e-8 tp=8 b:32 p:1024
-Qwen3-30B-A3B v6e-8 tp=8,ep=8 b:16 p:1024
-Llama-3.1-8B v6e-8 tp=8 b:64 p:1024 prefill_chunk:off
 Llama-3.2-3B v5e:1x1 tp=1 b:4 p:512
-Llama-3.1-8B v6e-8 tp=8 b:8 p:1024 w:s8
 Llama-3.1-8B v6e-8 tp=8 b:64 p:1024 w:f8e4m3fn c:f8e4m3fn
 DeepSeek-V2-Lite v6e-8 dp=8,ep=8 b:64 p:1024
 Qwen3-32B v5p:2x2x1 tp=4 b:64 p:4096
@@ -170,9 +171,13 @@ def write_table(cache: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCase:
-    """The temporary buffers of a case by the compiler, the largest of its programs, and their estimate."""
+    """The memory of a case by the compiler, the largest of its programs each, and the estimate.
+
+    `argument_bytes` are weights, cache and the inputs of a step, with their padding.
+    """
 
     case: GridCase
+    argument_bytes: int
     temp_bytes: int
     estimate: TempEstimate
 
@@ -189,16 +194,19 @@ class JudgedCase:
 
 def judged_cases() -> tuple[JudgedCase, ...]:
     """The compiled cases beside their estimates."""
-    largest: dict[str, int] = {}
+    rows: dict[str, list[dict[str, str]]] = {}
     with CSV.open() as stream:
         for row in csv.DictReader(stream):
-            largest[row["case"]] = max(largest.get(row["case"], 0), int(row["temp_bytes"]))
+            rows.setdefault(row["case"], []).append(row)
     judged: list[JudgedCase] = []
     for case in CASES:
-        estimate = temp_estimate(case.experiment) if case.line in largest else None
+        estimate = temp_estimate(case.experiment) if case.line in rows else None
         if estimate is not None:
-            temp_bytes = largest[case.line]
-            judged.append(JudgedCase(case=case, temp_bytes=temp_bytes, estimate=estimate))
+            largest = {
+                name: max(int(row[name]) for row in rows[case.line])
+                for name in ("argument_bytes", "temp_bytes")
+            }
+            judged.append(JudgedCase(case=case, estimate=estimate, **largest))
     return tuple(judged)
 
 

@@ -91,6 +91,7 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
         "temp_low_bytes": None,
         "temp_high_bytes": None,
         "temp_basis": None,
+        "padding_bytes": None,
     }
 
 

@@ -171,6 +171,6 @@ def test_the_plan_close_to_its_limit_is_neither_yes_nor_no(make: Make) -> None:
     """The batches between those that fit and those that do not are close."""
     fits = [
         predicted_memory(make("Llama-3.1-8B", "tp=1", topology="v6e:1x1", batch=n, prompt=1024)).fit
-        for n in range(64, 160)
+        for n in range(16, 160)
     ]
     assert list(dict.fromkeys(fits)) == [FitState.YES, FitState.CLOSE, FitState.NO]

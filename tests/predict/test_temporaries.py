@@ -7,6 +7,7 @@ import pytest
 
 from meshscope.api.request import ExperimentRequest, request_of
 from meshscope.events.enums import Phase
+from meshscope.prediction.memory import predicted_memory
 from meshscope.prediction.temporaries import temp_parts, why_no_estimate
 from meshscope.spec.experiment import Experiment
 
@@ -25,6 +26,18 @@ def test_the_interval_contains_the_figure_of_the_compiler(judged: JudgedCase) ->
     assert judged.is_inside
 
 
+INPUT_BYTES = 1_000_000  # tokens and positions of a step
+
+
+@pytest.mark.parametrize("judged", judged_cases(), ids=lambda judged: judged.case.line)
+def test_weights_and_cache_with_their_padding_are_the_arguments_of_the_program(
+    judged: JudgedCase,
+) -> None:
+    """DeepSeek-V2-Lite with tp=8: experts of 1,408 / 8 = 176 columns in rows of 256, 1.09 GB of padding."""
+    resident = predicted_memory(judged.case.experiment).resident_bytes
+    assert 0 <= judged.argument_bytes - resident < INPUT_BYTES
+
+
 def test_the_parts_of_a_dense_model_are_its_activations() -> None:
     """8,192 tokens of 4,096 channels; an MLP of 14,336 / 8; heads of 128: 4 of queries, 1 of keys."""
     parts = temp_parts(experiment(), Phase.PREFILL)
@@ -32,6 +45,7 @@ def test_the_parts_of_a_dense_model_are_its_activations() -> None:
     assert parts.mlp == 2 * 8192 * 14336 // 8 * 2
     assert parts.attention == 8192 * (2 * 4 + 2 * 1) * 128 * 2
     assert (parts.scores, parts.experts, parts.gathered, parts.layer) == (0, 0, 0, 0)
+    assert parts.converted == 0
 
 
 def test_sequence_parallelism_splits_the_residual_stream() -> None:
@@ -43,6 +57,12 @@ def test_sequence_parallelism_splits_the_residual_stream() -> None:
 def test_plain_attention_keeps_its_scores() -> None:
     """8 sequences of 1,024 queries and keys, 4 heads of float32."""
     assert temp_parts(experiment(kernels="off"), Phase.PREFILL).scores == 8 * 4 * 1024**2 * 4
+
+
+def test_weights_of_8_bits_are_converted_for_the_head() -> None:
+    """The table has 128,256 rows of 4,096, an eighth on each device."""
+    parts = temp_parts(experiment(weight_dtype="s8"), Phase.PREFILL)
+    assert parts.converted == 128256 * 4096 // 8 * 2
 
 
 def test_fsdp_gathers_the_embedding_whole() -> None:

@@ -31,6 +31,7 @@ FIELDS = {
         "temp_low_bytes",
         "temp_high_bytes",
         "temp_basis",
+        "padding_bytes",
         "total_bytes",
         "hbm_bytes",
         "fits",

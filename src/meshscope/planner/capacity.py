@@ -132,7 +132,7 @@ def _fits(experiment: Experiment) -> bool:
 
 def needed_bytes(memory: Memory) -> int:
     """The high end of the memory that a device needs; without temporary buffers if they are unknown."""
-    return memory.weights_bytes + memory.kv_cache_bytes + (memory.temp_high_bytes or 0)
+    return memory.resident_bytes + (memory.temp_high_bytes or 0)
 
 
 def _largest(is_possible: Callable[[int], bool], limit: int) -> int:
@@ -152,6 +152,7 @@ def _cache_tokens(experiment: Experiment, memory: Memory) -> int:
     assert memory.hbm_bytes is not None
     step, workload = _context_step(experiment), experiment.workload
     longer = predicted_memory(_resized(experiment, prompt=workload.prompt + step))
-    block_bytes = longer.kv_cache_bytes - memory.kv_cache_bytes
-    free_bytes = memory.hbm_bytes - needed_bytes(memory) + memory.kv_cache_bytes
+    block_bytes = longer.resident_bytes - memory.resident_bytes
+    fixed_bytes = memory.resident_bytes - block_bytes * workload.context // step
+    free_bytes = memory.hbm_bytes - fixed_bytes - (memory.temp_high_bytes or 0)
     return max(0, free_bytes * workload.batch * step // block_bytes)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from meshscope.prediction.padding import padding_bytes
 from meshscope.prediction.temporaries import TempEstimate, temp_estimate
 from meshscope.prediction.vllm_engine import stored_vocab
 from meshscope.spec.experiment import Experiment
@@ -19,12 +20,13 @@ def predicted_memory(experiment: Experiment) -> Memory:
     of layers of each kind that any stage has, plus embedding and head. A vLLM stage allocates only
     its own layers.
 
-    Temporary buffers are estimated for programs with formulas (`prediction.temporaries`). `fits` is
+    Padding and temporary buffers are estimated for programs with formulas (`prediction.temporaries`). `fits` is
     True if the high end of the estimate fits, False if weights, cache and the low end do not.
     """
     weights_bytes, kv_cache_bytes = _resident_bytes(experiment)
     hbm_bytes, temp = experiment.topology.chip.device_hbm_bytes, temp_estimate(experiment)
-    known_bytes = weights_bytes + kv_cache_bytes
+    padding = padding_bytes(experiment) if temp is not None else None
+    known_bytes = weights_bytes + kv_cache_bytes + (padding or 0)
     return Memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=kv_cache_bytes,
@@ -35,6 +37,7 @@ def predicted_memory(experiment: Experiment) -> Memory:
         temp_low_bytes=None if temp is None else temp.low_bytes,
         temp_high_bytes=None if temp is None else temp.high_bytes,
         temp_basis=None if temp is None else TempBasis.ESTIMATE,
+        padding_bytes=padding,
     )
 
 

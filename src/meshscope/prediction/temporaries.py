@@ -37,14 +37,17 @@ from meshscope.units import DTYPE_BITS
 
 F32_BYTES = 4
 
-# The rules and the margins of the interval are those of one half of benchmarks/memory_grid.csv, judged on
-# the other half (docs/memory.md).
-N_RESIDUAL = 2  # copies of the residual stream: before and after a block
-# On-chip memory that holds the buffers of a block if they all fit: VMEM of a v5e and a v6e (scaling book,
-# part 2, tpus.md), assumed for other chips, too.
+# The rules and the margins of the interval were made with some cases of benchmarks/memory_grid.csv and are
+# judged by the others (docs/memory.md).
+N_RESIDUAL = (
+    3  # copies of the residual stream: before and after a block, and one to reduce or to norm
+)
+N_RESIDUAL_EXPERTS = 2  # beside the rows of experts
+# On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: VMEM of a
+# v5e and a v6e (scaling book, part 2, tpus.md), assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20
-LOW, HIGH = 0.7, 1.4
-SMALL_BYTES = 32 * 2**20  # beyond the margin
+LOW, HIGH = 0.65, 1.4
+SMALL_BYTES = 64 * 2**20  # beyond the margin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +99,14 @@ def temp_estimate(experiment: Experiment) -> TempEstimate | None:
 def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
     """Temporary buffers of one phase."""
     parts = temp_parts(experiment, phase)
-    block = max(parts.attention + parts.scores, parts.mlp)
-    others = max(parts.experts, 0 if parts.residual + block <= VMEM_BYTES else block)
-    value = N_RESIDUAL * parts.residual + others + parts.gathered + parts.layer
-    value += parts.converted
-    least = 0 if value <= VMEM_BYTES else LOW * value
-    most = value if others else value + block
+    block = parts.attention + parts.scores + parts.mlp
+    dense = max(0.0, N_RESIDUAL * parts.residual + block - VMEM_BYTES)
+    routed = N_RESIDUAL_EXPERTS * parts.residual + parts.experts if parts.experts else 0.0
+    value = max(dense, routed) + parts.gathered + parts.layer + parts.converted
     return TempEstimate(
         value_bytes=round(value),
-        low_bytes=round(least),
-        high_bytes=round(HIGH * most + SMALL_BYTES),
+        low_bytes=round(LOW * value),
+        high_bytes=round(HIGH * value + SMALL_BYTES),
     )
 
 

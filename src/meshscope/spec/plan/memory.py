@@ -31,7 +31,8 @@ class Memory:
     """Bytes on one device; None if unknown.
 
     `temp_bytes` are temporary buffers: activations, logits, gathered weights, copies of layers. An
-    estimate has the interval `temp_low_bytes` to `temp_high_bytes`. `total_bytes` is the peak of a step;
+    estimate has the interval `temp_low_bytes` to `temp_high_bytes`, and with it comes the padding of
+    weights and cache; a compiled total contains padding without a figure of its own. `total_bytes` is the peak of a step;
     `fits` compares it with the HBM of one device that programs may use, and is None while the interval
     contains the limit.
     """
@@ -45,6 +46,7 @@ class Memory:
     temp_low_bytes: int | None = None
     temp_high_bytes: int | None = None
     temp_basis: TempBasis | None = None
+    padding_bytes: int | None = None
 
     @property
     def total_low_bytes(self) -> int | None:
@@ -57,7 +59,12 @@ class Memory:
         return self._total(self.temp_high_bytes)
 
     def _total(self, temp_bytes: int | None) -> int | None:
-        return None if temp_bytes is None else self.weights_bytes + self.kv_cache_bytes + temp_bytes
+        return None if temp_bytes is None else self.resident_bytes + temp_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights and cache, with their padding as far as known."""
+        return self.weights_bytes + self.kv_cache_bytes + (self.padding_bytes or 0)
 
     @property
     def fit(self) -> FitState:
