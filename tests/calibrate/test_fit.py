@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from meshscope.api.calibrate import calibrate
 from meshscope.backends.calibrate.calibrate import published_profile, write_points
 from meshscope.backends.calibrate.fit import fit_constants
 from meshscope.backends.calibrate.request import CalibrationRequest
@@ -299,3 +300,9 @@ def test_a_line_through_a_single_point_has_no_error(
     with console.capture() as shown:
         console.print(*profile_text(published_profile(read, topology, source="here")))
     assert re.search(errors, shown.get())
+
+
+@pytest.mark.parametrize("max_bytes", [0, 3])
+def test_payloads_below_one_element_are_refused(max_bytes: int, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=f"--max-bytes {max_bytes} is less than one element"):
+        calibrate(topology="cpu:2", max_bytes=max_bytes, out=tmp_path / "x.json")

@@ -37,8 +37,8 @@ def test_dtypes_are_xla_names() -> None:
     ("values", "remedy"),
     [
         ({"batch": 10**24}, r"batch=1000000000000000000000000 is too large. Use at most 1,000,000"),
-        ({"prompt": 2**24 + 1}, "prompt=16777217 is too large. Use at most 16,777,216"),
-        ({"output": 10**9}, "output=1000000000 is too large"),
+        ({"prompt": 2**24}, "prompt=16777216 and output=128 are too large. Use at most 16,777,216"),
+        ({"output": 10**9}, "output=1000000000 are too large"),
         ({"weight_dtype": "pred"}, "weights cannot be pred. Use one of bf16, f16, f32, s8"),
         ({"activation_dtype": "c128"}, "activations cannot be c128. Use one of bf16, f16, f32"),
         ({"cache_dtype": "s1"}, "the KV cache cannot be s1. Use one of bf16"),

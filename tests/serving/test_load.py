@@ -88,9 +88,9 @@ def test_a_damaged_trace_is_one_message(tmp_path: Path, text: str, message: str)
 @pytest.mark.parametrize(
     ("rate_per_s", "n_requests", "remedy"),
     [
-        (0.0, 10, "Give requests per second"),
-        (float("nan"), 10, "Give requests per second"),
-        (float("inf"), 10, "Give requests per second"),
+        (0.0, 10, "is not in 1e-06"),
+        (float("nan"), 10, "is not in 1e-06"),
+        (float("inf"), 10, "is not in 1e-06"),
         (1.0, 0, "use 1 to 1,000,000"),
         (1.0, 10**7, "use 1 to 1,000,000"),
     ],

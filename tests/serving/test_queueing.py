@@ -166,4 +166,6 @@ def test_cached_prefixes_shorten_prefill_and_host_time_lengthens_steps() -> None
     assert first_s(EnginePolicy()) == pytest.approx(0.1)
     assert first_s(EnginePolicy(prefix_hit_frac=0.5)) == pytest.approx(0.05)
     assert first_s(EnginePolicy(host_s=0.01)) == pytest.approx(0.11)
-    assert first_s(EnginePolicy(max_step_tokens=25, host_s=0.01)) == pytest.approx(0.1 + 4 * 0.01)
+    assert first_s(EnginePolicy(max_sequences=1, max_step_tokens=25, host_s=0.01)) == pytest.approx(
+        0.1 + 4 * 0.01
+    )

@@ -68,10 +68,11 @@ def calibrate(  # noqa: PLR0913  the options of the command
         profile, notes = _published(points, slice_, filled)
     else:
         is_cpu = slice_.chip.kind is ChipKind.CPU
+        usual_bytes = USUAL_MAX_BYTES_CPU if is_cpu else USUAL_MAX_BYTES
         request = CalibrationRequest(
             topology=slice_,
             plan=filled,
-            max_bytes=max_bytes or (USUAL_MAX_BYTES_CPU if is_cpu else USUAL_MAX_BYTES),
+            max_bytes=usual_bytes if max_bytes is None else max_bytes,
             budget_s=budget,
             repeats=repeats,
         )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from meshscope.api.records import chip_profile
 from meshscope.api.request import ExperimentRequest
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
+from meshscope.planner.objective import objective_of
 from meshscope.serialize import to_plain
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
 from meshscope.serving.engine import EnginePolicy
@@ -25,7 +25,6 @@ from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
 
 DEFAULT_REQUESTS = 1000
-OBJECTIVES = ("ttft", "tpot")
 
 
 class Lengths(StrEnum):
@@ -107,7 +106,8 @@ def simulated(request: ServeRequest) -> ServingRun:
     """The simulation that the request asks for."""
     if not 0 < request.memory_frac <= 1:
         raise SpecError(f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.")
-    objective = parse_objective(request.slo)
+    wanted = objective_of(request.slo)
+    limits = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
     policy = EnginePolicy(
         max_sequences=request.max_sequences,
         max_step_tokens=request.max_step_tokens,
@@ -135,36 +135,18 @@ def simulated(request: ServeRequest) -> ServingRun:
         costs=costs,
         blocks=blocks,
         policy=policy,
-        objective=objective,
+        objective=limits,
         n_ranks=experiment.plan.data_size,
     )
     return ServingRun(
         request=request,
         experiment=experiment,
-        objective=objective,
+        objective=limits,
         policy=policy,
         n_cache_tokens=blocks.n_blocks * BLOCK_TOKENS,
         n_left_out=n_left_out,
         result=result,
     )
-
-
-def parse_objective(text: str | None) -> ServiceLimits:
-    """The limits of `ttft=0.5,tpot=0.03`, in seconds."""
-    limits: dict[str, float] = {}
-    for item in (text or "").split(","):
-        name, _, number = (part.strip() for part in item.partition("="))
-        if not name:
-            continue
-        if name not in OBJECTIVES:
-            raise SpecError(f"--slo {text}: no objective '{name}'. {nearest(name, OBJECTIVES)}")
-        try:
-            limits[f"{name}_s"] = float(number)
-        except ValueError as error:
-            raise SpecError(f"--slo {text}: {name} needs seconds, got '{number}'.") from error
-        if limits[f"{name}_s"] <= 0 or not isfinite(limits[f"{name}_s"]):
-            raise SpecError(f"--slo {text}: {name} must be positive.")
-    return ServiceLimits(**limits)
 
 
 def _experiment(request: ServeRequest) -> Experiment:

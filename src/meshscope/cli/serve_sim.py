@@ -36,7 +36,7 @@ def command(  # noqa: PLR0913  the options of the command
     lengths: Annotated[Lengths, typer.Option(help="Distribution of both.")] = Lengths.FIXED,
     slo: Annotated[
         str | None,
-        typer.Option(metavar="SLO", help="Limits in seconds, such as ttft=0.5,tpot=0.03."),
+        typer.Option(metavar="SLO", help="Limits in seconds, ttft=0.5,tpot=0.03, or a preset."),
     ] = None,
     dtype: Annotated[str, OPTIONS["dtype"]] = "bf16",
     weight_dtype: Annotated[str | None, OPTIONS["weight_dtype"]] = None,

@@ -18,6 +18,10 @@ from meshscope.serving.load import Load
 from meshscope.serving.step_costs import StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
+MAX_SEQUENCES = 1 << 16
+MIN_STEP_TOKENS = 16
+MAX_STEP_TOKENS = 1 << 20
+MAX_HOST_S = 10.0
 MAX_STEPS = 20_000_000
 
 
@@ -32,13 +36,20 @@ class EnginePolicy:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        for name in ("max_sequences", "max_step_tokens"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name}={getattr(self, name)} is too small. Use at least 1.")
+        _check_range("max_sequences", self.max_sequences, (1, MAX_SEQUENCES))
+        # A step has room for a token of every sequence, and for some of a prompt.
+        least = max(self.max_sequences, MIN_STEP_TOKENS)
+        _check_range("max_step_tokens", self.max_step_tokens, (least, MAX_STEP_TOKENS))
         if not 0 <= self.prefix_hit_frac < 1:
             raise SpecError(f"prefix_hit_frac={self.prefix_hit_frac} is not in [0, 1).")
-        if not 0 <= self.host_s < float("inf"):
-            raise SpecError(f"host_s={self.host_s} is negative or no number. Use seconds.")
+        if not 0 <= self.host_s <= MAX_HOST_S:
+            raise SpecError(f"host_s={self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds.")
+
+
+def _check_range(name: str, value: int, limits: tuple[int, int]) -> None:
+    least, most = limits
+    if not least <= value <= most:
+        raise SpecError(f"{name}={value} is not in {least:,} to {most:,}. Change it.")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from io import StringIO
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from meshscope.errors import ParseError, SpecError
 # Shape of the gamma distribution of gaps between bursty arrivals; 1 is Poisson. The option
 # --burstiness of `vllm bench serve` is the same figure.
 BURST_SHAPE = 0.25
+RATES_PER_S = (1e-6, 1e6)
+MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
 MAX_REQUESTS = 1_000_000
 MAX_TRACE_BYTES = 512 << 20
 
@@ -75,8 +76,7 @@ def random_load(  # noqa: PLR0913  the figures of a load
     seed: int,
 ) -> Load:
     """Requests with random gaps; lengths are fixed, or geometric with the given means."""
-    if not 0 < rate_per_s < float("inf"):
-        raise SpecError(f"--rate {rate_per_s} is not positive. Give requests per second.")
+    check_rate(rate_per_s)
     if not 1 <= n_requests <= MAX_REQUESTS:
         raise SpecError(f"--requests {n_requests}: use 1 to {MAX_REQUESTS:,}.")
     rng = np.random.default_rng(seed)
@@ -87,6 +87,15 @@ def random_load(  # noqa: PLR0913  the figures of a load
         return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)
 
     return Load(arrival_s=np.cumsum(gaps_s), n_prompt=lengths(prompt), n_output=lengths(output))
+
+
+def check_rate(rate_per_s: float) -> None:
+    """SpecError unless the rate is one that a server can see."""
+    least, most = RATES_PER_S
+    if not least <= rate_per_s <= most:
+        raise SpecError(
+            f"--rate {rate_per_s} is not in {least:g} to {most:,.0f}. Give requests per second."
+        )
 
 
 def recorded_load(path: Path, *, rate_per_s: float | None, n_requests: int | None) -> Load:
@@ -102,6 +111,8 @@ def recorded_load(path: Path, *, rate_per_s: float | None, n_requests: int | Non
         raise ParseError(f"{path}: no requests with prompt and output tokens. Give another trace.")
     arrival_s, n_prompt, n_output = (np.array(column) for column in zip(*rows, strict=True))
     arrival_s = arrival_s.astype(float) - float(arrival_s[0])
+    if rate_per_s is not None:
+        check_rate(rate_per_s)
     load = Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
     if rate_per_s is None or np.isinf(load.rate_per_s):
         return load
@@ -160,6 +171,6 @@ def _parsed(parse: Callable[[], _Row], where: str) -> _Row:
         row = parse()
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
-    if not isfinite(row[0]):
+    if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
     return row

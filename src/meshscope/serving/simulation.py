@@ -58,7 +58,8 @@ def saturated_rate(
     load: Load, costs: StepCosts, blocks: CacheBlocks, policy: EnginePolicy
 ) -> float:
     """Requests per second of an engine that never lacks requests of these lengths."""
-    n = max(MIN_SATURATED, 4 * policy.max_sequences)
+    mean_blocks = blocks.of(int((load.n_prompt + load.n_output).mean()))
+    n = max(MIN_SATURATED, 4 * min(policy.max_sequences, blocks.n_blocks // mean_blocks))
     repeats = -(-n // load.n_requests)
     many = Load(
         arrival_s=np.zeros(repeats * load.n_requests),

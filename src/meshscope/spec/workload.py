@@ -41,12 +41,13 @@ class Workload:
         for name in ("batch", "prompt", "output"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name}={getattr(self, name)} is too small. Use at least 1.")
-        limits = {"batch": MAX_BATCH, "prompt": MAX_CONTEXT, "output": MAX_CONTEXT}
-        for name, limit in limits.items():
-            if getattr(self, name) > limit:
-                raise SpecError(
-                    f"{name}={getattr(self, name)} is too large. Use at most {limit:,}."
-                )
+        if self.batch > MAX_BATCH:
+            raise SpecError(f"batch={self.batch} is too large. Use at most {MAX_BATCH:,}.")
+        if self.context > MAX_CONTEXT + 1:  # a step over the longest context has one output token
+            raise SpecError(
+                f"prompt={self.prompt} and output={self.output} are too large. Use at most "
+                f"{MAX_CONTEXT:,} positions together."
+            )
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise SpecError(f"prefill_chunk={self.prefill_chunk} is too small. Use at least 1.")
         if not 1 <= self.routing_skew < inf:

@@ -34,7 +34,9 @@ def read_hlo(path: Path | str, *, is_partial: bool = False) -> HloModule:
         # A cut inside a character leaves bytes that are dropped with their line.
         text = getincrementaldecoder("utf-8")().decode(content, final=not is_partial)
     except OSError as error:
-        raise ParseError(f"{origin}: cannot be read ({error}). Give a file of HLO text.") from error
+        raise ParseError(
+            f"{origin}: cannot be read ({error.strerror}). Give a file of HLO text."
+        ) from error
     except UnicodeDecodeError as error:
         raise ParseError(
             f"{origin}: is not text (byte {error.start} is not UTF-8). "

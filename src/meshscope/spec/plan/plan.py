@@ -158,7 +158,7 @@ class Plan:
             plan = replace(plan, ep=plan.data_size * plan.tp)
         if plan.n_devices != n_devices:
             raise PlanError(
-                f"plan '{plan}' needs {plan.n_devices} devices, but the slice has {n_devices}. "
+                f"plan '{plan}' needs {plan.n_devices} device{'s' * (plan.n_devices != 1)}, but the slice has {n_devices}. "
                 f"{_remedy(plan, n_devices)}"
             )
         return plan
