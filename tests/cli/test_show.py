@@ -1,8 +1,11 @@
 """`show`: the answer of one run, and several runs ranked."""
 
 import json
+from dataclasses import asdict
 
 import pytest
+
+from meshscope import open as open_runs
 
 ASK = ("Qwen/Qwen3-32B", "--topology", "v6e-8", "--layers", "4")
 MAX_LINES = 12  # in the answer at 80 columns
@@ -72,3 +75,12 @@ def test_a_request_of_one_token_has_no_decode(meshscope) -> None:
     out = meshscope("show", "a").out
     assert "TTFT, prefill" in out
     assert "decode" not in out.partition("\n\n")[0]
+
+
+def test_python_has_the_throughput_of_json(meshscope) -> None:
+    keep(meshscope, "a", "--plan", "tp=8", "--batch", "16")
+    document = json.loads(meshscope("show", "a", "--json").out)
+    throughput = open_runs("a").throughput
+    assert throughput is not None
+    assert asdict(throughput) == document["throughput"]
+    assert throughput.decode_tokens_per_s == pytest.approx(16 / document["time"]["decode_step_s"])

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshscope.analysis.request import Throughput, request_times, throughput_of
 from meshscope.api.text import rendered
 from meshscope.events.enums import Source
 from meshscope.spec.experiment_record import ExperimentRecord
@@ -89,6 +90,12 @@ class Run:
     def memory(self) -> Memory | None:
         """Bytes on one device; None for an imported run."""
         return self.record.memory.get(self.source)
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Tokens and requests per second of the slice; None if a time or the workload is unknown."""
+        request = request_times(self.record).get(self.source)
+        return None if request is None else throughput_of(request, self.record)
 
     @property
     def capacity(self) -> "Capacity | None":

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.analysis.request import Throughput
 from meshscope.api.compare import RunComparison
 from meshscope.api.database import (
     answer,
@@ -30,8 +31,8 @@ from meshscope.views.notebook import table_html
 class RunSet(Sequence[Run]):
     """Runs opened together; tables are read on first use.
 
-    A set of one run has that run's members, too: `experiment`, `time`, `memory`, `path`, `compare`,
-    `save`, `text`.
+    A set of one run has that run's members, too: `experiment`, `time`, `throughput`, `memory`, `path`,
+    `compare`, `save`, `text`.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -102,6 +103,11 @@ class RunSet(Sequence[Run]):
     def time(self) -> RunTime:
         """`Run.time` of the only run."""
         return self._only.time
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """`Run.throughput` of the only run."""
+        return self._only.throughput
 
     @property
     def memory(self) -> Memory | None:

@@ -10,7 +10,7 @@ from meshscope.analysis.join import Agreement
 from meshscope.events.enums import Phase
 from meshscope.units import format_rate
 from meshscope.views.answer import Answer, Fit, FitState, SourceAgreement, SourceAnswer
-from meshscope.views.model import UNKNOWN_LABEL, Figure
+from meshscope.views.model import EMPTY_LABEL, Figure
 from meshscope.views.plain import short
 from meshscope.views.tables import bullets
 
@@ -73,7 +73,7 @@ def _throughput(figures: SourceAnswer) -> Text:
 
 
 def _fit(fit: Fit | None) -> Text:
-    return Text(UNKNOWN_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
+    return Text(EMPTY_LABEL) if fit is None else Text(fit.text, style=_FIT_STYLES[fit.state])
 
 
 def _room(fit: Fit | None) -> str:
