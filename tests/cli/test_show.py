@@ -84,3 +84,14 @@ def test_python_has_the_throughput_of_json(meshscope) -> None:
     assert throughput is not None
     assert asdict(throughput) == document["throughput"]
     assert throughput.decode_tokens_per_s == pytest.approx(16 / document["time"]["decode_step_s"])
+
+
+def test_a_plan_that_does_not_fit_says_so_in_the_answer(meshscope) -> None:
+    """70 billion weights of two bytes need 32.9 GiB on each of four devices, which have 31.25."""
+    ask = ("meta-llama/Llama-3.3-70B", "--topology", "v6e-4", "--plan", "tp=4")
+    status, out, _ = meshscope("predict", *ask)
+    answer = out.partition("\n\n")[0]
+    assert status == 0
+    assert "fits           NO: " in answer
+    assert "of 31.25 GiB, no batch fits" in answer
+    assert "; it fits" in answer

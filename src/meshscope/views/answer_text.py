@@ -14,6 +14,7 @@ from meshscope.views.model import EMPTY_LABEL, Figure
 from meshscope.views.plain import short
 from meshscope.views.tables import bullets
 
+NO_ROOM = "no batch"
 _FIT_STYLES = {
     FitState.YES: "green",
     FitState.NO: "bold red",
@@ -51,7 +52,8 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
         table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]
     if is_single and room[0]:
-        table.add_row("fits", fits[0].append(f", room for {room[0]}", "default"))
+        words = "no batch fits" if room[0] == NO_ROOM else f"room for {room[0]}"
+        table.add_row("fits", fits[0].append(f", {words}", "default"))
         return table
     table.add_row("fits", *fits)
     if any(room):
@@ -86,7 +88,7 @@ def _room(fit: Fit | None) -> str:
     sizes = {"batch": fit.largest_batch, "context": fit.largest_context}
     room = " or ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
     if not room:
-        return "no batch"
+        return NO_ROOM
     return room if fit.is_total else f"at most {room}"
 
 
