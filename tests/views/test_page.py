@@ -220,7 +220,12 @@ def test_hostile_names_add_no_element_and_no_megabyte(timed_run: RunRecord, page
         timed_run.manifest, experiment=experiment, versions={HOSTILE: HOSTILE}, command=(HOSTILE,)
     )
     step = replace(STEP, exposed_by_axis_s={HOSTILE: 0.003}, notes=(HOSTILE,))
-    text = page_html([replace(timed_run, manifest=manifest, rows=rows, times=(step,))])
+    named = replace(timed_run, manifest=manifest, rows=rows, times=(step,))
+    several = page_html([named, replace(named, times=(FAST,)), timed_run])
+    assert len(several) < 1_000_000
+    assert (Page(several).unbalanced, Page(several).open) == ([], [])
+    assert len(Page(several).attributes("script")) == 2
+    text = page_html([named])
     assert len(text) < 500_000
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u2028\u202e]", text)
     hostile = Page(text)

@@ -473,7 +473,7 @@
       }
       const rings = wraps.map((is, i) => (is ? "xyz"[i] : "")).filter(Boolean);
       const bottom = Math.ceil(panels / columns) * panelHeight + 6;
-      if (rings.length) chart.text(0, bottom, `Wraparound links in ${rings.join(" and ")}, drawn as stubs at the edges of the grid`, { class: "tick" });
+      if (rings.length) chart.text(0, bottom, `Wraparound links in ${rings.join(", ")}, drawn as stubs at the edges of the grid`, { class: "tick" });
       chart.left = 0;
       return heatLegend(chart, bottom + 22, most, "B", "per step over one link");
     },
