@@ -244,6 +244,16 @@ def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord
     assert "lm_head" not in table
 
 
+def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) -> None:
+    """A run on virtual CPU devices has measured times alone."""
+    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
+    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+    answer = run_output(run, 80).partition("\n\n")[0]
+    assert "cache s8 (measured)" in " ".join(answer.split())
+    assert "TTFT, prefill  unknown\n" in answer
+
+
 def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord) -> None:
     """A windowed einsum sends slices; the HLO does not contain the shape of the full array."""
     rows = (

@@ -26,15 +26,24 @@ _FIT_STYLES = {
 def answer_lines(answer: Answer) -> Iterator[RenderableType]:
     """What was asked, the figures of every source, whether they agree, what binds, and what to try."""
     request = f", {short(answer.request)}" if answer.request else ""
-    source = f" ({answer.strongest.source})" if len(answer.sources) == 1 else ""
+    sources = _shown_sources(answer)
+    source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
     yield Text.assemble((short(answer.title), "bold"), request, source)
-    yield answer_table({figures.source.value: figures for figures in answer.sources})
+    yield answer_table({figures.source.value: figures for figures in sources})
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
     if answer.why or answer.notes:
         yield bullets(map(short, (*answer.why.values(), *answer.notes)))
     if answer.suggestions:
         yield bullets(map(short, answer.suggestion_sentences), "cyan")
+
+
+def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
+    """All sources; the strongest alone if two weaker ones have no times."""
+    *weaker, strongest = answer.sources
+    if len(weaker) < 2 or any(figures.ttft.value or figures.tpot.value for figures in weaker):
+        return answer.sources
+    return (strongest,)
 
 
 def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
@@ -55,7 +64,8 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
         words = "no batch fits" if room[0] == NO_ROOM else f"room for {room[0]}"
         table.add_row("fits", fits[0].append(f", {words}", "default"))
         return table
-    table.add_row("fits", *fits)
+    if any(figures.fit for figures in sources):
+        table.add_row("fits", *fits)
     if any(room):
         table.add_row("room for", *room)
     return table
