@@ -56,6 +56,50 @@ def test_host_time_slows_every_token(meshscope) -> None:
     assert tpot_s("--host-overhead", "0.01") - tpot_s() == pytest.approx(0.01, rel=0.1)
 
 
+BENCH = {
+    "completed": 60,
+    "request_rate": 4.0,
+    "burstiness": 1.0,
+    "max_concurrency": None,
+    "total_input_tokens": 60 * 512,
+    "total_output_tokens": 60 * 32,
+}
+
+
+@pytest.mark.parametrize("host_ms", [0.5, 20.0])
+def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -> None:
+    bench = ("--prompt", "512", "--output", "32", "--requests", "60", "--rate", "4", "--json")
+    known = json.loads(meshscope(*ASK, *bench, "--host-overhead", str(host_ms / 1e3)).out)
+    itl_ms = known["figures"]["itl"]["p50_s"] * 1e3
+    Path("bench.json").write_text(json.dumps(BENCH | {"median_itl_ms": itl_ms}))
+    fitted = json.loads(meshscope(*ASK, *bench, "--calibrate-host", "bench.json").out)
+    # 0.5 % of the ITL, and the difference between two arrivals of the same rate
+    assert fitted["policy"]["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
+    out = meshscope(*ASK, "--rate", "4", "--calibrate-host", "bench.json").out
+    assert ("host-bound: median ITL" in out, "device-bound: median" in out) == (
+        host_ms > 5,
+        host_ms < 5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "no result of 'vllm bench serve --save-result' (KeyError"),
+        ("[1]", "no result of 'vllm bench serve --save-result' (TypeError"),
+        ("{", "not JSON"),
+        (json.dumps(BENCH | {"median_itl_ms": -1}), "a figure is not positive"),
+        (json.dumps(BENCH | {"median_itl_ms": 5, "completed": 0}), "ZeroDivisionError"),
+        (json.dumps(BENCH | {"median_itl_ms": 5, "total_output_tokens": 60}), "one output token"),
+    ],
+)
+def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message: str) -> None:
+    Path("bench.json").write_text(text)
+    status, out, err = meshscope(*ASK, "--rate", "4", "--calibrate-host", "bench.json")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

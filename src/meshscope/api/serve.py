@@ -16,6 +16,7 @@ from meshscope.planner.objective import objective_of
 from meshscope.serialize import to_plain
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
 from meshscope.serving.engine import EnginePolicy
+from meshscope.serving.host_fit import HostFit, fitted_host, read_bench
 from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
 from meshscope.serving.results import ServiceLimits
 from meshscope.serving.simulation import SimulatedLoad, simulated_load
@@ -56,6 +57,7 @@ class ServeRequest:
     max_step_tokens: int = 2048
     prefix_hit: float = 0.0
     host_overhead: float = 0.0
+    calibrate_host: Path | None = None
     memory_frac: float = 0.9
     seed: int = 0
     profile: Path | None = None
@@ -71,16 +73,21 @@ class ServingRun:
     policy: EnginePolicy
     n_cache_tokens: int  # of a rank
     n_left_out: int  # requests of a trace that exceed the context of the model
+    host_fit: HostFit | None
     result: SimulatedLoad
 
     def as_dict(self) -> dict[str, Any]:
         """The document of --json."""
+        options = {name: getattr(self.request, name) for name in ServeRequest.__slots__}
         return {
-            "request": to_plain(self.request),
+            "request": {
+                n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()
+            },
             "objective": to_plain(self.objective),
             "policy": to_plain(self.policy),
             "n_cache_tokens": self.n_cache_tokens,
             "n_left_out": self.n_left_out,
+            "host_fit": None if self.host_fit is None else to_plain(self.host_fit),
             "is_stable": self.result.is_stable,
             **to_plain(self.result),
         }
@@ -106,6 +113,9 @@ def simulated(request: ServeRequest) -> ServingRun:
     """The simulation that the request asks for."""
     if not 0 < request.memory_frac <= 1:
         raise SpecError(f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.")
+    if request.calibrate_host is not None and request.host_overhead:
+        raise SpecError("--calibrate-host fits what --host-overhead sets. Give one of them.")
+    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
     wanted = objective_of(request.slo)
     limits = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
     policy = EnginePolicy(
@@ -127,9 +137,17 @@ def simulated(request: ServeRequest) -> ServingRun:
         experiment,
         max_sequences=policy.max_sequences,
         max_step_tokens=policy.max_step_tokens,
-        max_context=int((load.n_prompt + load.n_output).max()),
+        max_context=max(
+            int((load.n_prompt + load.n_output).max()),
+            0 if bench is None else bench.prompt + bench.output,
+        ),
         profile=profile,
     )
+    host_fit = None
+    if bench is not None:
+        n_ranks = experiment.plan.data_size
+        host_fit = fitted_host(bench, costs, blocks, policy, n_ranks=n_ranks)
+        policy = replace(policy, host_s=host_fit.host_s)
     result = simulated_load(
         load,
         costs=costs,
@@ -145,6 +163,7 @@ def simulated(request: ServeRequest) -> ServingRun:
         policy=policy,
         n_cache_tokens=blocks.n_blocks * BLOCK_TOKENS,
         n_left_out=n_left_out,
+        host_fit=host_fit,
         result=result,
     )
 

@@ -54,6 +54,13 @@ def command(  # noqa: PLR0913  the options of the command
     host_overhead: Annotated[
         float, typer.Option(metavar="S", help="Seconds of the host, added to every step.")
     ] = 0.0,
+    calibrate_host: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Result of vllm bench serve, to fit the overhead to its median ITL.",
+        ),
+    ] = None,
     memory_frac: Annotated[
         float, typer.Option(metavar="FRAC", help="Share of the HBM for weights and KV cache.")
     ] = 0.9,
@@ -103,5 +110,10 @@ def _conditions(run: ServingRun) -> Iterator[str]:
         f"assumed   {host} of the host in a step, prefix hits {policy.prefix_hit_frac:.0%}; step times by "
         "the closed form, not compared with a server on a TPU"
     )
+    fit = run.host_fit
+    if fit is not None:
+        bound = "host-bound" if fit.is_host_bound else "device-bound"
+        measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
+        yield f"host      {bound}: median ITL {measured} measured, {device} without host time"
     if run.result.n_ranks > 1:
         yield f"ranks     {run.result.n_ranks}, which take turns; times are those of one, rates of all"
