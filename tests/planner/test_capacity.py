@@ -11,6 +11,7 @@ from meshscope.planner.capacity import Capacity, capacity_of
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.memory import FitState
+from meshscope.spec.workload import MAX_BATCH
 
 GIB = 2**30
 
@@ -112,3 +113,9 @@ def test_a_run_has_a_capacity() -> None:
     assert document["capacity"] == asdict(run.capacity)
     assert document["fit"]["largest_batch"] == run.capacity.largest_batch
     assert f", room for batch {run.capacity.largest_batch:,} or context" in run.text()
+
+
+def test_the_largest_batch_is_at_most_that_of_a_workload() -> None:
+    """A pod has room for more sequences than a workload may have."""
+    of = experiment("dp=768,tp=8", topology="v5p:16x16x24", batch=768, prompt=128)
+    assert capacity(of).largest_batch == MAX_BATCH // 768 * 768

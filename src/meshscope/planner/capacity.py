@@ -14,11 +14,8 @@ from meshscope.spec.plan.chunks import (
     why_no_position_chunks,
 )
 from meshscope.spec.plan.memory import Memory
-from meshscope.spec.workload import Workload
+from meshscope.spec.workload import MAX_BATCH, MAX_CONTEXT, Workload
 from meshscope.store.run import RunRecord
-
-MAX_BATCH = 1 << 24  # a batch beyond any hardware: the memory of a device does not bound it
-MAX_CONTEXT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
