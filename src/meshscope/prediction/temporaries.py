@@ -39,14 +39,11 @@ F32_BYTES = 4
 
 # The rules and the margins of the interval were made with some cases of benchmarks/memory_grid.csv and are
 # judged by the others (docs/memory.md).
-N_RESIDUAL = (
-    3  # copies of the residual stream: before and after a block, and one to reduce or to norm
-)
-N_RESIDUAL_EXPERTS = 2  # beside the rows of experts
+N_WHOLE = 2  # the input and the output of a dense block, beside the residual stream itself
 # On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: VMEM of a
 # v5e and a v6e (scaling book, part 2, tpus.md), assumed for other chips, too.
 VMEM_BYTES = 128 * 2**20
-LOW, HIGH = 0.65, 1.4
+LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
 
 
@@ -54,14 +51,17 @@ SMALL_BYTES = 64 * 2**20  # beyond the margin
 class TempParts:
     """Bytes of temporary buffers on one device by what they hold; the block with the most counts."""
 
-    residual: float  # the residual stream
+    residual: float  # the residual stream, which sp splits
+    whole: float  # the input or the output of a block: the residual stream of all tokens
     attention: float  # queries, keys, values and outputs of a layer
     scores: float  # attention scores, where no kernel avoids them
     mlp: float  # the two intermediates of a dense MLP
     experts: float  # rows of experts before and after their exchange, and their intermediates
     logits: float
     gathered: float  # the largest matrix that fsdp gathers
-    layer: float  # the weights of a layer, which unrolled programs prefetch
+    layer: (
+        float  # the weights of a layer that unrolled programs fetch ahead, as far as VMEM has room
+    )
     converted: float  # weights of 8 bits in the dtype of their matrix product
 
 
@@ -100,8 +100,8 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
     """Temporary buffers of one phase."""
     parts = temp_parts(experiment, phase)
     block = parts.attention + parts.scores + parts.mlp
-    dense = max(0.0, N_RESIDUAL * parts.residual + block - VMEM_BYTES)
-    routed = N_RESIDUAL_EXPERTS * parts.residual + parts.experts if parts.experts else 0.0
+    dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - VMEM_BYTES)
+    routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
     value = max(dense, routed) + parts.gathered + parts.layer + parts.converted
     return TempEstimate(
         value_bytes=round(value),
@@ -121,13 +121,14 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     logits = tokens.n_sequences * padded_vocab(model, plan) * F32_BYTES
     return TempParts(
         residual=tokens.n_tokens * model.hidden * n_streams * act / split,
+        whole=tokens.n_tokens * model.hidden * n_streams * act,
         attention=_attention_elements(experiment, tokens) * act,
         scores=_scores_elements(experiment, phase, tokens) * F32_BYTES,
         mlp=2 * tokens.n_tokens * (model.ffn or 0) / plan.tp * act * has_dense,
         experts=_experts_elements(experiment, phase, tokens) * act,
         logits=logits,
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
-        layer=0 if experiment.is_scanned else _layer_elements(experiment) * act,
+        layer=0 if experiment.is_scanned else min(VMEM_BYTES, _layer_elements(experiment) * act),
         converted=_converted_bytes(experiment, act),
     )
 
