@@ -12,8 +12,10 @@ from rich.console import Console, RenderableType
 from meshscope.analysis.join import compare
 from meshscope.analysis.sides import Side
 from meshscope.events.enums import Part, Phase, Source
+from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.spec.experiment_record import NamedModel
+from meshscope.spec.hardware.topology import parse_topology
 from meshscope.store.run import RunRecord
 from meshscope.views.text import comparison_text, full_text, run_text
 
@@ -245,13 +247,27 @@ def test_collectives_equal_in_all_sources_are_not_listed(compiled_run: RunRecord
 
 
 def test_weaker_sources_without_times_have_no_column(compiled_run: RunRecord) -> None:
-    """A run on virtual CPU devices has measured times alone."""
-    measured = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
-    manifest = replace(compiled_run.manifest, source=Source.MEASURED)
-    run = replace(compiled_run, manifest=manifest, rows=(*compiled_run.rows, *measured))
+    """A run on virtual CPU devices has measured times alone; no reason is given for modeled ones."""
+    rows = (replace(r, source=Source.MEASURED) for r in compiled_run.rows_of(Source.COMPILED))
+    experiment = replace(compiled_run.manifest.experiment, topology=parse_topology("cpu:4"))
+    manifest = replace(compiled_run.manifest, source=Source.MEASURED, experiment=experiment)
+    measured = Measured(
+        requests=(Request(prefill_s=0.5, decode_s=(0.25, 0.25)),),
+        n_profiled_steps={Phase.PREFILL: 1},
+        loads=(),
+        times=(),
+        findings=(),
+    )
+    run = replace(
+        compiled_run, manifest=manifest, rows=(*compiled_run.rows, *rows), measured=measured
+    )
     answer = run_output(run, 80).partition("\n\n")[0]
     assert "cache s8 (measured)" in " ".join(answer.split())
-    assert "TTFT, prefill  unknown\n" in answer
+    assert (
+        "\nTTFT, prefill  500 ms\nTPOT, decode   250 ms\n"
+        "throughput     8 tokens/s, 2 a chip\ncollectives: " in answer
+    )
+    assert "unknown" not in answer
 
 
 def test_an_unknown_shape_is_taken_from_the_matching_row(compiled_run: RunRecord) -> None:

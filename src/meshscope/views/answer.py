@@ -158,7 +158,8 @@ def answer_of(run: RunRecord) -> Answer:
 
 def _notes(run: RunRecord) -> Iterator[str]:
     chip = run.manifest.experiment.chip
-    if not run.times and chip is not None and not has_figures(chip):
+    is_timed = bool(run.times) or run.measured is not None
+    if not is_timed and chip is not None and not has_figures(chip):
         yield f"times are unknown: {chip.name} has no published rates; a --profile supplies them"
 
 
