@@ -1,6 +1,6 @@
 """Totals and memory of a run as tables."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.text import Text
 
@@ -22,6 +22,7 @@ from meshscope.views.plain import short
 from meshscope.views.words import counted, phase_label
 
 _ZERO = (0, 0, 0)
+LEAST_PADDING_BYTES = 2**30 // 200  # shows in hundredths of a GiB
 
 
 def totals_table(run: RunRecord) -> ViewTable:
@@ -73,12 +74,20 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
         ),
         rows=(
             *((k, *(gib_cell(getattr(m, name)) for m in estimates)) for k, name in fields.items()),
+            *_padding(estimates),
             ("total", *(_total_memory(m) for m in estimates)),
             *_total_range(estimates),
             ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
             ("fits", *(state_cell(m.fit) for m in estimates)),
         ),
     )
+
+
+def _padding(estimates: Sequence[Memory]) -> Iterator[tuple[CellValue, ...]]:
+    """What the total has beside the rows above, if it shows; a compiled total has its outputs in it."""
+    others = [dict(memory_segments(memory)).get("other", 0.0) for memory in estimates]
+    if max(others, default=0.0) >= LEAST_PADDING_BYTES:
+        yield ("padding, other", *(gib_cell(round(other)) for other in others))
 
 
 def memory_segments(memory: Memory) -> list[tuple[str, float]]:
