@@ -107,3 +107,8 @@ def test_the_checks_above_see_a_missing_name(tmp_path: Path) -> None:
     page.write_text("`src/meshscope/gone.py` and `docs/gone/`\n```\n`tools/code.py`\n```\n")
     assert PATH.findall(prose_of(page)) == ["src/meshscope/gone.py"]
     assert FOLDER.findall(prose_of(page)) == ["docs/gone/"]
+
+
+def test_the_readme_fits_a_reader() -> None:
+    """At most 150 lines, output included; longer output is on other pages."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
