@@ -20,7 +20,7 @@ IDLE = [
     ("routing_skew", 1.5, DENSE, "Qwen/Qwen3-4B has no experts"),
     ("capacity_factor", 2.0, MOE, "plan 'dp=2,tp=4' exchanges no rows of experts"),
     ("dispatch", "capacity", {**MOE, "plan": "dp=2,tp=4,ep=4"}, "exchanges no rows of experts"),
-    ("capacity_factor", 2.0, {**MOE, "plan": "dp=2,tp=4,ep=2", "partitioner": "auto"}, "the compiler chooses"),
+    ("capacity_factor", 2.0, {**MOE, "plan": "dp=2,tp=4,ep=2", "partitioner": "auto", "dispatch": "gathered"}, "has no slots"),
     ("routing_skew", 1.5, MOE, "plan 'dp=2,tp=4' has no ep"),
     ("partitioner", "auto", {**DENSE, "engine": "vllm"}, "--engine vllm predicts the collectives of vLLM"),
     ("frontend", "torchxla", {**DENSE, "engine": "vllm"}, "--engine vllm predicts"),
@@ -52,6 +52,7 @@ def test_every_option_of_the_rules_is_an_option(rule: str) -> None:
         {**MOE, "plan": "dp=2,tp=4,ep=2", "capacity_factor": 2.0, "dispatch": "capacity"},
         {**MOE, "plan": "dp=2,tp=4,ep=8", "routing_skew": 1.5},
         {**MOE, "partitioner": "auto", "dispatch": "one_hot"},
+        {**MOE, "plan": "dp=2,tp=4,ep=2", "partitioner": "auto", "capacity_factor": 2.0},
         {**DENSE, "partitioner": "auto"},
     ],
 )

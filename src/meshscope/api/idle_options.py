@@ -6,7 +6,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.plan.dispatch import exchange_axes
+from meshscope.spec.plan.dispatch import DispatchForm, exchange_axes
 from meshscope.spec.program import Engine, Loop, Partitioner
 
 
@@ -33,8 +33,10 @@ def _exchanges_nothing(experiment: Experiment) -> bool:
     return is_manual and not exchange_axes(experiment.plan)
 
 
-def _is_auto(experiment: Experiment) -> bool:
-    return experiment.program.partitioner is Partitioner.AUTO
+def _is_gathered(experiment: Experiment) -> bool:
+    """Whether the compiler exchanges rows that are gathered by index, which have no slots."""
+    is_auto = experiment.program.partitioner is Partitioner.AUTO
+    return is_auto and experiment.dispatch_form is DispatchForm.GATHERED
 
 
 _NO_EXPERTS = "{model} has no experts"
@@ -54,8 +56,8 @@ RULES: tuple[IdleRule, ...] = (
     IdleRule(option="dispatch", is_idle=_exchanges_nothing, reason=_NO_EXCHANGE),
     IdleRule(
         option="capacity_factor",
-        is_idle=_is_auto,
-        reason="with --partitioner auto, the compiler chooses the exchange of experts",
+        is_idle=_is_gathered,
+        reason="--dispatch gathered has no slots that tokens could exceed",
     ),
     IdleRule(
         option="routing_skew",
