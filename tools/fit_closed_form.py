@@ -44,11 +44,12 @@ PRIORS = {
         source="the compiler's cycles in 200 compiled prefill steps, median of all parts by FLOPs",
     ),
     "attention": Prior(
-        values={"v4": 0.4, "v5e": 0.4, "v5p": 0.4, "v6e": 0.3, "tpu7x": 0.5},
+        values={"v4": 0.6, "v5e": 0.6, "v5p": 0.6, "v6e": 0.3, "tpu7x": 0.4},
         error=0.4,
         error_fitted=0.15,
-        source="ragged paged attention on tpu7x, at best 63 % with causal blocks (arXiv 2604.15464); "
-        "the others are assumed",
+        source="bundles of jax's splash attention, 69 % on v5e and v5p, 21 % on v6e and tpu7x, and of ragged "
+        "paged attention on v6e, 31 % (compiler_facts.py, attention_kernels.py); ragged paged attention on tpu7x "
+        "reached 63 % at best (arXiv 2604.15464)",
     ),
     "weights": Prior(
         values={ALL_CHIPS: 0.92, "tpu7x": 0.87},
@@ -76,7 +77,7 @@ PRIORS = {
     ),
     "op_s": Prior(
         values={ALL_CHIPS: 1.1e-6},
-        error=0.2,
+        error=0.1,
         error_fitted=0.15,
         source="30 small operations of a training step on v5p, 1.02 to 1.25 us (openxla/xprof@5fe3589)",
     ),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshscope.cost.array_traffic import ArrayTraffic, traffic
-from meshscope.cost.attention_kernels import attention_flops
+from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
 from meshscope.cost.kernel_cost import declared_cost, kernel_time, kernel_work
 from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
@@ -56,6 +56,14 @@ def test_splash_attention_computes_the_causal_blocks():
     assert (
         attention_flops(*_kernel(shapes, "splash_mha_fwd.3")) == 4 * 64 * 1024 * 1024 * 128 * 3 // 4
     )
+
+
+@pytest.mark.parametrize(("chip", "cycles"), [("v6e", 1219), ("v5e", 1487), ("v5p", 742)])
+def test_splash_attention_takes_the_cycles_of_its_bundles(chip: str, cycles: int) -> None:
+    shapes = "s8[1,2,2];s8[1,2,2];bf16[8,8,1024,128];bf16[8,1,1024,128];bf16[8,1,1024,128]"
+    work = attention_work(*_kernel(shapes, "splash_mha_fwd.3"), None, rates_of(chip_of(chip)))
+    assert work is not None
+    assert work.cycles == pytest.approx(64 * 3 * cycles)  # three of four blocks of 512 x 512
 
 
 def test_windowed_splash_attention_computes_the_blocks_of_its_band():

@@ -12,9 +12,12 @@ from meshscope.cost.kernel_work import (
     operand_arrays,
     touched_traffic,
 )
+from meshscope.cost.rates import Rates
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
+from meshscope.spec.hardware.compiler_facts import CompilerFacts
 from meshscope.spec.model.flops import causal_blocks
+from meshscope.spec.plan.kernel_choice import SPLASH_BLOCKS
 
 _WINDOW = re.compile(r'"sliding_window_length":\s*(\d+)')
 _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
@@ -31,6 +34,7 @@ VECTOR_CYCLES_PER_SCORE = 3.2 / 1024
 BODY_CYCLES = 400
 FETCH_CYCLES = 300
 ROW_TILE = 8
+LANES = 128
 # Width of the matrix unit that a head must fill.
 WIDE_UNIT_FLOPS_PER_CYCLE = 4e5  # chips above it have units of 256, the others of 128
 
@@ -56,17 +60,38 @@ def attention_work(
     computation: Computation,
     instruction: Instruction,
     lengths: SequenceLengths | None,
-    flops_per_cycle: float,
+    rates: Rates,
 ) -> KernelWork | None:
     """Work of a known attention kernel; None for another kernel."""
+    flops_per_cycle = rates.flops_per_s / (rates.clock_hz or 1e9)
     if _RAGGED_PAGED.match(instruction.name):
         operands = _ragged_paged_operands(computation, instruction)
         return None if operands is None else _paged_work(operands, lengths, flops_per_cycle)
     flops = attention_flops(computation, instruction)
     if flops is None:
         return None
-    moved = touched_traffic(computation, instruction)
-    return KernelWork(source=WorkSource.ALGORITHM, flops=flops, moved=moved)
+    return KernelWork(
+        source=WorkSource.ALGORITHM,
+        flops=flops,
+        moved=touched_traffic(computation, instruction),
+        cycles=_splash_cycles(computation, instruction, flops, rates.facts),
+    )
+
+
+def _splash_cycles(
+    computation: Computation, instruction: Instruction, flops: int, facts: CompilerFacts
+) -> float | None:
+    """Cycles of splash attention by the bundles of its loop; None for another kernel or chip.
+
+    Scores of narrow heads take as long as those of 128 numbers, which fill the registers.
+    """
+    block_cycles = facts.splash_block_cycles.value
+    if block_cycles is None or not instruction.name.startswith("splash_"):
+        return None
+    queries, _, values = (array.dims for array in float_arrays(computation, instruction)[:3])
+    n_blocks = flops / (2 * (queries[-1] + values[-1])) / SPLASH_BLOCKS[0] ** 2
+    width = sum(ceil(dims[-1] / LANES) * LANES for dims in (queries, values))
+    return n_blocks * block_cycles * width / (2 * LANES)
 
 
 def attention_flops(computation: Computation, instruction: Instruction) -> int | None:

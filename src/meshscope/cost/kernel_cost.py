@@ -54,11 +54,10 @@ def kernel_work(
     lengths: SequenceLengths | None = None,
 ) -> KernelWork:
     """The work of a kernel, for the given load of experts and lengths of sequences."""
-    flops_per_cycle = rates.flops_per_s / (rates.clock_hz or 1e9)
     return (
         grouped_work(computation, instruction, experts)
         or _stated_work(computation, instruction)
-        or attention_work(computation, instruction, lengths, flops_per_cycle)
+        or attention_work(computation, instruction, lengths, rates)
         or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))
     )
 

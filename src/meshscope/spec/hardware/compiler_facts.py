@@ -123,6 +123,9 @@ class CompilerFacts:
         source="for each pass over a register: static profile of 32,768 keys with their positions, 19,480 cycles "
         f"in 120 passes over 64 registers (v6e); {_COMPILED}",
     )
+    splash_block_cycles: Fact[float | None] = Fact(
+        value=None, source="not compiled: splash attention takes a fraction of the peak"
+    )
     vector_interval: Fact[tuple[float, float]] = Fact(value=(0.5, 1.5), source="assumed")
     cycles_interval: Fact[tuple[float, float]] = Fact(
         value=(0.78, 1.22),
@@ -137,10 +140,18 @@ _BY_DIMENSION = Fact(
     source="emitters 2DAllGather and 3DAllGather, libtpu 0.0.42; v5p gathers over 2x2x1 were measured "
     "at the rate of one link (openxla/xprof@5fe358978e59)",
 )
+_SPLASH_BUNDLES = (
+    "bundles for 512 x 512 scores of a head of 128 numbers in the loop of jax's splash attention, and 300 of fetch "
+    f"and synchronization: {{}}; {_COMPILED}"
+)
 _TWO_CORES = Fact(
     value=(7.5, 0.9),
     source="the two cores of a device share the rows: 22.1 cycles for rows of 2,048 bf16 in HBM (v5p); v4 is "
     f"assumed to be like v5p; {_COMPILED}",
+)
+_SPLASH_ON_TWO_CORES: Fact[float | None] = Fact(
+    value=742.0,
+    source=_SPLASH_BUNDLES.format("1,183 on v5p; two cores; v4 is assumed to be like it"),
 )
 _SMALL_GRIDS = Fact(
     value=((2, 2),),
@@ -159,6 +170,7 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="v4",
         libtpu="0.0.42.1",
+        splash_block_cycles=_SPLASH_ON_TWO_CORES,
         gathered_row_cycles=_TWO_CORES,
         gather_route=_BY_DIMENSION,
         has_short_all_reduces=Fact(
@@ -168,6 +180,7 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="v5e",
         libtpu="0.0.42.1",
+        splash_block_cycles=Fact(value=1487.0, source=_SPLASH_BUNDLES.format("1,187")),
         max_ragged_all_to_all_chips=Fact(
             value=16, source=f"v5e:4x8 and larger: 'limited ICI routing'; {_COMPILED}"
         ),
@@ -178,6 +191,7 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="v5p",
         libtpu="0.0.42.1",
+        splash_block_cycles=_SPLASH_ON_TWO_CORES,
         gathered_row_cycles=_TWO_CORES,
         torch_xla_flags=_V5_FLAGS,
         gather_route=_BY_DIMENSION,
@@ -185,11 +199,13 @@ _FACTS: tuple[CompilerFacts, ...] = (
     CompilerFacts(
         chip="v6e",
         libtpu="0.0.42.1",
+        splash_block_cycles=Fact(value=1219.0, source=_SPLASH_BUNDLES.format("919")),
         grids_gathered_by_dimension=_SMALL_GRIDS,
     ),
     CompilerFacts(
         chip="tpu7x",
         libtpu="0.0.42.1",
+        splash_block_cycles=Fact(value=1212.0, source=_SPLASH_BUNDLES.format("912")),
         offloads_all_reduces_from=Fact(
             value=1 << 16,
             source=f"SparseCores run all-reduces from 64 KiB on, over 2, 8 and 32 devices; {_COMPILED}",
