@@ -9,11 +9,17 @@ import sys
 WIDTH = "80"
 
 
-def shown(*commands: str, sections: tuple[str, ...] = (), blocks: int | None = None) -> None:
+def shown(
+    *commands: str,
+    sections: tuple[str, ...] = (),
+    blocks: int | None = None,
+    sentences: int | None = None,
+) -> None:
     """Runs the commands and prints them, with the standard output of the last one.
 
     With `sections`, prints only the blocks (separated by empty lines) that start with one of these texts,
-    and `...` for the others; with `blocks`, only so many from the top.
+    and `...` for the others; with `blocks`, only so many from the top; with `sentences`, only the top
+    with so many lines that start with a dash.
     """
     text = [_output(command) for command in commands][-1]
     if sections:
@@ -21,6 +27,9 @@ def shown(*commands: str, sections: tuple[str, ...] = (), blocks: int | None = N
     if blocks is not None:
         top = text.split("\n\n")
         text = "\n\n".join([*top[:blocks], *["..."] * (len(top) > blocks)])
+    if sentences is not None:
+        parts = re.split(r"\n(?=- )", text)
+        text = "\n".join([*parts[: sentences + 1], "..."])
     lines = [*(f"$ {_wrapped(command)}" for command in commands), *text.splitlines()]
     sys.stdout.write("```console\n" + "\n".join(lines) + "\n```\n")
 

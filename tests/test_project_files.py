@@ -112,3 +112,10 @@ def test_the_checks_above_see_a_missing_name(tmp_path: Path) -> None:
 def test_the_readme_fits_a_reader() -> None:
     """At most 150 lines, output included; longer output is on other pages."""
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_each_first_step_fits_a_screen() -> None:
+    page = (ROOT / "docs" / "first-steps.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:console|text)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 10
+    assert max(len(block.splitlines()) for block in blocks) <= 40
