@@ -76,6 +76,8 @@ def test_the_cheapest_slice_comes_with_its_plan(meshscope: Meshscope) -> None:
         (("--topology", "v6e-8,v5e-8", "--prices", "v6e=2"), 1, "has no price of v5e"),
         (("--topology", "v6e-8,v9-8"), 1, "unknown chip 'v9'"),
         (("--fit", "--slo", "tpot=0.1"), 2, "--fit predicts no times"),
+        (("--fit", "--for", "latency"), 2, "--fit predicts no times"),
+        (("--fit", "--topology", "cpu:8"), 1, "or its HBM is unknown"),
         (("--fit", "--batch", "1:8"), 1, "Use a single number"),
     ],
 )

@@ -65,6 +65,12 @@ def test_weights_of_8_bits_are_converted_for_the_head() -> None:
     assert parts.converted == 128256 * 4096 // 8 * 2
 
 
+def test_the_stages_of_a_pipeline_copy_the_cache() -> None:
+    """16 layers, 8 sequences of 1,152 positions, 2 of 8 heads of 128 channels, keys and values."""
+    parts = temp_parts(experiment("pp=2,tp=4"), Phase.DECODE)
+    assert parts.branches == 2 * 16 * 8 * 1152 * 2 * 128 * 2 * 2
+
+
 def test_fsdp_gathers_the_embedding_whole() -> None:
     parts = temp_parts(experiment("fsdp=8"), Phase.PREFILL)
     assert parts.gathered == 128256 * 4096 * 2

@@ -186,7 +186,13 @@ def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
         raise SpecError(
             f"--fit --batch '{request.batch}': the context is that of one batch. Use a single number."
         )
-    return slice_fits(space.model, request.slices(), workload, batch=batch)
+    fits = slice_fits(space.model, request.slices(), workload, batch=batch)
+    if not fits:
+        raise SpecError(
+            f"--topology {request.topology}: no plan of tp, dp and ep fills the slice, or its HBM is "
+            "unknown. Use TPU slices, 'meshscope topologies' lists them."
+        )
+    return fits
 
 
 def _dtypes(option: str, text: str) -> tuple[str, ...]:

@@ -73,8 +73,10 @@ def command(  # noqa: PLR0913  the options of the command
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     It takes the cheapest of several slices that meets the limits.
     """
-    if fit and (slo is not None or launch):
-        raise typer.BadParameter("--fit predicts no times: omit --slo and --launch")
+    if fit and (slo or launch or profile or goal is not Goal.THROUGHPUT or top != DEFAULT_ROWS):
+        raise typer.BadParameter(
+            "--fit predicts no times: omit --slo, --for, --top, --launch and --profile"
+        )
     request = PlanRequest(
         model=model,
         topology=topology,

@@ -22,6 +22,7 @@ from meshscope.spec.model.model import (
     LatentAttention,
     MlpKind,
 )
+from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.context_form import cache_slots, local_tokens
 from meshscope.spec.plan.weights import (
     Dim,
@@ -39,10 +40,14 @@ F32_BYTES = 4
 
 # The rules and the margins of the interval were made with some cases of benchmarks/memory_grid.csv and are
 # judged by the others (docs/memory.md).
-N_WHOLE = 2  # the input and the output of a dense block, beside the residual stream itself
-# On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: VMEM of a
-# v5e and a v6e (scaling book, part 2, tpus.md), assumed for other chips, too.
-VMEM_BYTES = 128 * 2**20
+N_WHOLE = (
+    3  # inputs and outputs of a dense block and of its reduction, beside the residual stream itself
+)
+# On-chip memory, in which the compiler keeps the buffers of a dense block as far as they fit: one and a half
+# times the VMEM of a v5e and a v6e, which buffers use one after the other; assumed for other chips, too.
+VMEM_BYTES = 128 * 2**20  # scaling book, part 2, tpus.md
+ON_CHIP_BYTES = VMEM_BYTES * 3 // 2
+N_BRANCH_COPIES = 2  # the cache before and after the branch of a stage
 LOW, HIGH = 0.45, 1.4
 SMALL_BYTES = 64 * 2**20  # beyond the margin
 
@@ -63,6 +68,7 @@ class TempParts:
         float  # the weights of a layer that unrolled programs fetch ahead, as far as VMEM has room
     )
     converted: float  # weights of 8 bits in the dtype of their matrix product
+    branches: float  # copies of the cache in the branches of a pipeline's stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +106,9 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
     """Temporary buffers of one phase."""
     parts = temp_parts(experiment, phase)
     block = parts.attention + parts.scores + parts.mlp
-    dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - VMEM_BYTES)
+    dense = max(0.0, parts.residual + N_WHOLE * parts.whole + block - ON_CHIP_BYTES)
     routed = parts.residual + parts.whole + parts.experts if parts.experts else 0.0
-    value = max(dense, routed) + parts.gathered + parts.layer + parts.converted
+    value = max(dense, routed) + parts.gathered + parts.layer + parts.converted + parts.branches
     return TempEstimate(
         value_bytes=round(value),
         low_bytes=round(LOW * value),
@@ -113,8 +119,8 @@ def phase_estimate(experiment: Experiment, phase: Phase) -> TempEstimate:
 def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
     """The parts of a phase, in bytes on one device."""
     tokens = _Tokens.of(experiment, phase)
-    act = DTYPE_BITS[experiment.workload.activation_dtype] / 8
-    model, plan = experiment.model, experiment.plan
+    model, plan, workload = experiment.model, experiment.plan, experiment.workload
+    act = DTYPE_BITS[workload.activation_dtype] / 8
     n_streams = model.hyper.n_streams if model.hyper is not None else 1
     split = plan.tp if plan.sp and phase is Phase.PREFILL else 1
     has_dense = any(layer.mlp is MlpKind.DENSE for layer in model.layers)
@@ -130,6 +136,7 @@ def temp_parts(experiment: Experiment, phase: Phase) -> TempParts:
         gathered=_gathered_elements(experiment) * act if plan.fsdp > 1 else 0,
         layer=0 if experiment.is_scanned else min(VMEM_BYTES, _layer_elements(experiment) * act),
         converted=_converted_bytes(experiment, act),
+        branches=0 if plan.pp == 1 else N_BRANCH_COPIES * device_cache_bytes(model, plan, workload),
     )
 
 

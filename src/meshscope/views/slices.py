@@ -34,7 +34,7 @@ def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | Non
             str(fit.plan),
             *price,
             _device_gib(fit),
-            f"{fit.largest_batch:,}" if fit.largest_batch else "-",
+            f"{_bound(fit)}{fit.largest_batch:,}" if fit.largest_batch else "-",
             _context(fit),
         )
     return table
@@ -47,7 +47,7 @@ def fit_notes(space: SearchSpace) -> Iterator[str]:
         f"{space.model.name}, weights {space.weight_dtypes[0]}, cache {space.cache_dtypes[0]}. Batch: the "
         f"largest at prompt {workload.prompt} and output {workload.output}. Context: the largest with one "
         "sequence a replica, or at --batch; + if the model limits it. GiB: what the smallest batch needs, with "
-        "estimated temporary buffers. Plans of tp, dp and ep."
+        "estimated temporary buffers; <= where they are unknown. Plans of tp, dp and ep."
     )
 
 
@@ -64,7 +64,12 @@ def _context(fit: SliceFit) -> str:
     """The largest context; with `+` if the model limits it, not memory."""
     if fit.context is None or not fit.context.positions:
         return "-"
-    return f"{fit.context.positions:,}{'+' * fit.context.is_of_model}"
+    return f"{_bound(fit)}{fit.context.positions:,}{'+' * fit.context.is_of_model}"
+
+
+def _bound(fit: SliceFit) -> str:
+    """`<=` where temporary buffers are unknown and count as nothing."""
+    return "<=" if fit.memory.temp_bytes is None else ""
 
 
 def slice_fit_document(fit: SliceFit, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
