@@ -119,3 +119,10 @@ def test_each_first_step_fits_a_screen() -> None:
     blocks = re.findall(r"^```(?:console|text)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 10
     assert max(len(block.splitlines()) for block in blocks) <= 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    """As GitHub resolves them; the site's own links are checked when it is built."""
+    targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", prose_of(page))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
