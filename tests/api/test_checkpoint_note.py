@@ -24,7 +24,14 @@ ODD = {"quantization_config": {"quant_method": "compressed-tensors"}}
 @pytest.mark.parametrize(
     ("config", "end"),
     [
-        (FP8, "stores weights as fp8; bf16 is assumed. Use --weight-dtype fp8 for its bytes"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "as fp8; bf16 is assumed. Use --weight-dtype fp8 ",
+        ),
+        (
+            FP8,
+            "as fp8 with scales of 128 x 128 blocks; bf16 is assumed. Use --weight-dtype fp8_block128 for",
+        ),
         (GPTQ, "as gptq of 8 bits; bf16 is assumed. Use --weight-dtype int8 for its bytes"),
         (ODD, "as compressed-tensors; bf16 is assumed, and no --weight-dtype is its equal"),
         ({"torch_dtype": "float32"}, "as float32; bf16 is assumed. Use --weight-dtype float32 for"),

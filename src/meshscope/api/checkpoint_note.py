@@ -8,6 +8,7 @@ from meshscope.units import DTYPE_BITS, dtype_name
 # Quantization methods of Hugging Face configs -> the dtype that counts their bytes.
 _METHODS: dict[str, str] = {
     "fp8": "fp8",
+    "fp8 with scales of 128 x 128 blocks": "fp8_block128",
     "mxfp4": "mxfp4",
     "gptq": "int4",
     "awq": "int4",

@@ -121,11 +121,13 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
 
 
 def _stored_as(reader: ConfigReader) -> str | None:
-    """The quantization method of the checkpoint, with bits if stated, else its dtype, else None."""
+    """The quantization method of the checkpoint, with bits or blocks if stated, else its dtype, else None."""
     quantization = reader.config.get("quantization_config")
     if isinstance(quantization, Mapping):
         method = str(quantization.get("quant_method", "an unnamed quantization"))
-        bits = quantization.get("bits")
+        bits, block = quantization.get("bits"), quantization.get("weight_block_size")
+        if block == [128, 128]:
+            return f"{method} with scales of 128 x 128 blocks"
         return f"{method} of {bits} bits" if type(bits) is int else method
     dtype = reader.config.get("dtype") or reader.config.get("torch_dtype")
     return dtype if isinstance(dtype, str) else None
