@@ -40,9 +40,9 @@ def exchange_mixture(
     experts: Experts,
     dispatch: Dispatch,
 ) -> Array:
-    """The summed outputs [T, D] of each token's experts on all devices; zero without experts.
+    """The summed outputs [T, D] of each token's experts on all devices.
 
-    Expert IDs of E and above mean no expert.
+    Expert IDs of E and above mean no expert: the output of such a token is arbitrary.
     """
     return overlapped_exchange(x, expert_ids, shares, experts, dispatch, meanwhile=None)[0]
 
@@ -82,7 +82,8 @@ def overlapped_exchange(  # noqa: PLR0913  tokens, their routing, the experts, a
             return step.combine(out.reshape(-1, *rows.shape[1:]), back), beside
 
     with scope(Part.MOE_COMBINE):
-        back = jnp.zeros_like(rows)
+        # Rounds write every row that has an expert; without them, dropped rows stay zeros.
+        back = lax.empty(rows.shape, rows.dtype) if dispatch.has_rounds else jnp.zeros_like(rows)
     if dispatch.has_rounds:
         beside = None if meanwhile is None else meanwhile()
         with scope(ROUNDS_SCOPE):
@@ -185,7 +186,7 @@ class _RaggedRound:
         skipped, sizes, places = self._slices
         return self._exchange(
             rows,
-            jnp.zeros((self.table.dispatch.n_buffer_rows, *rows.shape[1:]), rows.dtype),
+            lax.empty((self.table.dispatch.n_buffer_rows, *rows.shape[1:]), rows.dtype),
             input_offsets=(starts + skipped)[rank],
             send_sizes=sizes[rank],
             output_offsets=places[rank],
