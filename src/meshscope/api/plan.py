@@ -13,12 +13,21 @@ from meshscope.planner.grid import SearchSpace
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import Choice, PlanSearch, search
 from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice_fits
+from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.workload import Workload
+from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
-from meshscope.views.plan import DEFAULT_ROWS, plan_document, plan_lines
+from meshscope.views.plan import (
+    DEFAULT_ROWS,
+    plan_document,
+    plan_lines,
+    verified_document,
+    verified_lines,
+)
 from meshscope.views.slices import slice_search_document, slice_search_lines
+from meshscope.workers.spawn import Progress
 
 PRECISIONS = "bf16,s8"
 
@@ -36,6 +45,7 @@ class PlanRequest:
     output: int = 128
     weight_dtype: str = PRECISIONS
     cache_dtype: str = PRECISIONS
+    verify: int = 0
     profile: Path | None = None
     prices: str | None = None
 
@@ -64,11 +74,13 @@ class PlanRequest:
 class PlanResult:
     """The result of `meshscope.plan`; `search` has all figures, typed.
 
-    With several slices, `slices` has the search of each, and `search` is that of the best.
+    With several slices, `slices` has the search of each, and `search` is that of the best. `verified` are
+    the compiled plans, the best by their compiled times first.
     """
 
     search: PlanSearch
     slices: SliceSearch | None = None
+    verified: tuple[VerifiedChoice, ...] = ()
 
     @property
     def plan(self) -> str | None:
@@ -88,17 +100,22 @@ class PlanResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
-        return (
+        document = (
             plan_document(self.search)
             if self.slices is None
             else slice_search_document(self.slices)
         )
+        return document | {"verified": [verified_document(one) for one in self.verified]}
 
     def lines(self, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False) -> Iterator[str]:
         """The text of the command, line by line."""
         if self.slices is None:
-            return plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
-        return slice_search_lines(self.slices, n_rows=n_rows, has_launch=has_launch)
+            yield from plan_lines(self.search, n_rows=n_rows, has_launch=has_launch)
+        else:
+            yield from slice_search_lines(self.slices, n_rows=n_rows, has_launch=has_launch)
+        if self.verified:
+            yield ""
+            yield from verified_lines(self.verified)
 
     def __repr__(self) -> str:
         """The text of the command."""
@@ -116,8 +133,11 @@ def plan(  # noqa: PLR0913  the options of the command
     output: int = 128,
     weight_dtype: str = PRECISIONS,
     cache_dtype: str = PRECISIONS,
+    verify: int = 0,
     profile: str | Path | None = None,
     prices: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
 
@@ -138,8 +158,11 @@ def plan(  # noqa: PLR0913  the options of the command
         output: Output tokens of a sequence.
         weight_dtype: Number formats of the weights to try, joined by commas.
         cache_dtype: Number formats of the KV cache to try, joined by commas.
+        verify: How many of the best plans to compile, which corrects their order.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
+        out: Folder of the compiled runs, by default `runs/plan-<model>-<slice>`; runs in it are used again.
+        progress: Called with a part of the compilation, its step, and the seconds left or None.
 
     Returns:
         The winner, the Pareto front, and the reasons.
@@ -159,14 +182,38 @@ def plan(  # noqa: PLR0913  the options of the command
         output=output,
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
+        verify=verify,
         profile=None if profile is None else Path(profile),
         prices=prices,
     )
-    return plan_request(request)
+    result = plan_request(request)
+    if not verify:
+        return result
+    return verified_result(
+        request, result, out=None if out is None else Path(out), progress=progress
+    )
+
+
+def verified_result(
+    request: PlanRequest, result: PlanResult, *, out: Path | None, progress: Progress | None
+) -> PlanResult:
+    """The result with its best plans compiled."""
+    from meshscope.api.verify import verified_choices  # noqa: PLC0415  it loads the backends
+
+    space = result.search.space
+    name = space.model.name.rsplit("/", 1)[-1]
+    verified = verified_choices(
+        result.search,
+        model=request.model,
+        n_choices=request.verify,
+        out=out or default_folder("plan", name, space.topology.name),
+        progress=progress,
+    )
+    return replace(result, verified=verified)
 
 
 def plan_request(request: PlanRequest) -> PlanResult:
-    """The result of the request."""
+    """The result of the request, without compiled plans."""
     objective = objective_of(request.slo, request.goal)
     slices, prices = request.slices(), request.slice_prices()
     if len(slices) == 1 and prices is None:

@@ -6,10 +6,18 @@ from typing import Annotated
 
 import typer
 
-from meshscope.api.plan import PRECISIONS, PlanRequest, fit_request, plan_request
+from meshscope.api.plan import (
+    PRECISIONS,
+    PlanRequest,
+    fit_request,
+    plan_request,
+    verified_result,
+)
 from meshscope.cli.options import OPTIONS, PROFILE, JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.progress import WorkProgress
 from meshscope.planner.objective import PRESETS, Goal
+from meshscope.planner.search import N_BEST
 from meshscope.planner.slices import ANY
 from meshscope.views.plan import DEFAULT_ROWS
 from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
@@ -65,6 +73,16 @@ def command(  # noqa: PLR0913  the options of the command
     launch: Annotated[
         bool, typer.Option("--launch", help="Launch flags of the winner for known servers.")
     ] = False,
+    verify: Annotated[
+        int,
+        typer.Option(
+            metavar="K", min=0, max=N_BEST, help="Plans to compile, which corrects their order."
+        ),
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the compiled runs, which are used again."),
+    ] = None,
     profile: Annotated[Path | None, PROFILE] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,10 +91,13 @@ def command(  # noqa: PLR0913  the options of the command
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     It takes the cheapest of several slices that meets the limits.
     """
-    if fit and (slo or launch or profile or goal is not Goal.THROUGHPUT or top != DEFAULT_ROWS):
+    timed = slo or launch or verify or profile or goal is not Goal.THROUGHPUT or top != DEFAULT_ROWS
+    if fit and timed:
         raise typer.BadParameter(
-            "--fit predicts no times: omit --slo, --for, --top, --launch and --profile"
+            "--fit predicts no times: omit --slo, --for, --top, --launch, --verify and --profile"
         )
+    if out is not None and not verify:
+        raise typer.BadParameter("--out is the folder of the runs that --verify compiles: add it")
     request = PlanRequest(
         model=model,
         topology=topology,
@@ -87,6 +108,7 @@ def command(  # noqa: PLR0913  the options of the command
         output=output,
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
+        verify=verify,
         profile=profile,
         prices=prices,
     )
@@ -94,6 +116,9 @@ def command(  # noqa: PLR0913  the options of the command
         _print_fits(request, as_json=as_json)
         return
     result = plan_request(request)
+    if verify:
+        with WorkProgress() as progress:
+            result = verified_result(request, result, out=out, progress=progress)
     if as_json:
         print_json(result.as_dict())
         return

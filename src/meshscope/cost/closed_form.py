@@ -261,10 +261,12 @@ def _padded(
     """[plan, collective, *shape] of ragged rows; strategies are padded with `fill`, collectives with 0."""
     padded = np.zeros((len(rows), max(map(len, rows), default=0), *shape))
     for p, row in enumerate(rows):
+        padded[p, : len(row)] = fill
         for m, value in enumerate(row):
-            array = np.asarray(value, dtype=float)
-            padded[p, m] = fill
-            padded[(p, m, *(slice(size) for size in array.shape))] = array
+            if isinstance(value, np.ndarray):
+                padded[p, m, : len(value)] = value
+            else:
+                padded[p, m] = value
     return padded
 
 

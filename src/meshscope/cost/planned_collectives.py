@@ -20,7 +20,7 @@ from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.plan.stages import n_ticks
+from meshscope.spec.plan.stages import n_ticks, stage_layers
 from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
 
@@ -180,8 +180,12 @@ class _Run:
 def _runs(experiment: Experiment, phase: Phase) -> Iterator[_Run]:
     """The collectives of one device in the stage with the most layers; equal layers merged."""
     n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
-    stages = planned_stages(experiment, PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1))
-    if experiment.plan.pp == 1:
+    pp = experiment.plan.pp
+    sizes = [len(layers) for layers in stage_layers(experiment.model.n_layers, pp)]
+    chosen = {0, sizes.index(max(sizes)), pp - 1}
+    step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1)
+    stages = planned_stages(experiment, step, chosen=chosen)
+    if pp == 1:
         (stage,) = stages
         outside = (*stage.before, *stage.after)
         n_microbatches = 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,11 @@ from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import FitState, Memory
+from meshscope.spec.plan.plan import Plan
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
+N_BEST = 20  # plans that --verify can compile
 MIN_GAIN_S = 1e-6  # of an axis or of compute in a comparison of two plans
 
 
@@ -76,7 +79,7 @@ class PlanSearch:
     """The result of a search; `winner` is None if nothing meets the objective, or nothing fits.
 
     `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
-    the best first. `closest` comes closest to the limits that nothing meets.
+    the best first. `best` are the best choices of the best plans, one of each. `closest` comes closest to the limits that nothing meets.
     """
 
     space: SearchSpace
@@ -87,6 +90,7 @@ class PlanSearch:
     n_meeting: int
     n_refused: Mapping[str, int]
     front: tuple[Choice, ...]
+    best: tuple[Choice, ...]
     closest: Choice | None
     won_by: WonBy | None
     unquantized: Choice | None  # the best with weights and cache as wide as the activations
@@ -125,6 +129,7 @@ def search(space: SearchSpace, objective: Objective) -> PlanSearch:
         n_meeting=int(meets.sum()),
         n_refused=grid.n_refused,
         front=front,
+        best=tuple(islice(ranking.best_of_plans(), N_BEST)),
         closest=closest,
         won_by=None if winner is None else ranking.won_by(winner),
         unquantized=None if winner is None else ranking.unquantized(),
@@ -200,6 +205,16 @@ class _Ranking:
         (at,) = np.nonzero(among)
         ordered = at[np.argsort(cost[at], kind="stable")]
         return next((int(i) for i in ordered if self._fits(int(i))), None)
+
+    def best_of_plans(self) -> Iterator[Choice]:
+        """The best choice of each plan that meets the limits and fits, the best plan first."""
+        seen: set[Plan] = set()
+        (at,) = np.nonzero(self.meets)
+        for i in at[np.argsort(self.cost[at], kind="stable")]:
+            plan = self.grid.candidates[i].plan
+            if plan not in seen and self._fits(int(i)):
+                seen.add(plan)
+                yield self.choice(int(i))
 
     def closest(self) -> Choice | None:
         """The choice that exceeds the limits by the smallest factor."""

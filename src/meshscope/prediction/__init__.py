@@ -1,5 +1,6 @@
 """Closed-form prediction of a plan's collectives, without JAX or a compiler."""
 
+from collections.abc import Collection
 from typing import assert_never
 
 from meshscope.events.collective import Collective
@@ -30,11 +31,13 @@ def predict(experiment: Experiment) -> list[Collective]:
     ]
 
 
-def planned_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
-    """The collectives of one step, per pipeline stage."""
+def planned_stages(
+    experiment: Experiment, step: PlannedStep, *, chosen: Collection[int] | None = None
+) -> tuple[PlannedStage, ...]:
+    """The collectives of one step, per pipeline stage; `chosen` may leave out stages of meshscope's engine."""
     match experiment.engine:
         case Engine.MESHSCOPE:
-            return meshscope_stages(experiment, step)
+            return meshscope_stages(experiment, step, chosen=chosen)
         case Engine.VLLM:
             return vllm_stages(experiment, step)
         case _:

@@ -92,8 +92,10 @@ class _DecoderStep:
         )
 
 
-def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[PlannedStage, ...]:
-    """The collectives of one step of meshscope's program, per pipeline stage."""
+def meshscope_stages(
+    experiment: Experiment, step: PlannedStep, *, chosen: Collection[int] | None = None
+) -> tuple[PlannedStage, ...]:
+    """The collectives of one step of meshscope's program, per pipeline stage, or of the chosen stages."""
     program = _DecoderStep(
         experiment=experiment,
         step=step,
@@ -108,7 +110,8 @@ def meshscope_stages(experiment: Experiment, step: PlannedStep) -> tuple[Planned
     n_chunks = experiment.n_chunks(step.phase)
     if n_chunks > 1:
         return (repeated(stage, n_chunks),)
-    return pipeline_stages(experiment, step, whole=stage, sent_shape=_split_residual(program))
+    sent_shape = _split_residual(program)
+    return pipeline_stages(experiment, step, whole=stage, sent_shape=sent_shape, chosen=chosen)
 
 
 def _split_residual(program: _DecoderStep) -> tuple[int, ...]:

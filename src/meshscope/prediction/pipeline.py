@@ -5,6 +5,7 @@ every tick of the pipeline, even while idle; the receiver discards those (progra
 """
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -19,12 +20,18 @@ CACHED_SENDS = 256  # tuples with thousands of pairs on large slices
 
 
 def pipeline_stages(
-    experiment: Experiment, step: PlannedStep, *, whole: PlannedStage, sent_shape: tuple[int, ...]
+    experiment: Experiment,
+    step: PlannedStep,
+    *,
+    whole: PlannedStage,
+    sent_shape: tuple[int, ...],
+    chosen: Collection[int] | None = None,
 ) -> tuple[PlannedStage, ...]:
     """The stages of a step; the last entry, without index, holds the collectives over all stages.
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
     for all sequences. `sent_shape` is the array that a device sends to its peer in the next stage.
+    `chosen` leaves out all other stages.
     """
     plan = experiment.plan
     if plan.pp == 1:
@@ -45,6 +52,7 @@ def pipeline_stages(
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
+        if chosen is None or stage in chosen
     )
     return (*stages, PlannedStage(before=(), layers=(), after=(_share_tokens(experiment),)))
 

@@ -1,6 +1,6 @@
 """The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshscope.analysis.request import ASSUMPTION
@@ -9,8 +9,10 @@ from meshscope.events.step_time import TimeEstimate
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
+from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.plan.memory import FitState
 from meshscope.units import format_bytes, format_gib, format_seconds
+from meshscope.views.words import counted
 from meshscope.views.wrapping import wrapped
 
 DEFAULT_ROWS = 8
@@ -146,6 +148,24 @@ def _others(result: PlanSearch) -> Iterator[str]:
         yield from _apart(result.apart)
 
 
+def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
+    """The compiled choices in the order of their compiled times, and what the prediction missed."""
+    yield f"compiled, best first{'':<12} {'TTFT':>8} {'TPOT':>8} {'tok/s/chip':>11} fits"
+    for one in verified:
+        name = f"{one.choice.experiment.plan}, batch {one.choice.experiment.workload.batch}"
+        if one.failure is not None:
+            yield from wrapped(f"{name}: {one.failure}")
+            continue
+        fits = {True: "yes", False: "NO", None: "?"}[one.fits]
+        yield (
+            f"{name:<33}{format_seconds(one.ttft_s):>8} {format_seconds(one.tpot_s):>8} "
+            f"{one.tokens_per_s_per_chip or 0:>11,.0f} {fits}"
+        )
+        yield from wrapped(f"{one.missed}; {one.folder}", indent=2)
+        for sentence in (one.why or {}).values():
+            yield from wrapped(sentence, indent=2)
+
+
 def _apart(apart: Apart) -> Iterator[str]:
     rate = f"{apart.prompts_per_s_per_chip:.3g} prompts/s/chip"
     yield from wrapped(
@@ -165,7 +185,7 @@ def _notes(result: PlanSearch) -> Iterator[str]:
         f"{result.n_meeting:,} of them within the limits"
     )
     for reason, n in result.n_refused.items():
-        yield from wrapped(f"refused: {n:,} plans, as {reason}")
+        yield from wrapped(f"refused: {counted(n, 'plan')}, as {reason}")
     if result.is_extrapolated:
         yield from wrapped("times are extrapolated beyond measured collectives")
     if result.objective.source is not None:
@@ -217,6 +237,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
         "won_by": None if result.won_by is None else _won_by_document(result),
         "front": [_choice_document(choice) for choice in result.front],
+        "best": [_choice_document(choice) for choice in result.best],
         "closest": None if result.closest is None else _choice_document(result.closest),
         "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
         "apart": None if result.apart is None else _apart_document(result.apart),
@@ -252,6 +273,17 @@ def _choice_document(choice: Choice) -> dict[str, Any]:
             )
         }
         | {"fits": memory.fits},
+    }
+
+
+def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
+    """A compiled choice as plain values."""
+    figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "fits", "missed", "failure")
+    return {
+        "predicted": _choice_document(verified.choice),
+        "run": verified.folder,
+        **{name: getattr(verified, name) for name in figures},
+        "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
     }
 
 

@@ -1,0 +1,85 @@
+"""Compiled choices: their order by compiled figures, and runs that are used again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import meshscope
+from meshscope.planner.objective import Goal, Objective
+from meshscope.planner.verified import VerifiedChoice, corrected_order
+
+MODEL = "Qwen/Qwen3-4B"
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 1000000,
+}
+
+
+def _verified(*, tpot_s: float, fits: bool | None = True) -> VerifiedChoice:
+    choice = meshscope.plan(MODEL, topology="v6e-4", batch=8).front[0]
+    return VerifiedChoice(
+        choice=choice,
+        folder="",
+        ttft_s=2 * choice.ttft_s,
+        tpot_s=tpot_s,
+        e2e_s=2 * choice.ttft_s + 127 * tpot_s,
+        tokens_per_s_per_chip=1 / tpot_s,
+        fits=fits,
+    )
+
+
+@pytest.mark.parametrize("goal", list(Goal))
+def test_the_order_is_that_of_compiled_figures(goal: Goal) -> None:
+    fast, slow = _verified(tpot_s=0.001), _verified(tpot_s=0.002)
+    large = replace(fast, fits=False)
+    refused = replace(fast, ttft_s=None, tpot_s=None, failure="refused")
+    order = corrected_order([refused, large, slow, fast], Objective(goal=goal))
+    assert order == (fast, slow, large, refused)
+
+
+def test_a_choice_beyond_the_limits_follows_those_within() -> None:
+    fast, slow = _verified(tpot_s=0.001), _verified(tpot_s=0.002)
+    fast = replace(fast, ttft_s=1.0)
+    assert corrected_order([fast, slow], Objective(ttft_s=0.9)) == (slow, fast)
+
+
+def test_what_the_prediction_missed_is_a_factor() -> None:
+    verified = _verified(tpot_s=0.002)
+    decode = 0.002 / verified.choice.tpot_s
+    assert verified.missed == f"prefill 2.00 x, decode {decode:.2f} x the prediction"
+
+
+@pytest.mark.slow
+@pytest.mark.tpu
+def test_verified_runs_are_used_again(tmp_path: Path) -> None:
+    pytest.importorskip("libtpu", reason="needs the extra tpu")
+
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    out = tmp_path / "runs"
+
+    def verified(prompt: int) -> meshscope.PlanResult:
+        return meshscope.plan(tmp_path, topology="v6e-4", batch=8, prompt=prompt, verify=2, out=out)
+
+    first = verified(128)
+    assert {v.failure for v in first.verified} == {None}
+    made = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert len(made) == 2
+    again = verified(128)
+    assert [v.tpot_s for v in again.verified] == [v.tpot_s for v in first.verified]
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == made
+    with pytest.raises(meshscope.MeshscopeError, match="another experiment"):
+        verified(256)
