@@ -15,7 +15,7 @@ from meshscope.planner.search import PlanSearch, search
 from meshscope.planner.space import plan_space
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
-from meshscope.spec.workload import Workload
+from meshscope.spec.workload import MAX_BATCH, Workload
 
 SIZES = (1, 2, 4)
 
@@ -193,8 +193,24 @@ def test_a_wrong_batch_is_refused(text: str) -> None:
 def test_batches_are_the_data_axis_times_powers_of_two() -> None:
     assert Batches(least=5, most=50).of(3) == (6, 12, 24, 48)
     assert Batches(least=8, most=8).of(3) == ()
+    assert Batches().of(2048)[-1] <= MAX_BATCH  # of a workload
 
 
 def test_a_chip_without_figures_is_refused() -> None:
     with pytest.raises(SpecError, match="published peaks"):
         _searched("Qwen/Qwen3-8B", "cpu:8")
+
+
+def test_the_text_says_by_how_much_the_closest_choice_misses() -> None:
+    text = repr(meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.001,tpot=0.0001"))
+    assert "no plan meets TTFT 1 ms, TPOT 100 us" in text
+    assert "times the limit of TTFT and" in text
+    assert "--topology v6e searches other slices" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_answer_stays_within_80_columns() -> None:
+    result = meshscope.plan("Qwen/Qwen3-30B-A3B", topology="v6e-8", slo="mlperf-llama2-70b")
+    lines = list(result.lines(has_launch=False))
+    assert lines[1].startswith("best for output tokens/s/chip within mlperf-llama2-70b")
+    assert all(len(line) <= 80 for line in lines)

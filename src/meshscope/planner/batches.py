@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from meshscope.errors import SpecError
+from meshscope.spec.workload import MAX_BATCH
 
 MAX_LOCAL_BATCH = 1024  # sequences of one data-parallel rank
-LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Batches:
     """
 
     least: int = 1
-    most: int = LARGEST
+    most: int = MAX_BATCH
 
     def of(self, data_size: int) -> tuple[int, ...]:
         """The batches of a plan with this data axis, smallest first."""
@@ -32,13 +32,13 @@ def parse_batches(text: str | int | None) -> Batches:
         return Batches()
     least, separator, most = str(text).partition(":")
     try:
-        first, last = int(least or 1), int(most or LARGEST) if separator else int(least)
+        first, last = int(least or 1), int(most or MAX_BATCH) if separator else int(least)
     except ValueError as error:
         raise SpecError(
             f"--batch '{text}' is neither a number nor a range. Use for example 64 or 8:256."
         ) from error
-    if not 1 <= first <= last <= LARGEST:
+    if not 1 <= first <= last <= MAX_BATCH:
         raise SpecError(
-            f"--batch '{text}' is empty or out of range. Use sizes from 1 to {LARGEST:,}, the smaller first."
+            f"--batch '{text}' is empty or out of range. Use sizes from 1 to {MAX_BATCH:,}, the smaller first."
         )
     return Batches(least=first, most=last)

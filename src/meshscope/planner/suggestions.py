@@ -186,7 +186,8 @@ def _command(run: RunRecord, change: _Change) -> str:
 def _reason(base: Estimate, changed: Estimate) -> str:
     """The change of the phase that gains most of the request: bytes, compute or communication."""
     if base.memory.fits is False:
-        return "it fits in the memory of a device as far as known"
+        known = "" if changed.memory.fits else " as far as known"
+        return f"it fits in the memory of a device{known}"
     n_steps = base.experiment.workload.n_decode_steps
     prefill_gain_s = base.ttft_s - changed.ttft_s
     decode_gain_s = base.e2e_s - changed.e2e_s - prefill_gain_s

@@ -10,6 +10,7 @@ from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
+from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import FitState
 from meshscope.units import format_bytes, format_gib, format_seconds
 from meshscope.views.words import counted
@@ -77,16 +78,22 @@ def _nothing(result: PlanSearch) -> Iterator[str]:
     yield from wrapped(f"no plan meets {_limits(result)}")
     times = f"TTFT {format_seconds(closest.ttft_s)}, TPOT {format_seconds(closest.tpot_s)}"
     yield from wrapped(f"closest: {_name(closest)}: {times}")
-    exceeded = ", ".join(
-        f"{name} {value / limit:.1f} times"
+    exceeded = " and ".join(
+        f"{value / limit:.1f} times the limit of {name}"
         for name, value, limit in (
             ("TTFT", closest.ttft_s, result.objective.ttft_s),
             ("TPOT", closest.tpot_s, result.objective.tpot_s),
         )
         if limit is not None and value > limit
     )
+    chip = result.space.topology.chip
+    wider = (
+        f"--topology {chip.name} searches"
+        if chip.kind is ChipKind.TPU
+        else "--topology any searches"
+    )
     yield from wrapped(
-        f"it exceeds the limit of {exceeded}. Try a larger slice or a chip with more HBM rate."
+        f"it takes {exceeded}. {wider} other slices; a smaller --batch shortens both."
     )
 
 
