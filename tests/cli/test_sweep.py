@@ -13,7 +13,7 @@ import pytest
 
 from meshscope.events.enums import Source
 from meshscope.store.read import read_run
-from meshscope.sweep import work
+from meshscope.sweep import queue
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = {"topology": "v6e-8", "batch": 2, "prompt": 16, "output": 2, "layers": 1}
@@ -62,7 +62,7 @@ def test_what_is_done_is_not_made_again(meshscope, monkeypatch: pytest.MonkeyPat
     write({"defaults": SMALL, "grid": GRID | {"plan": "tp=8"}})
     first = meshscope("sweep", "s.yaml", "--json")
     assert [e["state"] for e in json.loads(first.out)["experiments"]] == ["done"] * 2
-    monkeypatch.setattr(work, "CHILD", ("-c", "raise SystemExit(1)"))
+    monkeypatch.setattr(queue, "CHILD", ("-c", "raise SystemExit(1)"))
     assert meshscope("sweep", "s.yaml", "--json").out == first.out
 
 
@@ -132,7 +132,7 @@ def test_failures_are_reported_stored_and_retried_on_request(
     write({"defaults": SMALL | {"model": "Qwen3-4B"}, "grid": {"plan": ["tp=8", "dp=8"], "batch": 8}})  # fmt: skip
     with monkeypatch.context() as patch:
         program = "import sys; sys.stderr.write('meshscope: no room.\\n'); sys.exit(1)"
-        patch.setattr(work, "CHILD", ("-c", program))
+        patch.setattr(queue, "CHILD", ("-c", program))
         done = meshscope("sweep", "s.yaml", "--json")
     assert done.status == 1
     assert "2 of 2 experiments failed" in done.err

@@ -9,8 +9,9 @@ import pytest
 from meshscope.errors import RunError
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.sweep import folder as folder_module
-from meshscope.sweep import work
+from meshscope.sweep import queue
 from meshscope.sweep.folder import SweepFolder, locked_folder
+from meshscope.sweep.local_queue import LocalQueue
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
 from meshscope.sweep.work import Outcome, make_runs, time_left_s
 
@@ -47,11 +48,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes runs with children that execute `program`; sys.argv[2] is the run's name."""
 
     def made(program: str, *runs: PlannedRun, n_jobs: int = 1) -> tuple[SweepFolder, Events]:
-        monkeypatch.setattr(work, "CHILD", ("-c", program))
+        monkeypatch.setattr(queue, "CHILD", ("-c", program))
         events = Events()
         with locked_folder(tmp_path / "s") as folder:
             folder.write_mark({})
-            make_runs(runs, folder, n_jobs=n_jobs, force=False, listener=events)
+            local = LocalQueue(folder, force=False)
+            make_runs(runs, folder, local, n_jobs=n_jobs, listener=events)
         return SweepFolder(tmp_path / "s"), events
 
     return made
@@ -106,7 +108,7 @@ def test_a_fault_of_the_sweep_ends_its_children(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child that ignores SIGTERM is ended by force."""
-    monkeypatch.setattr(work, "WAIT_FOR_END_S", 0.5)
+    monkeypatch.setattr(queue, "WAIT_FOR_END_S", 0.5)
     monkeypatch.setattr(Events, "reported", lambda *_: 1 / int(not (tmp_path / "on").exists()))
     program = (
         f"import os, pathlib, signal, time\nsignal.signal(15, signal.SIG_IGN)\n"

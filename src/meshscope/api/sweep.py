@@ -27,7 +27,10 @@ from meshscope.store.write import write_table
 from meshscope.sweep.document import read_document
 from meshscope.sweep.expansion import COMMAND, SweepEntry, entries_of
 from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
+from meshscope.sweep.local_queue import LocalQueue
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
+from meshscope.sweep.queue import CommandQueue
+from meshscope.sweep.ray_queue import RayQueue
 from meshscope.sweep.work import SweepListener, make_runs
 from meshscope.views.sweep import Row, summary_frame, summary_row
 
@@ -42,8 +45,15 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
     RunCommand.RUN: LiveRequest,
 }
 
-# Shows the runs that are made; called with those left to do.
-ShowProgress = Callable[[Sequence[PlannedRun]], AbstractContextManager[SweepListener]]
+# Shows the runs that are made; called with those left to do, and how many are made at a time.
+ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
+
+
+class SweepEngine(StrEnum):
+    """Where the commands of a sweep are executed."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 class SweepState(StrEnum):
@@ -56,11 +66,16 @@ class SweepState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """How to run a sweep: what to replace, what to retry, and how many runs at a time."""
+    """How to run a sweep: what to replace, what to retry, where, and how many runs at a time.
+
+    `n_jobs` None uses all cores; `address` is that of a Ray cluster.
+    """
 
     force: bool = False
     retry_failed: bool = False
-    n_jobs: int = 1
+    n_jobs: int | None = None
+    engine: SweepEngine = SweepEngine.LOCAL
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +139,20 @@ def plan_sweep(file: Path) -> SweepPlan:
             f"{file}: {n} of {len(entries)} cannot run; nothing was started.\n{_listed(faults)}"
         )
     return SweepPlan(file=file, runs=tuple(runs.values()), n_repeated=len(entries) - len(runs))
+
+
+def check_engine(plan: SweepPlan, options: SweepOptions) -> None:
+    """SpecError if the engine cannot make a run of the plan, or an option has no effect on it."""
+    if options.engine is SweepEngine.LOCAL:
+        if options.address is not None:
+            raise SpecError("--address has no effect with --engine local. Use --engine ray.")
+        return
+    live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
+    if live is not None:
+        raise SpecError(
+            f"--engine ray: '{live}' measures the devices of this machine. "
+            "Move it to a sweep with --engine local."
+        )
 
 
 def sweep_folder(file: Path, out: Path | None) -> Path:
@@ -256,8 +285,18 @@ def _make(
         n_done, n_failed = (states.count(s) for s in (SweepState.DONE, SweepState.FAILED))
         note(f"{len(runs)} experiments: {n_done} done before, {n_failed} failed before")
     if left:
-        with show(left) as listener:
-            make_runs(left, folder, n_jobs=options.n_jobs, force=options.force, listener=listener)
+        queue = _queue(folder, options)
+        n_jobs = options.n_jobs or queue.n_jobs(left)
+        with show(left, n_jobs) as listener:
+            make_runs(left, folder, queue, n_jobs=n_jobs, listener=listener)
+
+
+def _queue(folder: SweepFolder, options: SweepOptions) -> CommandQueue:
+    match options.engine:
+        case SweepEngine.LOCAL:
+            return LocalQueue(folder, force=options.force)
+        case SweepEngine.RAY:
+            return RayQueue(folder, force=options.force, address=options.address)
 
 
 def _stored(planned: PlannedRun) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.api.sweep import (
+    SweepEngine,
     SweepExperiment,
     SweepOptions,
     SweepResult,
     SweepState,
+    check_engine,
     plan_sweep,
     run_sweep,
     sweep_folder,
@@ -38,9 +40,25 @@ def command(  # noqa: PLR0913  the options of the command
         bool, typer.Option("--dry-run", help="Check all experiments and list their states.")
     ] = False,
     jobs: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Runs in parallel; live ones run one by one."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Runs in parallel; live ones run one by one.",
+            show_default="all cores",
+        ),
+    ] = None,
+    engine: Annotated[
+        SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
+    ] = SweepEngine.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the Ray cluster.",
+            show_default="a running one, else one on this machine",
+        ),
+    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
     ] = False,
@@ -62,14 +80,17 @@ def command(  # noqa: PLR0913  the options of the command
         )
     path, options = (
         sweep_folder(file, out),
-        SweepOptions(force=force, retry_failed=retry_failed, n_jobs=jobs),
+        SweepOptions(
+            force=force, retry_failed=retry_failed, n_jobs=jobs, engine=engine, address=address
+        ),
     )
+    check_engine(plan, options)
     if dry_run:
         _print(sweep_states(plan, path, options), _states_table, as_json=as_json)
         return
 
-    def show(left: Sequence[PlannedRun]) -> SweepProgress:
-        return SweepProgress(left, n_jobs=jobs)
+    def show(left: Sequence[PlannedRun], n_jobs: int) -> SweepProgress:
+        return SweepProgress(left, n_jobs=n_jobs)
 
     result = run_sweep(plan, path, options, note=note, show=show)
     _print(result, _results_table, as_json=as_json)

@@ -13,15 +13,16 @@ Progress = Callable[[str, str, float | None], None]
 
 
 @contextmanager
-def worker_process(
+def worker_process(  # noqa: PLR0913  what a process has
     arguments: Sequence[str],
     log: Path,
     *,
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
     is_piped: bool = True,
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Runs Python with these arguments while the block runs; standard error goes to `log`.
+    """Runs Python with these arguments in `folder` while the block runs; standard error goes to `log`.
 
     The worker's standard input is a pipe that closes when this process ends. Its standard output is
     a pipe, or goes to `log` too if not `is_piped`.
@@ -33,6 +34,7 @@ def worker_process(
             stdout=subprocess.PIPE if is_piped else errors,
             stderr=errors,
             env=environment,
+            cwd=folder,
         )
     try:
         yield child
