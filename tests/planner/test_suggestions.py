@@ -1,6 +1,7 @@
 """Suggestions against predictions of the changed experiment."""
 
 import shlex
+from dataclasses import asdict
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_the_gain_is_that_of_predicting_the_suggested_command(
             assert gain_s == pytest.approx(getattr(run.time, name) - getattr(changed.time, name))
         assert (changed.time.e2e_s or 0.0) < (run.time.e2e_s or 0.0)
         assert suggestion.fits is not False
+    assert run.as_dict()["suggestions"] == [asdict(suggestion) for suggestion in suggestions]
 
 
 def test_a_plan_that_does_not_fit_gets_one_that_may() -> None:

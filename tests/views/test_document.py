@@ -59,6 +59,7 @@ FIELDS = {
     },
     "capacity": None,
     "why": None,
+    "suggestions": None,
 }
 
 

@@ -31,6 +31,7 @@ from meshscope.analysis.totals import (
 from meshscope.analysis.why import why_sentences
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.planner.suggestions import suggestions_of
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import agreements_of
@@ -69,6 +70,7 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "fit": fit_document(run, source),
         "capacity": capacity_document(run),
         "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
+        "suggestions": [asdict(suggestion) for suggestion in suggestions_of(run)],
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),
