@@ -9,6 +9,7 @@ import pytest
 import meshscope
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.verified import VerifiedChoice, corrected_order
+from meshscope.sweep import queue
 
 MODEL = "Qwen/Qwen3-4B"
 TINY = {
@@ -76,10 +77,31 @@ def test_verified_runs_are_used_again(tmp_path: Path) -> None:
 
     first = verified(128)
     assert {v.failure for v in first.verified} == {None}
-    made = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    made = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.is_dir()}
     assert len(made) == 2
     again = verified(128)
     assert [v.tpot_s for v in again.verified] == [v.tpot_s for v in first.verified]
-    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == made
-    with pytest.raises(meshscope.MeshscopeError, match="another experiment"):
-        verified(256)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    (tmp_path / "config.json").write_text(json.dumps(TINY | {"vocab_size": 8192}))
+    with pytest.raises(meshscope.MeshscopeError, match="another model"):
+        verified(128)
+
+
+def test_a_plan_that_cannot_be_compiled_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    program = "import sys; sys.exit('meshscope: refused.')"
+    monkeypatch.setattr(queue, "CHILD", ("-c", program))
+    lines: list[tuple[str, str]] = []
+    result = meshscope.plan(
+        tmp_path,
+        topology="v6e-4",
+        batch=8,
+        verify=2,
+        out=tmp_path / "runs",
+        progress=lambda part, step, _: lines.append((part, step)),
+    )
+    assert [one.failure for one in result.verified] == ["refused."] * 2
+    parts = [Path(one.folder).name for one in result.verified]
+    assert sorted(part for part, step in lines if step == "failed") == sorted(parts)

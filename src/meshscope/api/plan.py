@@ -18,6 +18,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
+from meshscope.sweep.queue import SweepEngine
 from meshscope.units import dtype_name
 from meshscope.views.plan import (
     DEFAULT_ROWS,
@@ -46,6 +47,8 @@ class PlanRequest:
     weight_dtype: str = PRECISIONS
     cache_dtype: str = PRECISIONS
     verify: int = 0
+    engine: SweepEngine = SweepEngine.LOCAL
+    address: str | None = None
     profile: Path | None = None
     prices: str | None = None
 
@@ -134,6 +137,8 @@ def plan(  # noqa: PLR0913  the options of the command
     weight_dtype: str = PRECISIONS,
     cache_dtype: str = PRECISIONS,
     verify: int = 0,
+    engine: SweepEngine | str = SweepEngine.LOCAL,
+    address: str | None = None,
     profile: str | Path | None = None,
     prices: str | None = None,
     out: str | Path | None = None,
@@ -159,6 +164,8 @@ def plan(  # noqa: PLR0913  the options of the command
         weight_dtype: Number formats of the weights to try, joined by commas.
         cache_dtype: Number formats of the KV cache to try, joined by commas.
         verify: How many of the best plans to compile, which corrects their order.
+        engine: Where plans are compiled: `local`, or `ray` for a Ray cluster.
+        address: Address of the Ray cluster; None for a running one, else one on this machine.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
         out: Folder of the compiled runs, by default `runs/plan-<model>-<slice>`; runs in it are used again.
@@ -172,6 +179,8 @@ def plan(  # noqa: PLR0913  the options of the command
     """
     if goal not in set(Goal):
         raise SpecError(f"goal: '{goal}' is not one of {', '.join(Goal)}.")
+    if engine not in set(SweepEngine):
+        raise SpecError(f"engine: '{engine}' is not one of {', '.join(SweepEngine)}.")
     request = PlanRequest(
         model=str(model),
         topology=topology,
@@ -183,6 +192,8 @@ def plan(  # noqa: PLR0913  the options of the command
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
         verify=verify,
+        engine=SweepEngine(engine),
+        address=address,
         profile=None if profile is None else Path(profile),
         prices=prices,
     )
@@ -198,6 +209,7 @@ def verified_result(
     request: PlanRequest, result: PlanResult, *, out: Path | None, progress: Progress | None
 ) -> PlanResult:
     """The result with its best plans compiled."""
+    from meshscope.api.sweep import SweepOptions  # noqa: PLC0415  only a verification needs it
     from meshscope.api.verify import verified_choices  # noqa: PLC0415  it loads the backends
 
     space = result.search.space
@@ -207,6 +219,7 @@ def verified_result(
         model=request.model,
         n_choices=request.verify,
         out=out or default_folder("plan", name, space.topology.name),
+        options=SweepOptions(retry_failed=True, engine=request.engine, address=request.address),
         progress=progress,
     )
     return replace(result, verified=verified)

@@ -29,7 +29,7 @@ from meshscope.sweep.expansion import COMMAND, SweepEntry, entries_of
 from meshscope.sweep.folder import SUMMARY, SweepFolder, check_is_sweep, locked_folder
 from meshscope.sweep.local_queue import LocalQueue
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
-from meshscope.sweep.queue import CommandQueue
+from meshscope.sweep.queue import CommandQueue, SweepEngine
 from meshscope.sweep.ray_queue import RayQueue
 from meshscope.sweep.work import SweepListener, make_runs
 from meshscope.views.sweep import Row, summary_frame, summary_row
@@ -47,13 +47,6 @@ REQUESTS: dict[RunCommand, type[ExperimentRequest]] = {
 
 # Shows the runs that are made; called with those left to do, and how many are made at a time.
 ShowProgress = Callable[[Sequence[PlannedRun], int], AbstractContextManager[SweepListener]]
-
-
-class SweepEngine(StrEnum):
-    """Where the commands of a sweep are executed."""
-
-    LOCAL = "local"
-    RAY = "ray"
 
 
 class SweepState(StrEnum):
@@ -77,12 +70,17 @@ class SweepOptions:
     engine: SweepEngine = SweepEngine.LOCAL
     address: str | None = None
 
+    def __post_init__(self) -> None:
+        """SpecError for an address without a cluster."""
+        if self.address is not None and self.engine is SweepEngine.LOCAL:
+            raise SpecError("--address has no effect with --engine local. Use --engine ray.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """The checked experiments of a sweep file, each once."""
+    """The checked experiments of a sweep, each once; `file` is None if they come from no file."""
 
-    file: Path
+    file: Path | None
     runs: tuple[PlannedRun, ...]
     n_repeated: int  # experiments that the file lists again
 
@@ -142,10 +140,8 @@ def plan_sweep(file: Path) -> SweepPlan:
 
 
 def check_engine(plan: SweepPlan, options: SweepOptions) -> None:
-    """SpecError if the engine cannot make a run of the plan, or an option has no effect on it."""
+    """SpecError if the engine cannot make a run of the plan."""
     if options.engine is SweepEngine.LOCAL:
-        if options.address is not None:
-            raise SpecError("--address has no effect with --engine local. Use --engine ray.")
         return
     live = next((one for one in plan.runs if one.command is RunCommand.RUN), None)
     if live is not None:
@@ -180,7 +176,8 @@ def run_sweep(
     with locked_folder(path) as folder:
         _check_places(folder, plan.runs, options)
         experiments = [_stored(one) for one in plan.runs]
-        folder.write_mark({"file": str(plan.file), "experiments": experiments})
+        file = None if plan.file is None else str(plan.file)
+        folder.write_mark({"file": file, "experiments": experiments})
         _make(folder, plan.runs, options, note=note, show=show)
         rows = _summary_rows(folder, plan.runs)
         _write_summary(folder, rows.values())

@@ -1,46 +1,95 @@
-"""Compiles the best choices of a search; runs that exist are read again."""
+"""Compiles the best choices of a search, as a sweep does; runs that exist are read again."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from meshscope.api.compile import compile_request
-from meshscope.api.request import CompileRequest
-from meshscope.errors import CompileError, RunError
+from meshscope.api.compile import compilable_experiment
+from meshscope.api.request import CompileRequest, changed_options, option_words
+from meshscope.api.sweep import (
+    SweepExperiment,
+    SweepOptions,
+    SweepPlan,
+    SweepState,
+    run_sweep,
+)
+from meshscope.errors import RunError
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.store.read import read_run
-from meshscope.store.run import RunRecord
+from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
+from meshscope.sweep.work import Outcome
 from meshscope.workers.spawn import Progress
 
 
-def verified_choices(
-    search: PlanSearch, *, model: str, n_choices: int, out: Path, progress: Progress | None = None
+class CompileProgress:
+    """Forwards the events of a sweep to a progress callback, each message once."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._last: dict[str, str] = {}
+
+    def started(self, planned: PlannedRun) -> None:
+        """The compilation starts."""
+        self.reported(planned, "started")
+
+    def reported(self, planned: PlannedRun, message: str) -> None:
+        """The last line that the command wrote."""
+        if self._progress is not None and message and self._last.get(planned.name) != message:
+            self._last[planned.name] = message
+            self._progress(planned.name, message, None)
+
+    def ended(self, planned: PlannedRun, outcome: Outcome, seconds: float) -> None:
+        """The compilation ended."""
+        del seconds
+        self.reported(planned, outcome.value)
+
+
+def verified_choices(  # noqa: PLR0913  a search, and how to compile its choices
+    search: PlanSearch,
+    *,
+    model: str,
+    n_choices: int,
+    out: Path,
+    options: SweepOptions,
+    progress: Progress | None = None,
 ) -> tuple[VerifiedChoice, ...]:
     """The best choice of each of the best plans, compiled into folders below `out`, the best first."""
     choices = search.best[:n_choices]
-    return corrected_order(
-        (_verified(choice, model, out, progress) for choice in choices), search.objective
+    plan = SweepPlan(
+        file=None, runs=tuple(_planned(choice, model) for choice in choices), n_repeated=0
     )
 
+    def show(left: Sequence[PlannedRun], n_jobs: int) -> nullcontext[CompileProgress]:
+        del left, n_jobs
+        return nullcontext(CompileProgress(progress))
 
-def _verified(choice: Choice, model: str, out: Path, progress: Progress | None) -> VerifiedChoice:
-    folder = out / _name(choice)
-    try:
-        run = _run(choice, model, folder, progress)
-    except CompileError as error:  # a plan that the compiler refuses is a result
-        return VerifiedChoice(choice=choice, folder=str(folder), failure=str(error))
-    return verified_choice(choice, run, str(folder))
+    result = run_sweep(plan, out, options, note=lambda _: None, show=show)
+    if result.count(SweepState.TO_DO):
+        raise RunError("Interrupted. Rerun the command to resume.")
+    pairs = zip(choices, result.experiments, strict=True)
+    return corrected_order((_verified(c, one, out) for c, one in pairs), search.objective)
 
 
-def _run(choice: Choice, model: str, folder: Path, progress: Progress | None) -> RunRecord:
-    if not folder.exists():
-        request = _request(choice, model)
-        return compile_request(request, out=folder, force=False, progress=progress).record
-    run = read_run(folder)
-    if run.manifest.experiment != choice.experiment.record:
-        raise RunError(
-            f"'{folder}' holds a run of another experiment. Use another --out, or remove the folder."
-        )
-    return run
+def _verified(choice: Choice, experiment: SweepExperiment, out: Path) -> VerifiedChoice:
+    folder = out / experiment.planned.name
+    if experiment.failure is not None:  # a plan that the compiler refuses is a result
+        return VerifiedChoice(choice=choice, folder=str(folder), failure=experiment.failure)
+    return verified_choice(choice, read_run(folder), str(folder))
+
+
+def _planned(choice: Choice, model: str) -> PlannedRun:
+    """The compilation of the choice; SpecError if no compiler can take it."""
+    request = _request(choice, model)
+    changed = changed_options(request)
+    words = tuple(option_words(changed))
+    return PlannedRun(
+        name=run_name(_name(choice), RunCommand.COMPILE, words),
+        command=RunCommand.COMPILE,
+        words=words,
+        experiment=compilable_experiment(request).record,
+        options=changed,
+    )
 
 
 def _request(choice: Choice, model: str) -> CompileRequest:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from meshscope.api.request import ExperimentRequest, LiveRequest
+from meshscope.sweep.queue import SweepEngine
 
 R = TypeVar("R", bound=ExperimentRequest)
 
@@ -141,3 +142,16 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
         )
         for field in fields(kind)
     ]
+
+
+EngineOption = Annotated[
+    SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster.",
+        show_default="a running one, else one on this machine",
+    ),
+]

@@ -13,12 +13,13 @@ from meshscope.api.plan import (
     plan_request,
     verified_result,
 )
-from meshscope.cli.options import OPTIONS, PROFILE, JsonOption
+from meshscope.cli.options import OPTIONS, PROFILE, AddressOption, EngineOption, JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.cli.progress import WorkProgress
 from meshscope.planner.objective import PRESETS, Goal
 from meshscope.planner.search import N_BEST
 from meshscope.planner.slices import ANY
+from meshscope.sweep.queue import SweepEngine
 from meshscope.views.plan import DEFAULT_ROWS
 from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
@@ -83,6 +84,8 @@ def command(  # noqa: PLR0913  the options of the command
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the compiled runs, which are used again."),
     ] = None,
+    engine: EngineOption = SweepEngine.LOCAL,
+    address: AddressOption = None,
     profile: Annotated[Path | None, PROFILE] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,6 +101,8 @@ def command(  # noqa: PLR0913  the options of the command
         )
     if out is not None and not verify:
         raise typer.BadParameter("--out is the folder of the runs that --verify compiles: add it")
+    if not verify and (address is not None or engine is not SweepEngine.LOCAL):
+        raise typer.BadParameter("--engine and --address are those of --verify: add it")
     request = PlanRequest(
         model=model,
         topology=topology,
@@ -109,6 +114,8 @@ def command(  # noqa: PLR0913  the options of the command
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
         verify=verify,
+        engine=engine,
+        address=address,
         profile=profile,
         prices=prices,
     )

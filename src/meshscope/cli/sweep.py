@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.api.sweep import (
-    SweepEngine,
     SweepExperiment,
     SweepOptions,
     SweepResult,
@@ -20,10 +19,11 @@ from meshscope.api.sweep import (
     sweep_folder,
     sweep_states,
 )
-from meshscope.cli.options import JsonOption
+from meshscope.cli.options import AddressOption, EngineOption, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.sweep_progress import SweepProgress
 from meshscope.sweep.planned import PlannedRun
+from meshscope.sweep.queue import SweepEngine
 from meshscope.views.plain import plain
 from meshscope.views.sweep import basis_lines, summary_table
 from meshscope.views.tables import new_table, rich_table
@@ -48,17 +48,8 @@ def command(  # noqa: PLR0913  the options of the command
             show_default="all cores",
         ),
     ] = None,
-    engine: Annotated[
-        SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
-    ] = SweepEngine.LOCAL,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address of the Ray cluster.",
-            show_default="a running one, else one on this machine",
-        ),
-    ] = None,
+    engine: EngineOption = SweepEngine.LOCAL,
+    address: AddressOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
     ] = False,

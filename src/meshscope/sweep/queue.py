@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from meshscope.sweep.planned import PlannedRun, RunCommand
@@ -9,6 +10,13 @@ from meshscope.sweep.planned import PlannedRun, RunCommand
 CHILD = ("-m", "meshscope.sweep.child")
 LOG_BYTES = 65_536  # read from the end of a command's log
 WAIT_FOR_END_S = 20.0  # for terminated commands to remove their half-written runs
+
+
+class SweepEngine(StrEnum):
+    """Where the commands of a sweep are executed."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
