@@ -53,7 +53,13 @@ UNKNOWN_PHASE = "unknown"
 
 
 def run_document(run: RunRecord) -> dict[str, Any]:
-    """The document of `--json` for a run: its strongest source, collectives grouped over layers."""
+    """The document of `--json` for a run: its figures, and what to change."""
+    suggestions = [asdict(suggestion) for suggestion in suggestions_of(run)]
+    return {**figures_document(run), "suggestions": suggestions}
+
+
+def figures_document(run: RunRecord) -> dict[str, Any]:
+    """The figures of a run: its strongest source, collectives grouped over layers."""
     source = run.manifest.source
     rows = run.rows_of(source)
     return {
@@ -70,7 +76,6 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "fit": fit_document(run, source),
         "capacity": capacity_document(run),
         "why": {phase.value: sentence for phase, sentence in why_sentences(run).items()},
-        "suggestions": [asdict(suggestion) for suggestion in suggestions_of(run)],
         **floor_document(run, source, run.manifest.experiment.chip),
         **roofline_document(run, source, run.manifest.experiment.chip),
         **_live(run),

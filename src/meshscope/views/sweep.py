@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshscope.events.enums import Phase
 from meshscope.store.run import RunRecord
-from meshscope.views.document import run_document
+from meshscope.views.document import figures_document
 from meshscope.views.model import Figure, Unit, ViewTable, view_columns
 from meshscope.views.plain import plain
 from meshscope.views.summary import fits_cell
@@ -58,7 +58,7 @@ SUMMARY_SCHEMA: dict[str, Any] = {
 
 def summary_row(name: str, run: RunRecord) -> Row:
     """The figures of `show --json` as one row of SUMMARY_SCHEMA."""
-    document = run_document(run)
+    document = figures_document(run)
     experiment = document["experiment"]
     totals: Mapping[str, Any] = document["totals"]
     requests = [figures["request"] for figures in totals.values()]
@@ -109,12 +109,12 @@ def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:
 
 
 def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> ViewTable:
-    """One line per run. `options` are the options of each run, of which the differing ones are shown."""
+    """One line per run; counts are in summary.parquet. `options` are the options of each run, of which the differing ones are shown."""
     differing = _differing(options)
     has_time = any(row["ttft_s"] is not None for row in rows)
     names = ("ttft_s", "tpot_s") if has_time else ()
     labels = ("TTFT_s", "TPOT_s") if has_time else ()
-    totals = ("collectives\nper request", "wire\nper request_bytes", "fits")
+    totals = ("wire\nper request_bytes", "fits")
     return ViewTable(
         columns=view_columns(("model", "slice", "plan", *differing, "source"), (*totals, *labels)),
         rows=tuple(
@@ -124,7 +124,6 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
                 row["plan"],
                 *(str(of_run.get(name, "")) for name in differing),
                 row["source"],
-                row["request_count"],
                 row["request_wire_bytes"],
                 fits_cell(row["fits"]),
                 *(Figure(value=row[name], unit=Unit.SECONDS) for name in names),
