@@ -40,8 +40,11 @@ class MissingToolError(MeshscopeError):
     """A required library or platform is missing; the message says what to install."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that suggests known names: those that continue `name`, then similar ones, else all."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A sentence that suggests known names: those that continue `name`, then similar ones.
+
+    If there are none, it is `otherwise`, or else lists all known names.
+    """
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
     text = name.lower()
@@ -51,4 +54,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = list(dict.fromkeys([*by_prefix, *similar]))[:3]
     if close:
         return "Did you mean " + " or ".join(f"'{lowered[c]}'" for c in close) + "?"
-    return "Known: " + ", ".join(names) + "."
+    return otherwise or "Known: " + ", ".join(names) + "."

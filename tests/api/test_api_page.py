@@ -66,7 +66,11 @@ def test_the_examples_of_the_page_run(
     assert err == ""
     if needs:
         lines = out.splitlines()
-        assert "collectives: predicted = compiled" in lines
+        verdicts = [line for line in lines if line.startswith("collectives: predicted = compiled")]
+        # Equal collectives, whether or not the times of this one layer agree.
+        assert [verdict.split(";")[0] for verdict in verdicts] == [
+            "collectives: predicted = compiled"
+        ]
         assert lines[-1] == "equal"
         return
     assert "<Run predicted: Qwen/Qwen3-32B, tp=8, v6e:2x4, TTFT " in out

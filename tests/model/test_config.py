@@ -258,6 +258,17 @@ def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
     )
 
 
+@pytest.mark.usefixtures("_offline")
+def test_an_id_unlike_any_other_is_refused_with_the_command_that_lists_all() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_model("google/gemma-3-27b-it")
+    assert str(caught.value) == (
+        "unknown model 'google/gemma-3-27b-it'. 'meshscope models' lists the catalog. "
+        "Or give a config.json or a folder with one. "
+        "Its config was not downloaded: the Hub cannot be reached."
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "base"),
     [

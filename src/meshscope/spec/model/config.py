@@ -332,10 +332,13 @@ def _display_name(path: Path) -> str:
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
+LISTING = "'meshscope models' lists the catalog."
+
+
 def _fetch_model(name: str) -> Model:
     """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable."""
     unknown = (
-        f"unknown model '{name}'. {nearest(name, CATALOG)} "
+        f"unknown model '{name}'. {nearest(name, CATALOG, LISTING)} "
         "Or give a config.json or a folder with one."
     )
     if name.count("/") != 1:
