@@ -5,8 +5,9 @@ evaluated once for all candidates that share it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,13 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.batches import Batches
 from meshscope.planner.forms import FormKey, FormTable
 from meshscope.planner.space import PlanSpace
+from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.chunks import DEFAULT_CHUNK, with_auto_chunk
+from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import default_microbatches
 from meshscope.spec.plan.weights import device_weight_bytes
@@ -61,7 +64,7 @@ class Candidate:
     decode: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
 class Grid:
     """The candidates whose weights and cache fit, with seconds of prefill and of a decode step [n]."""
 
@@ -71,21 +74,26 @@ class Grid:
     tpot_s: FloatArray
     n_refused: Mapping[str, int]  # plans without any candidate, by reason
 
-    @property
+    @cached_property
     def batch(self) -> FloatArray:
         """[n] sequences of the slice."""
         return np.array([c.workload.batch for c in self.candidates], dtype=float)
 
-    @property
+    @cached_property
     def e2e_s(self) -> FloatArray:
         """[n] seconds of a request: prefill and all decode steps."""
         return self.ttft_s + self.space.workload.n_decode_steps * self.tpot_s
 
-    @property
+    @cached_property
     def tokens_per_s_per_chip(self) -> FloatArray:
         """[n] output tokens of a batch of requests over their seconds and the chips."""
         n_tokens = self.batch * self.space.workload.output
         return n_tokens / (self.e2e_s * self.space.topology.n_chips)
+
+    @cached_property
+    def memory(self) -> Callable[[int], Memory]:
+        """The predicted memory of a candidate by its position, computed once."""
+        return cache(lambda at: predicted_memory(self.experiment(at)))
 
     def experiment(self, at: int) -> Experiment:
         """The experiment of a candidate."""

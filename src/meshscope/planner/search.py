@@ -17,7 +17,6 @@ from meshscope.planner.grid import Grid, SearchSpace, grid_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.space import plan_space
-from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import FitState, Memory
@@ -197,7 +196,7 @@ class _Ranking:
 
     def _fits(self, at: int) -> bool:
         """Whether the high end of the estimated memory fits, or its temporaries are unknown."""
-        return predicted_memory(self.grid.experiment(at)).fit in {FitState.YES, FitState.UNKNOWN}
+        return self.grid.memory(at).fit in {FitState.YES, FitState.UNKNOWN}
 
     def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> int | None:
         """The marked candidate with the least cost that fits."""
@@ -235,7 +234,7 @@ class _Ranking:
             e2e_s=float(grid.e2e_s[at]),
             tokens_per_s_per_chip=float(grid.tokens_per_s_per_chip[at]),
             decode_tokens_per_s_per_chip=batch / float(grid.tpot_s[at]) / n_chips,
-            memory=predicted_memory(experiment),
+            memory=grid.memory(at),
         )
 
     def unquantized(self) -> Choice | None:
