@@ -1,8 +1,10 @@
 """The answer of a run, and of two runs side by side, as the first lines of terminal output."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +17,8 @@ from meshscope.views.plain import short
 from meshscope.views.tables import bullets
 
 NO_ROOM = "no batch"
+MAX_LINES = 12
+COLUMNS = 80
 _FIT_STYLES = {
     FitState.YES: "green",
     FitState.NO: "bold red",
@@ -23,19 +27,61 @@ _FIT_STYLES = {
 }
 
 
-def answer_lines(answer: Answer) -> Iterator[RenderableType]:
-    """What was asked, the figures of every source, whether they agree, what binds, and what to try."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Detail:
+    """How much of an answer is shown."""
+
+    n_suggestions: int
+    has_room: bool = True
+    has_secondary_costs: bool = True
+
+
+# From all of an answer to the least of it; the first that fits into MAX_LINES is shown.
+_DETAILS = (
+    _Detail(n_suggestions=2),
+    _Detail(n_suggestions=2, has_secondary_costs=False),
+    _Detail(n_suggestions=2, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=1, has_secondary_costs=False, has_room=False),
+    _Detail(n_suggestions=0, has_secondary_costs=False, has_room=False),
+)
+
+
+def answer_lines(answer: Answer) -> Sequence[RenderableType]:
+    """What was asked, the figures of every source, whether they agree, what binds, and what to try.
+
+    At 80 columns, up to MAX_LINES lines: secondary costs, the room beside several sources, and
+    suggestions give way, and only then is it longer.
+    """
+    console = Console(width=COLUMNS, file=StringIO())
+    lines: list[RenderableType] = []
+    for detail in _DETAILS:
+        lines = list(_detailed_lines(answer, detail))
+        if sum(len(console.render_lines(line)) for line in lines) <= MAX_LINES:
+            break
+    return lines
+
+
+def _detailed_lines(answer: Answer, detail: _Detail) -> Iterator[RenderableType]:
     request = f", {short(answer.request)}" if answer.request else ""
     sources = _shown_sources(answer)
     source = f" ({answer.strongest.source})" if len(sources) == 1 else ""
     yield Text.assemble((short(answer.title), "bold"), request, source)
-    yield answer_table({figures.source.value: figures for figures in sources})
+    columns = {figures.source.value: figures for figures in sources}
+    yield answer_table(columns, has_room=detail.has_room)
     for agreement in answer.agreements:
         yield from agreement_lines(agreement)
+    why = answer.why.values()
+    if not detail.has_secondary_costs:
+        why = map(_main_cost, why)
     if answer.why or answer.notes:
-        yield bullets(map(short, (*answer.why.values(), *answer.notes)))
-    if answer.suggestions:
-        yield bullets(map(short, answer.suggestion_sentences), "cyan")
+        yield bullets(map(short, (*why, *answer.notes)))
+    if suggestions := answer.suggestion_sentences[: detail.n_suggestions]:
+        yield bullets(map(short, suggestions), "cyan")
+
+
+def _main_cost(sentence: str) -> str:
+    """What binds a step and the largest cost beyond it, without what follows."""
+    return sentence.partition("; ")[0]
 
 
 def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
@@ -46,7 +92,7 @@ def _shown_sources(answer: Answer) -> tuple[SourceAnswer, ...]:
     return (strongest,)
 
 
-def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
+def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) -> Table:
     """One column of figures for each name: step times, throughput and memory."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -66,7 +112,7 @@ def answer_table(columns: Mapping[str, SourceAnswer]) -> Table:
         return table
     if any(figures.fit for figures in sources):
         table.add_row("fits", *fits)
-    if any(room):
+    if has_room and any(room):
         table.add_row("room for", *room)
     return table
 
