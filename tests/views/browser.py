@@ -60,6 +60,8 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        # Several browsers run at once, and the clipboard is only for a page with focus.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         return self
 
     def __exit__(
