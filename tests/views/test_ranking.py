@@ -6,7 +6,7 @@ from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
-from meshscope.views.ranking import ranked
+from meshscope.views.ranking import is_same_work, ranked
 
 
 def timed(run: RunRecord, seconds: float, *, fits: bool | None = None) -> RunRecord:
@@ -50,3 +50,14 @@ def test_runs_of_different_work_are_ranked_by_tokens_per_second(predicted_run: R
     manifest = replace(predicted_run.manifest, experiment=experiment)
     large = timed(replace(predicted_run, manifest=manifest), 2.0)
     assert names({"small": timed(predicted_run, 1.0), "large": large}) == ["large", "small"]
+
+
+def test_runs_of_unknown_requests_are_not_taken_for_the_same_work(
+    predicted_run: RunRecord,
+) -> None:
+    experiment = replace(predicted_run.manifest.experiment, workload=None)
+    unknown = replace(
+        predicted_run, manifest=replace(predicted_run.manifest, experiment=experiment)
+    )
+    assert not is_same_work(ranked({"one": unknown, "other": unknown}))
+    assert is_same_work(ranked({"one": predicted_run, "other": predicted_run}))

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from meshscope.spec.workload import Workload
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import FitState, SourceAnswer, source_answer
 from meshscope.views.answer_document import fit_document, throughput_document
 from meshscope.views.model import UNKNOWN_LABEL, Figure, ViewTable, view_columns
+from meshscope.views.run_label import work_of
 from meshscope.views.summary import state_cell
 from meshscope.views.tables import rich_table
 from meshscope.views.times import time_document
@@ -45,15 +45,9 @@ def ranked(runs: Mapping[str, RunRecord]) -> list[RankedRun]:
 
 
 def is_same_work(runs: Sequence[RankedRun]) -> bool:
-    """Whether all runs serve the same request with the same model."""
-    return len({_work(entry.run) for entry in runs}) == 1
-
-
-def _work(run: RunRecord) -> tuple[object, ...]:
-    experiment = run.manifest.experiment
-    workload: Workload | None = experiment.workload
-    sizes = None if workload is None else (workload.batch, workload.prompt, workload.output)
-    return (experiment.model_name, experiment.n_layers, sizes)
+    """Whether all runs serve the same known request with the same known model."""
+    works = {work_of(entry.run) for entry in runs}
+    return len(works) == 1 and None not in works
 
 
 def _rank(entry: RankedRun, *, is_same_work: bool) -> tuple[object, ...]:

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.run import RunRecord
+from meshscope.views.plain import short
 from meshscope.views.words import counted
 
 IMPORTED = "imported"  # label of a run without a model
+MAX_MODEL = 80  # characters of a model's name
 
 # Program options that a label leaves out because they are the defaults.
 _DEFAULTS = {"partitioner": Partitioner.MANUAL, "frontend": Frontend.JAX}
@@ -32,6 +34,22 @@ def _options(run: RunRecord) -> list[str]:
     return [
         "" if value in {None, _DEFAULTS[name]} else str(value) for name, value in values.items()
     ]
+
+
+def work_of(run: RunRecord) -> str | None:
+    """`Qwen/Qwen3-32B, 64 layers, batch 8, prompt 1024, output 128`: runs of equal work can be ranked.
+
+    None if the model or the request is unknown, which equals no other work.
+    """
+    experiment = run.manifest.experiment
+    workload = experiment.workload
+    if experiment.model_name is None or workload is None:
+        return None
+    words = [short(experiment.model_name, MAX_MODEL)]
+    if experiment.n_layers is not None:
+        words.append(counted(experiment.n_layers, "layer"))
+    words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
+    return ", ".join(words)
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:

@@ -36,8 +36,7 @@ from meshscope.views.model import (
     view_columns,
 )
 from meshscope.views.plain import short
-from meshscope.views.run_label import distinct_labels
-from meshscope.views.words import counted
+from meshscope.views.run_label import distinct_labels, work_of
 
 MAX_COMPARED = 24  # runs in a chart
 MIN_SIZES = 3  # numbers of devices from which scaling is drawn
@@ -98,16 +97,8 @@ def rankings(runs: Sequence[PageRun]) -> list[Ranking]:
 
 
 def _work(run: PageRun) -> str:
-    """`Qwen/Qwen3-32B, 64 layers, batch 8, prompt 1024, output 128`; unknown work is no other run's."""
-    experiment = run.run.manifest.experiment
-    workload = experiment.workload
-    if experiment.model_name is None or workload is None:
-        return f"unknown work of run {run.number}"
-    words = [short(experiment.model_name, 80)]
-    if experiment.n_layers is not None:
-        words.append(counted(experiment.n_layers, "layer"))
-    words += [f"{name} {getattr(workload, name)}" for name in ("batch", "prompt", "output")]
-    return ", ".join(words)
+    """The work of a run; unknown work is no other run's."""
+    return work_of(run.run) or f"unknown work of run {run.number}"
 
 
 def _ranking(work: str, runs: Sequence[PageRun]) -> Ranking:
