@@ -59,7 +59,7 @@ def memory_bytes(session: int) -> int:
 def compiled(case: Case, out: Path) -> tuple[float, int, str]:
     """Wall seconds, peak resident bytes of all processes, and the verdict or the message."""
     command = [sys.executable, "-m", "meshscope", "compile", case.model, "--loop", "scan"]
-    command += case.options
+    command += ["--dtype", "bf16", *case.options]
     command += ["--topology", case.topology, "--plan", case.plan, "--batch", str(case.batch)]
     command += ["--prompt", "1024", "--output", "128", "--out", str(out), "--json"]
     started, peak = time.perf_counter(), 0

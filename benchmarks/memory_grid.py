@@ -45,7 +45,7 @@ class GridCase:
             short.get(name, name): int(value) if value.isdigit() else value
             for name, value in pairs.items()
         }
-        values |= {"model": model, "topology": topology, "plan": plan}
+        values |= {"model": model, "topology": topology, "plan": plan, "dtype": "bf16"}
         return request_of(ExperimentRequest, values).experiment()
 
     @property

@@ -34,6 +34,7 @@ DTYPE_BITS: dict[str, int] = {
     "f8e8m0fnu": 8,
     "f8e4m3fn_block128": 8,  # a format of weights: scales of 128 x 128 blocks beside them
     "f4e2m1fn": 4,
+    "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
     "f16": 16,
     "f32": 32,
@@ -66,17 +67,21 @@ DTYPE_ALIASES: dict[str, str] = {
     "fp4": "f4e2m1fn",
     "mxfp4": "f4e2m1fn",
     "float4_e2m1fn": "f4e2m1fn",
+    "mxfp4_experts": "f4e2m1fn_experts",
+    "awq": "s4",
+    "gptq": "s4",
+    "w4a16": "s4",
+    "w8a16": "s8",
+    "tpu_int8": "s8",
 }
 
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
     "w8a8": "It means 8-bit activations, too, which meshscope lacks. Use --weight-dtype int8.",
-    "w4a16": "Use --weight-dtype int4.",
-    "w8a16": "Use --weight-dtype int8.",
-    "awq": "Use --weight-dtype int4.",
-    "gptq": "Use --weight-dtype int4.",
     "nvfp4": "Use mxfp4, which has a scale for 32 weights, not 16.",
-    "auto": "Use the dtype of the checkpoint, mostly bf16.",
+    "bitsandbytes": "Use --weight-dtype int8, or int4 for its 4-bit values.",
+    "modelopt": "Use --weight-dtype fp8.",
+    "fp8_inc": "Use --weight-dtype fp8.",
 }
 
 

@@ -1,4 +1,4 @@
-"""A config that stores weights in another format than assumed is said so."""
+"""Weights are in the format of the checkpoint, and a note says so or names another that is assumed."""
 
 import json
 from pathlib import Path
@@ -6,41 +6,48 @@ from typing import Any
 
 import pytest
 
+from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.predict import predict
+from meshscope.api.request import CompileRequest, request_of
+from meshscope.api.run import Run
+from meshscope.errors import SpecError
 from meshscope.spec.model.catalog import CATALOG
 
 
-def notes(folder: Path, config: dict[str, Any], **options: Any) -> tuple[str, ...]:
+def predicted(folder: Path, config: dict[str, Any], **options: Any) -> Run:
     path = folder / "config.json"
     path.write_text(json.dumps({**CATALOG["Qwen/Qwen3-4B"].config, **config}))
-    return predict(path, topology="v6e-8", plan="tp=8", layers=1, **options).warnings
+    return predict(path, topology="v6e-8", plan="tp=4,dp=2", batch=2, layers=1, **options)
+
+
+def notes(folder: Path, config: dict[str, Any], **options: Any) -> tuple[str, ...]:
+    return predicted(folder, config, **options).warnings
 
 
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
 ODD = {"quantization_config": {"quant_method": "compressed-tensors"}}
+FP8_TEXT = "as fp8 with scales of 128 x 128 blocks"
 
 
 @pytest.mark.parametrize(
-    ("config", "end"),
+    ("config", "options", "end"),
     [
-        (
-            {"quantization_config": {"quant_method": "fp8"}},
-            "as fp8; bf16 is assumed. Use --weight-dtype fp8 ",
-        ),
+        (FP8, {}, f"{FP8_TEXT}, here f8e4m3fn_block128. Use --dtype bf16 for wide ones"),
+        (GPTQ, {}, "as gptq of 8 bits, here s8. Use --dtype bf16 for wide ones"),
         (
             FP8,
-            "as fp8 with scales of 128 x 128 blocks; bf16 is assumed. Use --weight-dtype fp8_block128 for",
+            {"dtype": "bf16"},
+            f"{FP8_TEXT}; bf16 is assumed. Use --weight-dtype f8e4m3fn_block128 for its bytes",
         ),
-        (GPTQ, "as gptq of 8 bits; bf16 is assumed. Use --weight-dtype int8 for its bytes"),
-        (ODD, "as compressed-tensors; bf16 is assumed, and no --weight-dtype is its equal"),
-        ({"torch_dtype": "float32"}, "as float32; bf16 is assumed. Use --weight-dtype float32 for"),
+        (ODD, {}, "as compressed-tensors; bf16 is assumed, and no --weight-dtype is its equal"),
+        ({"torch_dtype": "float32"}, {}, "as float32; bf16 is assumed. Use --weight-dtype f32 for"),
     ],
 )
-def test_another_format_is_named_with_its_option(
-    tmp_path: Path, config: dict[str, Any], end: str
+def test_the_format_of_the_checkpoint_and_the_assumed_one_are_named(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, str], end: str
 ) -> None:
-    (note,) = notes(tmp_path, config)
+    (note,) = notes(tmp_path, config, **options)
     assert end in note
 
 
@@ -50,3 +57,48 @@ def test_no_note_where_nothing_differs(tmp_path: Path) -> None:
     assert notes(tmp_path, {"quantization_config": [1], "torch_dtype": 3}) == ()
     assert notes(tmp_path, FP8, weight_dtype="fp8") == ()
     assert notes(tmp_path, {"torch_dtype": "float32"}, dtype="f32") == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        (FP8, {}, ("f8e4m3fn_block128", "bf16", "bf16")),
+        (FP8, {"dtype": "auto", "cache_dtype": "auto"}, ("f8e4m3fn_block128", "bf16", "bf16")),
+        (FP8, {"dtype": "f32"}, ("f32", "f32", "f32")),
+        (FP8, {"weight_dtype": "fp8"}, ("f8e4m3fn_block128", "bf16", "bf16")),
+        (FP8, {"weight_dtype": "f8e4m3fn"}, ("f8e4m3fn", "bf16", "bf16")),
+        (FP8, {"frontend": "torchxla"}, ("bf16", "bf16", "bf16")),
+        ({}, {"weight_dtype": "fp8", "cache_dtype": "fp8_e5m2"}, ("f8e4m3fn", "bf16", "f8e5m2")),
+        ({}, {"weight_dtype": "awq"}, ("s4", "bf16", "bf16")),
+        ({"torch_dtype": "float16"}, {}, ("bf16", "bf16", "bf16")),
+    ],
+)
+def test_weights_are_in_the_format_of_the_checkpoint_unless_an_option_names_one(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    workload = predicted(tmp_path, config, **options).experiment.workload
+    assert (workload.weight_dtype, workload.activation_dtype, workload.cache_dtype) == expected
+
+
+def test_a_program_has_bf16_weights_where_it_lacks_the_format_of_the_checkpoint() -> None:
+    values = {"model": "openai/gpt-oss-20b", "topology": "v6e-8", "plan": "tp=8"}
+    request = request_of(CompileRequest, values)
+    experiment = request.experiment()
+    assert experiment.workload.weight_dtype == "bf16"
+    (note,) = checkpoint_notes(request, experiment)
+    assert "as mxfp4 in the experts, which programs lack; bf16 is assumed" in note
+
+
+@pytest.mark.parametrize(
+    ("weight_dtype", "remedy"),
+    [
+        ("mxfp4_experts", "quantizes experts, and .* has none. Use f4e2m1fn for all matrices"),
+        ("compressed-tensors", "Give a config.json with this quantization, or name the dtype"),
+        ("bitsandbytes", "Use --weight-dtype int8"),
+    ],
+)
+def test_a_format_that_the_model_lacks_is_refused_with_a_remedy(
+    tmp_path: Path, weight_dtype: str, remedy: str
+) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        notes(tmp_path, {}, weight_dtype=weight_dtype)

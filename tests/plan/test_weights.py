@@ -178,14 +178,23 @@ def test_8_bit_matrices_have_float32_scales_per_output_channel(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bits_per_element"),
-    [("s4", 4 + 16 / 128), ("f4e2m1fn", 4.25)],  # AWQ and GPTQ; OCP MX 1.0, table 1
+    ("dtype", "bits", "table_bits"),
+    [("s4", 4 + 16 / 128, 16), ("f4e2m1fn", 4.25, 4.25)],  # AWQ and GPTQ; OCP MX 1.0, table 1
 )
 def test_4_bit_matrices_have_scales_per_block_of_inputs(
-    dtype: str, bits_per_element: float
+    dtype: str, bits: float, table_bits: float
 ) -> None:
+    """AWQ and GPTQ leave embedding and head in 16 bits."""
     device_bytes = device_weight_bytes(QWEN, Plan(tp=8), dtype)
-    assert device_bytes == QWEN_MATRICES // 8 * bits_per_element / 8 + 2 * QWEN_NORMS
+    n_tables = 2 * QWEN.vocab * QWEN.hidden
+    n_bits = (QWEN_MATRICES - n_tables) * bits + n_tables * table_bits
+    assert device_bytes == n_bits / 8 / 8 + 2 * QWEN_NORMS
+
+
+def test_mxfp4_of_gpt_oss_is_that_of_its_experts() -> None:
+    """The model card: 60.8 GiB of checkpoint; arXiv 2508.10925, table 1: 114.71e9 of 116.83e9 in MLPs."""
+    whole = device_weight_bytes(read_model("openai/gpt-oss-120b"), Plan(), "f4e2m1fn_experts")
+    assert whole / 2**30 == pytest.approx(60.8, rel=0.005)
 
 
 def test_scales_are_split_like_their_output_channels() -> None:

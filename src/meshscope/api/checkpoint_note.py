@@ -1,39 +1,29 @@
-"""A note on weights that are assumed in another format than the config says."""
+"""A note on the format of the weights where no option names one."""
 
 from meshscope.api.request import ExperimentRequest
-from meshscope.errors import SpecError
 from meshscope.spec.experiment import Experiment
-from meshscope.units import DTYPE_BITS, dtype_name
-
-# Quantization methods of Hugging Face configs -> the dtype that counts their bytes.
-_METHODS: dict[str, str] = {
-    "fp8": "fp8",
-    "fp8 with scales of 128 x 128 blocks": "fp8_block128",
-    "mxfp4": "mxfp4",
-    "gptq": "int4",
-    "awq": "int4",
-    "gptq of 4 bits": "int4",
-    "awq of 4 bits": "int4",
-    "gptq of 8 bits": "int8",
-}
+from meshscope.spec.quantization import quantization_of
+from meshscope.units import DTYPE_BITS
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """One sentence if no option names a weight dtype and the assumed one has another width; else ()."""
-    stored, assumed = experiment.model.stored_as, experiment.workload.weight_dtype
-    if stored is None or request.weight_dtype is not None:
+    """One sentence if the checkpoint stores weights in a format other than the common 16-bit ones.
+
+    None if the option names the weight dtype.
+    """
+    model, assumed = experiment.model, experiment.workload.weight_dtype
+    if model.stored_as is None or request.weight_dtype is not None:
         return ()
-    option = _METHODS.get(stored, stored)
-    try:
-        is_same = DTYPE_BITS[dtype_name(option)] == DTYPE_BITS[assumed]
-    except SpecError:
-        return (f"{_stored(experiment)}; {assumed} is assumed, and no --weight-dtype is its equal",)
-    if is_same:
+    stored = f"{model.name}: the config stores weights as {model.stored_as}"
+    if model.stored_dtype is None:
+        return (f"{stored}; {assumed} is assumed, and no --weight-dtype is its equal",)
+    if model.stored_dtype == assumed:
+        is_plain = not request.has_default_weights or quantization_of(assumed) is None
+        return () if is_plain else (f"{stored}, here {assumed}. Use --dtype bf16 for wide ones",)
+    if DTYPE_BITS[model.stored_dtype] == DTYPE_BITS[assumed]:
         return ()
+    if request.has_program and model.default_weight_dtype != assumed:
+        return (f"{stored}, which programs lack; {assumed} is assumed",)
     return (
-        f"{_stored(experiment)}; {assumed} is assumed. Use --weight-dtype {option} for its bytes",
+        f"{stored}; {assumed} is assumed. Use --weight-dtype {model.stored_dtype} for its bytes",
     )
-
-
-def _stored(experiment: Experiment) -> str:
-    return f"{experiment.model.name}: the config stores weights as {experiment.model.stored_as}"

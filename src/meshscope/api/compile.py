@@ -36,7 +36,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     batch: int = 1,
     prompt: int = 128,
     output: int = 128,
-    dtype: str = "bf16",
+    dtype: str = "auto",
     weight_dtype: str | None = None,
     cache_dtype: str | None = None,
     layers: int | None = None,

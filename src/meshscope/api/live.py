@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshscope.api.progress import ReportedProgress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
-from meshscope.api.request import LiveRequest, command_line, request_of, run_folder
+from meshscope.api.request import AUTO, LiveRequest, command_line, request_of, run_folder
 from meshscope.api.run import Run
 from meshscope.backends.live.checkpoint import Checkpoint, CheckpointText
 from meshscope.backends.live.names import TRACE
@@ -74,7 +74,7 @@ def run(  # noqa: D417, PLR0913  the options of the command
     Takes the options of `meshscope.predict`, and these.
 
     Args:
-        dtype: As for `predict`; None is f32 on a CPU, else bf16.
+        dtype: As for `predict`; None is f32 on a CPU, else `auto`.
         repeats: Timed requests.
         warmup: Untimed requests before them.
         profiled_steps: Decode steps in the profile, taken after the timed requests.
@@ -175,7 +175,7 @@ def _run_options(request: LiveRequest, tokens: tuple[int, ...] | None) -> RunOpt
 
 def _default_dtype(topology: str) -> str:
     """f32 on a CPU, where XLA computes 16-bit numbers slowly and sends them as float32."""
-    return "f32" if parse_topology(topology).chip.kind is ChipKind.CPU else "bf16"
+    return "f32" if parse_topology(topology).chip.kind is ChipKind.CPU else AUTO
 
 
 def _prompt(request: LiveRequest) -> tuple[CheckpointText | None, tuple[int, ...] | None]:

@@ -1,7 +1,8 @@
 """`meshscope.plan`: the best plan of a model on a slice, by prediction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.model.stored_format import weight_dtype_of
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
 from meshscope.sweep.queue import SweepEngine
@@ -30,7 +32,8 @@ from meshscope.views.plan import (
 from meshscope.views.slices import slice_search_document, slice_search_lines
 from meshscope.workers.spawn import Progress
 
-PRECISIONS = "bf16,s8"
+PRECISIONS = "bf16,s8"  # of the KV cache
+WEIGHT_PRECISIONS = "auto,s8"  # auto is that of the checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class PlanRequest:
     batch: str | None = None
     prompt: int = 1024
     output: int = 128
-    weight_dtype: str = PRECISIONS
+    weight_dtype: str = WEIGHT_PRECISIONS
     cache_dtype: str = PRECISIONS
     verify: int = 0
     engine: SweepEngine = SweepEngine.LOCAL
@@ -62,13 +65,16 @@ class PlanRequest:
 
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
+        model = read_model(self.model)
         return SearchSpace(
-            model=read_model(self.model),
+            model=model,
             topology=self.slices()[0],
             workload=Workload(batch=1, prompt=self.prompt, output=self.output),
             batches=parse_batches(self.batch),
-            weight_dtypes=_dtypes("--weight-dtype", self.weight_dtype),
-            cache_dtypes=_dtypes("--cache-dtype", self.cache_dtype),
+            weight_dtypes=_dtypes(
+                "--weight-dtype", self.weight_dtype, partial(weight_dtype_of, model)
+            ),
+            cache_dtypes=_dtypes("--cache-dtype", self.cache_dtype, dtype_name),
             profile=None if self.profile is None else load_profile(self.profile),
         )
 
@@ -134,7 +140,7 @@ def plan(  # noqa: PLR0913  the options of the command
     batch: int | str | None = None,
     prompt: int = 1024,
     output: int = 128,
-    weight_dtype: str = PRECISIONS,
+    weight_dtype: str = WEIGHT_PRECISIONS,
     cache_dtype: str = PRECISIONS,
     verify: int = 0,
     engine: SweepEngine | str = SweepEngine.LOCAL,
@@ -255,8 +261,8 @@ def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
     return fits
 
 
-def _dtypes(option: str, text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(dtype_name(name.strip()) for name in text.split(",") if name))
+def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(dtype_of(name.strip()) for name in text.split(",") if name))
     if not names:
         raise SpecError(f"{option} '{text}' names no dtype. Use for example {PRECISIONS}.")
     return names

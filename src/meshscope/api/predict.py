@@ -21,7 +21,7 @@ def predict(  # noqa: PLR0913  the options of the command
     batch: int = 1,
     prompt: int = 128,
     output: int = 128,
-    dtype: str = "bf16",
+    dtype: str = "auto",
     weight_dtype: str | None = None,
     cache_dtype: str | None = None,
     layers: int | None = None,
@@ -53,8 +53,9 @@ def predict(  # noqa: PLR0913  the options of the command
         batch: Sequences over all devices.
         prompt: Input tokens of a sequence.
         output: Output tokens of a sequence.
-        dtype: Number format of weights, activations and KV cache.
-        weight_dtype: Weight dtype, if different from `dtype`.
+        dtype: Number format of weights, activations and KV cache; `auto` is that of the checkpoint
+            for the weights, and bf16 for the others.
+        weight_dtype: Weight dtype, if different from `dtype`; vLLM's names of quantizations, too.
         cache_dtype: KV cache dtype, if different from `dtype`.
         layers: Only the first N layers of the model.
         engine: Whose collectives to predict: `meshscope` or `vllm`.

@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
@@ -14,17 +14,22 @@ from meshscope.errors import SpecError, nearest
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import Model
+from meshscope.spec.model.stored_format import weight_dtype_of
 from meshscope.spec.plan.chunks import ChunkRule, chunk_option
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
+from meshscope.spec.quantization import PROGRAM_DTYPES, UNQUANTIZED_DTYPE
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
 
 R = TypeVar("R", bound="ExperimentRequest")
+
+AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
 
 _FORMS: dict[Any, str] = {
     str: "text",
@@ -45,7 +50,7 @@ class ExperimentRequest:
     batch: int = 1
     prompt: int = 128
     output: int = 128
-    dtype: str = "bf16"
+    dtype: str = AUTO
     weight_dtype: str | None = None
     cache_dtype: str | None = None
     layers: int | None = None
@@ -62,20 +67,25 @@ class ExperimentRequest:
     routing_skew: float = 1.0
     profile: Path | None = None
 
+    # Whether a program is built, which lacks some formats of weights.
+    has_program: ClassVar[bool] = False
+
     def experiment(self) -> Experiment:
         """The checked experiment; a MeshscopeError for an impossible one."""
         chunk = chunk_option(self.prefill_chunk)
+        model = read_model(self.model)
+        wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
         experiment = experiment_of(
-            model=read_model(self.model),
+            model=model,
             plan=parse_plan(self.plan),
             topology=parse_topology(self.topology),
             workload=Workload(
                 batch=self.batch,
                 prompt=self.prompt,
                 output=self.output,
-                weight_dtype=dtype_name(self.weight_dtype or self.dtype),
-                activation_dtype=dtype_name(self.dtype),
-                cache_dtype=dtype_name(self.cache_dtype or self.dtype),
+                weight_dtype=self._weight_dtype(model),
+                activation_dtype=wide,
+                cache_dtype=self._cache_dtype(wide),
                 routing_skew=self.routing_skew,
                 prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
             ),
@@ -95,18 +105,39 @@ class ExperimentRequest:
         check_no_idle_options(changed_options(self), experiment)
         return experiment.with_auto_chunk() if chunk is ChunkRule.AUTO else experiment
 
+    def _cache_dtype(self, wide: str) -> str:
+        """The dtype of the KV cache, by default that of activations."""
+        if self.cache_dtype is None or self.cache_dtype == AUTO:
+            return wide
+        return dtype_name(self.cache_dtype)
+
+    @property
+    def has_default_weights(self) -> bool:
+        """Whether no option names the weight dtype."""
+        return (self.weight_dtype or self.dtype) == AUTO
+
+    def _weight_dtype(self, model: Model) -> str:
+        """The weight dtype that the options name, else that of the checkpoint or of a program for it."""
+        if not self.has_default_weights:
+            return weight_dtype_of(model, self.weight_dtype or self.dtype)
+        is_torchxla = self.frontend is Frontend.TORCHXLA
+        is_lacking = self.has_program and model.default_weight_dtype not in PROGRAM_DTYPES
+        return UNQUANTIZED_DTYPE if is_torchxla or is_lacking else model.default_weight_dtype
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest(ExperimentRequest):
     """The options of `compile`."""
 
+    has_program: ClassVar[bool] = True
     cycles: Cycles = Cycles.ESTIMATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRequest(ExperimentRequest):
-    """The options of `run`. An empty `dtype` is f32 on a CPU and bf16 elsewhere."""
+    """The options of `run`. An empty `dtype` is f32 on a CPU and `auto` elsewhere."""
 
+    has_program: ClassVar[bool] = True
     dtype: str = ""
     repeats: int = 3
     warmup: int = 1

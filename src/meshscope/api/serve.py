@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshscope.api.records import chip_profile
-from meshscope.api.request import ExperimentRequest
+from meshscope.api.request import AUTO, ExperimentRequest
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError, nearest
 from meshscope.planner.objective import objective_of
@@ -49,7 +49,7 @@ class ServeRequest:
     output: int = 128
     lengths: Lengths = Lengths.FIXED
     slo: str | None = None
-    dtype: str = "bf16"
+    dtype: str = AUTO
     weight_dtype: str | None = None
     cache_dtype: str | None = None
     layers: int | None = None

@@ -28,6 +28,8 @@ TOPOLOGY = typer.Option(
 PLAN = typer.Option("--plan", metavar="PLAN", help="tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.")
 PROFILE = typer.Option("--profile", metavar="FILE", help="Chip profile by calibrate, for times.")
 
+DTYPE_HELP = "Dtype of weights, activations and KV cache."
+
 # Every field of a request: its help text and the form that --help shows.
 OPTIONS: dict[str, Any] = {
     "model": typer.Argument(
@@ -38,9 +40,21 @@ OPTIONS: dict[str, Any] = {
     "batch": typer.Option(help="Sequences, over all devices."),
     "prompt": typer.Option(help="Input tokens of a sequence."),
     "output": typer.Option(help="Output tokens of a sequence."),
-    "dtype": typer.Option(metavar="DTYPE", help="Dtype of weights, activations and KV cache."),
-    "weight_dtype": typer.Option(metavar="DTYPE", help="Weight dtype, if different from --dtype."),
-    "cache_dtype": typer.Option(metavar="DTYPE", help="KV cache dtype, if different from --dtype."),
+    "dtype": typer.Option(
+        metavar="DTYPE", help=f"{DTYPE_HELP} auto: weights as in the checkpoint, others bf16."
+    ),
+    "weight_dtype": typer.Option(
+        "--weight-dtype",
+        "--quantization",
+        metavar="DTYPE",
+        help="Weight dtype, if different from --dtype: int8, fp8, awq, mxfp4, ...",
+    ),
+    "cache_dtype": typer.Option(
+        "--cache-dtype",
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        help="KV cache dtype, if different from --dtype.",
+    ),
     "layers": typer.Option(metavar="N", help="Only the first N layers of the model."),
     "engine": typer.Option(help="Serving engine whose collectives to predict."),
     "partitioner": typer.Option(
@@ -94,8 +108,8 @@ OPTIONS: dict[str, Any] = {
 LIVE_OPTIONS: dict[str, Any] = OPTIONS | {
     "dtype": typer.Option(
         metavar="DTYPE",
-        help="Dtype of weights, activations and KV cache.",
-        show_default="f32 on CPU, bf16 elsewhere",
+        help=DTYPE_HELP,
+        show_default="f32 on CPU, auto elsewhere",
     ),
 }
 

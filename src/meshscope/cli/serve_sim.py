@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from meshscope.api.request import AUTO
 from meshscope.api.serve import DEFAULT_REQUESTS, Lengths, ServeRequest, ServingRun, simulated
 from meshscope.cli.options import OPTIONS, PLAN, PROFILE, TOPOLOGY, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
@@ -38,7 +39,7 @@ def command(  # noqa: PLR0913  the options of the command
         str | None,
         typer.Option(metavar="SLO", help="Limits in seconds, ttft=0.5,tpot=0.03, or a preset."),
     ] = None,
-    dtype: Annotated[str, OPTIONS["dtype"]] = "bf16",
+    dtype: Annotated[str, OPTIONS["dtype"]] = AUTO,
     weight_dtype: Annotated[str | None, OPTIONS["weight_dtype"]] = None,
     cache_dtype: Annotated[str | None, OPTIONS["cache_dtype"]] = None,
     layers: Annotated[int | None, OPTIONS["layers"]] = None,

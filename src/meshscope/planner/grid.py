@@ -23,6 +23,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.checks import cut_block
 from meshscope.spec.plan.chunks import DEFAULT_CHUNK, with_auto_chunk
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
@@ -180,6 +181,8 @@ def _candidates(
         for dtype in space.cache_dtypes
     }
     for weight_dtype in space.weight_dtypes:
+        if cut_block(plan, space.model, weight_dtype) is not None:
+            continue
         weights_bytes = device_weight_bytes(space.model, plan, weight_dtype)
         for batch in batches:
             for cache_dtype in space.cache_dtypes:

@@ -84,9 +84,10 @@ def _own_flags(experiment: Experiment) -> _Flags:
         yield _flag(OWN, f"--{name}", getattr(workload, name))
     if workload.activation_dtype != "bf16":
         yield _flag(OWN, "--dtype", workload.activation_dtype)
-    for name in ("weight_dtype", "cache_dtype"):
-        if getattr(workload, name) != workload.activation_dtype:
-            yield _flag(OWN, f"--{name.replace('_', '-')}", getattr(workload, name))
+    if workload.weight_dtype != experiment.model.default_weight_dtype:
+        yield _flag(OWN, "--weight-dtype", workload.weight_dtype)
+    if workload.cache_dtype != workload.activation_dtype:
+        yield _flag(OWN, "--cache-dtype", workload.cache_dtype)
     if experiment.with_auto_chunk().workload != workload:
         yield _flag(OWN, "--prefill-chunk", workload.prefill_chunk or "off")
 
@@ -119,7 +120,7 @@ def _vllm_flags(experiment: Experiment) -> _Flags:
             f"ep={plan.ep} over {plan.data_axis}: enable_dp_attention in --additional-config splits "
             "attention over data and experts over devices, but chooses the sizes itself"
         )
-    if workload.weight_dtype != workload.activation_dtype:
+    if workload.weight_dtype not in _as_loaded(experiment):
         yield _weights(experiment, "an additional_config with qwix rules")
     if workload.cache_dtype not in {"f8e4m3fn", workload.activation_dtype}:
         yield f"a cache in {workload.cache_dtype}: the manifests show --kv-cache-dtype fp8 alone"
@@ -142,7 +143,7 @@ def _sglang_flags(experiment: Experiment) -> _Flags:
     if workload.cache_dtype in _FP8:
         yield _flag(SGLANG, "--kv-cache-dtype", _FP8[workload.cache_dtype])
     yield from _left_out(experiment)
-    if workload.weight_dtype not in {*built_in, workload.activation_dtype}:
+    if workload.weight_dtype not in {*built_in, *_as_loaded(experiment)}:
         yield _weights(experiment, "a file for --quantization-config-path")
     if workload.cache_dtype not in {*_FP8, workload.activation_dtype}:
         yield f"a cache in {workload.cache_dtype}: --kv-cache-dtype takes bf16 and fp8"
@@ -156,7 +157,7 @@ def _maxtext_flags(experiment: Experiment) -> _Flags:
     yield _flag(MAXTEXT, f"max_target_length={workload.context}")
     if workload.weight_dtype == "s8":
         yield _flag(MAXTEXT, "quantization=int8")
-    elif workload.weight_dtype != workload.activation_dtype:
+    elif workload.weight_dtype not in _as_loaded(experiment):
         yield f"weights in {workload.weight_dtype}: another value of quantization"
     if workload.cache_dtype == "s8":
         yield _flag(MAXTEXT, "quantize_kvcache=true")
@@ -203,6 +204,11 @@ def _left_out(experiment: Experiment, *known: str) -> Iterator[str]:
         yield f"pp={plan.pp}: no pipeline"
     if plan.fsdp > 1:
         yield f"fsdp={plan.fsdp}: dp replicates the weights instead"
+
+
+def _as_loaded(experiment: Experiment) -> set[str]:
+    """The weight dtypes that an engine has without an option: those of activations and of the checkpoint."""
+    return {experiment.workload.activation_dtype, experiment.model.default_weight_dtype}
 
 
 def _weights(experiment: Experiment, how: str) -> str:

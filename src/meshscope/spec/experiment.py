@@ -29,6 +29,7 @@ from meshscope.spec.plan.checks import (
     check_dispatch,
     check_frontend,
     check_pipeline,
+    check_quantization,
     check_ring,
     check_weights,
 )
@@ -362,6 +363,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
     check_batch(plan, workload)
     check_model(plan, model)
     check_weights(plan, model)
+    check_quantization(model, workload)
     check_blocks(plan, model, workload)
     check_pipeline(plan, workload, program, engine)
     check_dispatch(program, topology)

@@ -1,25 +1,36 @@
 """How 8-bit and 4-bit weights are stored: their scales and the weights that stay in bfloat16."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from meshscope.errors import SpecError
 
 FP8_BLOCKS = "f8e4m3fn_block128"
+MXFP4_EXPERTS = "f4e2m1fn_experts"
 PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2", FP8_BLOCKS)  # of weights
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
+
+
+class Coverage(StrEnum):
+    """The matrices that a format quantizes; the others stay in bfloat16."""
+
+    ALL = "all"
+    LAYERS = "layers"  # without embedding and head
+    EXPERTS = "experts"  # those of routed experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """Scales of a quantized matrix: one per output channel, or per `block` inputs of a channel.
 
-    With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. Embedding and head
-    are then not quantized. `values_dtype` is set if the format is not itself XLA's name of a dtype.
+    With `has_square_blocks`, a scale is that of `block` inputs and `block` outputs. `values_dtype` is set
+    if the format is not itself XLA's name of a dtype.
     """
 
     scale_dtype: str
     block: int | None = None
     has_square_blocks: bool = False
+    coverage: Coverage = Coverage.ALL
     values_dtype: str | None = None
 
     @property
@@ -32,16 +43,24 @@ _PER_CHANNEL = Quantization(scale_dtype="f32")
 
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
-# fp8). Int4: groups of 128 (AWQ, GPTQ). MXFP4: OCP Microscaling Formats 1.0, section 5.3.
+# fp8). Int4: groups of 128 (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
+# Formats 1.0, section 5.3; gpt-oss stores only its experts so (quantization_config of its config.json).
 _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
     "f8e4m3fn": _PER_CHANNEL,
     "f8e5m2": _PER_CHANNEL,
     FP8_BLOCKS: Quantization(
-        scale_dtype="f32", block=128, has_square_blocks=True, values_dtype="f8e4m3fn"
+        scale_dtype="f32",
+        block=128,
+        has_square_blocks=True,
+        coverage=Coverage.LAYERS,
+        values_dtype="f8e4m3fn",
     ),
-    "s4": Quantization(scale_dtype="bf16", block=128),
+    "s4": Quantization(scale_dtype="bf16", block=128, coverage=Coverage.LAYERS),
     "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
+    MXFP4_EXPERTS: Quantization(
+        scale_dtype="f8e8m0fnu", block=32, coverage=Coverage.EXPERTS, values_dtype="f4e2m1fn"
+    ),
 }
 
 

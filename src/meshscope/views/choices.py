@@ -136,7 +136,7 @@ def _model_document(entry: CatalogEntry) -> dict[str, Any]:
         "n_active_parameters": n_active,
         "n_layers": model.n_layers,
         "max_position": model.max_position,
-        "default_dtype": "bf16",
+        "default_dtype": model.default_weight_dtype,
         "source": entry.source,
     }
 

@@ -87,6 +87,13 @@ _YARN_40 = {
     "factor": 40,
     "original_max_position_embeddings": 4096,
 }
+FP8_BLOCKS = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+}
 _DEEPSEEK = {
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -113,6 +120,7 @@ _DEEPSEEK_V2_LITE = {
 }
 _DEEPSEEK_V3 = {
     **_DEEPSEEK,
+    **FP8_BLOCKS,
     **_sizes(hidden=7168, mlp=18432, layers=61, heads=128, kv_heads=128),
     "model_type": "deepseek_v3",
     "moe_intermediate_size": 2048,
@@ -205,6 +213,7 @@ _GPT_OSS_120B = {
     },
     "tie_word_embeddings": False,
     "max_position_embeddings": 131072,
+    "quantization_config": {"quant_method": "mxfp4"},
 }
 _QWEN25_REPORT = (
     "Qwen2.5 report (arXiv 2412.15115, table 1), widths from configs quoted in public code"

@@ -32,6 +32,7 @@ from meshscope.spec.model.model import (
     Scoring,
 )
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
+from meshscope.spec.model.stored_format import stored_format
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
@@ -94,6 +95,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
     family = _family(reader)
     layers = _layers(reader, family)
     has_dense = any(layer.mlp is MlpKind.DENSE for layer in layers)
+    stored = stored_format(config)
     _refuse_sliding_window(reader, family)
     if reader.text("hidden_act", "silu") != "silu":
         raise SpecError(
@@ -116,21 +118,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         if all(layer.mlp is MlpKind.DENSE for layer in layers)
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
-        stored_as=_stored_as(reader),
+        stored_as=None if stored is None else stored.text,
+        stored_dtype=None if stored is None else stored.weight_dtype,
     )
-
-
-def _stored_as(reader: ConfigReader) -> str | None:
-    """The quantization method of the checkpoint, with bits or blocks if stated, else its dtype, else None."""
-    quantization = reader.config.get("quantization_config")
-    if isinstance(quantization, Mapping):
-        method = str(quantization.get("quant_method", "an unnamed quantization"))
-        bits, block = quantization.get("bits"), quantization.get("weight_block_size")
-        if block == [128, 128]:
-            return f"{method} with scales of 128 x 128 blocks"
-        return f"{method} of {bits} bits" if type(bits) is int else method
-    dtype = reader.config.get("dtype") or reader.config.get("torch_dtype")
-    return dtype if isinstance(dtype, str) else None
 
 
 def _attention(reader: ConfigReader, family: Family) -> Attention:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from meshscope.errors import SpecError
+from meshscope.spec.quantization import UNQUANTIZED_DTYPE, quantization_of
 
 
 class Family(StrEnum):
@@ -251,8 +252,9 @@ class Model:
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
     hyper: HyperConnections | None = None
-    # How the config says that the checkpoint stores weights: a quantization method or a dtype.
+    # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes.
     stored_as: str | None = field(default=None, compare=False)
+    stored_dtype: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Check that sizes are positive and consistent."""
@@ -274,6 +276,15 @@ class Model:
     def n_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def default_weight_dtype(self) -> str:
+        """The weight dtype unless one is named: the quantized format of the checkpoint, else bf16.
+
+        TPU servers load 16-bit and 32-bit checkpoints as bf16.
+        """
+        stored = self.stored_dtype
+        return stored if stored is not None and quantization_of(stored) else UNQUANTIZED_DTYPE
 
     def first(self, n_layers: int) -> "Model":
         """The model truncated to its first `n_layers` layers."""

@@ -3,6 +3,7 @@
 Each check raises PlanError or SpecError with the value, the rule and the remedy.
 """
 
+from dataclasses import dataclass
 from math import prod
 
 from meshscope.errors import PlanError, SpecError
@@ -15,7 +16,7 @@ from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.plan.plan import AXES, Plan
 from meshscope.spec.plan.weights import layer_weights, mesh_axes_of, outer_weights
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner, Program
-from meshscope.spec.quantization import quantization_of
+from meshscope.spec.quantization import Coverage, quantization_of, values_dtype
 from meshscope.spec.workload import Workload
 
 # Axes supported by each engine.
@@ -81,20 +82,50 @@ def check_weights(plan: Plan, model: Model) -> None:
 
 def check_blocks(plan: Plan, model: Model, workload: Workload) -> None:
     """Raise PlanError if the plan splits blocks of a weight that share a scale."""
-    quantization = quantization_of(workload.weight_dtype)
+    cut = cut_block(plan, model, workload.weight_dtype)
+    if cut is not None:
+        raise PlanError(
+            f"plan '{plan}' cannot split {model.name} in {workload.weight_dtype}: {cut.axes} leaves "
+            f"{cut.n_channels} channels of {cut.weight} on a device, no multiple of the {cut.block} that "
+            f"share a scale. Use a smaller {cut.axes}, or --weight-dtype f8e4m3fn."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutBlock:
+    """A weight of which the axes leave a device parts of blocks."""
+
+    weight: str
+    axes: str
+    n_channels: int
+    block: int
+
+
+def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
+    """The first weight whose blocks that share a scale the plan splits; None if there is none."""
+    quantization = quantization_of(weight_dtype)
     block = None if quantization is None else quantization.square_block
     if block is None:
-        return
+        return None
     for layer in dict.fromkeys(model.layers):
         for weight in layer_weights(model, plan, layer):
-            is_scaled = weight.scale(workload.weight_dtype) is not None
+            is_scaled = weight.scale(weight_dtype) is not None
             cut = weight.cut_blocks(plan, block) if is_scaled else None
             if cut is not None:
-                raise PlanError(
-                    f"plan '{plan}' cannot split {model.name} in {workload.weight_dtype}: {cut[0]} leaves "
-                    f"{cut[1]} channels of {weight.name} on a device, no multiple of the {block} that share "
-                    f"a scale. Use a smaller {cut[0]}, or --weight-dtype fp8."
-                )
+                axes, n_channels = cut
+                return CutBlock(weight=weight.name, axes=axes, n_channels=n_channels, block=block)
+    return None
+
+
+def check_quantization(model: Model, workload: Workload) -> None:
+    """Raise SpecError for a format of experts if the model has none."""
+    quantization = quantization_of(workload.weight_dtype)
+    is_of_experts = quantization is not None and quantization.coverage is Coverage.EXPERTS
+    if is_of_experts and model.moe is None:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype} quantizes experts, and {model.name} has none. "
+            f"Use {values_dtype(workload.weight_dtype)} for all matrices."
+        )
 
 
 def check_context(plan: Plan, program: Program) -> None:

@@ -35,6 +35,7 @@ from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import stored_layers
 from meshscope.spec.quantization import (
     UNQUANTIZED_DTYPE,
+    Coverage,
     Quantization,
     quantization_of,
     values_dtype,
@@ -152,8 +153,14 @@ class Weight:
         return UNQUANTIZED_DTYPE if is_wide else values_dtype(dtype)
 
     def _is_quantized(self, quantization: Quantization) -> bool:
-        is_table = Dim.VOCAB in self.dims
-        return bool(self.inputs) and not (quantization.has_square_blocks and is_table)
+        match quantization.coverage:
+            case Coverage.ALL:
+                is_covered = True
+            case Coverage.LAYERS:
+                is_covered = Dim.VOCAB not in self.dims
+            case Coverage.EXPERTS:
+                is_covered = Dim.EXPERT in self.dims
+        return bool(self.inputs) and is_covered
 
     def scale(self, dtype: str) -> "Weight | None":
         """The scales of the matrix if weights are stored in `dtype`; None if it has none."""

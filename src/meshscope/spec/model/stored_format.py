@@ -1,0 +1,113 @@
+"""How a checkpoint stores its weights, read from `quantization_config` and `dtype` of its config.
+
+Sources: the quantization configs of transformers (utils/quantization_config.py) and the schemes of
+compressed-tensors (quantization/quant_args.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshscope.errors import SpecError
+from meshscope.spec.model.model import Model
+from meshscope.spec.quantization import FP8_BLOCKS, MXFP4_EXPERTS
+from meshscope.units import DTYPE_ALIASES, dtype_name
+
+BLOCK = [128, 128]
+PLAIN_DTYPES = ("bfloat16", "float16", "float32")
+METHODS = frozenset({"fp8", "fbgemm_fp8", "mxfp4", "awq", "gptq", "compressed-tensors", "modelopt"})
+_OF_BITS = {("float", 8): "f8e4m3fn", ("int", 8): "s8", ("int", 4): "s4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFormat:
+    """The format as the config states it, and the weight dtype that counts its bytes.
+
+    `weight_dtype` is None if no weight dtype is its equal.
+    """
+
+    text: str
+    weight_dtype: str | None = None
+
+
+def stored_format(config: Mapping[str, Any]) -> StoredFormat | None:
+    """The format of the checkpoint; None if the config does not state it."""
+    for key in ("quantization_config", "compression_config"):
+        quantization = config.get(key)
+        if isinstance(quantization, Mapping):
+            return _quantized(quantization)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if not isinstance(dtype, str):
+        return None
+    return StoredFormat(
+        text=dtype, weight_dtype=DTYPE_ALIASES[dtype] if dtype in PLAIN_DTYPES else None
+    )
+
+
+def _quantized(config: Mapping[str, Any]) -> StoredFormat:
+    method = str(config.get("quant_method", "an unnamed quantization"))
+    text, dtype = method, None
+    match method:
+        case "fp8" | "fbgemm_fp8":
+            return _fp8(method, config.get("weight_block_size"))
+        case "compressed-tensors":
+            return _compressed(config)
+        case "mxfp4":
+            text, dtype = "mxfp4 in the experts", MXFP4_EXPERTS
+        case "awq" | "gptq":
+            bits = config.get("bits", config.get("w_bit"))
+            text = method if bits is None else f"{method} of {bits} bits"
+            dtype = _OF_BITS.get(("int", 4 if bits is None else bits))
+        case "bitsandbytes" if config.get("load_in_8bit") is True:
+            text, dtype = "bitsandbytes of 8 bits", "s8"
+        case "modelopt" if config.get("quant_algo") == "FP8":
+            text, dtype = "modelopt of fp8", "f8e4m3fn"
+        case _:
+            pass
+    return StoredFormat(text=text, weight_dtype=dtype)
+
+
+def _fp8(method: str, block: object) -> StoredFormat:
+    if block is None:
+        return StoredFormat(text=method, weight_dtype="f8e4m3fn")
+    rows = " x ".join(map(str, block)) if isinstance(block, list) else str(block)
+    dtype = FP8_BLOCKS if block == BLOCK else None
+    return StoredFormat(text=f"{method} with scales of {rows} blocks", weight_dtype=dtype)
+
+
+def _compressed(config: Mapping[str, Any]) -> StoredFormat:
+    """The format of the first group of layers; groups of one checkpoint rarely differ."""
+    groups = config.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    group = first if isinstance(first, Mapping) else {}
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return StoredFormat(text="compressed-tensors")
+    kind, bits = str(weights.get("type", "int")), weights.get("num_bits", 8)
+    activations = group.get("input_activations")
+    wide = activations.get("num_bits") if isinstance(activations, Mapping) else 16
+    text = f"compressed-tensors W{bits}A{wide} ({kind})"
+    if (kind, bits) == ("float", 8) and weights.get("strategy") == "block":
+        dtype = FP8_BLOCKS if weights.get("block_structure") == BLOCK else None
+    else:
+        dtype = _OF_BITS.get((kind, bits)) if type(bits) is int else None
+    return StoredFormat(text=text, weight_dtype=dtype)
+
+
+def weight_dtype_of(model: Model, name: str) -> str:
+    """The weight dtype of an option's value: `auto`, a dtype, or vLLM's name of a quantization.
+
+    A method such as `fp8`, `mxfp4` or `gptq` is the checkpoint's own format if that is what it stores.
+    """
+    method = name.lower()
+    if method == "auto":
+        return model.default_weight_dtype
+    stored = None if model.stored_dtype is None else model.stored_as
+    if stored is not None and method in METHODS and method in {stored, stored.split()[0]}:
+        return model.default_weight_dtype
+    if method == "compressed-tensors":
+        raise SpecError(
+            f"--quantization {name}: {model.name} stores {model.stored_as or 'an unknown format'}. Give a "
+            "config.json with this quantization, or name the dtype: int8, fp8 or int4."
+        )
+    return dtype_name(name)

@@ -1,0 +1,69 @@
+"""The format of a checkpoint as its config states it."""
+
+from typing import Any
+
+import pytest
+
+from meshscope.spec.model.stored_format import StoredFormat, stored_format
+
+TENSORS = "compressed-tensors"
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """As RedHatAI's checkpoints state it: one group of linear layers."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8}}
+    return {"quant_method": TENSORS, "config_groups": {"group_0": group}}
+
+
+CASES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"quant_method": "fp8"}, "fp8", "f8e4m3fn"),
+    ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "f8e4m3fn"),
+    (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "fp8 with scales of 128 x 128 blocks",
+        "f8e4m3fn_block128",
+    ),
+    (
+        {"quant_method": "fp8", "weight_block_size": [64, 64]},
+        "fp8 with scales of 64 x 64 blocks",
+        None,
+    ),
+    ({"quant_method": "mxfp4"}, "mxfp4 in the experts", "f4e2m1fn_experts"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq of 4 bits", "s4"),
+    ({"quant_method": "awq", "w_bit": 4}, "awq of 4 bits", "s4"),
+    ({"quant_method": "gptq", "bits": 8}, "gptq of 8 bits", "s8"),
+    ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits", None),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes of 8 bits", "s8"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes", None),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt of fp8", "f8e4m3fn"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt", None),
+    (compressed(type="float", num_bits=8), f"{TENSORS} W8A8 (float)", "f8e4m3fn"),
+    (compressed(type="int", num_bits=8), f"{TENSORS} W8A8 (int)", "s8"),
+    (compressed(type="int", num_bits=4), f"{TENSORS} W4A8 (int)", "s4"),
+    (compressed(type="float", num_bits=4), f"{TENSORS} W4A8 (float)", None),
+    (
+        compressed(type="float", num_bits=8, strategy="block", block_structure=[128, 128]),
+        f"{TENSORS} W8A8 (float)",
+        "f8e4m3fn_block128",
+    ),
+    ({"quant_method": TENSORS, "config_groups": []}, TENSORS, None),
+    ({}, "an unnamed quantization", None),
+]
+
+
+@pytest.mark.parametrize(("config", "text", "weight_dtype"), CASES, ids=str)
+def test_a_quantization_config_names_the_weight_dtype(
+    config: dict[str, Any], text: str, weight_dtype: str | None
+) -> None:
+    expected = StoredFormat(text=text, weight_dtype=weight_dtype)
+    assert stored_format({"quantization_config": config, "torch_dtype": "bfloat16"}) == expected
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_plain_checkpoint_has_its_dtype(key: str) -> None:
+    assert stored_format({key: "float16"}) == StoredFormat(text="float16", weight_dtype="f16")
+    assert stored_format({key: "float64"}) == StoredFormat(text="float64")
+
+
+def test_a_config_may_state_no_format() -> None:
+    assert stored_format({}) is None
