@@ -7,9 +7,9 @@ import pytest
 
 from meshscope.backends.calibrate.fit import unfitted
 from meshscope.backends.calibrate.request import CalibrationRequest
-from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.measured_rates import measured_rates
 from meshscope.cost.rates import rates_of
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.interconnect.profile import (
     ChipProfile,
     MatrixRate,

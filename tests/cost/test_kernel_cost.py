@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from meshscope.cost.array_traffic import ArrayTraffic, traffic
+from meshscope.cost.array_traffic import traffic
 from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
 from meshscope.cost.kernel_cost import declared_cost, kernel_time, kernel_work
 from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
 from meshscope.cost.rates import rates_of
 from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import TimeBasis
 from meshscope.readers.hlo.dataflow import Dataflow

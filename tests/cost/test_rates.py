@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.efficiency import efficiency_of
 from meshscope.cost.rates import Rates, rates_of
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.spec.hardware.chips import chip_of
 
 GIB = 2**30

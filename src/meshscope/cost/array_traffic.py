@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
@@ -23,35 +24,6 @@ _NEW_ARRAYS = frozenset({"broadcast", "constant", "iota"})
 _MAX_NESTING = 8
 _CONTRACTING = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayTraffic:
-    """Bytes moved, by memory; `hbm_written_bytes` are those of `hbm_bytes` that are written."""
-
-    hbm_bytes: int = 0
-    vmem_bytes: int = 0
-    hbm_written_bytes: int = 0
-
-    def __add__(self, other: "ArrayTraffic") -> "ArrayTraffic":
-        return ArrayTraffic(
-            hbm_bytes=self.hbm_bytes + other.hbm_bytes,
-            vmem_bytes=self.vmem_bytes + other.vmem_bytes,
-            hbm_written_bytes=self.hbm_written_bytes + other.hbm_written_bytes,
-        )
-
-    @property
-    def hbm_read_bytes(self) -> int:
-        """Bytes read from HBM."""
-        return self.hbm_bytes - self.hbm_written_bytes
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes in both memories."""
-        return self.hbm_bytes + self.vmem_bytes
-
-
-NO_TRAFFIC = ArrayTraffic()
 
 
 def traffic(flow: Dataflow, computation: Computation, instruction: Instruction) -> ArrayTraffic:

@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass
 from math import ceil, prod
 
-from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.kernel_work import (
     KernelWork,
     WorkSource,
@@ -14,6 +13,7 @@ from meshscope.cost.kernel_work import (
 )
 from meshscope.cost.rates import Rates
 from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
 from meshscope.spec.model.flops import causal_blocks

@@ -4,12 +4,8 @@ The cycles are those of libtpu's own bundles and DMA latencies; nothing was meas
 """
 
 from dataclasses import dataclass
-from math import prod
 
-from meshscope.cost.array_traffic import array_traffic
 from meshscope.cost.rates import Rates
-from meshscope.readers.hlo.dataflow import Dataflow
-from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
 
 LANES = 128  # of a tile
@@ -42,31 +38,3 @@ def row_s(rates: Rates, width: int, element_bytes: float, *, is_in_hbm: bool = T
     if rates.clock_hz is None:
         return 2 * width * element_bytes / rates.hbm_bytes_per_s
     return row_cycles(width, rates.facts, is_in_hbm=is_in_hbm) / rates.clock_hz
-
-
-def gather_of(flow: Dataflow, computation: Computation, instruction: Instruction) -> Gather | None:
-    """The gather that an instruction, or the fusion that it is, consists of; None for others."""
-    if instruction.opcode == "gather":
-        return _gather(instruction, computation.producer(instruction))
-    if instruction.opcode != "fusion":
-        return None
-    fused = flow.fused(instruction)
-    inner = next((i for i in fused.instructions if i.opcode == "gather"), None)
-    if inner is None:
-        return None
-    table = fused.producer(inner)
-    if table is not None and table.opcode == "parameter":
-        table = computation.producer(instruction, table.parameter_number)
-    return _gather(inner, table)
-
-
-def _gather(gather: Instruction, table: Instruction | None) -> Gather | None:
-    sizes = gather.braced("slice_sizes")
-    if not sizes or not gather.arrays or table is None:
-        return None
-    *others, width = (int(size) for size in sizes.split(","))
-    if prod(others) != 1:
-        return None  # blocks, which are copied as such
-    is_in_hbm = array_traffic(table.shape_text).hbm_bytes > 0
-    n_rows = prod(gather.arrays[0].dims) // width
-    return Gather(n_rows=n_rows, width=width, is_in_hbm=is_in_hbm)

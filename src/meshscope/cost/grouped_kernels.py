@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from math import prod
 
-from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")

@@ -5,7 +5,6 @@ Custom calls that communicate are priced as collectives, not here.
 
 import re
 
-from meshscope.cost.array_traffic import ArrayTraffic
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.grouped_kernels import grouped_work
@@ -17,6 +16,7 @@ from meshscope.cost.kernel_work import (
 )
 from meshscope.cost.rates import OpTime, Rates, exactly, longest
 from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import TimeBasis, TimeEstimate
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.spec.hardware.operation_rates import (

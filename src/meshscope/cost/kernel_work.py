@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshscope.cost.array_traffic import NO_TRAFFIC, ArrayTraffic, array_traffic, traffic_of_arrays
+from meshscope.cost.array_traffic import array_traffic, traffic_of_arrays
+from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 # Result and operand that share a buffer: `{1}: (10, {})`, or `{}: (0, {})` for a single result.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from meshscope.cost.array_traffic import (
-    ArrayTraffic,
     array_traffic,
     flops,
     padding_flops,
@@ -13,11 +12,13 @@ from meshscope.cost.array_traffic import (
     traffic_of_arrays,
 )
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.gathers import Gather, gather_of
+from meshscope.cost.gathers import Gather
+from meshscope.cost.hlo_gathers import gather_of
 from meshscope.cost.kernel_cost import kernel_time, kernel_work
 from meshscope.cost.kernel_work import WorkSource
 from meshscope.cost.rates import OpTime, Rates
 from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.cost.traffic import ArrayTraffic
 from meshscope.events.step_time import Activity, TimeBasis
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from meshscope.cost.array_traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.cost.measured_rates import MeasuredRates, measured_rates
+from meshscope.cost.traffic import NO_TRAFFIC, ArrayTraffic
 from meshscope.errors import SpecError
 from meshscope.events.step_time import NO_TIME, TimeBasis, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
