@@ -32,7 +32,7 @@ IS_311 := $(shell $(PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11
 
 $(TORCHXLA)/.done: pyproject.toml constraints-torchxla.txt
 	$(PYTHON) -m venv $(TORCHXLA)
-	$(TORCHXLA_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-torchxla.txt -e '.[torchxla]' pytest
+	$(TORCHXLA_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-torchxla.txt -e '.[torchxla]' pytest pytest-xdist
 	@touch $@
 
 .PHONY: torchxla
@@ -46,7 +46,7 @@ endif
 .PHONY: test-torchxla
 test-torchxla: torchxla ## the tests of --frontend torchxla, in its environment
 ifeq ($(IS_311),True)
-	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider tests/torch_xla
+	$(TORCHXLA_PYTHON) -m pytest -p no:cacheprovider $(PYTEST_FLAGS) tests/torch_xla
 endif
 
 .PHONY: setup
@@ -72,7 +72,8 @@ check: $(VENV)/.dev ## lint, types and the fast tests, in parallel (a minute and
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint fast-test
 
 .PHONY: test
-test: lint ## lint, every test, and the output shown in the README and the docs
+test: $(VENV)/.dev ## lint, every test, and the output shown in the README and the docs
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint torchxla
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 	$(MAKE) --no-print-directory test-torchxla
 	$(MAKE) --no-print-directory readme-check
