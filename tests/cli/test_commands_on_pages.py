@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from meshscope.cli.main import COMMANDS, SETTINGS
+from meshscope.cli.main import COMMANDS, GROUPS, SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -46,6 +46,8 @@ def options_of(name: str) -> frozenset[str]:
 def faults_of(command: str) -> Iterator[str]:
     """What a command line uses that does not exist."""
     name, *words = words_of(command)
+    if name in GROUPS and words:
+        name = f"{name} {words.pop(0)}"
     if name in HELP or name == "COMMAND":
         return
     if name not in COMMANDS:

@@ -106,7 +106,7 @@ def test_a_fault_is_one_message_and_leaves_nothing(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_its_options(meshscope, name: str) -> None:
-    status, out, err = meshscope(name, "--help")
+    status, out, err = meshscope(*name.split(), "--help")
     assert (status, err) == (0, "")
     assert f"Usage: meshscope {name} " in out
     words = " ".join(out.split())

@@ -31,6 +31,9 @@ class Subcommand:
     summary: str
 
 
+# Commands of several words, such as `tpu create`, and what those of a group have in common.
+GROUPS: dict[str, str] = {}
+
 # In the order of --help. A summary is the first line of the command's docstring.
 COMMANDS: dict[str, Subcommand] = {
     "predict": Subcommand(
@@ -69,16 +72,18 @@ COMMANDS: dict[str, Subcommand] = {
 }
 
 
-class _LazyCommand(TyperCommand):
-    """A command of the list whose module is imported when its arguments are parsed."""
+def _lazy_class(command: Subcommand) -> type[TyperCommand]:
+    """The class of a command whose module is imported when its arguments are parsed."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The context of the imported command."""
-        assert self.name is not None
-        module = importlib.import_module(f"meshscope.cli.{COMMANDS[self.name].module}")
-        single = typer.Typer(**SETTINGS, add_completion=False)
-        single.command(self.name)(module.command)
-        return typer.main.get_command(single).make_context(*args, **kwargs)
+    class LazyCommand(TyperCommand):
+        def make_context(self, *args: Any, **kwargs: Any) -> Any:
+            """The context of the imported command."""
+            module = importlib.import_module(f"meshscope.cli.{command.module}")
+            single = typer.Typer(**SETTINGS, add_completion=False)
+            single.command(self.name)(module.command)
+            return typer.main.get_command(single).make_context(*args, **kwargs)
+
+    return LazyCommand
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  typer calls it so
@@ -102,13 +107,18 @@ def _app() -> typer.Typer:
     ) -> None:
         """See every byte that an LLM moves across a TPU slice, before you rent one."""
 
-    for name, command in COMMANDS.items():
-        app.command(name, cls=_LazyCommand, help=command.summary)(_placeholder)
+    groups = {name: typer.Typer(**SETTINGS, no_args_is_help=True) for name in GROUPS}
+    for words, command in COMMANDS.items():
+        *group, name = words.split()
+        parent = groups[group[0]] if group else app
+        parent.command(name, cls=_lazy_class(command), help=command.summary)(_placeholder)
+    for name, group_app in groups.items():
+        app.add_typer(group_app, name=name, help=GROUPS[name])
     return app
 
 
 def _placeholder() -> None:
-    raise AssertionError("_LazyCommand invokes the command itself")
+    raise AssertionError("LazyCommand invokes the command itself")
 
 
 def main() -> None:
