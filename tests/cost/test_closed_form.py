@@ -258,7 +258,10 @@ def test_weights_arrive_behind_collectives_and_small_operations():
     )
     fast = replace(
         form,
-        collectives=tuple(replace(c, s_per_byte=c.s_per_byte / 100) for c in form.collectives),
+        collectives=tuple(
+            replace(c, transfer=replace(c.transfer, s_per_byte=c.transfer.s_per_byte / 100))
+            for c in form.collectives
+        ),
     )
     batch = np.array([2.0, 2.0, 128.0, 128.0])
     sizes = {"batch": batch, "prompt": np.full(4, 2048.0), "output": np.full(4, 2.0)}

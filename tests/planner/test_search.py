@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import meshscope
+from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.planner.batches import Batches, parse_batches
-from meshscope.planner.grid import SearchSpace
+from meshscope.planner.grid import SearchSpace, grid_of
 from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.search import PlanSearch, search
@@ -30,7 +31,19 @@ def _searched(
     dtypes: tuple[str, ...] = ("bf16",),
     prompt: int = 1024,
 ) -> PlanSearch:
-    space = SearchSpace(
+    space = _space(model, topology, batch=batch, dtypes=dtypes, prompt=prompt)
+    return search(space, objective_of(slo, goal))
+
+
+def _space(
+    model: str,
+    topology: str,
+    *,
+    batch: str | None = None,
+    dtypes: tuple[str, ...] = ("bf16",),
+    prompt: int = 1024,
+) -> SearchSpace:
+    return SearchSpace(
         model=read_model(model),
         topology=parse_topology(topology),
         workload=Workload(batch=1, prompt=prompt, output=128),
@@ -38,7 +51,6 @@ def _searched(
         weight_dtypes=dtypes,
         cache_dtypes=dtypes,
     )
-    return search(space, objective_of(slo, goal))
 
 
 def _brute_force(model: str, topology: str, batch: int) -> dict[str, meshscope.Run]:
@@ -98,6 +110,23 @@ def test_every_choice_on_the_front_has_the_predicted_times() -> None:
         assert choice.ttft_s == pytest.approx(run.time.ttft_s)
         assert choice.tpot_s == pytest.approx(run.time.tpot_s)
         assert choice.tpot_s <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("model", "topology"), [("Qwen/Qwen3-30B-A3B", "v6e-8"), ("openai/gpt-oss-20b", "2xv6e:2x2")]
+)
+def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str) -> None:
+    """Plans share costs and collectives in a search; alone, each computes all of them."""
+    space = _space(model, topology, dtypes=("bf16", "s8"))
+    plans = plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
+    grid = grid_of(space, plans)
+    sample = np.random.default_rng(1).permutation(len(grid.candidates))[:60]
+    assert {grid.candidates[at].plan.pp for at in sample} > {1}
+    assert {grid.candidates[at].plan.fsdp for at in sample} > {1}
+    for at in sample:
+        prefill, decode = predicted_times(grid.experiment(at))
+        assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)
+        assert grid.tpot_s[at] == pytest.approx(decode.step.value_s, rel=1e-12)
 
 
 def test_the_pareto_front_is_that_of_all_pairs() -> None:

@@ -76,4 +76,4 @@ def wire_bytes(form: PlanForm, steps: ClosedSteps, at: int, collective: int) -> 
     """Bytes that a device sends in all executions of a collective."""
     cost = form.collectives[collective]
     n = (cost.n_tick * form.n_microbatches + cost.n_once) * float(steps.n_chunks[at])
-    return float(steps.payload_bytes[at, collective]) * cost.wire_factor * n
+    return float(steps.payload_bytes[at, collective]) * cost.transfer.wire_factor * n

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from meshscope.cost.closed_form import ClosedSteps, PlanForm
 from meshscope.cost.efficiency import ClosedConstants
-from meshscope.cost.planned_collectives import CollectiveCost
 
 
 def bounding_forms(
@@ -28,7 +27,7 @@ def is_measured(form: PlanForm, steps: ClosedSteps, at: int) -> Iterator[bool]:
     """Whether the payload of each collective is inside a measured range."""
     for m, collective in enumerate(form.collectives):
         payload = steps.payload_bytes[at, m]
-        is_inside = any(low <= payload <= high for low, high in collective.ranges)
+        is_inside = any(low <= payload <= high for low, high in collective.transfer.ranges)
         yield not steps.collectives_s[at, m] or is_inside
 
 
@@ -45,14 +44,8 @@ def _bounded(form: PlanForm, constants: ClosedConstants, factors: tuple[float, .
     return replace(
         form,
         efficiency=replace(form.efficiency, constants=constants),
-        collectives=tuple(_scaled(collective, factor) for collective, factor in collectives),
-    )
-
-
-def _scaled(collective: CollectiveCost, factor: float) -> CollectiveCost:
-    return replace(
-        collective,
-        latency_s=collective.latency_s * factor,
-        hops_s=collective.hops_s * factor,
-        s_per_byte=collective.s_per_byte * factor,
+        collectives=tuple(
+            replace(collective, transfer=collective.transfer.scaled(factor))
+            for collective, factor in collectives
+        ),
     )

@@ -27,7 +27,12 @@ from meshscope.cost.efficiency import ChipEfficiency, efficiency_of
 from meshscope.cost.expert_load import routed_tokens_per_token, sorted_rows_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.gathers import row_s
-from meshscope.cost.planned_collectives import CollectiveCost, HiddenBehind, collective_costs
+from meshscope.cost.planned_collectives import (
+    CollectiveCost,
+    HiddenBehind,
+    TransferLines,
+    collective_costs,
+)
 from meshscope.cost.rates import Rates, rates_of
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Part, Phase
@@ -160,22 +165,28 @@ class ClosedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanBatch:
-    """The closed forms of several plans as arrays over [plan]; collectives and strategies are padded."""
+    """The closed forms of several plans as arrays over [plan].
+
+    Plans with the same collectives share a `row` of them, and collectives with the same groups a `line`.
+    Collectives and strategies are padded; line 0 takes no time.
+    """
 
     coefficients: FloatArray  # [plan, part, cost, feature]
     cost_s: FloatArray  # [plan, cost] seconds per unit of cost
     streams_weights: FloatArray  # [plan]
     is_once: FloatArray  # [part]
-    payload: FloatArray  # [plan, collective, feature]
-    latency_s: FloatArray  # [plan, collective, strategy]
+    row: IntArray  # [plan]
+    payload: FloatArray  # [row, collective, feature]
+    n_tick: FloatArray  # [row, collective]
+    n_once: FloatArray
+    behind_attention: FloatArray
+    behind_layers: FloatArray
+    line: IntArray
+    latency_s: FloatArray  # [line, strategy]
     hops_s: FloatArray
     s_per_byte: FloatArray
     least_bytes: FloatArray
     most_bytes: FloatArray
-    n_tick: FloatArray  # [plan, collective]
-    n_once: FloatArray
-    behind_attention: FloatArray  # [plan, collective]
-    behind_layers: FloatArray
     data_size: FloatArray
     cp: FloatArray
     n_microbatches: FloatArray
@@ -198,27 +209,43 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     def by_plan(value: Callable[[PlanForm], float]) -> FloatArray:
         return np.array([value(form) for form in forms], dtype=float)
 
-    def by_collective(
-        value: Callable[[CollectiveCost], float | FloatArray], *shape: int, fill: float = 0.0
-    ) -> FloatArray:
-        return _padded([[value(c) for c in form.collectives] for form in forms], shape, fill)
+    sets = {id(form.collectives): form.collectives for form in forms}
+    row_of = {key: row for row, key in enumerate(sets)}
+    collectives = [c for of_row in sets.values() for c in of_row]
+    transfers = {id(c.transfer): c.transfer for c in collectives}
+    line_of = {key: line for line, key in enumerate(transfers, start=1)}
+    sizes = [len(of_row) for of_row in sets.values()]
+    shape = (len(sizes), max(sizes, default=0))
+    place = (np.repeat(np.arange(len(sizes)), sizes), [m for n in sizes for m in range(n)])
 
-    n_strategies = max((len(c.latency_s) for form in forms for c in form.collectives), default=1)
+    def by_collective(
+        value: Callable[[CollectiveCost], float | FloatArray], *more: int
+    ) -> FloatArray:
+        values = np.zeros((*shape, *more))
+        if collectives:
+            values[place] = [value(c) for c in collectives]
+        return values
+
+    def by_line(value: Callable[[TransferLines], FloatArray], fill: float = 0.0) -> FloatArray:
+        return _padded([np.zeros(1), *map(value, transfers.values())], fill)
+
     return PlanBatch(
         coefficients=np.array([form.costs.coefficients for form in forms]),
         cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
+        row=np.array([row_of[id(form.collectives)] for form in forms], dtype=int),
         payload=by_collective(lambda c: c.payload, len(Feature)),
-        latency_s=by_collective(lambda c: c.latency_s, n_strategies, fill=np.inf),
-        hops_s=by_collective(lambda c: c.hops_s, n_strategies),
-        s_per_byte=by_collective(lambda c: c.s_per_byte, n_strategies),
-        least_bytes=by_collective(lambda c: c.least_bytes, n_strategies),
-        most_bytes=by_collective(lambda c: c.most_bytes, n_strategies, fill=np.inf),
         n_tick=by_collective(lambda c: c.n_tick),
         n_once=by_collective(lambda c: c.n_once),
         behind_attention=by_collective(lambda c: c.hidden_behind is HiddenBehind.ATTENTION),
         behind_layers=by_collective(lambda c: c.hidden_behind is HiddenBehind.LAYERS),
+        line=by_collective(lambda c: line_of[id(c.transfer)]).astype(int),
+        latency_s=by_line(lambda t: t.latency_s, fill=np.inf),
+        hops_s=by_line(lambda t: t.hops_s),
+        s_per_byte=by_line(lambda t: t.s_per_byte),
+        least_bytes=by_line(lambda t: t.least_bytes),
+        most_bytes=by_line(lambda t: t.most_bytes, fill=np.inf),
         data_size=by_plan(lambda f: f.data_size),
         cp=by_plan(lambda f: f.cp),
         n_microbatches=by_plan(lambda f: f.n_microbatches),
@@ -255,18 +282,11 @@ def cost_s(form: PlanForm) -> FloatArray:
     return np.array([by_cost[cost] for cost in Cost])
 
 
-def _padded(
-    rows: Sequence[Sequence[float | FloatArray]], shape: tuple[int, ...], fill: float
-) -> FloatArray:
-    """[plan, collective, *shape] of ragged rows; strategies are padded with `fill`, collectives with 0."""
-    padded = np.zeros((len(rows), max(map(len, rows), default=0), *shape))
-    for p, row in enumerate(rows):
-        padded[p, : len(row)] = fill
-        for m, value in enumerate(row):
-            if isinstance(value, np.ndarray):
-                padded[p, m, : len(value)] = value
-            else:
-                padded[p, m] = value
+def _padded(rows: Sequence[FloatArray], fill: float) -> FloatArray:
+    """[row, column] of rows of several lengths, filled up with `fill`."""
+    padded = np.full((len(rows), max(map(len, rows))), fill)
+    for at, row in enumerate(rows):
+        padded[at, : len(row)] = row
     return padded
 
 
@@ -289,7 +309,7 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     features = _features(plans, at, chunks, prompt, output)
     # [n, part, cost] = [n, part, cost, feature] x [n, feature], as one product of small matrices
     costs = (plans.coefficients[at] @ features[:, None, :, None])[..., 0]
-    payload = (plans.payload[at] @ features[:, :, None])[..., 0]
+    payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
     costs = _in_hbm(plans, at, costs, features)
     work = _work(plans, at, costs)
     once_s, tick_s, exposed_tick_s = _collectives_s(plans, at, payload, work.core_s)
@@ -404,13 +424,14 @@ def _collectives_s(
     plans: PlanBatch, at: IntArray, payload: FloatArray, core_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[n, collective] seconds outside the ticks, per tick, and exposed per tick."""
-    run_s = _strategy_s(plans, at, payload[..., None])
-    tick_s = run_s * plans.n_tick[at]
+    row = plans.row[at]
+    run_s = _strategy_s(plans, plans.line[row], payload[..., None])
+    tick_s = run_s * plans.n_tick[row]
     layers_s = np.where(plans.is_once > 0, 0.0, core_s).sum(axis=1)
     attention_s = core_s[:, PARTS.index(Part.ATTN)]
-    exposed_s = _exposed(plans.behind_attention[at], tick_s, attention_s)
-    exposed_s = _exposed(plans.behind_layers[at], exposed_s, layers_s)
-    return run_s * plans.n_once[at], tick_s, exposed_s
+    exposed_s = _exposed(plans.behind_attention[row], tick_s, attention_s)
+    exposed_s = _exposed(plans.behind_layers[row], exposed_s, layers_s)
+    return run_s * plans.n_once[row], tick_s, exposed_s
 
 
 def _features(
@@ -475,14 +496,15 @@ def _block_pairs(
     return size**2 * causal_blocks(n_rows, n_rows), size**2 * causal_blocks(n_rows, width)
 
 
-def _strategy_s(plans: PlanBatch, at: IntArray, payload: FloatArray) -> FloatArray:
-    """[n, collective] seconds of the fastest strategy that the compiler takes for the payload."""
-    if not plans.latency_s.shape[-1]:
-        return np.zeros(payload.shape[:-1])
-    bytes_s = payload * plans.s_per_byte[at]
+def _strategy_s(plans: PlanBatch, line: IntArray, payload: FloatArray) -> FloatArray:
+    """[n, collective] seconds of the fastest strategy that the compiler takes for the payload.
+
+    `line` [n, collective] and `payload` [n, collective, 1] are those of each collective.
+    """
+    bytes_s = payload * plans.s_per_byte[line]
     whole = np.rint(payload)
-    is_taken = (plans.least_bytes[at] <= whole) & (whole <= plans.most_bytes[at])
-    by_strategy = plans.latency_s[at] + np.maximum(plans.hops_s[at], bytes_s)
+    is_taken = (plans.least_bytes[line] <= whole) & (whole <= plans.most_bytes[line])
+    by_strategy = plans.latency_s[line] + np.maximum(plans.hops_s[line], bytes_s)
     return np.where(is_taken, by_strategy, np.inf).min(axis=-1)
 
 

@@ -5,7 +5,7 @@ every workload.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -137,7 +137,7 @@ def plan_costs(experiment: Experiment, phase: Phase, rates: Rates) -> PlanCosts:
     act_bytes = DTYPE_BITS[workload.activation_dtype] / 8
     device = _Device(
         model=experiment.model,
-        plan=_one_replica(experiment.plan),
+        plan=_one_device(experiment.plan),
         phase=phase,
         weight_dtype=workload.weight_dtype,
         act_bytes=act_bytes,
@@ -146,40 +146,50 @@ def plan_costs(experiment: Experiment, phase: Phase, rates: Rates) -> PlanCosts:
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
     )
-    return _device_costs(device)
+    return _device_costs(device, experiment.plan.pp)
 
 
-def _one_replica(plan: Plan) -> Plan:
-    """The plan without the axes on which the work of a device does not depend.
+def _one_device(plan: Plan) -> Plan:
+    """The plan without the axes on which the work of a device in a layer does not depend.
 
-    They split sequences and positions, which are features, and weights that fsdp gathers.
+    They split layers, sequences and positions, which are features, and weights that fsdp gathers.
     """
     has_experts = plan.data_axis in plan.expert_axes
-    return replace(plan, cp=1) if has_experts else replace(plan, cp=1, dp=1, fsdp=1)
+    return replace(plan, pp=1, cp=1) if has_experts else Plan(tp=plan.tp, ep=plan.ep, sp=plan.sp)
 
 
 @lru_cache(maxsize=CACHED_COSTS)
-def _device_costs(device: _Device) -> PlanCosts:
-    coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
-    for part, cost, feature, value in _entries(device):
-        coefficients[PARTS.index(part), cost, feature] += value
-    return PlanCosts(coefficients=coefficients)
+def _device_costs(device: _Device, n_stages: int) -> PlanCosts:
+    n_layers = _layer_counts(device.model, n_stages)
+    by_layer = (n * _layer_costs(device, layer) for layer, n in n_layers.items())
+    return PlanCosts(coefficients=sum(by_layer, _outer_costs(device)))
+
+
+@lru_cache(maxsize=CACHED_COSTS)
+def _outer_costs(device: _Device) -> FloatArray:
+    return _summed((*_embedding(device), *_head(device)))
+
+
+@lru_cache(maxsize=CACHED_COSTS)
+def _layer_costs(device: _Device, layer: Layer) -> FloatArray:
+    return _summed(_layer(device, layer))
 
 
 _Entry = tuple[Part, Cost, Feature, float]
 
 
-def _entries(device: _Device) -> Iterator[_Entry]:
-    yield from _embedding(device)
-    yield from _head(device)
-    for layer, n in _layer_counts(device.model, device.plan).items():
-        for part, cost, feature, value in _layer(device, layer):
-            yield part, cost, feature, n * value
+def _summed(entries: Iterable[_Entry]) -> FloatArray:
+    """[part, cost, feature] the sum of the entries."""
+    coefficients = np.zeros((len(PARTS), len(Cost), len(Feature)))
+    for part, cost, feature, value in entries:
+        coefficients[PARTS.index(part), cost, feature] += value
+    return coefficients
 
 
-def _layer_counts(model: Model, plan: Plan) -> Counter[Layer]:
+@lru_cache(maxsize=CACHED_COSTS)
+def _layer_counts(model: Model, n_stages: int) -> Counter[Layer]:
     """The number of layers of each kind in the stage with the most layers."""
-    fullest = max(stage_layers(model.n_layers, plan.pp), key=len)
+    fullest = max(stage_layers(model.n_layers, n_stages), key=len)
     return Counter(model.layers[fullest.start : fullest.stop])
 
 

@@ -5,9 +5,10 @@ prediction engine, determine the coefficients.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from meshscope.cost.workload_features import Feature
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
+from meshscope.interconnect.geometry import GroupGeometry
 from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
@@ -25,6 +27,7 @@ from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
 
 LANES = 128  # of a tile
+CACHED_TRANSFERS = 1 << 15
 
 
 class HiddenBehind(StrEnum):
@@ -54,31 +57,48 @@ def hidden_behind(
     return HiddenBehind.LAYERS if is_ahead and is_gather and is_in_layers else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferLines:
+    """A kind of collective over its groups, for any payload: the time of each strategy [strategy].
+
+    A strategy takes `latency_s`, then the longer of `hops_s` and its bytes, if the payload is from
+    `least_bytes` to `most_bytes`. `ranges` are the measured payloads.
+    """
+
+    latency_s: FloatArray
+    hops_s: FloatArray
+    s_per_byte: FloatArray
+    least_bytes: FloatArray
+    most_bytes: FloatArray
+    wire_factor: float
+    ranges: tuple[tuple[int, int], ...]
+
+    def scaled(self, factor: float) -> "TransferLines":
+        """The transfer that takes `factor` times as long."""
+        return replace(
+            self,
+            latency_s=self.latency_s * factor,
+            hops_s=self.hops_s * factor,
+            s_per_byte=self.s_per_byte * factor,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCost:
-    """One collective of a plan's step: payload per feature, and the time of each strategy.
-
-    A strategy takes `latency_s`, then the longer of `hops_s` and its bytes, if the payload is one of its
-    `payloads`.
+    """One collective of a plan's step: payload per feature, and what a payload takes.
 
     It runs `n_tick` times per tick in the stage with the most layers, and `n_once` times per step outside
-    the ticks. `hidden_behind` is None for a synchronous collective. `ranges` are the measured payloads.
+    the ticks. `hidden_behind` is None for a synchronous collective.
     """
 
     part: Part
     kind: Kind
     axis: str
     payload: FloatArray  # [feature]
-    latency_s: FloatArray  # [strategy]
-    hops_s: FloatArray  # [strategy]
-    s_per_byte: FloatArray  # [strategy]
-    least_bytes: FloatArray  # [strategy]
-    most_bytes: FloatArray  # [strategy]
+    transfer: TransferLines
     n_tick: float
     n_once: float
-    wire_factor: float
     hidden_behind: HiddenBehind | None
-    ranges: tuple[tuple[int, int], ...]
 
 
 def collective_costs(
@@ -87,46 +107,91 @@ def collective_costs(
     """The collectives of one phase of a plan."""
     references = _references(experiment, phase)
     runs = [list(_runs(_with_workload(experiment, phase, ref), phase)) for ref in references]
-    features = [Feature.ONE, Feature.SEQUENCES, Feature.TOKENS][: len(references)]
-    rows = [[1.0, ref.b, ref.b * ref.s][: len(references)] for ref in references]
-    inverse = np.linalg.inv(np.array(rows))
+    payloads = np.array([[_payload_bytes(run.collective) for run in of] for of in runs], float)
+    coefficients = _coefficients(references, payloads)
+    transfers: dict[
+        tuple[Kind, int], TransferLines
+    ] = {}  # by the identity of the groups: spares hashing
     costs: list[CollectiveCost] = []
-    for at, run in enumerate(runs[0]):
-        payloads = [_payload_bytes(other[at].collective) for other in runs]
-        payload = np.zeros(len(Feature))
-        payload[features] = inverse @ np.array(payloads, dtype=float)
-        costs.append(_cost(experiment, constants, run, payload, phase))
+    for run, payload in zip(runs[0], coefficients, strict=True):
+        collective = run.collective
+        key = (collective.kind, id(collective.groups))
+        if key not in transfers:
+            transfers[key] = _transfer(
+                collective.kind, geometry_of(experiment.topology, collective.groups), constants
+            )
+        costs.append(
+            CollectiveCost(
+                part=collective.part,
+                kind=collective.kind,
+                axis=collective.axis,
+                payload=payload,
+                transfer=transfers[key],
+                n_tick=run.n_tick,
+                n_once=run.n_once,
+                hidden_behind=hidden_behind(
+                    experiment, phase, collective, is_in_layers=run.n_tick > 0
+                ),
+            )
+        )
     return tuple(costs)
 
 
-def _cost(
-    experiment: Experiment,
-    constants: LinkConstants,
-    run: "_Run",
-    payload: FloatArray,
-    phase: Phase,
-) -> CollectiveCost:
-    collective = run.collective
-    geometry = geometry_of(experiment.topology, collective.groups)
-    lines = collective_lines(collective.kind, geometry, constants)
-    return CollectiveCost(
-        part=collective.part,
-        kind=collective.kind,
-        axis=collective.axis,
-        payload=payload,
+def with_weight_dtype(
+    costs: Sequence[CollectiveCost], experiment: Experiment, phase: Phase
+) -> tuple[CollectiveCost, ...]:
+    """The collectives of a plan with the weights of the experiment: those of fsdp gather other bytes.
+
+    `costs` are those of the same plan and phase with weights in another dtype.
+    """
+    first = _references(experiment, phase)[0]
+    runs = _runs(_with_workload(experiment, phase, first), phase)
+    return tuple(
+        replace(cost, payload=_of_feature(Feature.ONE, _payload_bytes(run.collective)))
+        if not cost.payload[Feature.SEQUENCES :].any()
+        else cost
+        for cost, run in zip(costs, runs, strict=True)
+    )
+
+
+def _of_feature(feature: Feature, value: float) -> FloatArray:
+    payload = np.zeros(len(Feature))
+    payload[feature] = value
+    return payload
+
+
+def _coefficients(references: Sequence["_Reference"], payloads: FloatArray) -> FloatArray:
+    """[collective, feature] bytes by feature, from those of the reference workloads [reference, collective].
+
+    The second reference has more sequences than the first, the third longer prompts.
+    """
+    first, second, *longer = references
+    tokens = np.zeros(payloads.shape[1])
+    if longer:
+        tokens = (payloads[2] - payloads[0]) / (longer[0].n_tokens - first.n_tokens)
+    more = payloads[1] - payloads[0] - tokens * (second.n_tokens - first.n_tokens)
+    sequences = more / (second.b - first.b)
+    coefficients = np.zeros((payloads.shape[1], len(Feature)))
+    coefficients[:, Feature.ONE] = payloads[0] - sequences * first.b - tokens * first.n_tokens
+    coefficients[:, Feature.SEQUENCES] = sequences
+    coefficients[:, Feature.TOKENS] = tokens
+    return coefficients
+
+
+@lru_cache(maxsize=CACHED_TRANSFERS)
+def _transfer(kind: Kind, geometry: GroupGeometry, constants: LinkConstants) -> TransferLines:
+    lines = collective_lines(kind, geometry, constants)
+    return TransferLines(
         latency_s=np.array([line.latency_s for line in lines] or [0.0]),
         hops_s=np.array([line.hops_s for line in lines] or [0.0]),
         s_per_byte=np.array([line.s_per_byte for line in lines] or [0.0]),
         least_bytes=np.array([line.payloads[0] for line in lines] or [0.0]),
         most_bytes=np.array([line.payloads[1] for line in lines] or [np.inf]),
-        n_tick=run.n_tick,
-        n_once=run.n_once,
-        hidden_behind=hidden_behind(experiment, phase, collective, is_in_layers=run.n_tick > 0),
-        wire_factor=float(wire_factor(collective.kind, geometry.group_size)),
+        wire_factor=float(wire_factor(kind, geometry.group_size)),
         ranges=tuple(
             (measured.min_payload_bytes, measured.max_payload_bytes)
             for measured in constants.measured
-            if measured.contains(collective.kind, measured.min_payload_bytes, geometry.group_size)
+            if measured.contains(kind, measured.min_payload_bytes, geometry.group_size)
         ),
     )
 
@@ -141,6 +206,11 @@ class _Reference:
 
     b: int
     s: int
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens per device and micro-batch."""
+        return self.b * self.s
 
 
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
@@ -182,9 +252,8 @@ def _runs(experiment: Experiment, phase: Phase) -> Iterator[_Run]:
     n_tokens = experiment.workload.prompt if phase is Phase.PREFILL else 1
     pp = experiment.plan.pp
     sizes = [len(layers) for layers in stage_layers(experiment.model.n_layers, pp)]
-    chosen = {0, sizes.index(max(sizes)), pp - 1}
     step = PlannedStep(phase=phase, n_tokens=n_tokens, n_steps=1)
-    stages = planned_stages(experiment, step, chosen=chosen)
+    stages = planned_stages(experiment, step, chosen={sizes.index(max(sizes))})
     if pp == 1:
         (stage,) = stages
         outside = (*stage.before, *stage.after)
@@ -216,10 +285,17 @@ def _stage_sends(
 
 def _layer_runs(stage: PlannedStage, n_microbatches: int) -> Iterator[_Run]:
     """The collectives of a stage's layers; layers with the same collectives are merged."""
-    by_id = {id(collectives): collectives for _, collectives in stage.layers}  # spares hashing
-    n_layers: Counter[tuple[PlannedCollective, ...]] = Counter()
+    by_id = {id(collectives): collectives for _, collectives in stage.layers}
+    kinds: list[
+        tuple[PlannedCollective, ...]
+    ] = []  # few: comparing them is faster than hashing groups
+    n_layers: list[int] = []
     for key, n in Counter(id(collectives) for _, collectives in stage.layers).items():
-        n_layers[by_id[key]] += n
-    for collectives, n in n_layers.items():
+        if by_id[key] in kinds:
+            n_layers[kinds.index(by_id[key])] += n
+        else:
+            kinds.append(by_id[key])
+            n_layers.append(n)
+    for collectives, n in zip(kinds, n_layers, strict=True):
         for collective in collectives:
             yield _Run(collective=collective, n_tick=n * collective.count / n_microbatches)

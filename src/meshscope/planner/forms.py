@@ -7,7 +7,7 @@ import numpy as np
 
 from meshscope.cost.closed_form import PlanForm, plan_form
 from meshscope.cost.features import plan_costs
-from meshscope.cost.planned_collectives import CollectiveCost
+from meshscope.cost.planned_collectives import CollectiveCost, with_weight_dtype
 from meshscope.cost.workload_features import Feature
 from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
@@ -46,6 +46,9 @@ class FormTable:
     forms: list[PlanForm] = field(default_factory=list[PlanForm])
     _index: dict[FormKey, int] = field(default_factory=dict[FormKey, int])
     _bases: dict[Hashable, PlanForm] = field(default_factory=dict[Hashable, PlanForm])
+    _shared: dict[Hashable, tuple[CollectiveCost, ...]] = field(
+        default_factory=dict[Hashable, tuple[CollectiveCost, ...]]
+    )
 
     def index(self, key: FormKey, batch: int) -> int:
         """The position in `forms` of the form with this key; `batch` is one of its batches."""
@@ -72,31 +75,52 @@ class FormTable:
             cache_dtype=key.cache_dtype,
         )
         experiment = self.experiment(key.plan, workload)
-        # Collectives are those of one micro-batch, and weights travel only in the gathers of fsdp.
-        gathered = key.weight_dtype if key.plan.fsdp > 1 else None
-        shared = (key.plan, key.phase, key.is_split, gathered)
-        base = self._bases.get(shared)
-        if base is None:
-            base = plan_form(experiment, key.phase, profile=self.profile)
-            self._bases[shared] = base
-            return base
+        base = self._base(key, experiment)
         kernels = experiment.kernels
         return replace(
             base,
             costs=plan_costs(experiment, key.phase, base.rates),
-            collectives=_of_microbatches(base, key.n_microbatches),
+            collectives=self._collectives(key, base, experiment),
             n_microbatches=key.n_microbatches,
             has_kernel=kernels.prefill_attention.kernel is not None,
             reads_static_cache=kernels.decode_attention.kernel is None,
         )
 
+    def _base(self, key: FormKey, experiment: Experiment) -> PlanForm:
+        """The first form of the same plan and phase, which the others change in a few fields."""
+        shared = (key.plan, key.phase, key.is_split)
+        base = self._bases.get(shared)
+        if base is None:
+            base = plan_form(experiment, key.phase, profile=self.profile)
+            self._bases[shared] = base
+            self._shared[id(base), _gathered(key)] = base.collectives
+        return base
 
-def _of_microbatches(base: PlanForm, n: int) -> tuple[CollectiveCost, ...]:
-    """The collectives of a form with `n` micro-batches; those after the ticks carry all sequences."""
-    if n == base.n_microbatches:
-        return base.collectives
+    def _collectives(
+        self, key: FormKey, base: PlanForm, experiment: Experiment
+    ) -> tuple[CollectiveCost, ...]:
+        """Those of one micro-batch; weights travel only in the gathers of fsdp."""
+        of_dtype = (id(base), _gathered(key))
+        if of_dtype not in self._shared:
+            self._shared[of_dtype] = with_weight_dtype(base.collectives, experiment, key.phase)
+        n = key.n_microbatches / base.n_microbatches
+        if n == 1:
+            return self._shared[of_dtype]
+        of_both = (*of_dtype, n)
+        if of_both not in self._shared:
+            self._shared[of_both] = _of_microbatches(self._shared[of_dtype], n)
+        return self._shared[of_both]
+
+
+def _gathered(key: FormKey) -> str | None:
+    """The dtype of the weights that fsdp gathers."""
+    return key.weight_dtype if key.plan.fsdp > 1 else None
+
+
+def _of_microbatches(
+    collectives: tuple[CollectiveCost, ...], n: float
+) -> tuple[CollectiveCost, ...]:
+    """The collectives with `n` times as many micro-batches; those after the ticks carry all sequences."""
     factors = np.ones(len(Feature))
-    factors[[Feature.SEQUENCES, Feature.TOKENS]] = n / base.n_microbatches
-    return tuple(
-        replace(c, payload=c.payload * factors) if c.n_once else c for c in base.collectives
-    )
+    factors[[Feature.SEQUENCES, Feature.TOKENS]] = n
+    return tuple(replace(c, payload=c.payload * factors) if c.n_once else c for c in collectives)

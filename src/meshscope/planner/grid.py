@@ -180,6 +180,7 @@ def _candidates(
         dtype: device_cache_bytes(space.model, plan, replace(one, cache_dtype=dtype))
         for dtype in space.cache_dtypes
     }
+    chunks = {batch: _chunks(space, plan, replace(one, batch=batch)) for batch in batches}
     for weight_dtype in space.weight_dtypes:
         if cut_block(plan, space.model, weight_dtype) is not None:
             continue
@@ -192,27 +193,25 @@ def _candidates(
                 workload = replace(
                     one, batch=batch, weight_dtype=weight_dtype, cache_dtype=cache_dtype
                 )
-                yield from _of_workload(space, plan, workload, table, steps)
+                prefill, decode = (table.index(_key(plan, of, workload), batch) for of in Phase)
+                for chunk in chunks[batch]:
+                    yield Candidate(
+                        plan=plan,
+                        workload=replace(workload, prefill_chunk=chunk) if chunk else workload,
+                        prefill=steps.at(prefill, batch, chunk),
+                        decode=steps.at(decode, batch, None),
+                    )
 
 
-def _of_workload(
-    space: SearchSpace, plan: Plan, workload: Workload, table: FormTable, steps: _Steps
-) -> Iterator[Candidate]:
-    """The candidates with each chunk of prefill."""
-    prefill, decode = (table.index(_key(plan, phase, workload), workload.batch) for phase in Phase)
-    chunks = dict.fromkeys(
+def _chunks(space: SearchSpace, plan: Plan, workload: Workload) -> tuple[int | None, ...]:
+    """The chunks of prefill to try, each once."""
+    chunks = (
         with_auto_chunk(
             space.model, plan, workload, space.program, Engine.MESHSCOPE, limit=limit
         ).prefill_chunk
         for limit in CHUNK_LIMITS
     )
-    for chunk in chunks:
-        yield Candidate(
-            plan=plan,
-            workload=replace(workload, prefill_chunk=chunk),
-            prefill=steps.at(prefill, workload.batch, chunk),
-            decode=steps.at(decode, workload.batch, None),
-        )
+    return tuple(dict.fromkeys(chunks))
 
 
 def _key(plan: Plan, phase: Phase, workload: Workload) -> FormKey:

@@ -356,7 +356,7 @@ def _wire_by_axis(experiment: Experiment, phase: Phase) -> dict[str, float]:
     by_axis: dict[str, float] = {}
     for m, collective in enumerate(form.collectives):
         n_runs = collective.n_tick * form.n_microbatches + collective.n_once
-        n_bytes = float(steps.payload_bytes[0, m]) * collective.wire_factor * n_runs
+        n_bytes = float(steps.payload_bytes[0, m]) * collective.transfer.wire_factor * n_runs
         n_bytes *= float(steps.n_chunks[0])
         by_axis[collective.axis] = by_axis.get(collective.axis, 0.0) + n_bytes
     return by_axis

@@ -34,7 +34,10 @@ def predict(experiment: Experiment) -> list[Collective]:
 def planned_stages(
     experiment: Experiment, step: PlannedStep, *, chosen: Collection[int] | None = None
 ) -> tuple[PlannedStage, ...]:
-    """The collectives of one step, per pipeline stage; `chosen` may leave out stages of meshscope's engine."""
+    """The collectives of one step, per pipeline stage.
+
+    With `chosen`, meshscope's engine lists the layers of those stages only.
+    """
     match experiment.engine:
         case Engine.MESHSCOPE:
             return meshscope_stages(experiment, step, chosen=chosen)

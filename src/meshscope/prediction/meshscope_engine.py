@@ -4,8 +4,9 @@ Dimensions: b sequences per device, s tokens per step, D hidden, V padded vocabu
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.context import context_collectives
 from meshscope.prediction.pipeline import pipeline_stages
@@ -25,6 +26,7 @@ from meshscope.spec.plan.weights import (
     attention_weights,
     dense_weights,
     expert_weights,
+    gathered_arrays,
     outer_weights,
     padded_vocab,
     shared_weights,
@@ -39,6 +41,7 @@ class _DecoderStep:
     experiment: Experiment
     step: PlannedStep
     n_microbatches: int = 1
+    places: dict[tuple[str, ...], tuple[str, Groups]] = field(default_factory=dict)  # by axes
 
     @property
     def model(self) -> Model:
@@ -78,15 +81,19 @@ class _DecoderStep:
         return self.plan.sp and (is_prefill or self.local_batch % self.plan.tp == 0)
 
     def collective(
-        self, part: Part, kind: Kind, axes: Collection[str], shape: tuple[int, ...], dtype: str = ""
+        self, part: Part, kind: Kind, axes: tuple[str, ...], shape: tuple[int, ...], dtype: str = ""
     ) -> PlannedCollective:
         """A collective over plan axes; `dtype` defaults to that of the activations."""
-        mesh = self.plan.mesh
+        if axes not in self.places:
+            mesh = self.plan.mesh
+            names = "+".join(name for name in mesh.names if name in axes)
+            self.places[axes] = (names, mesh.groups(*axes))
+        axis, groups = self.places[axes]
         return PlannedCollective(
             part=part,
             kind=kind,
-            axis="+".join(name for name in mesh.names if name in axes),
-            groups=mesh.groups(*axes),
+            axis=axis,
+            groups=groups,
             shape=shape,
             dtype=dtype or self.workload.activation_dtype,
         )
@@ -95,7 +102,7 @@ class _DecoderStep:
 def meshscope_stages(
     experiment: Experiment, step: PlannedStep, *, chosen: Collection[int] | None = None
 ) -> tuple[PlannedStage, ...]:
-    """The collectives of one step of meshscope's program, per pipeline stage, or of the chosen stages."""
+    """The collectives of one step of meshscope's program, per pipeline stage; layers of the chosen ones."""
     program = _DecoderStep(
         experiment=experiment,
         step=step,
@@ -292,13 +299,6 @@ def _gather_weights(
     if plan.fsdp == 1:
         return ()
     return tuple(
-        program.collective(
-            part,
-            Kind.ALL_GATHER,
-            ("fsdp",),
-            weight.gathered_shape(plan),
-            weight.stored_dtype(dtype),
-        )
-        for weight in weights
-        if weight.fsdp_dim(plan) is not None
+        program.collective(part, Kind.ALL_GATHER, ("fsdp",), shape, stored_dtype)
+        for shape, stored_dtype in gathered_arrays(weights, plan, dtype)
     )

@@ -4,8 +4,7 @@ The compiler avoids it by another order of the dimensions, except where a progra
 that lookups and grouped matmuls read row by row, and the cache that the decode kernel reads.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from meshscope.spec.experiment import Experiment
@@ -23,7 +22,7 @@ def padding_bytes(experiment: Experiment) -> int:
     if experiment.topology.chip.kind is not ChipKind.TPU:
         return 0
     model, plan = experiment.model, experiment.plan
-    layers = Counter(stored_layers(model.layers, plan.pp))
+    layers = stored_layers(model, plan.pp)
     weights = _weights_padding(experiment, outer_weights(model, plan))
     for layer, n_layers in layers.items():
         weights += n_layers * _weights_padding(experiment, layer_weights(model, plan, layer))
@@ -41,7 +40,7 @@ def _weights_padding(experiment: Experiment, weights: Iterable[Weight]) -> int:
     )
 
 
-def _cache_padding(experiment: Experiment, layers: Counter[Layer]) -> int:
+def _cache_padding(experiment: Experiment, layers: Mapping[Layer, int]) -> int:
     """Padding of the cache as the decode kernel reads it."""
     model, plan, workload = experiment.model, experiment.plan, experiment.workload
     n_positions = cache_slots(plan, workload)

@@ -31,7 +31,7 @@ def pipeline_stages(
 
     `whole` is the program without a pipeline: embedding and layers for one micro-batch, the head
     for all sequences. `sent_shape` is the array that a device sends to its peer in the next stage.
-    `chosen` leaves out all other stages.
+    With `chosen`, only those stages have layers, and only they, the first and the last are returned.
     """
     plan = experiment.plan
     if plan.pp == 1:
@@ -45,6 +45,7 @@ def pipeline_stages(
             layers=tuple(
                 (layer, place(collectives, stage, n_microbatches))
                 for layer, collectives in whole.layers[layers.start : layers.stop]
+                if chosen is None or stage in chosen
             ),
             after=place(whole.after, last, 1)
             if stage == last
@@ -52,7 +53,7 @@ def pipeline_stages(
             index=stage,
         )
         for stage, layers in enumerate(stage_layers(len(whole.layers), plan.pp))
-        if chosen is None or stage in chosen
+        if chosen is None or stage in {0, last, *chosen}
     )
     return (*stages, PlannedStage(before=(), layers=(), after=(_share_tokens(experiment),)))
 
@@ -66,6 +67,7 @@ class _StagePlacement:
 
     mesh: Mesh
     placed: dict[tuple[int, int, int], tuple[PlannedCollective, ...]] = field(default_factory=dict)
+    groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     def __call__(
         self, collectives: tuple[PlannedCollective, ...], stage: int, n_times: int
@@ -87,12 +89,15 @@ class _StagePlacement:
 
     def _groups(self, groups: Groups, stage: int) -> Groups:
         """The groups of a stage: in mesh order they follow one another, as pp is outermost."""
-        n_each = self.mesh.n_devices // self.mesh.size("pp")
-        first, end = (
-            bisect_left(groups, at, key=lambda group: group[0] // n_each)
-            for at in (stage, stage + 1)
-        )
-        return groups[first:end]
+        key = (id(groups), stage)
+        if key not in self.groups:
+            n_each = self.mesh.n_devices // self.mesh.size("pp")
+            first, end = (
+                bisect_left(groups, at, key=lambda group: group[0] // n_each)
+                for at in (stage, stage + 1)
+            )
+            self.groups[key] = groups[first:end]
+        return self.groups[key]
 
 
 def _stage_send(

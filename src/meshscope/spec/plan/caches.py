@@ -120,7 +120,7 @@ def device_cache_bytes(
     `layers` defaults to all layers that the device allocates.
     """
     n_positions = cache_slots(plan, workload)
-    counts = Counter(stored_layers(model.layers, plan.pp) if layers is None else layers)
+    counts = stored_layers(model, plan.pp) if layers is None else Counter(layers)
     elements = sum(
         n * prod(array.local_shape(plan)) * array.n_slots(n_positions)
         for layer, n in counts.items()

@@ -5,11 +5,14 @@ A batch is split into micro-batches that advance one stage per tick (GPipe: Huan
 processes one micro-batch or is idle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 
-from meshscope.spec.model.model import Layer
+from meshscope.spec.model.model import Layer, Model
+
+CACHED_STAGES = 1024  # models and numbers of stages of a search
 
 
 def stage_layers(n_layers: int, n_stages: int) -> tuple[range, ...]:
@@ -77,13 +80,13 @@ def stage_slots(layers: Sequence[Layer], kind: Layer, n_stages: int) -> tuple[in
     )
 
 
-def stored_layers(layers: Sequence[Layer], n_stages: int) -> tuple[Layer, ...]:
-    """The layers that one device allocates, including unused slots."""
-    return tuple(
-        kind
-        for kind in dict.fromkeys(layers)
-        for _ in range(len(stage_slots(layers, kind, n_stages)) // n_stages)
-    )
+@lru_cache(maxsize=CACHED_STAGES)
+def stored_layers(model: Model, n_stages: int) -> Mapping[Layer, int]:
+    """How many layers of each kind one device allocates, including unused slots."""
+    return {
+        kind: len(stage_slots(model.layers, kind, n_stages)) // n_stages
+        for kind in dict.fromkeys(model.layers)
+    }
 
 
 def default_microbatches(local_batch: int, n_stages: int) -> int:

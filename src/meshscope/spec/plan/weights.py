@@ -4,7 +4,6 @@ Each dimension has a logical axis, which `mesh_axes_of` maps to mesh axes. Atten
 their weights; `layer_weights` combines them.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -139,6 +138,10 @@ class Weight:
     is_row_major: bool = False
     inputs: tuple[int, ...] = ()
 
+    def __hash__(self) -> int:
+        """A hash of a few fields: the key of caches of many plans."""
+        return hash((self.name, self.shape))
+
     @property
     def outputs(self) -> tuple[int, ...]:
         """The dimensions that are not summed over: those of a scale per output channel."""
@@ -235,6 +238,18 @@ class Weight:
             if dim is not Dim.EXPERT and "fsdp" in mesh_axes_of(dim, plan):
                 return index
         return None
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
+def gathered_arrays(
+    weights: tuple[Weight, ...], plan: Plan, dtype: str
+) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and dtype of each array that fsdp gathers, if weights are stored in `dtype`."""
+    return tuple(
+        (weight.gathered_shape(plan), weight.stored_dtype(dtype))
+        for weight in weights
+        if weight.fsdp_dim(plan) is not None
+    )
 
 
 def stored_arrays(weights: Iterable[Weight], dtype: str) -> Iterator[Weight]:
@@ -616,10 +631,18 @@ def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
     In a pipeline, every stage allocates the same number of layers, plus embedding and head.
     """
     outer = sum(weight.local_bytes(plan, dtype) for weight in outer_weights(model, plan))
-    layers = Counter(stored_layers(model.layers, plan.pp))
-    return outer + sum(n * layer_bytes(model, plan, layer, dtype) for layer, n in layers.items())
+    split = _layer_split(plan)
+    layers = stored_layers(model, plan.pp).items()
+    return outer + sum(n * layer_bytes(model, split, layer, dtype) for layer, n in layers)
 
 
+def _layer_split(plan: Plan) -> Plan:
+    """The plan with only the axes that split the weights of a layer."""
+    dp = plan.dp if "dp" in plan.expert_axes else 1
+    return replace(plan, pp=1, cp=1, dp=dp, sp=False)
+
+
+@lru_cache(maxsize=CACHED_WEIGHTS)
 def layer_bytes(model: Model, plan: Plan, layer: Layer, dtype: str) -> int:
     """Weight bytes of one layer on one device."""
     return sum(weight.local_bytes(plan, dtype) for weight in layer_weights(model, plan, layer))
