@@ -95,6 +95,10 @@ readme: $(VENV)/.dev demo ## write real output into the README and the docs
 site: $(VENV)/.dev ## the documentation site in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+.PHONY: fuzz
+fuzz: $(VENV)/.dev ## damaged files for every reader, a minute each: SECONDS=600 for longer
+	MESHSCOPE_FUZZ_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -n 2 tests/fuzz
+
 .PHONY: matrix
 matrix: $(VENV)/.dev ## predicted equals compiled, logits equal transformers', for every model, plan and chip (hours)
 	$(BIN)/python -m pytest -n 2 -m matrix tests/compile tests/programs
