@@ -175,7 +175,8 @@ def _mbu(inputs: MetricInputs) -> pl.DataFrame:
     chip = _topology(inputs).chip
     strongest = next((source for source in reversed(Source) if source in inputs.memory), None)
     memory = inputs.memory[_need(strongest, NO_MEMORY)]
-    read_bytes = memory.weights_bytes + memory.kv_cache_bytes
+    _need(memory.weights_bytes, NO_MODEL)
+    read_bytes = memory.known_bytes
     rows = [
         (*_step_cells(step), read_bytes, mbu(memory, step.step_s, chip))
         for step in inputs.steps

@@ -20,7 +20,8 @@ class RequestTime:
 
     Modeled (see ASSUMPTION): `ttft` is the prefill step, which produces the first token; `tpot` and
     `decode_step` are the decode step; `e2e` is the prefill step plus all decode steps. Measured: means over
-    the timed requests (`tpot`: per request; `decode_step`: per step). `basis` lists the sources of the
+    the timed requests (`tpot`: per request; `decode_step`: per step). `step` is one execution of a program
+    that is neither prefill nor decode. `basis` lists the sources of the
     time, joined by `+`, the largest share first.
     """
 
@@ -30,6 +31,7 @@ class RequestTime:
     decode_step: TimeEstimate | None
     basis: str | None
     is_extrapolated: bool = False
+    step: TimeEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ def modeled_request_time(times: Iterable[StepTime], *, n_decode_steps: int | Non
         e2e=e2e,
         decode_step=None if decode is None else decode.step,
         basis=basis_of(by_phase.values()),
+        step=by_phase[Phase.STEP].step if Phase.STEP in by_phase else None,
         is_extrapolated=any(time.is_extrapolated for time in by_phase.values()),
     )
 

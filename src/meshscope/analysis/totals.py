@@ -75,8 +75,12 @@ class Unattributed:
 
 
 def is_attributed(row: Collective) -> bool:
-    """Whether phase, part and axis are known and the reader noted no caveat."""
-    return None not in (row.phase, row.part, row.axis) and row.axis_reason is None
+    """Whether phase, part and axis are known and the reader noted no caveat.
+
+    A row of a user's function needs no part.
+    """
+    needed = (row.axis,) if row.phase is Phase.STEP else (row.phase, row.part, row.axis)
+    return None not in needed and row.axis_reason is None
 
 
 def unattributed(rows: Iterable[Collective]) -> Unattributed:

@@ -113,7 +113,7 @@ def mbu(memory: Memory, step_s: float, chip: Chip) -> float | None:
     """
     if chip.hbm_bytes_per_s is None:
         return None
-    read_bytes = memory.weights_bytes + memory.kv_cache_bytes
+    read_bytes = memory.known_bytes
     return read_bytes / (step_s * chip.hbm_bytes_per_s / chip.devices_per_chip)
 
 

@@ -1,9 +1,13 @@
 """`meshscope.compile`: the TPU or GPU compiler, without the hardware."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from meshscope.api.checkpoint_note import checkpoint_notes
+from meshscope.api.compile_function import compile_user_function, function_request
 from meshscope.api.progress import compile_progress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
 from meshscope.api.request import (
@@ -18,6 +22,7 @@ from meshscope.backends.compile.compile import check_can_compile, compile_experi
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
@@ -29,10 +34,15 @@ from meshscope.workers.spawn import Progress
 
 
 def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
-    model: str | Path,
-    *,
+    model: str | Path | Callable[..., Any],
+    *arguments: Any,
     topology: str,
-    plan: str,
+    plan: str | None = None,
+    keywords: Mapping[str, Any] | None = None,
+    mesh: Any = None,
+    name: str | None = None,
+    phase: Phase | str | None = None,
+    cache: bool = True,
     batch: int = 1,
     prompt: int = 128,
     output: int = 128,
@@ -57,33 +67,66 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     force: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Compiles prefill and decode for a slice without the hardware, and saves a run.
+    """Compiles a model's prefill and decode, or a JAX function, for a slice without the hardware.
 
-    Needs the extra `tpu`, or `cuda` for GPU slices. Takes seconds to minutes.
+    Needs the extra `tpu`, or `cuda` for models on GPU slices. Takes seconds to minutes.
 
     Example:
         >>> run = meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=2)
         >>> run.compare().verdict  # of predicted and compiled collectives
+        >>> run = meshscope.compile(train_step, params, batch, topology="v6e-8", mesh="dp=8")
+        >>> run.collectives.select("kind", "axis", "wire_bytes", "source_line")
 
-    Takes the options of `meshscope.predict`, and these.
+    A model takes the options of `meshscope.predict`, `cycles`, `out`, `force` and `progress`. A function
+    takes its arguments (arrays, or `jax.ShapeDtypeStruct` with shardings), `keywords`, `mesh`, `name`, `phase`,
+    `cache`, `out` and `force`; its rows have the axis names of its mesh and its own source lines.
 
     Args:
+        model: A model of `meshscope models`, a config file, or a JAX function, jitted or not.
+        arguments: The arguments of the function.
+        keywords: Its keyword arguments.
+        mesh: A JAX mesh, or axis sizes such as `dp=2,tp=4` for arguments sharded by PartitionSpecs; by
+            default the mesh of the arguments' shardings.
+        name: Name of the function in tables.
+        phase: `prefill` or `decode` if the function is one; by default what its scopes say, else `step`.
+        cache: Take an unchanged program from the cache.
         cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
-        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`.
+        out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
 
     Returns:
-        A run with the sources `predicted` and `compiled`.
+        A run with the sources `predicted` and `compiled`; a function has only the latter.
 
     Raises:
-        MeshscopeError: The request is impossible, the compiler fails or is missing, or the folder
-            exists.
+        MeshscopeError: The request is impossible, the function does not trace, the compiler fails or is
+            missing, or the folder exists.
     """
-    request = request_of(CompileRequest, locals())
-    return compile_request(
-        request, out=None if out is None else Path(out), force=force, progress=progress
-    )
+    options = dict(locals())
+    home = None if out is None else Path(out)
+    if callable(model):
+        _check_only(_MODEL_OPTIONS, options, f"a model, and {model!r} is a function")
+        return compile_user_function(function_request(options), out=home, force=force)
+    _check_only(_FUNCTION_OPTIONS, options, f"a function, and '{model}' is a model")
+    if plan is None:
+        raise SpecError(f"'{model}' has no plan. Give one, such as plan='tp=8'.")
+    request = request_of(CompileRequest, options)
+    return compile_request(request, out=home, force=force, progress=progress)
+
+
+def _check_only(names: Iterable[str], options: Mapping[str, Any], what: str) -> None:
+    """SpecError if an option among these differs from its default."""
+    parameters = signature(compile).parameters
+    for name in names:
+        default = () if name == "arguments" else parameters[name].default
+        if options[name] != default:
+            raise SpecError(f"{name}={options[name]!r} is an option of {what}. Leave it out.")
+
+
+_FUNCTION_OPTIONS = ("arguments", "keywords", "mesh", "name", "phase", "cache")
+_MODEL_OPTIONS = tuple(
+    f.name for f in fields(CompileRequest) if f.name not in {"model", "topology"}
+)
 
 
 def compile_request(

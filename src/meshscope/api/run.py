@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 class RunTime:
     """Seconds of a step of each phase and of a request, on one device; None is unknown.
 
+    `step_s` is one execution of a function that is neither prefill nor decode.
+
     Device time only: no host, no queue, no tokenization. `basis` says where it comes from.
     """
 
     prefill_s: float | None
     decode_step_s: float | None
+    step_s: float | None
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float | None
@@ -46,11 +49,13 @@ class RunTime:
 class Run:
     """One run: predicted, compiled or measured; figures are those of its strongest source.
 
-    `warnings` are sentences about input that was read only in part, or differs from what is assumed.
+    `warnings` are sentences about input that was read only in part, or differs from what is assumed. `hlo`
+    is the HLO text of a compiled function without a folder.
     """
 
     record: RunRecord
     warnings: tuple[str, ...] = ()
+    hlo: Path | None = None
 
     @property
     def path(self) -> Path | None:
@@ -156,7 +161,11 @@ class Run:
         known = ", ".join(str(name)[:60] for name in names if name is not None)
         figures = [
             f"{label} {format_seconds(seconds)}"
-            for label, seconds in (("TTFT", time.ttft_s), ("TPOT", time.tpot_s))
+            for label, seconds in (
+                ("TTFT", time.ttft_s),
+                ("TPOT", time.tpot_s),
+                ("step", time.step_s),
+            )
             if seconds is not None
         ]
         where = "in memory" if self.path is None else f"in {self.path}"

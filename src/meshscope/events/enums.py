@@ -28,10 +28,17 @@ class Source(StrEnum):
 
 
 class Phase(StrEnum):
-    """Prefill processes the prompt in one step; decode generates one token per step."""
+    """Prefill processes the prompt in one step; decode generates one token per step.
+
+    `step` is one execution of a program that is neither, such as a training step.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    STEP = "step"
+
+
+REQUEST_PHASES = (Phase.PREFILL, Phase.DECODE)  # those of LLM inference
 
 
 class Part(StrEnum):

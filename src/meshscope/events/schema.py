@@ -27,7 +27,9 @@ class Column:
 
 COLUMNS: tuple[Column, ...] = (
     Column(name="source", dtype=pl.String, meaning="predicted, compiled or measured"),
-    Column(name="phase", dtype=pl.String, meaning="prefill or decode"),
+    Column(
+        name="phase", dtype=pl.String, meaning="prefill, decode, or step: a program that is neither"
+    ),
     Column(name="layer", dtype=pl.Int32, meaning="layer index; null outside layers"),
     Column(
         name="part", dtype=pl.String, meaning="part of the model: embed, attn, mlp, lm_head, ..."

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.batches import Batches
 from meshscope.planner.forms import FormKey, FormTable
@@ -193,7 +193,9 @@ def _candidates(
                 workload = replace(
                     one, batch=batch, weight_dtype=weight_dtype, cache_dtype=cache_dtype
                 )
-                prefill, decode = (table.index(_key(plan, of, workload), batch) for of in Phase)
+                prefill, decode = (
+                    table.index(_key(plan, of, workload), batch) for of in REQUEST_PHASES
+                )
                 for chunk in chunks[batch]:
                     yield Candidate(
                         plan=plan,

@@ -189,5 +189,6 @@ def _room(experiment: Experiment) -> float:
     """Batches like that of the experiment that the memory has room for, by its share of the cache."""
     memory = predicted_memory(experiment)
     assert memory.hbm_bytes is not None
+    assert memory.kv_cache_bytes is not None
     free_bytes = memory.hbm_bytes - needed_bytes(memory)
     return free_bytes / memory.kv_cache_bytes * experiment.workload.batch

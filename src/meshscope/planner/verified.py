@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshscope.analysis.why import why_sentences
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.search import Choice
 from meshscope.store.run import RunRecord
@@ -40,7 +40,7 @@ def verified_choice(choice: Choice, run: RunRecord, folder: str) -> VerifiedChoi
     """The choice with the compiled figures of its run."""
     steps = {time.phase: time.step.value_s for time in run.times_of(Source.COMPILED)}
     memory = run.memory.get(Source.COMPILED)
-    if set(steps) != set(Phase):
+    if set(steps) != set(REQUEST_PHASES):
         return VerifiedChoice(choice=choice, folder=folder, failure="the run has no compiled times")
     workload = choice.experiment.workload
     e2e_s = steps[Phase.PREFILL] + workload.n_decode_steps * steps[Phase.DECODE]

@@ -34,6 +34,7 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
     memory = predicted_memory(experiment)
     if memory.hbm_bytes is None:
         raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
+    assert memory.weights_bytes is not None
     short, long = (_sequence_bytes(experiment, n) for n in _LENGTHS)
     block_bytes = (long - short) / (_LENGTHS[1] - _LENGTHS[0]) * BLOCK_TOKENS
     fixed_bytes = max(short - block_bytes * _LENGTHS[0] / BLOCK_TOKENS, 0.0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.errors import PlanError
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
 
@@ -87,14 +87,14 @@ def tabulated_costs(
 ) -> TabulatedCosts:
     """The step costs of a rank of the plan; PlanError for pp, cp or sp."""
     check_plan(experiment)
-    forms = plan_batch([_form(experiment, phase, profile) for phase in Phase])
+    forms = plan_batch([_form(experiment, phase, profile) for phase in REQUEST_PHASES])
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))
     tokens = _grid(1.0, float(max_step_tokens + max_sequences))
     size = experiment.plan.data_size
 
     def steps_s(phase: Phase, n: FloatArray, prompt: FloatArray, chunk: FloatArray) -> FloatArray:
-        at = np.full(len(prompt), list(Phase).index(phase))
+        at = np.full(len(prompt), REQUEST_PHASES.index(phase))
         output = np.full(len(prompt), 2.0)
         steps = closed_steps(forms, at, batch=n * size, prompt=prompt, output=output, chunk=chunk)
         return steps.step_s

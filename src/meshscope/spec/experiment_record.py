@@ -104,7 +104,10 @@ DispatchRecord = CompilerDispatch | ProgramDispatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
-    """What a run was asked for. An imported run knows plan and topology, no model or workload."""
+    """What a run was asked for. An imported run knows plan and topology, no model or workload.
+
+    A compiled function has its name as the name of its model, and a mesh, but no plan or workload.
+    """
 
     model: Model | NamedModel | None = None
     plan: Plan | None = None
@@ -123,6 +126,7 @@ class ExperimentRecord:
     dispatch: DispatchRecord | None = None  # None if no row travels to an expert
     imported: tuple[str, ...] | None = None  # paths of the HLO text; None unless imported
     phase: Phase | None = None  # of imported HLO text whose scopes name none
+    function: str | None = None  # file:line of the user's function that was compiled
 
     @property
     def model_name(self) -> str | None:
@@ -154,10 +158,13 @@ class ExperimentRecord:
             stored["dispatch"] = {k: v for k, v in stored["dispatch"].items() if v is not None}
         if self.imported is not None:
             return {name: stored[name] for name in _IMPORTED if stored[name] is not None}
+        if self.function is not None:
+            return {name: stored[name] for name in _FUNCTION if stored[name] is not None}
         return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
 
 
-_IMPORT_ONLY = ("imported", "phase")
+_IMPORT_ONLY = ("imported", "phase", "function")
+_FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
 _IMPORTED = ("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "phase")
 
 

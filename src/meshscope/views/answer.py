@@ -86,6 +86,7 @@ class SourceAnswer:
     ttft: Figure
     tpot: Figure
     e2e: Figure
+    step: Figure
     decode_tokens_per_s: Figure
     decode_tokens_per_s_per_chip: Figure
     output_tokens_per_s: Figure
@@ -207,6 +208,7 @@ def source_answer(run: RunRecord, source: Source) -> SourceAnswer:
             ("ttft", "ttft"),
             ("tpot", "tpot"),
             ("e2e", "e2e"),
+            ("step", "step"),
         )
     }
     return SourceAnswer(
@@ -235,7 +237,7 @@ def _rates(rates: Throughput | None) -> dict[str, Figure]:
 def fit_of(memory: Memory, capacity: Capacity | None = None) -> Fit:
     """Whether a device has room for the step, with the bytes that are known, and how much more fits."""
     total_bytes = memory.total_bytes
-    known_bytes = memory.weights_bytes + memory.kv_cache_bytes
+    known_bytes = memory.known_bytes
     return Fit(
         state=memory.fit,
         known=Figure(

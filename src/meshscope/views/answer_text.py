@@ -101,8 +101,12 @@ def answer_table(columns: Mapping[str, SourceAnswer], *, has_room: bool = True) 
     sources, is_single = columns.values(), len(columns) == 1
     if not is_single:
         table.add_row("", *(Text(short(name), style="dim") for name in columns))
-    table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
-    if any(Phase.DECODE in figures.phases for figures in sources):
+    phases = {phase for figures in sources for phase in figures.phases}
+    if phases != {Phase.STEP}:
+        table.add_row("TTFT, prefill", *(_duration(figures.ttft) for figures in sources))
+    if Phase.STEP in phases:
+        table.add_row("step", *(_duration(figures.step) for figures in sources))
+    if Phase.DECODE in phases:
         table.add_row("TPOT, decode", *(_duration(figures.tpot) for figures in sources))
         table.add_row("throughput", *(_throughput(figures) for figures in sources))
     fits, room = [_fit(f.fit) for f in sources], [_room(f.fit) for f in sources]

@@ -10,6 +10,7 @@ from rich.text import Text
 from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
 from meshscope.events.collective import Collective
+from meshscope.events.enums import Phase
 from meshscope.units import format_bytes
 from meshscope.views.model import (
     EMPTY_LABEL,
@@ -169,7 +170,7 @@ def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
         row.kind.value,
         array_text(row),
         "" if row.stage is None else str(row.stage),
-        row.part or UNKNOWN_LABEL,
+        row.part or ("" if row.phase is Phase.STEP else UNKNOWN_LABEL),
         layer_ranges(line.layers),
         row.axis or UNKNOWN_LABEL,
         group_text(row),
@@ -321,6 +322,7 @@ def _row_remarks(row: Collective) -> tuple[str, ...]:
         f"compiled as {opcode}" if opcode else None,
         "async" if row.is_async else None,
         row.axis_reason,
+        _origin(row) if row.phase is Phase.STEP else None,
     )
     return tuple(short(remark) for remark in remarks if remark)
 

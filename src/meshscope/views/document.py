@@ -48,7 +48,7 @@ from meshscope.views.words import verdict_sentence
 
 # Columns of the event table that a collective of all devices has no value for.
 NULL_COLUMNS = ("device",)
-TIMES = ("prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
+TIMES = ("prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis")
 UNKNOWN_PHASE = "unknown"
 
 

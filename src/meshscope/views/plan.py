@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshscope.analysis.request import ASSUMPTION
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.events.step_time import TimeEstimate
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
@@ -44,7 +44,7 @@ def _head(result: PlanSearch) -> Iterator[str]:
         yield from _nothing(result)
         return
     yield from wrapped(f"best for {_goal(result)}: {_name(winner)}")
-    ttft, tpot = (interval_of(result.times, phase) for phase in Phase)
+    ttft, tpot = (interval_of(result.times, phase) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} tokens/s/chip"
     yield from wrapped(f"TTFT {_interval(ttft)}, TPOT {_interval(tpot)}, {rates}")
     yield from wrapped(_memory(winner))
@@ -115,7 +115,7 @@ def _interval(step: TimeEstimate | None) -> str:
 
 def _memory(choice: Choice) -> str:
     memory = choice.memory
-    known = memory.weights_bytes + memory.kv_cache_bytes
+    known = memory.known_bytes
     total = known if memory.total_bytes is None else memory.total_bytes
     least = "at least " if memory.total_bytes is None else ""
     states = {

@@ -22,6 +22,13 @@ from meshscope.views.plain import short
 from meshscope.views.words import counted, phase_label
 
 _ZERO = (0, 0, 0)
+_MEMORY_FIELDS = {
+    "weights": "weights_bytes",
+    "KV cache": "kv_cache_bytes",
+    "arguments": "argument_bytes",
+    "outputs": "output_bytes",
+    "temporaries": "temp_bytes",
+}
 LEAST_PADDING_BYTES = 2**30 // 200  # shows in hundredths of a GiB
 
 
@@ -64,8 +71,12 @@ def _total_cells(
 
 def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
     """The memory of one device by source, and its HBM capacity."""
-    fields = {"weights": "weights_bytes", "KV cache": "kv_cache_bytes", "temporaries": "temp_bytes"}
     estimates = list(memory.values())
+    fields = {
+        label: name
+        for label, name in _MEMORY_FIELDS.items()
+        if name == "temp_bytes" or any(getattr(m, name) is not None for m in estimates)
+    }
     return ViewTable(
         title="memory of one device",
         columns=(
@@ -92,10 +103,9 @@ def _padding(estimates: Sequence[Memory]) -> Iterator[tuple[CellValue, ...]]:
 
 def memory_segments(memory: Memory) -> list[tuple[str, float]]:
     """The known parts of a device's memory in bytes; `other` is the rest of the total."""
-    known = (memory.weights_bytes, memory.kv_cache_bytes, memory.temp_bytes or 0)
-    other = max(0, (memory.total_bytes or 0) - sum(known))
-    names = ("weights", "KV cache", "temporaries", "other")
-    return [(name, n) for name, n in zip(names, (*known, other), strict=True) if n]
+    known = {label: getattr(memory, name) or 0 for label, name in _MEMORY_FIELDS.items()}
+    other = max(0, (memory.total_bytes or 0) - sum(known.values()))
+    return [(name, n) for name, n in (*known.items(), ("other", other)) if n]
 
 
 def gib_cell(n_bytes: int | None) -> Figure:
@@ -106,7 +116,7 @@ def gib_cell(n_bytes: int | None) -> Figure:
 def _total_memory(memory: Memory) -> CellValue:
     if memory.total_bytes is not None:
         return gib_cell(memory.total_bytes)
-    return f"at least {format_gib(memory.weights_bytes + memory.kv_cache_bytes)}"
+    return f"at least {format_gib(memory.known_bytes)}"
 
 
 def _total_range(estimates: Iterable[Memory]) -> Iterator[tuple[CellValue, ...]]:

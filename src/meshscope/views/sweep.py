@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 from rich.text import Text
 
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.store.run import RunRecord
 from meshscope.views.document import figures_document
 from meshscope.views.model import Figure, Unit, ViewTable, view_columns
@@ -39,7 +39,7 @@ SUMMARY_SCHEMA: dict[str, Any] = {
     "cache_dtype": pl.String,
     **{
         f"{span}_{figure}": pl.Float64 if figure == "wire_bytes" else pl.Int64
-        for span in (*(phase.value for phase in Phase), "request")
+        for span in (*(phase.value for phase in REQUEST_PHASES), "request")
         for figure in _FIGURES
     },
     "unattributed_count": pl.Int64,
@@ -64,7 +64,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
     requests = [figures["request"] for figures in totals.values()]
     phases = {
         f"{phase}_{figure}": totals[phase][figure] if phase in totals else None
-        for phase in Phase
+        for phase in REQUEST_PHASES
         for figure in _FIGURES
     }
     verdict, time = document["verdict"], document["time"]

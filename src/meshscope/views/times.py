@@ -48,6 +48,7 @@ def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
     seconds = {
         "prefill_s": _seconds(request.ttft),
         "decode_step_s": _seconds(request.decode_step),
+        "step_s": _seconds(request.step),
         "ttft_s": _seconds(request.ttft),
         "tpot_s": _seconds(request.tpot),
         "e2e_s": _seconds(request.e2e),
@@ -58,6 +59,7 @@ def time_document(run: RunRecord, source: Source) -> dict[str, Any] | None:
 
 def _modeled(run: RunRecord, source: Source, request: RequestTime) -> dict[str, Any]:
     estimates = {"ttft_s": request.ttft, "tpot_s": request.tpot, "e2e_s": request.e2e}
+    estimates["step_s"] = request.step
     return {
         "intervals": {n: [t.low_s, t.high_s] for n, t in estimates.items() if t is not None},
         "is_extrapolated": request.is_extrapolated,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from fractions import Fraction
+from pathlib import Path
 from typing import assert_never
 
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
@@ -64,9 +65,11 @@ def unusual_opcode(row: Collective) -> str | None:
 
 
 def short_source_line(source_line: str) -> str:
-    """The source line; files of this package start at the package name."""
+    """The source line; paths start in this package, or in the working folder, if the file is there."""
     _, package, rest = source_line.rpartition("/meshscope/")
-    return f"{package.removeprefix('/')}{rest}"
+    if package:
+        return f"{package.removeprefix('/')}{rest}"
+    return source_line.removeprefix(f"{Path.cwd()}/")
 
 
 def verdict_sentence(comparison: Comparison, *, left: str, right: str) -> str:

@@ -412,6 +412,11 @@ def check_can_compile(experiment: Experiment) -> None:
         check_torchxla()
         transformers_config(experiment.model)
         return
+    check_tpu_compiler()
+
+
+def check_tpu_compiler() -> None:
+    """MissingToolError if JAX or libtpu is not installed."""
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(

@@ -34,18 +34,19 @@ FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 GZIP_LEVEL = 1  # compresses HLO text 15 times; higher levels take seconds for little gain
 
 
+# What libtpu reads to describe a TPU on a machine without one.
+DESCRIPTION = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile concurrently
+    "TPU_ACCELERATOR_TYPE": "v6e-8",  # this and the next only silence warnings
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+
+
 def set_environment() -> None:
     """Sets the environment variables of libtpu and JAX. Call it before importing either."""
-    os.environ.update(
-        {
-            "JAX_PLATFORMS": "cpu",  # the TPU is only described, not used
-            "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes compile concurrently
-            "TPU_ACCELERATOR_TYPE": "v6e-8",  # this and the next only silence warnings
-            "TPU_WORKER_HOSTNAMES": "localhost",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-    )
+    os.environ.update(DESCRIPTION | {"JAX_PLATFORMS": "cpu"})  # the TPU is not used
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     os.environ["LIBTPU_INIT_ARGS"] = f"{LIBTPU_FLAGS} {flags}".strip()
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from meshscope.events.enums import Part, Phase
+from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 
 MAX_LAYERS = 10_000  # a larger layer or stage number is not one of a model
 
@@ -11,7 +11,7 @@ _UNIQUIFIER = re.compile(r"\.\d+$")
 _LAYERS = re.compile(r"layer(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _STAGES = re.compile(r"stage(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _MICROBATCHES = re.compile(r"microbatches(\d+)of(\d+)")
-_PHASES = {phase.value: phase for phase in Phase}
+_PHASES = {phase.value: phase for phase in REQUEST_PHASES}
 _PARTS = {part.value: part for part in Part}
 # Parts outside the layers.
 OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
@@ -52,6 +52,8 @@ class Scope:
     @property
     def missing(self) -> str | None:
         """Which of phase, layer and part the scopes do not name; None if they name all of them."""
+        if self.phase is Phase.STEP:  # a program of the user, whose scopes follow no contract
+            return None
         needs_layer = self.part is not None and self.part not in OUTSIDE_LAYERS
         names = [
             name

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.profile.ops import PS, Ops, lines_named
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.session import Profile
 
-PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(Phase) + r")(?:$|[^a-z])"
+PHASE_PATTERN = r"(?i)(?:^|[^a-z])(" + "|".join(REQUEST_PHASES) + r")(?:$|[^a-z])"
 STEPS_SCHEMA: dict[str, Any] = {
     "host": pl.UInt16,
     "plane": pl.UInt16,

@@ -32,13 +32,14 @@ class Memory:
 
     `temp_bytes` are temporary buffers: activations, logits, gathered weights, copies of layers. An
     estimate has the interval `temp_low_bytes` to `temp_high_bytes`, and with it comes the padding of
-    weights and cache; a compiled total contains padding without a figure of its own. `total_bytes` is the peak of a step;
+    weights and cache; a compiled total contains padding without a figure of its own. A program whose
+    weights are unknown has `argument_bytes` and `output_bytes` (those that reuse no argument) instead. `total_bytes` is the peak of a step;
     `fits` compares it with the HBM of one device that programs may use, and is None while the interval
     contains the limit.
     """
 
-    weights_bytes: int
-    kv_cache_bytes: int
+    weights_bytes: int | None
+    kv_cache_bytes: int | None
     temp_bytes: int | None
     total_bytes: int | None
     hbm_bytes: int | None
@@ -47,6 +48,15 @@ class Memory:
     temp_high_bytes: int | None = None
     temp_basis: TempBasis | None = None
     padding_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+
+    @property
+    def known_bytes(self) -> int:
+        """Weights and cache, or the arguments of a program whose weights are unknown."""
+        if self.weights_bytes is None or self.kv_cache_bytes is None:
+            return self.argument_bytes or 0
+        return self.weights_bytes + self.kv_cache_bytes
 
     @property
     def total_low_bytes(self) -> int | None:
@@ -64,7 +74,7 @@ class Memory:
     @property
     def resident_bytes(self) -> int:
         """Weights and cache, with their padding as far as known."""
-        return self.weights_bytes + self.kv_cache_bytes + (self.padding_bytes or 0)
+        return self.known_bytes + (self.padding_bytes or 0)
 
     @property
     def fit(self) -> FitState:

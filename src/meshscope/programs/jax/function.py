@@ -1,0 +1,267 @@
+"""Lowers a JAX function of the user to StableHLO for a slice, in the user's process.
+
+The StableHLO names mesh axes, not devices, so the mesh of the function may consist of virtual CPU devices,
+described TPU devices, or none (`AbstractMesh`). Where the function or a library asks JAX for the devices
+while it is traced, it sees those of the slice.
+"""
+
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+import inspect
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from jax._src.config import include_full_tracebacks_in_locations, use_shardy_partitioner
+from jax._src.interpreters import mlir
+from jax._src.interpreters.pxla import get_prop_to_input_output
+from jax._src.source_info_util import is_user_filename
+from jax.extend import source_info_util
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+
+from meshscope.errors import SpecError
+
+MAX_FRAMES = 6  # of a user's traceback in a message
+_SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
+_DYNAMIC = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionProgram:
+    """A function in StableHLO for `n_devices`, with the options that JAX would give its compiler.
+
+    `mesh` are its axes, outermost first. `propagates_to_parameters` and `propagates_to_outputs` say where
+    the partitioner may choose a sharding that the function leaves open.
+    """
+
+    name: str
+    stablehlo: bytes
+    n_devices: int
+    mesh: tuple[tuple[str, int], ...]
+    is_tupled: bool
+    is_shardy: bool
+    propagates_to_parameters: tuple[bool, ...]
+    propagates_to_outputs: tuple[bool, ...]
+    compiler_options: Mapping[str, Any]
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name of a function, or that of its type."""
+    inner = inspect.unwrap(function)
+    name = getattr(inner, "__name__", None) or getattr(
+        getattr(inner, "func", None), "__name__", None
+    )
+    return "function" if name == "<lambda>" else name or type(inner).__name__
+
+
+def defined_at(function: Callable[..., Any]) -> str | None:
+    """The `file:line` where a function is defined; None if it is not defined in a file."""
+    inner = inspect.unwrap(function)
+    inner = getattr(inner, "func", inner)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def lower_function(  # noqa: PLR0913  a function, its arguments and its target
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    mesh: Any,
+    devices: Sequence[Any],
+    platform: str,
+    name: str,
+) -> FunctionProgram:
+    """Traces and lowers the function for these devices; SpecError if it does not trace.
+
+    `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
+    """
+    context = _mesh(mesh, devices)
+    _exclude_libraries()
+    with _target(devices, platform), ExitStack() as stack:
+        if context is not None:
+            stack.enter_context(jax.set_mesh(context))
+        # Callers of the function are no part of the program: it stays the same if they move.
+        stack.enter_context(include_full_tracebacks_in_locations(False))
+        _check_divisible(function, arguments, keywords, name)
+        try:
+            traced = _jitted(function, arguments, keywords)
+            lowered = traced.lower(lowering_platforms=(platform,))
+        except Exception as error:  # noqa: BLE001  the user's function may raise anything
+            raise SpecError(_untraced(name, error)) from None
+    return _program(lowered, name, context)
+
+
+def _mesh(mesh: Any, devices: Sequence[Any]) -> Any:
+    """The mesh to trace under; axis sizes become a mesh of the slice's devices."""
+    if mesh is None or isinstance(mesh, jax.sharding.Mesh | AbstractMesh):
+        return mesh
+    sizes: Mapping[str, int] = mesh
+    if prod(sizes.values()) != len(devices):
+        text = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise SpecError(
+            f"the mesh {text} has {prod(sizes.values())} devices, and the slice has {len(devices)}. "
+            "Give a mesh of all devices of the slice."
+        )
+    array = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _jitted(
+    function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    """The traced function: its own `jit` if it has one; leaves that are no arrays become constants."""
+    if hasattr(function, "trace"):
+        return function.trace(*arguments, **keywords)  # type: ignore[attr-defined]
+    plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
+    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+    if all(isinstance(leaf, _DYNAMIC) for leaf in leaves):
+        return jax.jit(plain).trace(*arguments, **keywords)
+    dynamic = [leaf for leaf in leaves if isinstance(leaf, _DYNAMIC)]
+
+    def of_arrays(arrays: list[Any]) -> Any:
+        given = iter(arrays)
+        merged = [next(given) if isinstance(leaf, _DYNAMIC) else leaf for leaf in leaves]
+        positional, named = jax.tree.unflatten(tree, merged)
+        result = plain(*positional, **named)
+        return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, _DYNAMIC)]
+
+    of_arrays.__name__ = function_name(function)
+    return jax.jit(of_arrays).trace(dynamic)
+
+
+@contextmanager
+def _target(devices: Sequence[Any], platform: str) -> Generator[None]:
+    """Shows the devices of the slice to code that asks JAX which devices there are."""
+    listed = mock.Mock(side_effect=lambda *_args, **_kwargs: list(devices))
+    answers = {
+        "devices": listed,
+        "local_devices": listed,
+        "device_count": mock.Mock(return_value=len(devices)),
+        "local_device_count": mock.Mock(return_value=len(devices)),
+        "default_backend": mock.Mock(return_value="gpu" if platform == "cuda" else platform),
+    }
+    with mock.patch.multiple(jax, **answers):
+        yield
+
+
+def _check_divisible(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    name: str,
+) -> None:
+    """SpecError for an argument whose sharding does not divide its shape."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))
+    for path, leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding):
+            continue
+        for dim, (size, axes) in enumerate(zip(leaf.shape, sharding.spec, strict=False)):
+            names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+            n = prod(sharding.mesh.shape[axis] for axis in names)
+            if size % n:
+                text = ",".join(f"{axis}={sharding.mesh.shape[axis]}" for axis in names)
+                raise SpecError(
+                    f"{name}: {_argument(function, path)} has shape {tuple(leaf.shape)}, and {text} does "
+                    f"not divide its dimension {dim}. Pad {size} to {-(-size // n) * n}, or split "
+                    "another dimension."
+                )
+
+
+def _argument(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
+    """The argument `w1` or `params['w1']` as the function names it."""
+    _, first, *rest = path
+    name = getattr(first, "key", None) or _positional(function, first.idx)
+    return f"argument {name}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _positional(function: Callable[..., Any], number: int) -> str:
+    """The name of a positional argument; its number if the function has no signature."""
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    return names[number] if number < len(names) else str(number)
+
+
+@cache  # JAX keeps what is registered until the process ends
+def _exclude_libraries() -> None:
+    """Leaves frames of this package, installed libraries and the standard library out of source lines."""
+    folders = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
+    folders += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    for folder in dict.fromkeys((str(_PACKAGE), *folders)):
+        source_info_util.register_exclusion(f"{folder}/")
+
+
+def _untraced(name: str, error: Exception) -> str:
+    """What went wrong while tracing, with the user's own frames, the innermost last."""
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if is_user_filename(frame.filename)]
+    lines = [f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-MAX_FRAMES:]]
+    message = _short(str(error))
+    head = f"{name} does not trace: {type(error).__name__}: {message}"
+    return "\n".join([head, *lines])
+
+
+def _short(message: str) -> str:
+    """The first paragraph of a message, without JAX's pointer to its documentation."""
+    return message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
+
+
+def _program(lowered: Any, name: str, context: Any) -> FunctionProgram:
+    lowered = getattr(lowered, "lowered", lowered)  # that of flax.nnx wraps JAX's
+    computation = lowered._lowering  # noqa: SLF001  JAX has no public name for the options
+    arguments = computation.compile_args
+    module = lowered.compiler_ir("stablehlo")
+    n_devices = module.operation.attributes["mhlo.num_partitions"].value
+    to_inputs, to_outputs = get_prop_to_input_output(
+        arguments["in_shardings"], arguments["out_shardings"], len(arguments["ordered_effects"])
+    )
+    shardings = (*arguments["in_shardings"], *arguments["out_shardings"])
+    return FunctionProgram(
+        name=name,
+        stablehlo=mlir.module_to_bytecode(module),
+        n_devices=n_devices,
+        mesh=_axes(_meshes(context, shardings, module), n_devices),
+        is_tupled=arguments["tuple_args"],
+        is_shardy=use_shardy_partitioner.value,
+        propagates_to_parameters=tuple(to_inputs),
+        propagates_to_outputs=tuple(to_outputs),
+        compiler_options=dict(computation._compiler_options_kvs),  # noqa: SLF001
+    )
+
+
+def _meshes(
+    context: Any, shardings: Iterable[Any], module: Any
+) -> Iterator[tuple[tuple[str, int], ...]]:
+    """The axes of every mesh that the program knows."""
+    if context is not None:
+        yield tuple(context.shape.items())
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            yield tuple(sharding.mesh.shape.items())
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            axes = str(op.operation.attributes["mesh"])
+            yield tuple((axis, int(size)) for axis, size in _SDY_AXIS.findall(axes))
+
+
+def _axes(
+    meshes: Iterable[tuple[tuple[str, int], ...]], n_devices: int
+) -> tuple[tuple[str, int], ...]:
+    """The mesh of all devices with the most axes; one axis `device` if the program names none."""
+    whole = [axes for axes in meshes if prod(size for _, size in axes) == n_devices]
+    named = [tuple(axis for axis in axes if axis[1] > 1) for axes in whole]
+    return max(named, key=len, default=()) or (("device", n_devices),)

@@ -1,0 +1,220 @@
+"""A user's function compiles for a slice, and its rows name the user's axes and lines."""
+
+import inspect
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshscope
+from meshscope.backends.compile import function as backend
+from meshscope.errors import CompileError
+
+pytestmark = [pytest.mark.slow, pytest.mark.tpu]
+
+SLICE = "v6e:2x2"
+
+
+def shape(*dims: int, spec: P) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=spec)
+
+
+def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    hidden = jax.nn.relu(x @ up)
+    return hidden @ down
+
+
+def line_of(function: object, text: str) -> str:
+    """The `file:line` of a line in a function."""
+    lines, first = inspect.getsourcelines(function)
+    (offset,) = (i for i, line in enumerate(lines) if text in line)
+    return f"{__file__}:{first + offset}"
+
+
+ARGUMENTS = (
+    shape(64, 256, spec=P("batch")),
+    shape(256, 512, spec=P(None, "model")),
+    shape(512, 256, spec=P("model")),
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> meshscope.Run:
+    return meshscope.compile(mlp, *ARGUMENTS, topology=SLICE, mesh="batch=2,model=2")
+
+
+def test_a_row_has_the_axis_of_the_users_mesh_and_the_users_line(run: meshscope.Run) -> None:
+    (row,) = run.record.rows
+    assert (row.kind, row.axis, row.phase, row.count) == ("all_reduce", "model", "step", 1)
+    assert row.payload_bytes == 32 * 256 * 2  # half the batch in bf16
+    assert row.inserted_by == "partitioner"
+    assert row.source_line == line_of(mlp, "hidden @ down")
+    assert row.axis_reason is None
+
+
+def test_the_run_has_time_memory_and_tables(run: meshscope.Run, tmp_path: Path) -> None:
+    assert run.time.step_s is not None
+    assert run.time.prefill_s is None
+    assert run.memory is not None
+    local = 32 * 256 + 256 * 256 + 256 * 256
+    assert run.memory.argument_bytes == local * 2
+    assert run.memory.weights_bytes is None
+    assert run.memory.fits is True
+    assert "all_reduce" in run.text(full=True)
+    assert "test_compile_function.py" in run.text(full=True)
+    assert "unattributed: none" in run.text(full=True)
+    assert "mlp" in repr(run)
+    assert run.report(tmp_path / "page.html").is_file()
+
+
+def test_a_saved_run_opens_with_the_same_figures(run: meshscope.Run, tmp_path: Path) -> None:
+    saved = meshscope.compile(
+        mlp, *ARGUMENTS, topology=SLICE, mesh="batch=2,model=2", out=tmp_path / "mlp"
+    )
+    (opened,) = meshscope.open(tmp_path / "mlp")
+    assert opened.time == saved.time == run.time
+    assert opened.memory == run.memory
+    assert opened.experiment.function is not None
+    assert opened.experiment.mesh == {"batch": 2, "model": 2}
+    assert (tmp_path / "mlp" / "hlo" / "step.hlo.txt.gz").is_file()
+    assert meshscope.compare(run, opened).verdict == "equal"
+
+
+def test_every_kind_of_mesh_gives_the_same_collectives(run: meshscope.Run) -> None:
+    mesh = AbstractMesh((2, 2), ("batch", "model"), axis_types=(AxisType.Auto,) * 2)
+    on_mesh = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+        for a, spec in zip(ARGUMENTS, (P("batch"), P(None, "model"), P("model")), strict=True)
+    ]
+    other = meshscope.compile(jax.jit(mlp), *on_mesh, topology=SLICE)
+    assert other.collectives.equals(run.collectives)
+
+
+def test_an_explicit_collective_is_that_of_the_program() -> None:
+    mesh = AbstractMesh((4,), ("ring",))
+
+    def summed(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "ring")
+
+    mapped = jax.shard_map(summed, mesh=mesh, in_specs=P("ring"), out_specs=P())
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32, sharding=NamedSharding(mesh, P("ring")))
+    (row,) = meshscope.compile(mapped, x, topology=SLICE, name="ring_sum").record.rows
+    assert (row.kind, row.axis, row.inserted_by) == ("all_reduce", "ring", "program")
+    assert row.source_line == line_of(summed, "psum")
+
+
+def test_code_that_asks_for_the_device_sees_the_target() -> None:
+    seen: list[str] = []
+
+    def asks(x: jax.Array) -> jax.Array:
+        seen.append(f"{jax.default_backend()} {jax.devices()[0].device_kind}")
+        return x * 2
+
+    meshscope.compile(asks, shape(64, 256, spec=P("d")), topology=SLICE, mesh={"d": 4})
+    assert seen == ["tpu TPU v6 lite"]
+    assert jax.default_backend() == "cpu"
+
+
+def test_an_unchanged_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(x: jax.Array) -> jax.Array:
+        return x + 3
+
+    def again() -> meshscope.Run:
+        x = shape(64, 256, spec=P("d"))
+        return meshscope.compile(once, x, topology=SLICE, mesh="d=4")
+
+    first = again()
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "function_compiler", lambda: pytest.fail("compiled again"))
+        assert again().time == first.time
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "version", lambda _name: "0.0.1")
+        patch.setattr(backend, "function_compiler", _refuse)
+        with pytest.raises(CompileError):
+            again()  # another version of the compiler is another program
+
+
+def _refuse() -> object:
+    raise CompileError("compiled again")
+
+
+def test_a_damaged_entry_of_the_cache_is_compiled_again() -> None:
+    def kept(x: jax.Array) -> jax.Array:
+        return x + 4
+
+    def compiled() -> meshscope.Run:
+        return meshscope.compile(kept, shape(64, 256, spec=P("d")), topology=SLICE, mesh="d=4")
+
+    first = compiled()
+    assert first.hlo is not None
+    (first.hlo.parent / backend.REPORT_NAME).write_text("{")
+    assert compiled().time == first.time
+
+
+def test_a_crash_of_the_compiler_is_a_message_and_the_next_program_compiles() -> None:
+    backend.function_compiler()._worker.kill()
+    worker = backend.function_compiler()
+    worker._worker.kill()
+    with pytest.raises(CompileError, match="killed while compiling grow"):
+        meshscope.compile(_grow, shape(8, 8, spec=P("d")), topology=SLICE, mesh="d=4", name="grow")
+    assert meshscope.compile(_grow, shape(8, 8, spec=P("d")), topology=SLICE, mesh="d=4").record
+
+
+def _grow(x: jax.Array) -> jax.Array:
+    return x + 5
+
+
+def broken(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.dot(x, w)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "message"),
+    [
+        (
+            broken,
+            (shape(8, 8, spec=P()), shape(16, 8, spec=P())),
+            {"mesh": "d=4"},
+            r"does not trace: TypeError: dot_.*\n  .*py:\d+ in broken: return jnp.dot\(x, w\)$",
+        ),
+        (
+            mlp,
+            (shape(30, 256, spec=P("d")), *ARGUMENTS[1:]),
+            {"mesh": "d=4"},
+            r"argument x has shape \(30, 256\), and d=4 does not divide its dimension 0. Pad 30 to 32",
+        ),
+        (mlp, ARGUMENTS, {"mesh": "batch=2,model=4"}, "has 8 devices, and the slice has 4"),
+        (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),
+        (_grow, (jnp.zeros((8, 8)),), {}, "for 1 devices, and v6e:2x2 has 4"),
+        (
+            _grow,
+            (jnp.zeros((8, 8)),),
+            {"mesh": "d=4", "batch": 2},
+            "batch=2 is an option of a model",
+        ),
+        (
+            _grow,
+            (jnp.zeros((8, 8)),),
+            {"mesh": "d=4", "phase": "train"},
+            "phase: 'train' is not one of",
+        ),
+        (_grow, (jnp.zeros((8, 8)),), {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
+    ],
+)
+def test_bad_input_is_one_message(
+    function: object, arguments: tuple[object, ...], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(meshscope.MeshscopeError) as caught:
+        meshscope.compile(function, *arguments, **{"topology": SLICE, **options})
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"mesh": "tp=8"}, {"name": "n"}, {"cache": False}])
+def test_a_model_takes_no_option_of_functions(option: dict[str, object]) -> None:
+    (name,) = option
+    with pytest.raises(meshscope.MeshscopeError, match=f"{name}=.* is an option of a function"):
+        meshscope.compile("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", **option)
