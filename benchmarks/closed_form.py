@@ -12,7 +12,7 @@ import numpy as np
 
 from meshscope.cost.closed_form import PlanForm, closed_steps, plan_batch, plan_form
 from meshscope.errors import MeshscopeError
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -52,7 +52,7 @@ def _forms() -> list[PlanForm]:
             )
         except MeshscopeError:
             continue
-        forms += [plan_form(experiment, phase) for phase in Phase]
+        forms += [plan_form(experiment, phase) for phase in REQUEST_PHASES]
     return forms
 
 

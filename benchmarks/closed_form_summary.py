@@ -11,7 +11,7 @@ from closed_form_grid import compiled_steps
 from published_steps import Half, PublishedStep, closed_time, published_steps
 
 from meshscope.cost.predicted import predicted_times
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.units import format_seconds
 
 TARGET_ERROR = 0.15
@@ -24,7 +24,7 @@ def summary() -> None:
     print_row("| --- | --- | --- | --- | --- | --- |\n")
     steps = published_steps()
     for half in (Half.FITTED, Half.HOLDOUT):
-        for phase in Phase:
+        for phase in REQUEST_PHASES:
             errors = _errors([s for s in steps if s.half is half and s.phase is phase])
             n_within = sum(error <= TARGET_ERROR for error in errors)
             figures = f"{n_within} | {median(errors):.1%} | {max(errors):.0%}"

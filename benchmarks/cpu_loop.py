@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.interconnect import collective_time
 from meshscope.interconnect.constants import LinkConstants
 from meshscope.interconnect.profile import load_profile
@@ -84,7 +84,7 @@ def cases() -> list[Case]:
         (EXPERTS, "dp=8,ep=8", 8, 4),
         (EXPERTS, "tp=2,dp=4", 8, 8),
     ]
-    return [Case(*plan, phase) for plan in plans for phase in Phase]
+    return [Case(*plan, phase) for plan in plans for phase in REQUEST_PHASES]
 
 
 Step = tuple[str, str, int, int]  # kind, axis, payload bytes, count

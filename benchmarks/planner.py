@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.cost.closed_form import closed_steps, plan_batch
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.batches import Batches
 from meshscope.planner.forms import FormKey, FormTable
 from meshscope.planner.grid import SearchSpace
@@ -74,7 +74,7 @@ def pairs() -> None:
     table = FormTable(model=model, topology=topology, workload=WORKLOAD, program=Program())
     plans = plan_space(model, topology.n_devices, prompt=WORKLOAD.prompt).plans
     for plan in plans:
-        for phase in Phase:
+        for phase in REQUEST_PHASES:
             key = FormKey(
                 plan=plan,
                 phase=phase,

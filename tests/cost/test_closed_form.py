@@ -11,7 +11,7 @@ from meshscope.cost.expert_load import expert_load
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import SpecError
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.interconnect import collective_time
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
@@ -63,7 +63,7 @@ def _closed(experiment: Experiment, phase: Phase):
 
 
 @pytest.mark.parametrize("experiment", CASES, ids=IDS)
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_communication_equals_that_of_the_predicted_rows(experiment: Experiment, phase: Phase):
     """Sum over the rows against payload coefficients from three reference workloads."""
     total = sum(
@@ -123,7 +123,7 @@ def test_dense_prefill_flops_are_two_per_weight_and_token_plus_attention():
 
 
 def test_batched_evaluation_equals_single_evaluation():
-    forms = [plan_form(e, phase) for e in CASES for phase in Phase]
+    forms = [plan_form(e, phase) for e in CASES for phase in REQUEST_PHASES]
     rng = np.random.default_rng(3)
     n = 200
     at = rng.integers(0, len(forms), n)

@@ -5,7 +5,7 @@ import pytest
 
 from meshscope.cost.features import plan_costs
 from meshscope.cost.rates import rates_of
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.chips import chip_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -39,7 +39,7 @@ def test_replicas_and_blocks_of_the_prompt_leave_the_costs_of_a_device(
             rates_of(chip_of("v6e")),
         ).coefficients
         for text in (plan, replicated)
-        for phase in Phase
+        for phase in REQUEST_PHASES
     ]
     assert np.array_equal(costs[0], costs[2])
     assert np.array_equal(costs[1], costs[3])

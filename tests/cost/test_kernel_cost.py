@@ -11,7 +11,7 @@ from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched
 from meshscope.cost.rates import rates_of
 from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.cost.traffic import ArrayTraffic
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import TimeBasis
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
@@ -315,7 +315,7 @@ def test_expert_load_counts_all_tokens_that_may_choose_an_expert(
         topology=parse_topology("v6e-8"),
         workload=Workload(batch=8, prompt=256),
     )
-    prefill, decode = (expert_load(experiment, phase) for phase in Phase)
+    prefill, decode = (expert_load(experiment, phase) for phase in REQUEST_PHASES)
     assert prefill is not None
     assert decode is not None
     assert prefill.rows == 8 * 256 * 8 // rows_share

@@ -15,7 +15,7 @@ from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Phase
+from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
 from meshscope.prediction import predict
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.experiment import Experiment
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden" / "gpu"))
 
 from asks import ASKS, GPU_DIR, ONE, asked
 
-FILES = [(name, phase) for name in ASKS for phase in Phase]
+FILES = [(name, phase) for name in ASKS for phase in REQUEST_PHASES]
 
 
 def _read(name: str, phase: Phase) -> tuple[Experiment, list[Collective], TimedStep]:
@@ -65,7 +65,9 @@ def test_a_start_whose_done_follows_at_once_is_synchronous() -> None:
 def test_xla_kernels_that_replace_the_library_are_the_algorithm() -> None:
     """Small all-reduces run an XLA kernel; large ones and gathers leave the choice to NCCL."""
     algorithms = {
-        (phase, row.kind): row.algorithm for phase in Phase for row in _read("h100_tp8", phase)[1]
+        (phase, row.kind): row.algorithm
+        for phase in REQUEST_PHASES
+        for row in _read("h100_tp8", phase)[1]
     }
     assert algorithms == {
         (Phase.PREFILL, Kind.ALL_REDUCE): None,
@@ -84,7 +86,7 @@ def test_ragged_all_to_alls_of_dispatch_and_combine_have_one_array() -> None:
     }
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_one_gpu_communicates_nothing(phase: Phase) -> None:
     experiment, rows, step = _read("h200_one", phase)
     assert rows == [row for row in predict(experiment) if row.phase is phase] == []

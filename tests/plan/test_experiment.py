@@ -3,7 +3,7 @@
 import pytest
 
 from meshscope.errors import PlanError, SpecError
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES
 from meshscope.spec.experiment import Experiment, experiment_from_dict, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -138,7 +138,7 @@ def test_prefill_has_microbatches_and_a_decode_step_is_one(
     plan: str, microbatches: int | None, prefill: int
 ) -> None:
     experiment = _experiment(plan, program=Program(microbatches=microbatches))
-    assert [experiment.n_microbatches(phase) for phase in Phase] == [prefill, 1]
+    assert [experiment.n_microbatches(phase) for phase in REQUEST_PHASES] == [prefill, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
@@ -236,7 +236,7 @@ def test_decode_exists_only_with_decode_steps(
 ) -> None:
     rows = predict(make(small, "tp=4", output=output))
     assert {r.n_steps for r in rows} == n_steps
-    assert {r.phase for r in rows} == ({Phase.PREFILL} if output == 1 else set(Phase))
+    assert {r.phase for r in rows} == ({Phase.PREFILL} if output == 1 else set(REQUEST_PHASES))
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -267,7 +267,7 @@ def test_llama_3_1_8b_reduces_twice_a_layer_and_once_for_the_embedding(make: Mak
     }
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", REQUEST_PHASES)
 def test_sp_sends_what_plain_tp_sends_and_the_last_token_besides(phase: Phase, make: Make) -> None:
     """A reduce-scatter and an all-gather send what an all-reduce does.
 
@@ -309,7 +309,7 @@ def test_fsdp_gathers_every_matrix_once_a_step_a_tied_table_too(
     n_elements += experiment.model.n_layers * sum(
         prod(w.local_shape(without_fsdp)) for w in matrices
     )
-    for phase in Phase:
+    for phase in REQUEST_PHASES:
         gathered = [r for r in predict(experiment) if r.axis == "fsdp" and r.phase is phase]
         assert sum(r.payload_bytes or 0 for r in gathered) == n_elements * 2
 
@@ -337,7 +337,7 @@ def test_rows_are_in_program_order(make: Make, small: Model) -> None:
     rows = predict(make(small, "tp=4", output=2))
     order = [(r.phase, r.layer, r.part) for r in rows]
     one_step = [(None, EMBED), (0, ATTN), (0, MLP), (1, ATTN), (1, MLP), (None, LM_HEAD)]
-    assert order == [(phase, *place) for phase in Phase for place in one_step]
+    assert order == [(phase, *place) for phase in REQUEST_PHASES for place in one_step]
 
 
 def test_a_thousand_devices_share_one_tuple_of_groups(make: Make) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshscope.errors import PlanError
-from meshscope.events.enums import Kind, Part, Phase
+from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.model import Model
@@ -17,7 +17,7 @@ Make = Callable[..., Experiment]
 
 def test_each_stage_receives_what_the_previous_one_sends(make: Make) -> None:
     rows = predict(make("Llama-3.1-8B", "pp=4,tp=2", engine=Engine.VLLM))
-    for phase in Phase:
+    for phase in REQUEST_PHASES:
         sent, received = (
             {r.stage: r for r in rows if r.kind is kind and r.phase is phase}
             for kind in (Kind.SEND, Kind.RECV)

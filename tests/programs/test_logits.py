@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.chips import CHIPS
 from meshscope.spec.hardware.topology import parse_topology
@@ -456,7 +456,9 @@ def test_prefill_may_end_inside_a_window(n_prompt: int) -> None:
         ),
         program=Program(loop=Loop.SCAN),
     )
-    prefill, decode = (build_program(experiment, phase, jax.devices()[:1]) for phase in Phase)
+    prefill, decode = (
+        build_program(experiment, phase, jax.devices()[:1]) for phase in REQUEST_PHASES
+    )
     arrays = placed_weights(experiment, prefill, weights.__getitem__)
 
     _, logits, cache = prefill.step(arrays, tokens[:, :n_prompt], empty_cache(prefill), np.int32(0))

@@ -34,9 +34,11 @@ FIELDS = {
         "padding_bytes",
         "total_bytes",
         "hbm_bytes",
+        "argument_bytes",
+        "output_bytes",
         "fits",
     },
-    "time": {"prefill_s", "decode_step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
+    "time": {"prefill_s", "decode_step_s", "step_s", "ttft_s", "tpot_s", "e2e_s", "basis"},
     "unattributed": {"count", "payload_bytes", "reasons"},
     "verdict": None,
     "throughput": {

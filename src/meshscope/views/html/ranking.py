@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from meshscope.analysis.catalog import Unavailable
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.units import format_seconds
 from meshscope.views.answer import FitState
 from meshscope.views.charts.breakdown import Breakdown, step_breakdowns
@@ -182,7 +182,7 @@ def _charts(ranking: Ranking, number: int) -> Iterator[Block]:
 def _table(ranking: Ranking, number: int) -> PageTable:
     """The runs as rows, the fastest first."""
     heads, times = ("run", "slice", "source"), ("TTFT_s", "TPOT_s", "end to end_s")
-    sent = [] if ranking.timed else [f"sent per {phase} step_bytes" for phase in Phase]
+    sent = [] if ranking.timed else [f"sent per {phase} step_bytes" for phase in REQUEST_PHASES]
     view = ViewTable(
         title="Runs",
         columns=(
@@ -219,7 +219,7 @@ def _row(ranking: Ranking, run: PageRun) -> tuple[CellValue, ...]:
         rate,
         memory,
         "NO" if _state(run) is FitState.NO else _state(run).value,
-        *(() if ranking.timed else (_sent_bytes(run, phase) for phase in Phase)),
+        *(() if ranking.timed else (_sent_bytes(run, phase) for phase in REQUEST_PHASES)),
     )
 
 
@@ -264,7 +264,7 @@ def _breakdowns(run: PageRun) -> dict[Phase, Breakdown]:
 
 def _scaling_charts(ranking: Ranking) -> Iterator[Chart]:
     """Step time over devices, if the runs have several sizes."""
-    for phase in Phase:
+    for phase in REQUEST_PHASES:
         points = sorted(
             (run.inputs.n_devices, costs[phase].step_s, ranking.name(run))
             for run in ranking.timed
