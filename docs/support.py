@@ -28,10 +28,15 @@ GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
 
 FAMILY_NAMES = {
     Family.LLAMA: "Llama",
+    Family.MISTRAL: "Mistral",
+    Family.PHI3: "Phi-3, Phi-4",
+    Family.GEMMA2: "Gemma 2",
+    Family.GEMMA3: "Gemma 3",
     Family.QWEN2: "Qwen2",
     Family.QWEN3: "Qwen3",
     Family.MIXTRAL: "Mixtral",
     Family.QWEN3_MOE: "Qwen3-MoE",
+    Family.GLM4_MOE: "GLM-4.5",
     Family.GPT_OSS: "gpt-oss",
     Family.DEEPSEEK_V2: "DeepSeek-V2",
     Family.DEEPSEEK_V3: "DeepSeek-V3 (V3.1, R1)",

@@ -1,7 +1,10 @@
 """Errors a user can cause. Each message states the value, the rule and the remedy."""
 
 import difflib
+import itertools
 from collections.abc import Iterable
+
+MIN_COMMON_START = 5  # characters that two names share at their start to count as near
 
 
 class MeshscopeError(Exception):
@@ -41,7 +44,9 @@ class MissingToolError(MeshscopeError):
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """A sentence that suggests known names: those that continue `name`, then similar ones.
+    """A sentence that suggests known names.
+
+    Those that continue `name` come first, then those with the longest common start, then similar ones.
 
     If there are none, it is `otherwise`, or else lists all known names.
     """
@@ -51,7 +56,22 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     short = text.rsplit("/", 1)[-1]
     by_prefix = [n for n in lowered if short and n.rsplit("/", 1)[-1].startswith(short)]
     similar = difflib.get_close_matches(text, lowered, n=3, cutoff=0.5)
-    close = list(dict.fromkeys([*by_prefix, *similar]))[:3]
+    close = list(dict.fromkeys([*by_prefix, *_by_common_start(short, lowered), *similar]))[:3]
     if close:
         return "Did you mean " + " or ".join(f"'{lowered[c]}'" for c in close) + "?"
     return otherwise or "Known: " + ", ".join(names) + "."
+
+
+def _by_common_start(name: str, known: Iterable[str]) -> list[str]:
+    """The names that share at least five characters and half of `name` with its start, the most first."""
+    shared = {one: _n_common(name, one.rsplit("/", 1)[-1]) for one in known}
+    least = max(MIN_COMMON_START, -(-len(name) // 2))
+    return sorted(
+        (one for one in shared if shared[one] >= least), key=lambda x: (-shared[x], len(x))
+    )
+
+
+def _n_common(one: str, other: str) -> int:
+    """Characters at the start that both have."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -34,6 +34,7 @@ DTYPE_BITS: dict[str, int] = {
     "f8e8m0fnu": 8,
     "f8e4m3fn_block128": 8,  # a format of weights: scales of 128 x 128 blocks beside them
     "f4e2m1fn": 4,
+    "f8e4m3fn_block128_f4e2m1fn_experts": 8,  # fp8 as before, experts in mxfp4
     "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
     "f16": 16,
@@ -68,6 +69,7 @@ DTYPE_ALIASES: dict[str, str] = {
     "mxfp4": "f4e2m1fn",
     "float4_e2m1fn": "f4e2m1fn",
     "mxfp4_experts": "f4e2m1fn_experts",
+    "fp8_block128_mxfp4_experts": "f8e4m3fn_block128_f4e2m1fn_experts",
     "awq": "s4",
     "gptq": "s4",
     "w4a16": "s4",

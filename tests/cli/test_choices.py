@@ -71,7 +71,7 @@ def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
 
 @pytest.mark.parametrize(
     ("search", "model"),
-    [("QWQ", "Qwen/Qwen2.5-32B"), ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2")],
+    [("QWQ", "Qwen/QwQ-32B"), ("deepseek_v32", "deepseek-ai/DeepSeek-V3.2")],
 )
 def test_a_search_finds_ids_aliases_and_families(
     meshscope: Meshscope, search: str, model: str
@@ -80,6 +80,6 @@ def test_a_search_finds_ids_aliases_and_families(
 
 
 def test_a_search_without_a_match_says_how_to_list_all(meshscope: Meshscope) -> None:
-    outcome = meshscope("models", "gemma")
+    outcome = meshscope("models", "mamba")
     assert (outcome.status, outcome.out) == (1, "")
     assert "'meshscope models' lists all" in outcome.err

@@ -38,6 +38,13 @@ V2_LITE, V3, V32 = (
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V3.2",
 )
+GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR = (
+    "google/gemma-2-2b",
+    "google/gemma-3-4b-it",
+    "mistralai/Mistral-7B-v0.1",
+    "microsoft/phi-4",
+    "zai-org/GLM-4.5-Air",
+)
 SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
 
@@ -173,6 +180,17 @@ WHOLE_MATRIX += [
         ("v5p-16", "pp=2,dp=2,tp=2,ep=4,sp", 8, 256),  # decode gathers the batch at the end
         ("v6e-8", "dp=2,tp=4,ep=8,sp", 8, 256),
     )
+]
+CLOSE_PLANS = ("tp=2,dp=4", "dp=4,tp=2,sp", "fsdp=4,tp=2", "cp=2,dp=2,tp=2", "pp=2,dp=2,tp=2")
+WHOLE_MATRIX += [
+    Case(model, topology, plan, n_layers=7)
+    for model in (GEMMA_2B, GEMMA_4B, MISTRAL, PHI)
+    for topology in ("v6e-8", "v5p-16")
+    for plan in CLOSE_PLANS
+] + [
+    Case(GLM_AIR, topology, plan, n_layers=3)
+    for topology in ("v6e-8", "v5p-16")
+    for plan in (*CLOSE_PLANS, "dp=2,tp=4,ep=8", "dp=4,tp=2,ep=8,sp", "fsdp=8,ep=8", "tp=8,ep=8")
 ]
 WHOLE_MATRIX += [
     Case(LLAMA_3B, "2xv6e:2x2", "cp=2,tp=4", Loop.SCAN, 2),  # merged over DCN, with padding

@@ -78,6 +78,8 @@ COMPRESSED: dict[str, Any] = {key: BASE[key] for key in BASE if key != "intermed
     "hc_mult": 3,
     "rope_scaling": {key: value for key, value in YARN.items() if key != "rope_theta"},
 }
+GROUPED: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
+GEMMA: dict[str, Any] = GROUPED | {"query_pre_attn_scalar": 24, "sliding_window": 5}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE
     | {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "mlp_bias": True}
@@ -88,6 +90,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": BASE | {"model_type": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 4},
     "qwen3": BASE
     | {"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16},
+    "mistral": BASE | GROUPED | {"model_type": "mistral", "sliding_window": 5},
+    "ministral": BASE
+    | GROUPED
+    | {"model_type": "ministral", "sliding_window": 5}
+    | {"layer_types": ["full_attention", "sliding_attention"]},
+    "phi3": BASE
+    | {"model_type": "phi3", "num_attention_heads": 8, "num_key_value_heads": 2}
+    | {"hidden_size": 64, "pad_token_id": 0, "partial_rotary_factor": 0.5}
+    | {"original_max_position_embeddings": 8}
+    | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [1.5, 4.0]}},
+    "gemma2": BASE
+    | GEMMA
+    | {"model_type": "gemma2", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3": BASE
+    | GEMMA
+    | {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2}
+    | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 1_000.0}
+    | {"rope_local_base_freq": 100.0},
+    "glm4_moe": BASE
+    | GROUPED
+    | {
+        "model_type": "glm4_moe",
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "num_hidden_layers": 3,
+    }
+    | {"partial_rotary_factor": 0.5, "n_routed_experts": 8, "num_experts_per_tok": 2}
+    | {"n_shared_experts": 1, "moe_intermediate_size": 16, "routed_scaling_factor": 2.0},
     "mixtral": BASE
     | {"model_type": "mixtral", "num_attention_heads": 8, "num_key_value_heads": 4}
     | {"intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2},

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.spec.model.catalog import CATALOG
-from meshscope.spec.model.config import read_model
+from meshscope.spec.model.config import catalog_ids, read_model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import device_weight_bytes
 
@@ -15,6 +15,7 @@ class Size(NamedTuple):
 
     model: str
     n_billions: float
+    error_frac: float = 0.01  # two or three digits are published
 
 
 # Model cards at huggingface.co, "Number of Parameters"; Llama 3.1: "The Llama 3 Herd of Models",
@@ -58,14 +59,38 @@ SIZES = [
     Size("moonshotai/Kimi-K2", 1026),  # 1T on the card; 1,026e9 in its safetensors
     Size("openai/gpt-oss-120b", 116.8),  # arXiv 2508.10925, table 1
     Size("openai/gpt-oss-20b", 20.9),
+    Size("moonshotai/Kimi-K2.5", 1026),  # as K2
+    Size("deepseek-ai/DeepSeek-V4-Flash", 284),
+    Size("deepseek-ai/DeepSeek-V4-Pro", 1600, 0.03),  # 1.6T
+    Size("Qwen/Qwen3-4B-Instruct-2507", 4.0),
+    Size("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5),
+    Size("Qwen/Qwen3-235B-A22B-Instruct-2507", 235),
+    Size("google/gemma-2-2b", 2.61),  # arXiv 2408.00118, table 2
+    Size("google/gemma-2-9b", 9.24),
+    Size("google/gemma-2-27b", 27.2),
+    Size("google/gemma-3-1b-it", 1.0),  # arXiv 2503.19786, table 1: embedding and the rest
+    Size("google/gemma-3-4b-it", 3.88),
+    Size("google/gemma-3-12b-it", 11.77),
+    Size("google/gemma-3-27b-it", 27.0),
+    Size("mistralai/Mistral-7B-v0.1", 7.24),  # the cards' safetensors
+    Size("mistralai/Mistral-7B-Instruct-v0.2", 7.24),
+    Size("mistralai/Mistral-7B-v0.3", 7.25),
+    Size("mistralai/Ministral-8B-Instruct-2410", 8.02),
+    Size("mistralai/Mistral-Small-24B-Instruct-2501", 23.6),
+    Size("mistralai/Mistral-Large-Instruct-2407", 123),
+    Size("microsoft/Phi-3-mini-4k-instruct", 3.8),
+    Size("microsoft/phi-4", 14.7),
+    Size("microsoft/Phi-4-reasoning", 14.7),
+    Size("zai-org/GLM-4.5-Air", 106),  # arXiv 2508.06471, table 1, without the MTP layer
+    Size("zai-org/GLM-4.5", 355),
 ]
 
 
 @pytest.mark.parametrize("case", SIZES, ids=lambda case: case.model)
 def test_parameter_count_equals_the_published_one(case: Size) -> None:
-    """Two or three digits are published; 1 % separates a wrong geometry from rounding."""
+    """A few per cent separate a wrong geometry from rounding."""
     n_parameters = device_weight_bytes(read_model(case.model), Plan(), "bf16") / 2
-    assert n_parameters == pytest.approx(case.n_billions * 1e9, rel=0.01)
+    assert n_parameters == pytest.approx(case.n_billions * 1e9, rel=case.error_frac)
 
 
 def test_every_model_has_a_published_size() -> None:
@@ -74,3 +99,27 @@ def test_every_model_has_a_published_size() -> None:
 
 def test_every_entry_has_its_name_as_key_and_a_source() -> None:
     assert all(name == entry.name and entry.source for name, entry in CATALOG.items())
+
+
+def test_every_id_names_one_model() -> None:
+    ids = catalog_ids()
+    assert len(ids) == len({name.lower() for name in ids})
+    assert [read_model(name).name for name in ids] == list(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight_dtype"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "f8e4m3fn_block128"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "s4"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "s8"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "f8e4m3fn"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "s8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "s4"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "f8e4m3fn_block128_f4e2m1fn_experts"),
+        ("openai/gpt-oss-20b", "f4e2m1fn_experts"),
+        ("google/gemma-3-27b-it", "bf16"),
+    ],
+)
+def test_weights_are_in_the_format_of_the_checkpoint(name: str, weight_dtype: str) -> None:
+    assert read_model(name).default_weight_dtype == weight_dtype

@@ -12,8 +12,10 @@ import pytest
 from meshscope.errors import SpecError
 from meshscope.spec.experiment_record import model_as_dict, model_from_dict
 from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog_dense import DENSE_ENTRIES
 from meshscope.spec.model.config import MAX_CONFIG_BYTES, model_from_config, read_model
 from meshscope.spec.model.model import (
+    AttentionKind,
     Family,
     GroupedAttention,
     GroupScore,
@@ -107,8 +109,18 @@ def test_a_missing_required_key_is_named(key: str) -> None:
         ("use_sliding_window", True, "Set it to false"),
         (
             "rope_scaling",
-            {"rope_type": "longrope"},
-            "rope type 'longrope' is not supported. Supported: default",
+            {"rope_type": "ntk"},
+            "rope type 'ntk' is not supported. Supported: default",
+        ),
+        (
+            "rope_scaling",
+            {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 64,
+                "max_position_embeddings": 128,
+                "short_factor": [1.0],
+            },
+            "longrope needs 8 numbers in short_factor and in long_factor, got 1 and 0",
         ),
         ("rope_scaling", {"rope_type": ["llama3"]}, "'rope_type' must be a string"),
         ("rope_scaling", "linear", "'rope_scaling' must be an object, got 'linear'"),
@@ -252,8 +264,8 @@ def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
     with pytest.raises(SpecError) as caught:
         read_model("Qwen/Qwen3-33B")
     assert str(caught.value) == (
-        "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-8B' or "
-        "'Qwen/Qwen3-4B'? Or give a config.json or a folder with one. "
+        "unknown model 'Qwen/Qwen3-33B'. Did you mean 'Qwen/Qwen3-32B' or 'Qwen/Qwen3-30B-A3B' or "
+        "'Qwen/Qwen3-32B-AWQ'? Or give a config.json or a folder with one. "
         "Its config was not downloaded: the Hub cannot be reached."
     )
 
@@ -261,9 +273,9 @@ def test_an_unknown_id_without_network_is_refused_with_suggestions() -> None:
 @pytest.mark.usefixtures("_offline")
 def test_an_id_unlike_any_other_is_refused_with_the_command_that_lists_all() -> None:
     with pytest.raises(SpecError) as caught:
-        read_model("google/gemma-3-27b-it")
+        read_model("state-spaces/mamba-2.8b")
     assert str(caught.value) == (
-        "unknown model 'google/gemma-3-27b-it'. 'meshscope models' lists the catalog. "
+        "unknown model 'state-spaces/mamba-2.8b'. 'meshscope models' lists the catalog. "
         "Or give a config.json or a folder with one. "
         "Its config was not downloaded: the Hub cannot be reached."
     )
@@ -278,14 +290,16 @@ def test_an_id_unlike_any_other_is_refused_with_the_command_that_lists_all() -> 
         ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1-Base"),
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
         ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
         ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "meta-llama/Llama-3.1-70B"),
     ],
 )
 @pytest.mark.usefixtures("_offline")
 def test_a_variant_has_the_sizes_of_its_base_model(name: str, base: str) -> None:
-    assert read_model(name) == read_model(base)
+    variant = read_model(name)
+    assert variant.name == name
+    assert replace(variant, name=base) == read_model(base)
 
 
 @pytest.mark.usefixtures("_offline")
@@ -346,6 +360,11 @@ WITHOUT_CONFIG = {
     "meta-llama/Llama-3.2-1B",
     "meta-llama/Meta-Llama-3-8B",
     "meta-llama/Meta-Llama-3-70B",
+    "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro",
+    "moonshotai/Kimi-K2.5",
+    *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),
+    *(entry.name for entry in DENSE_ENTRIES),
 }
 UNSUPPORTED = {"qwen3_5_moe", "llama4", "deepseek"}
 
@@ -362,8 +381,8 @@ def test_the_catalog_equals_the_published_configs() -> None:
         )
         missing = {"max_position": published.max_position} if entry.max_position is None else {}
         assert replace(entry, name=published.name, source=published.source, **missing) == published
-        seen.add(entry.name)
-    assert seen == set(CATALOG) - WITHOUT_CONFIG
+        seen.add(PUBLISHED_AS.get(short_name, short_name))
+    assert seen == {name.partition("/")[2] for name in set(CATALOG) - WITHOUT_CONFIG}
 
 
 def test_unsupported_families_are_refused_by_name() -> None:
@@ -374,7 +393,7 @@ def test_unsupported_families_are_refused_by_name() -> None:
     ]
     assert len(paths) == len(UNSUPPORTED)
     for path in paths:
-        with pytest.raises(SpecError, match=r"is not supported. Supported: llama, qwen2, qwen3"):
+        with pytest.raises(SpecError, match=r"is not supported. Supported: llama, mistral"):
             read_model(str(path))
 
 
@@ -439,3 +458,53 @@ def test_invalid_experts_are_refused_with_their_key(
 def test_a_stored_model_is_read_back_unchanged(name: str) -> None:
     model = read_model(name)
     assert model_from_dict(json.loads(json.dumps(model_as_dict(model)))) == model
+
+
+GEMMA_3_4B: dict[str, Any] = {
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+}
+
+
+def test_the_text_part_of_a_multimodal_config_is_the_model() -> None:
+    """google/gemma-3-4b-it states only what differs from the defaults of transformers."""
+    model = model_from_config(GEMMA_3_4B, name="google/gemma-3-4b-it", source="test")
+    assert (model.text_part_of, model.stored_as) == ("gemma3", "bfloat16")
+    entry = read_model("google/gemma-3-4b-it")
+    assert replace(model, source=entry.source) == entry
+
+
+def test_gemma_3_has_windows_in_five_of_six_layers_with_their_own_rotary_embedding() -> None:
+    attention = read_model("google/gemma-3-27b-it").attention
+    kinds = [layer.attention for layer in read_model("google/gemma-3-27b-it").layers]
+    assert isinstance(attention, GroupedAttention)
+    assert kinds[:6] == [AttentionKind.SLIDING] * 5 + [AttentionKind.FULL]
+    assert attention.score_scale == 168**-0.5
+    local = Rope(theta=10_000.0, original_max_position=131_072)
+    assert attention.rope_of(AttentionKind.SLIDING) == local
+    assert attention.rope_of(AttentionKind.FULL).factor == 8.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({"sliding_window": None}, {AttentionKind.FULL}),
+        ({"sliding_window": 16}, {AttentionKind.SLIDING}),
+        ({}, {AttentionKind.SLIDING}),  # MistralConfig's default window is 4096
+    ],
+)
+def test_mistral_has_a_window_in_all_layers_or_none(
+    changes: dict[str, Any], kinds: set[AttentionKind]
+) -> None:
+    config = LLAMA | {"model_type": "mistral"} | changes
+    model = model_from_config(config, name="small", source="small.json")
+    assert {layer.attention for layer in model.layers} == kinds

@@ -140,7 +140,7 @@ CASES = [
         for model, prefill, plan, workload in (
             (LLAMA, CUDNN, "tp=8", {}),
             (QWEN_MOE, CUDNN, "tp=8", {"prompt": 100}),
-            (GPT_OSS, "cuDNN attention does not support attention sinks", "tp=8", {}),
+            (GPT_OSS, "cuDNN attention has no attention sinks", "tp=8", {}),
             (
                 DEEPSEEK,
                 "cuDNN attention supports grouped-query attention only",

@@ -39,6 +39,7 @@ class Case(NamedTuple):
     positions: int = 256
     window: int | None = None
     has_sinks: bool = False
+    softcap: float | None = None
     dtype: str = "float32"
 
 
@@ -50,6 +51,7 @@ CASES = [
     Case("window-of-a-block", 4, 2, window=128, positions=384),
     Case("sinks", 4, 2, has_sinks=True),
     Case("gpt-oss", 4, 1, window=128, has_sinks=True, positions=384),
+    Case("soft-cap", 4, 2, softcap=0.5),
     Case("latent", 4, 4, 192, 128),
     Case("bf16", 8, 2, 128, 128, dtype="bfloat16"),
     Case("latent-bf16", 4, 4, 192, 128, dtype="bfloat16"),
@@ -80,6 +82,7 @@ def plain(case: Case, q: Any, k: Any, v: Any, sinks: Any) -> np.ndarray:
             v,
             causal_mask(positions, positions, case.window),
             scale=case.width**-0.5,
+            softcap=case.softcap,
             sinks=sinks if case.has_sinks else None,
         ),
         np.float32,
@@ -94,6 +97,7 @@ def by_kernel(kernel: PrefillKernel, case: Case, inputs: list[Any]) -> np.ndarra
         v,
         scale=case.width**-0.5,
         window=case.window,
+        softcap=case.softcap,
         sinks=sinks if case.has_sinks else None,
     )
     return np.asarray(out, np.float32)

@@ -1,4 +1,4 @@
-"""A note on the format of the weights where no option names one."""
+"""Notes on what a config says: its text part, and the format of weights where no option names one."""
 
 from meshscope.api.request import ExperimentRequest
 from meshscope.spec.experiment import Experiment
@@ -7,10 +7,19 @@ from meshscope.units import DTYPE_BITS
 
 
 def checkpoint_notes(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
-    """One sentence if the checkpoint stores weights in a format other than the common 16-bit ones.
+    """A sentence on a text part, and one on weights that are not in a common 16-bit format."""
+    return (*_text_note(experiment), *_format_note(request, experiment))
 
-    None if the option names the weight dtype.
-    """
+
+def _text_note(experiment: Experiment) -> tuple[str, ...]:
+    model = experiment.model
+    if model.text_part_of is None:
+        return ()
+    return (f"{model.name}: only the text part of the multimodal {model.text_part_of} counts",)
+
+
+def _format_note(request: ExperimentRequest, experiment: Experiment) -> tuple[str, ...]:
+    """Nothing if an option names the weight dtype."""
     model, assumed = experiment.model, experiment.workload.weight_dtype
     if model.stored_as is None or request.weight_dtype is not None:
         return ()

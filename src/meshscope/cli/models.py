@@ -10,18 +10,19 @@ from meshscope.views.choices import model_documents, model_table
 
 NOTE = (
     "Params: all, and those that one token uses. Length: the longest sequence.\n"
+    "Weights: their format by default. A search also lists variants, such as -FP8.\n"
     "Any config.json of these families works, too: give its path as MODEL."
 )
 
 
 def command(
     search: Annotated[
-        str, typer.Argument(metavar="SEARCH", help="Part of an id or a family.")
+        str, typer.Argument(metavar="SEARCH", help="Part of an id or of a family's name.")
     ] = "",
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List the model catalog: family, layers, parameters, context."""
+    """List the model catalog: layers, parameters, context, format of weights."""
     documents = model_documents(search)
     if as_json:
         print_json(documents)

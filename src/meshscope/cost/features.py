@@ -232,7 +232,8 @@ def _block(device: _Device, part: Part, weights: tuple[Weight, ...]) -> Iterator
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * sum(map(device.elements, matrices))
     yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     split_frac = SPLIT_FRAC if device.plan.sp else 0.0
-    passes = RESIDUAL_PASSES * ((1 - split_frac) + split_frac / device.plan.tp)
+    post_norm_passes = NORM_PASSES * device.model.has_post_norms
+    passes = (RESIDUAL_PASSES + post_norm_passes) * ((1 - split_frac) + split_frac / device.plan.tp)
     residual_bytes = passes * device.model.hidden * device.act_bytes
     yield part, Cost.PASS_BYTES, Feature.TOKENS, residual_bytes
 

@@ -1,12 +1,13 @@
 """How 8-bit and 4-bit weights are stored: their scales and the weights that stay in bfloat16."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshscope.errors import SpecError
 
 FP8_BLOCKS = "f8e4m3fn_block128"
 MXFP4_EXPERTS = "f4e2m1fn_experts"
+FP8_MXFP4 = "f8e4m3fn_block128_f4e2m1fn_experts"  # DeepSeek-V4: experts in mxfp4, the rest in fp8
 PROGRAM_DTYPES = ("bf16", "f16", "f32", "s8", "f8e4m3fn", "f8e5m2", FP8_BLOCKS)  # of weights
 UNQUANTIZED_DTYPE = "bf16"  # norms, biases and routers of quantized checkpoints
 
@@ -31,6 +32,7 @@ class Quantization:
     block: int | None = None
     has_square_blocks: bool = False
     coverage: Coverage = Coverage.ALL
+    experts: "Quantization | None" = None  # format of experts, if another
     values_dtype: str | None = None
 
     @property
@@ -41,6 +43,17 @@ class Quantization:
 
 _PER_CHANNEL = Quantization(scale_dtype="f32")
 
+_FP8_BLOCKS = Quantization(
+    scale_dtype="f32",
+    block=128,
+    has_square_blocks=True,
+    coverage=Coverage.LAYERS,
+    values_dtype="f8e4m3fn",
+)
+_MXFP4_EXPERTS = Quantization(
+    scale_dtype="f8e8m0fnu", block=32, coverage=Coverage.EXPERTS, values_dtype="f4e2m1fn"
+)
+
 # Square blocks: weight_block_size and weight_scale_inv of DeepSeek-V3 (deepseek-ai/DeepSeek-V3,
 # README_WEIGHTS.md). Per channel: jax-ml/jax-llm-examples (int8) and the strategy "channel" of compressed-tensors (int8,
 # fp8). Int4: groups of 128 (AWQ, GPTQ), which leave embedding and head as they are. MXFP4: OCP Microscaling
@@ -49,18 +62,11 @@ _QUANTIZATIONS = {
     "s8": _PER_CHANNEL,
     "f8e4m3fn": _PER_CHANNEL,
     "f8e5m2": _PER_CHANNEL,
-    FP8_BLOCKS: Quantization(
-        scale_dtype="f32",
-        block=128,
-        has_square_blocks=True,
-        coverage=Coverage.LAYERS,
-        values_dtype="f8e4m3fn",
-    ),
+    FP8_BLOCKS: _FP8_BLOCKS,
+    FP8_MXFP4: replace(_FP8_BLOCKS, experts=_MXFP4_EXPERTS),
     "s4": Quantization(scale_dtype="bf16", block=128, coverage=Coverage.LAYERS),
     "f4e2m1fn": Quantization(scale_dtype="f8e8m0fnu", block=32),
-    MXFP4_EXPERTS: Quantization(
-        scale_dtype="f8e8m0fnu", block=32, coverage=Coverage.EXPERTS, values_dtype="f4e2m1fn"
-    ),
+    MXFP4_EXPERTS: _MXFP4_EXPERTS,
 }
 
 

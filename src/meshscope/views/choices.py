@@ -1,18 +1,20 @@
 """Tables and documents of what a user can choose from: chips, slices and models of the catalog."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
 
 from meshscope.analysis.utilization import n_parameters
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, nearest
 from meshscope.interconnect.fabric import wraps_around
 from meshscope.spec.hardware.chips import CHIPS, GIB, Chip, ChipKind
 from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.catalog import CATALOG, CatalogEntry
-from meshscope.spec.model.config import read_model
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog_entry import CatalogEntry
+from meshscope.spec.model.config import catalog_ids, read_model
+from meshscope.spec.quantization import FP8_BLOCKS, MXFP4_EXPERTS
 from meshscope.units import format_gib
 from meshscope.views.tables import new_table
 
@@ -88,49 +90,78 @@ def slice_document(topology: Topology) -> dict[str, Any]:
     }
 
 
+# Formats of weights as checkpoints are called.
+SHORT_DTYPES = {
+    "f8e4m3fn": "fp8",
+    FP8_BLOCKS: "fp8",
+    MXFP4_EXPERTS: "mxfp4",
+    "s8": "int8",
+    "s4": "int4",
+}
+
+
 def model_table(documents: Iterable[dict[str, Any]]) -> Table:
     """The models, one row each."""
-    names = ("model", "family", "layers", "params\n(1e9)", "active\n(1e9)", "length")
+    names = ("model", "layers", "params\n(1e9)", "active\n(1e9)", "length", "weights")
     table = new_table(*names, n_words=2)
     for facts in documents:
         length = facts["max_position"]
         table.add_row(
             facts["id"],
-            facts["family"],
             str(facts["n_layers"]),
             f"{facts['n_parameters'] / 1e9:.1f}",
             f"{facts['n_active_parameters'] / 1e9:.1f}",
             "-" if length is None else f"{length // 1024}k",
+            SHORT_DTYPES.get(facts["default_dtype"], facts["default_dtype"]),
         )
     return table
 
 
+NO_MATCH = 4
+
+
 def model_documents(search: str = "") -> list[dict[str, Any]]:
-    """The models of the catalog whose id, alias or family contains `search`; SpecError if none does."""
+    """The models of the catalog, or those whose id or family contains `search`; SpecError if none does.
+
+    A search also lists the variants of a model that match. Ids that start with it come first, then families
+    that do, then the others.
+    """
     wanted = search.lower()
-    matches = [
-        entry for entry in CATALOG.values() if any(wanted in n for n in _search_names(entry))
+    ids = [
+        (entry, name)
+        for entry in CATALOG.values()
+        for name in (entry.name, *(entry.variants if wanted else ()))
     ]
+    ranked = [(_rank(wanted, entry, name), entry, name) for entry, name in ids]
+    matches = sorted((m for m in ranked if m[0] < NO_MATCH), key=lambda m: m[0])
     if not matches:
         raise SpecError(
-            f"no model of the catalog contains '{search}'. 'meshscope models' lists all; MODEL can "
-            "also be the path of a config.json."
+            f"no model of the catalog contains '{search}'. {nearest(search, catalog_ids(), '')} "
+            "'meshscope models' lists all; MODEL can also be the path of a config.json."
         )
-    return [_model_document(entry) for entry in matches]
+    return [_model_document(entry, name) for _, entry, name in matches]
 
 
-def _search_names(entry: CatalogEntry) -> Sequence[str]:
+def _rank(wanted: str, entry: CatalogEntry, name: str) -> int:
+    """The place of an id in a search: 0 if it starts with `wanted`, `NO_MATCH` if it does not match."""
+    owner, _, short = name.lower().partition("/")
     family = str(entry.config["model_type"])
-    return [name.lower() for name in (entry.name, *entry.aliases, family)]
+    if not wanted:
+        return 0
+    if short.startswith(wanted) or f"{owner}/{short}".startswith(wanted):
+        return 0 if name == entry.name else 1
+    if wanted in family:
+        return 2 if name == entry.name else NO_MATCH
+    return 3 if wanted in name.lower() else NO_MATCH
 
 
-def _model_document(entry: CatalogEntry) -> dict[str, Any]:
+def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
     """`n_active_parameters` are those that one token meets."""
-    model = read_model(entry.name)
+    model = read_model(name)
     n_total, n_active, _ = n_parameters(model)
     return {
-        "id": entry.name,
-        "same_sizes": list(entry.aliases),
+        "id": name,
+        "same_sizes": [one for one in (entry.name, *entry.variants) if one != name],
         "family": model.family.value,
         "n_parameters": n_total,
         "n_active_parameters": n_active,

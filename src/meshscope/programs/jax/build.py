@@ -176,7 +176,7 @@ def _pipeline(experiment: Experiment, decoder: Decoder, layout: ShardLayout) -> 
 
 
 def _decoder(experiment: Experiment, phase: Phase, layout: ShardLayout, mesh: Mesh) -> Decoder:
-    model, plan = experiment.model, experiment.plan
+    model, plan = experiment.model.for_context(experiment.workload.context), experiment.plan
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     collectives = (
         ShardMapCollectives(plan=plan, layout=layout)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
-from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.kernel_choice import splash_block
 
@@ -78,8 +78,8 @@ class PartialAttention:
         return (self.numerator / self.total[..., None]).astype(dtype)
 
 
-def partial_attention(
-    q: Array, k: Array, v: Array, mask: Array, *, scale: float
+def partial_attention(  # noqa: PLR0913  the inputs of attention
+    q: Array, k: Array, v: Array, mask: Array, *, scale: float, softcap: float | None = None
 ) -> PartialAttention:
     """Unnormalized attention of q [B, S, N, Hk] to k [B, T, K, Hk] and v [B, T, K, H].
 
@@ -88,6 +88,7 @@ def partial_attention(
     batch, n_queries, n_heads = q.shape[:3]
     q = q.reshape(batch, n_queries, k.shape[2], n_heads // k.shape[2], q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bskgt", q, k, preferred_element_type=jnp.float32) * scale
+    scores = soft_capped(scores, softcap)
     mask = jnp.broadcast_to(mask, (batch, *mask.shape[-2:]))
     scores = jnp.where(mask[:, :, None, None, :], scores, MASKED)
     largest = scores.max(axis=-1)
@@ -115,13 +116,15 @@ class AttentionInputs:
     keys: Callable[..., tuple[Array, Array]]
     mask_of: Callable[[Array], Array]
     scale: float
+    softcap: float | None = None
     sinks: Array | None = None
     project: Callable[[Array], Array] = lambda x: x
 
     def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
         """Unnormalized attention to arrays at these positions."""
         k, v = self.keys(*local)
-        return partial_attention(self.q, k, v, self.mask_of(positions), scale=self.scale)
+        mask = self.mask_of(positions)
+        return partial_attention(self.q, k, v, mask, scale=self.scale, softcap=self.softcap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

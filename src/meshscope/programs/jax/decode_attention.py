@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshscope.programs.jax.layout import ShardLayout
-from meshscope.programs.jax.numerics import MASKED, Array
+from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
 from meshscope.programs.jax.state import LayerCache
 from meshscope.spec.plan.caches import LANES
 from meshscope.spec.plan.kernel_choice import DECODE_BLOCKS
@@ -62,6 +62,7 @@ class DecodeKernel:
         scale: float,
         value_width: int,
         window: int | None = None,
+        softcap: float | None = None,
         sinks: Array | None = None,
         mask: Array | None = None,
     ) -> tuple[Array, LayerCache]:
@@ -84,6 +85,7 @@ class DecodeKernel:
                 position=at[1],
                 scale=scale,
                 window=window,
+                softcap=softcap,
                 sinks=None if sinks is None else sinks.reshape(n_heads, -1),
                 mask=mask,
             )
@@ -175,6 +177,7 @@ class DecodeInputs:
     position: Array
     scale: float
     window: int | None = None
+    softcap: float | None = None
     sinks: Array | None = None
     mask: Array | None = None
 
@@ -234,6 +237,7 @@ def decode_attention(
             n_caches=n_caches,
             scale=inputs.scale,
             window=inputs.window,
+            softcap=inputs.softcap,
             has_sinks=inputs.sinks is not None,
             has_mask=inputs.mask is not None,
         ),
@@ -299,6 +303,7 @@ def _kernel(  # noqa: PLR0913  the form of a kernel
     n_caches: int,
     scale: float,
     window: int | None,
+    softcap: float | None,
     has_sinks: bool,
     has_mask: bool,
 ) -> None:
@@ -318,14 +323,14 @@ def _kernel(  # noqa: PLR0913  the form of a kernel
     @pl.when(step == 0)
     def _() -> None:
         new = [_rows(x).astype(c.dtype) for x, c in zip(new_refs, cache_refs, strict=True)]
-        score = _scores(q, new[0]) * scale
+        score = soft_capped(_scores(q, new[0]) * scale, softcap)
         if new_bias_ref is not None:
             score += _per_row(new_bias_ref, score.shape[0])
         sums.start(score, new[-1][..., :value_width], sinks_ref)
 
     def attend(*, is_last: bool) -> None:
         keys, values = (_rows(cache_refs[i]).astype(q.dtype) for i in (0, -1))
-        scores = _dot(q, keys, 2) * scale
+        scores = soft_capped(_dot(q, keys, 2) * scale, softcap)
         if bias_ref is not None:
             scores += _per_row(bias_ref, scores.shape[0])
         at = start + lax.broadcasted_iota(jnp.int32, (1, 1, n_keys), 2)

@@ -24,10 +24,11 @@ from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.latent import latent_attention
 from meshscope.programs.jax.matrix import Matrix
 from meshscope.programs.jax.mixture import Mixture
-from meshscope.programs.jax.numerics import Array, rms_norm
+from meshscope.programs.jax.numerics import Array, rms_norm, soft_capped
 from meshscope.programs.jax.residual import Residual
 from meshscope.programs.jax.state import LayerCache, LayerWeights
 from meshscope.spec.model.model import (
+    Activation,
     CompressedAttention,
     GroupedAttention,
     LatentAttention,
@@ -76,7 +77,7 @@ class Decoder:
         with scope(self.phase.value):
             with scope(Part.EMBED):
                 table = outer.matrix("embed")
-                x = self.collectives.embed(table, tokens)
+                x = self.embedded(table, tokens)
             positions = self.context.positions(position, tokens.shape[1])
             x = self.residual.expand(x)
             x, cache = self.layers(x, weights["layers"], cache, positions, tokens)
@@ -86,6 +87,11 @@ class Decoder:
             with scope(Part.SAMPLE):
                 next_tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return next_tokens, logits, cache
+
+    def embedded(self, table: Matrix, tokens: Array) -> Array:
+        """The embeddings [B, S, D] of tokens."""
+        x, scale = self.collectives.embed(table, tokens), self.model.embed_scale
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     def outer(self, weights: Mapping[str, Any]) -> LayerWeights:
         """The weights outside the layers."""
@@ -111,9 +117,19 @@ class Decoder:
         `table` is the embedding if the head is tied to it, which the step gathers only once.
         """
         x = self.collectives.last_token(self.residual.collapse(x, outer))
-        x = rms_norm(x, outer("final_norm"), self.model.norm_eps)
+        x = self._norm(x, outer("final_norm"))
         head = outer.matrix("lm_head") if table is None else table
-        return self.collectives.logits(head.einsum("bd,vd->bv", x))[:, : self.model.vocab]
+        logits = soft_capped(head.einsum("bd,vd->bv", x), self.model.logit_softcap)
+        return self.collectives.logits(logits)[:, : self.model.vocab]
+
+    def _norm(self, x: Array, scale: Array) -> Array:
+        """The model's norm over the residual width."""
+        return rms_norm(x, scale, self.model.norm_eps, offset=self.model.norm_offset)
+
+    def _after(self, x: Array, w: LayerWeights, block: str) -> Array:
+        """The output of a block, normed if the model does so."""
+        name = f"{block}_post_norm"
+        return self._norm(x, w(name)) if name in w else x
 
     def layers(
         self, x: Array, layers: Any, cache: Any, positions: Array, tokens: Array
@@ -173,22 +189,22 @@ class Decoder:
         tokens: Array,
         layer: Layer,
     ) -> tuple[Array, LayerCache]:
-        eps = self.model.norm_eps
         with scope(Part.ATTN):
             h, add = self.residual.read(x, w, "attn")
-            h = self.collectives.gather_activations(rms_norm(h, w("attn_norm"), eps))
+            h = self.collectives.gather_activations(self._norm(h, w("attn_norm")))
             h, cache = self._attention(h, w, cache, positions, layer)
-            x = add(w.biased(self.collectives.reduce_output(h), "bo"))
+            x = add(self._after(w.biased(self.collectives.reduce_output(h), "bo"), w, "attn"))
         if layer.mlp is MlpKind.DENSE:
             with scope(Part.MLP):
                 h, add = self.residual.read(x, w, "mlp")
-                h = self.collectives.gather_activations(rms_norm(h, w("mlp_norm"), eps))
-                x = add(w.biased(self.collectives.reduce_output(_mlp(h, w)), "b_down"))
+                h = self.collectives.gather_activations(self._norm(h, w("mlp_norm")))
+                out = self.collectives.reduce_output(_mlp(h, w, self.model.activation))
+                x = add(self._after(w.biased(out, "b_down"), w, "mlp"))
         else:
             assert self.mixture is not None
             with scope(Part.MOE_ROUTER):
                 h, add = self.residual.read(x, w, "mlp")
-                h = rms_norm(h, w("mlp_norm"), eps)
+                h = self._norm(h, w("mlp_norm"))
             h = self.mixture(h, w, tokens)
             with scope(Part.MOE_COMBINE):
                 x = add(h)
@@ -229,10 +245,12 @@ def layers_scope(layers: range) -> str:
     return f"layers{layers[0]}-{layers[-1]}{by}"
 
 
-def _mlp(x: Array, w: LayerWeights) -> Array:
+def _mlp(x: Array, w: LayerWeights, activation: Activation) -> Array:
     gate = w.biased(w.dot(x, "w_gate"), "b_gate")
     up = w.biased(w.dot(x, "w_up"), "b_up")
-    return w.dot(jax.nn.silu(gate) * up, "w_down")
+    is_gelu = activation is Activation.GEGLU
+    gate = jax.nn.gelu(gate, approximate=True) if is_gelu else jax.nn.silu(gate)
+    return w.dot(gate * up, "w_down")
 
 
 def _with(cache: Any, key: Any, arrays: Mapping[str, Array]) -> Any:

@@ -148,6 +148,8 @@ def gated(gate: Array, up: Array, moe: MixtureOfExperts) -> Array:
     match moe.activation:
         case Activation.SWIGLU:
             return jax.nn.silu(gate) * up
+        case Activation.GEGLU:
+            return jax.nn.gelu(gate, approximate=True) * up
         case Activation.LIMITED_SWIGLU:
             limit = moe.activation_limit
             assert limit is not None

@@ -44,17 +44,21 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     assert isinstance(attention, GroupedAttention)
     q, k, v = (_heads(x, w, letter) for letter in "qkv")
     if attention.has_qk_norm:
-        q, k = rms_norm(q, w("q_norm"), model.norm_eps), rms_norm(k, w("k_norm"), model.norm_eps)
-    angles = rope_angles(attention.rope, attention.head_dim, positions)
-    q, k = apply_rope(q, angles, attention.rope), apply_rope(k, angles, attention.rope)
+        eps, offset = model.norm_eps, model.norm_offset
+        q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
+    rope = attention.rope_of(layer.attention)
+    angles = rope_angles(rope, attention.head_dim, positions)
+    q, k = apply_rope(q, angles, rope), apply_rope(k, angles, rope)
     window = attention.window if layer.attention is AttentionKind.SLIDING else None
     sinks = w("sinks") if attention.has_sinks else None
-    scale = attention.head_dim**-0.5
+    scores: dict[str, Any] = {
+        "scale": attention.score_scale,
+        "softcap": attention.softcap,
+        "sinks": sinks,
+    }
     new = _cached(k, v, cache)
     if isinstance(kernel, DecodeKernel):
-        out, cache = _decode(
-            q, new, cache, positions[0], kernel, scale=scale, window=window, sinks=sinks
-        )
+        out, cache = _decode(q, new, cache, positions[0], kernel, window=window, **scores)
         return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
     for name, array in new.items():
         cache = cache.written(name, array)
@@ -71,15 +75,14 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
             q=q,
             keys=lambda k, v: (k, v),
             mask_of=lambda of_keys: causal_mask(positions, of_keys, window),
-            scale=scale,
-            sinks=sinks,
+            **scores,
         )
         out = context.attend(inputs, (k, v), k_positions)
     elif kernel is not None:
-        out = kernel(q, k, v, scale=scale, window=window, sinks=sinks)
+        out = kernel(q, k, v, window=window, **scores)
     else:
         mask = causal_mask(positions, k_positions, window)
-        out = dot_product_attention(q, k, v, mask, scale=scale, sinks=sinks)
+        out = dot_product_attention(q, k, v, mask, **scores)
     return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
 
 

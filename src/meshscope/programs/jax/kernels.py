@@ -48,6 +48,7 @@ class PrefillKernel:
         *,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
         sinks: Array | None = None,
     ) -> Array:
         """Attention [B, S, N, V] of q [B, S, N, H] to k [B, S, K, H] and v [B, S, K, V].
@@ -59,6 +60,7 @@ class PrefillKernel:
         def local(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
             if self.kernel is Kernel.CUDNN:
                 assert sinks is None
+                assert softcap is None
                 return cudnn_attention(q, k, v, scale=scale, window=window)
             return splash_attention(
                 q,
@@ -66,6 +68,7 @@ class PrefillKernel:
                 v,
                 scale=scale,
                 window=window,
+                softcap=softcap,
                 sinks=sinks,
                 is_interpreted=self.is_interpreted,
             )
@@ -123,6 +126,7 @@ def splash_attention(  # noqa: PLR0913  the inputs of attention
     *,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
     sinks: Array | None,
     is_interpreted: bool,
 ) -> Array:
@@ -139,6 +143,7 @@ def splash_attention(  # noqa: PLR0913  the inputs of attention
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([seen] * n_heads),
         block_sizes=splash.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block),
+        attn_logits_soft_cap=softcap,
         interpret=is_interpreted,
     )
     # The kernel has no scale argument, so queries are scaled and rounded to their dtype again.

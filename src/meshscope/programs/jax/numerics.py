@@ -18,9 +18,20 @@ Array = Any  # jax.Array or a tracer
 MASKED = -1e30  # replaces masked scores; finite to avoid NaN in fully masked rows
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Root-mean-square norm over the last dim, computed in float32."""
-    return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
+def rms_norm(x: Array, scale: Array, eps: float, *, offset: float = 0.0) -> Array:
+    """Root-mean-square norm over the last dim, computed in float32, times `scale` plus `offset`.
+
+    With an offset, the product is in float32, too, as in transformers' Gemma.
+    """
+    if not offset:
+        return unscaled_rms_norm(x, eps) * scale.astype(x.dtype)
+    wide = unscaled_rms_norm(x.astype(jnp.float32), eps)
+    return (wide * (scale.astype(jnp.float32) + offset)).astype(x.dtype)
+
+
+def soft_capped(x: Array, cap: float | None) -> Array:
+    """Values of at most `cap` in magnitude, by a tanh; unchanged if it is None."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def unscaled_rms_norm(x: Array, eps: float) -> Array:
@@ -52,15 +63,18 @@ def dot_product_attention(  # noqa: PLR0913  the inputs of attention
     mask: Array,
     *,
     scale: float,
+    softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
     """[B, S, N, Hv]: attention of q [B, S, N, H] over k [B, T, K, H] and v [B, T, K, Hv].
 
-    `mask` is [S, T] or [B, S, T]; `sinks` [N] are logits of a position without a value.
+    `mask` is [S, T] or [B, S, T]; `softcap` limits scores; `sinks` [N] are logits of a position without
+    a value.
     """
     n_groups = q.shape[2] // k.shape[2]
     q = q.reshape(*q.shape[:2], k.shape[2], n_groups, q.shape[3])
     scores = jnp.einsum("bskgh,btkh->bkgst", q, k, preferred_element_type=jnp.float32) * scale
+    scores = soft_capped(scores, softcap)
     mask = mask if mask.ndim == 2 else mask[:, None, None]
     scores = jnp.where(mask, scores, MASKED)
     if sinks is None:
@@ -74,16 +88,21 @@ def dot_product_attention(  # noqa: PLR0913  the inputs of attention
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: Array) -> Array:
-    """The angles [S, H/2] of channel pairs at each position, in float32."""
-    return positions.astype(jnp.float32)[:, None] * rope_frequencies(rope, head_dim)
+    """The angles [S, R/2] of channel pairs at each position, in float32; R of the channels turn."""
+    frequencies = rope_frequencies(rope, rope.rotary_dim(head_dim))
+    return positions.astype(jnp.float32)[:, None] * frequencies
 
 
 def apply_rope(x: Array, angles: Array, rope: Rope, *, is_interleaved: bool | None = None) -> Array:
     """Applies rotary embeddings to x [B, S, N, H].
 
     Interleaved pairs are returned as halves, as in transformers' DeepSeek-V3. Queries and keys are
-    permuted alike, so attention scores do not change.
+    permuted alike, so attention scores do not change. Channels beyond those of the angles stay.
     """
+    n_turning = 2 * angles.shape[-1]
+    if n_turning < x.shape[-1]:
+        turned = apply_rope(x[..., :n_turning], angles, rope, is_interleaved=is_interleaved)
+        return jnp.concatenate([turned, x[..., n_turning:]], axis=-1)
     scale = rope_scale(rope)
     cos, sin = (f(angles)[None, :, None, :] * scale for f in (jnp.cos, jnp.sin))
     wide = x.astype(jnp.float32)
@@ -97,7 +116,8 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """Radians per position for each of the H/2 channel pairs.
 
     Source: transformers modeling_rope_utils, `_compute_default_rope_parameters`,
-    `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`.
+    `_compute_linear_scaling_rope_parameters`, `_compute_llama3_parameters`, `_compute_yarn_parameters`,
+    `_compute_longrope_parameters`.
     """
     plain = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     match rope.rope_type:
@@ -109,18 +129,23 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
             scaled = _llama3_frequencies(plain, rope)
         case RopeType.YARN:
             scaled = _yarn_frequencies(plain, rope, head_dim)
+        case RopeType.LONGROPE:
+            scaled = plain / np.array(rope.long_factors if rope.is_long else rope.short_factors)
     return scaled.astype(np.float32)
 
 
 def rope_scale(rope: Rope) -> float:
-    """The factor of cosine and sine: YaRN's attention factor, else 1.
+    """The factor of cosine and sine: the attention factor of YaRN and LongRoPE, else 1.
 
-    Source: transformers modeling_rope_utils, `_compute_yarn_parameters`.
+    Source: transformers modeling_rope_utils, `_compute_yarn_parameters`, `_compute_longrope_parameters`.
     """
-    if rope.rope_type is not RopeType.YARN:
+    if rope.rope_type not in {RopeType.YARN, RopeType.LONGROPE}:
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.rope_type is RopeType.LONGROPE:
+        stretch = float(np.log(max(rope.factor, 1.0)) / np.log(rope.original_max_position))
+        return (1 + stretch) ** 0.5
     if rope.mscale and rope.mscale_all_dim:
         return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
     return yarn_mscale(rope.factor, 1.0)

@@ -114,7 +114,7 @@ class PipelineProgram:
         """The embeddings of tokens, [m, S] -> [m, S, D]."""
         with scope(Part.EMBED):
             table = self.decoder.outer(weights).matrix("embed")
-            rows = self.decoder.collectives.embed(table, tokens)
+            rows = self.decoder.embedded(table, tokens)
         return self.decoder.residual.expand(rows)
 
     def _branch(

@@ -18,6 +18,7 @@ from meshscope.spec.plan.checkpoint_tensors import reshaped
 from meshscope.spec.plan.stages import stage_slots
 from meshscope.spec.plan.weights import (
     SCALE_SUFFIX,
+    ColumnSlice,
     Dim,
     Weight,
     layer_weights,
@@ -42,16 +43,24 @@ def stored_weight(weight: Weight, tensor: np.ndarray, layer: int | None = None) 
     name = weight.checkpoint.format(layer=layer, expert="*")
     shape = reshaped(weight, tensor.shape, name)
     value = np.swapaxes(tensor, -1, -2) if weight.is_transposed else tensor
-    value = value.reshape(shape)
+    value = _selected(value.reshape(shape), weight.columns)
     for at, dim in enumerate(weight.dims):
         if dim is Dim.KV_HEADS:
-            value = np.repeat(value, weight.shape[at] // shape[at], axis=at)
+            value = np.repeat(value, weight.shape[at] // value.shape[at], axis=at)
         elif dim is Dim.VOCAB:
             padding = [(0, 0)] * len(shape)
             padding[at] = (0, weight.shape[at] - shape[at])
             value = np.pad(value, padding)
-    columns = weight.columns
-    return value if columns is None else value[..., columns.start : columns.stop : columns.step]
+    return value
+
+
+def _selected(value: np.ndarray, columns: ColumnSlice | None) -> np.ndarray:
+    """The part of a tensor that is the weight."""
+    if columns is None:
+        return value
+    selection = slice(columns.start, columns.stop, columns.step)
+    after = (slice(None),) * (-1 - columns.dim)
+    return value[(..., selection, *after)]
 
 
 def placed_weights(experiment: Experiment, program: BuiltProgram, read_tensor: ReadTensor) -> Any:

@@ -1,33 +1,14 @@
 """Built-in model configs with Hugging Face config keys, each with its source."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogEntry:
-    """A published config; `aliases` are ids of models with the same sizes."""
-
-    name: str
-    config: Mapping[str, Any]
-    source: str
-    aliases: tuple[str, ...] = ()
-
-
-_AICONFIGURATOR = "ai-dynamo/aiconfigurator@095f58a model_configs"
-_MAXTEXT = "AI-Hypercomputer/maxtext@e591f30 configs/models"
-
-
-def _sizes(*, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-    }
-
+from meshscope.spec.model.catalog_dense import DENSE_ENTRIES
+from meshscope.spec.model.catalog_entry import (
+    AICONFIGURATOR,
+    LITGPT,
+    MAXTEXT,
+    CatalogEntry,
+    entry,
+    sizes,
+)
 
 _QWEN3 = {
     "model_type": "qwen3",
@@ -37,6 +18,7 @@ _QWEN3 = {
     "rope_theta": 1000000,
     "tie_word_embeddings": False,
 }
+_LONG_QWEN3 = {"max_position_embeddings": 262144}
 _QWEN25 = {
     "model_type": "qwen2",
     "vocab_size": 152064,
@@ -79,7 +61,7 @@ _LLAMA3_8K = _LLAMA2 | {
     "rope_theta": 500000.0,
     "max_position_embeddings": 8192,
 }
-_LLAMA3_70B = _LLAMA3 | _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8)
+_LLAMA3_70B = _LLAMA3 | sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8)
 _YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1}
 _YARN_40 = {
     "type": "yarn",
@@ -106,7 +88,7 @@ _DEEPSEEK = {
 }
 _DEEPSEEK_V2_LITE = {
     **_DEEPSEEK,
-    **_sizes(hidden=2048, mlp=10944, layers=27, heads=16, kv_heads=16),
+    **sizes(hidden=2048, mlp=10944, layers=27, heads=16, kv_heads=16),
     "model_type": "deepseek_v2",
     "moe_intermediate_size": 1408,
     "vocab_size": 102400,
@@ -121,7 +103,7 @@ _DEEPSEEK_V2_LITE = {
 _DEEPSEEK_V3 = {
     **_DEEPSEEK,
     **FP8_BLOCKS,
-    **_sizes(hidden=7168, mlp=18432, layers=61, heads=128, kv_heads=128),
+    **sizes(hidden=7168, mlp=18432, layers=61, heads=128, kv_heads=128),
     "model_type": "deepseek_v3",
     "moe_intermediate_size": 2048,
     "q_lora_rank": 1536,
@@ -138,6 +120,25 @@ _DEEPSEEK_V3 = {
     "routed_scaling_factor": 2.5,
     "attention_bias": False,
     "rope_scaling": _YARN | _YARN_40 | {"mscale": 1.0, "mscale_all_dim": 1.0},
+}
+_KIMI_YARN = _YARN_40 | {
+    "factor": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 1,
+    "beta_slow": 1,
+}
+_KIMI_K2 = {
+    **_DEEPSEEK_V3,
+    **sizes(hidden=7168, mlp=18432, layers=61, heads=64, kv_heads=64),
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "vocab_size": 163840,
+    "rope_theta": 50000.0,
+    "rope_scaling": _KIMI_YARN,
 }
 _DEEPSEEK_V32 = _DEEPSEEK_V3 | {
     "model_type": "deepseek_v32",
@@ -181,7 +182,7 @@ _DEEPSEEK_V4 = {
     "max_position_embeddings": 1048576,
 }
 _MIXTRAL_8X7B = {
-    **_sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
+    **sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
     "model_type": "mixtral",
     "vocab_size": 32000,
     "num_local_experts": 8,
@@ -192,7 +193,7 @@ _MIXTRAL_8X7B = {
     "max_position_embeddings": 32768,
 }
 _GPT_OSS_120B = {
-    **_sizes(hidden=2880, mlp=2880, layers=36, heads=64, kv_heads=8),
+    **sizes(hidden=2880, mlp=2880, layers=36, heads=64, kv_heads=8),
     "model_type": "gpt_oss",
     "head_dim": 64,
     "vocab_size": 201088,
@@ -220,193 +221,180 @@ _QWEN25_REPORT = (
 )
 
 
-def _entry(
-    name: str,
-    *parts: Mapping[str, Any],
-    source: str = _AICONFIGURATOR,
-    aliases: tuple[str, ...] = (),
-    **values: object,
-) -> CatalogEntry:
-    """Merge the parts of a config; later parts and `values` replace the earlier ones."""
-    config = {key: value for part in (*parts, values) for key, value in part.items()}
-    return CatalogEntry(name=name, config=config, source=source, aliases=aliases)
-
-
 _ENTRIES = (
-    _entry(
+    entry(
         "Qwen/Qwen3-32B",
         _QWEN3,
-        _sizes(hidden=5120, mlp=25600, layers=64, heads=64, kv_heads=8),
+        sizes(hidden=5120, mlp=25600, layers=64, heads=64, kv_heads=8),
         max_position_embeddings=40960,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-8B",
         _QWEN3,
-        _sizes(hidden=4096, mlp=12288, layers=36, heads=32, kv_heads=8),
+        sizes(hidden=4096, mlp=12288, layers=36, heads=32, kv_heads=8),
         max_position_embeddings=40960,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-4B",
         _QWEN3,
-        _sizes(hidden=2560, mlp=9728, layers=36, heads=32, kv_heads=8),
+        sizes(hidden=2560, mlp=9728, layers=36, heads=32, kv_heads=8),
         tie_word_embeddings=True,
-        source=f"{_MAXTEXT}/qwen3-4b.yml",
+        source=f"{MAXTEXT}/qwen3-4b.yml",
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-0.6B",
         _QWEN3,
-        _sizes(hidden=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
+        sizes(hidden=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
         max_position_embeddings=40960,
         tie_word_embeddings=True,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-1.7B",
         _QWEN3,
-        _sizes(hidden=2048, mlp=6144, layers=28, heads=16, kv_heads=8),
+        sizes(hidden=2048, mlp=6144, layers=28, heads=16, kv_heads=8),
         max_position_embeddings=40960,
         tie_word_embeddings=True,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-14B",
         _QWEN3,
-        _sizes(hidden=5120, mlp=17408, layers=40, heads=40, kv_heads=8),
+        sizes(hidden=5120, mlp=17408, layers=40, heads=40, kv_heads=8),
         max_position_embeddings=40960,
-        source=f"{_MAXTEXT}/qwen3-14b.yml",
+        source=f"{MAXTEXT}/qwen3-14b.yml",
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-0.5B",
         _QWEN25_SMALL,
-        _sizes(hidden=896, mlp=4864, layers=24, heads=14, kv_heads=2),
+        sizes(hidden=896, mlp=4864, layers=24, heads=14, kv_heads=2),
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-1.5B",
         _QWEN25_SMALL,
-        _sizes(hidden=1536, mlp=8960, layers=28, heads=12, kv_heads=2),
+        sizes(hidden=1536, mlp=8960, layers=28, heads=12, kv_heads=2),
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-3B",
         _QWEN25_SMALL,
-        _sizes(hidden=2048, mlp=11008, layers=36, heads=16, kv_heads=2),
+        sizes(hidden=2048, mlp=11008, layers=36, heads=16, kv_heads=2),
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-7B",
         _QWEN25,
-        _sizes(hidden=3584, mlp=18944, layers=28, heads=28, kv_heads=4),
+        sizes(hidden=3584, mlp=18944, layers=28, heads=28, kv_heads=4),
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-14B",
         _QWEN25,
-        _sizes(hidden=5120, mlp=13824, layers=48, heads=40, kv_heads=8),
+        sizes(hidden=5120, mlp=13824, layers=48, heads=40, kv_heads=8),
         rms_norm_eps=1e-05,
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-32B",
         _QWEN25,
-        _sizes(hidden=5120, mlp=27648, layers=64, heads=40, kv_heads=8),
+        sizes(hidden=5120, mlp=27648, layers=64, heads=40, kv_heads=8),
         rms_norm_eps=1e-05,
         source="quoted config; geometry agrees with GenZ alibaba.py",
-        aliases=("Qwen/QwQ-32B",),
     ),
-    _entry(
+    entry(
         "Qwen/Qwen2.5-72B",
         _QWEN25,
-        _sizes(hidden=8192, mlp=29568, layers=80, heads=64, kv_heads=8),
+        sizes(hidden=8192, mlp=29568, layers=80, heads=64, kv_heads=8),
         rms_norm_eps=1e-05,
         source=_QWEN25_REPORT,
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.1-8B",
         _LLAMA3,
-        _sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
-        aliases=("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",),
+        sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
     ),
-    _entry(
+    entry(
         "meta-llama/Meta-Llama-3-8B",
         _LLAMA3_8K,
-        _sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
-        source=f"{_MAXTEXT}/llama3-8b.yml",
+        sizes(hidden=4096, mlp=14336, layers=32, heads=32, kv_heads=8),
+        source=f"{MAXTEXT}/llama3-8b.yml",
     ),
-    _entry(
+    entry(
         "meta-llama/Meta-Llama-3-70B",
         _LLAMA3_8K,
-        _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
-        source=f"{_MAXTEXT}/llama3-70b.yml",
+        sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
+        source=f"{MAXTEXT}/llama3-70b.yml",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.2-1B",
         _LLAMA3,
-        _sizes(hidden=2048, mlp=8192, layers=16, heads=32, kv_heads=8),
+        sizes(hidden=2048, mlp=8192, layers=16, heads=32, kv_heads=8),
         head_dim=64,
         rope_scaling=_LLAMA3_ROPE_SCALING | {"factor": 32.0},
         tie_word_embeddings=True,
         source="quoted config of Llama-3.2-1B in public code; rope as Llama-3.2-3B",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.1-70B",
         _LLAMA3_70B,
-        aliases=("deepseek-ai/DeepSeek-R1-Distill-Llama-70B",),
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.1-405B",
         _LLAMA3,
-        _sizes(hidden=16384, mlp=53248, layers=126, heads=128, kv_heads=8),
+        sizes(hidden=16384, mlp=53248, layers=126, heads=128, kv_heads=8),
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.2-3B",
         _LLAMA3,
-        _sizes(hidden=3072, mlp=8192, layers=28, heads=24, kv_heads=8),
+        sizes(hidden=3072, mlp=8192, layers=28, heads=24, kv_heads=8),
         head_dim=128,
         rope_scaling=_LLAMA3_ROPE_SCALING | {"factor": 32.0},
         tie_word_embeddings=True,
         source="GenZ meta.py geometry, rope and tie fields from a printed LlamaConfig",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-3.3-70B",
         _LLAMA3_70B,
         source="ai-dynamo/aiconfigurator@f577ab8 model_configs",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-2-13B",
         _LLAMA2,
-        _sizes(hidden=5120, mlp=13824, layers=40, heads=40, kv_heads=40),
+        sizes(hidden=5120, mlp=13824, layers=40, heads=40, kv_heads=40),
         head_dim=128,
         vocab_size=32000,
-        source=f"{_MAXTEXT}/llama2-13b.yml",
+        source=f"{MAXTEXT}/llama2-13b.yml",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-2-7B",
         _LLAMA2,
-        _sizes(hidden=4096, mlp=11008, layers=32, heads=32, kv_heads=32),
+        sizes(hidden=4096, mlp=11008, layers=32, heads=32, kv_heads=32),
         vocab_size=32000,
         max_position_embeddings=4096,
-        source=f"{_MAXTEXT}/llama2-7b.yml",
+        source=f"{MAXTEXT}/llama2-7b.yml",
     ),
-    _entry(
+    entry(
         "meta-llama/Llama-2-70B",
         _LLAMA2,
-        _sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
+        sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8),
         vocab_size=32000,
         max_position_embeddings=4096,
-        source=f"{_MAXTEXT}/llama2-70b.yml",
+        source=f"{MAXTEXT}/llama2-70b.yml",
     ),
-    _entry(
+    entry(
         "deepseek-ai/DeepSeek-V3.1-Base",
         _DEEPSEEK_V3,
-        source=f"{_AICONFIGURATOR} (V3; the geometry of V3.1 is the same)",
+        source=f"{AICONFIGURATOR} (V3; the geometry of V3.1 is the same)",
     ),
-    _entry(
+    entry(
         "deepseek-ai/DeepSeek-V3",
         _DEEPSEEK_V3,
-        aliases=("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1-Terminus"),
     ),
-    _entry("deepseek-ai/DeepSeek-R1", _DEEPSEEK_V3, aliases=("deepseek-ai/DeepSeek-R1-0528",)),
-    _entry("deepseek-ai/DeepSeek-V3.2", _DEEPSEEK_V32),
-    _entry(
+    entry(
+        "deepseek-ai/DeepSeek-R1",
+        _DEEPSEEK_V3,
+    ),
+    entry("deepseek-ai/DeepSeek-V3.2", _DEEPSEEK_V32),
+    entry(
         "deepseek-ai/DeepSeek-V4-Flash-Base",
         _DEEPSEEK_V4,
         source=(
@@ -414,59 +402,99 @@ _ENTRIES = (
             "from AI-Hypercomputer/maxtext@00a1eaa configs/models/deepseek4-284b.yml, rope_scaling "
             "from huggingface/transformers pull request 45643"
         ),
-        aliases=("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4"),
     ),
-    _entry(
+    entry("deepseek-ai/DeepSeek-V4-Flash", _DEEPSEEK_V4, FP8_BLOCKS, expert_dtype="fp4"),
+    entry(
+        "deepseek-ai/DeepSeek-V4-Pro",
+        _DEEPSEEK_V4,
+        FP8_BLOCKS,
+        expert_dtype="fp4",
+        hidden_size=7168,
+        num_hidden_layers=61,
+        num_attention_heads=128,
+        q_lora_rank=1536,
+        o_groups=16,
+        moe_intermediate_size=3072,
+        n_routed_experts=384,
+        routed_scaling_factor=2.5,
+        index_topk=1024,
+        compress_ratios=[128, 128, *[4, 128] * 29, 4],
+    ),
+    entry(
         "deepseek-ai/DeepSeek-V2-Lite",
         _DEEPSEEK_V2_LITE,
-        source=f"{_MAXTEXT}/deepseek2-16b.yml",
-        aliases=("deepseek-ai/DeepSeek-Coder-V2-Lite",),
+        source=f"{MAXTEXT}/deepseek2-16b.yml",
     ),
-    _entry("mistralai/Mixtral-8x7B-v0.1", _MIXTRAL_8X7B),
-    _entry(
+    entry("mistralai/Mixtral-8x7B-v0.1", _MIXTRAL_8X7B),
+    entry(
         "mistralai/Mixtral-8x22B-v0.1",
         _MIXTRAL_8X7B,
-        _sizes(hidden=6144, mlp=16384, layers=56, heads=48, kv_heads=8),
+        sizes(hidden=6144, mlp=16384, layers=56, heads=48, kv_heads=8),
         max_position_embeddings=65536,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-Coder-480B-A35B",
         _QWEN3_MOE,
-        _sizes(hidden=6144, mlp=8192, layers=62, heads=96, kv_heads=8),
+        sizes(hidden=6144, mlp=8192, layers=62, heads=96, kv_heads=8),
         moe_intermediate_size=2560,
         num_experts=160,
         rope_theta=10000000,
         max_position_embeddings=262144,
     ),
-    _entry(
-        "moonshotai/Kimi-K2",
-        _DEEPSEEK_V3,
-        _sizes(hidden=7168, mlp=18432, layers=61, heads=64, kv_heads=64),
-        n_routed_experts=384,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        routed_scaling_factor=2.827,
-        vocab_size=163840,
-        rope_theta=50000.0,
-        rope_scaling=_YARN_40
-        | {"factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1, "beta_slow": 1},
-        max_position_embeddings=131072,
+    entry("moonshotai/Kimi-K2", _KIMI_K2, max_position_embeddings=131072),
+    entry(
+        "moonshotai/Kimi-K2.5",
+        _KIMI_K2,
+        rope_scaling=_KIMI_YARN | {"factor": 64, "beta_fast": 32},
+        rms_norm_eps=1e-05,
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
+        },
+        max_position_embeddings=262144,
+        source=f"{AICONFIGURATOR}; the text part",
     ),
-    _entry(
+    entry(
+        "Qwen/Qwen3-4B-Instruct-2507",
+        _QWEN3,
+        sizes(hidden=2560, mlp=9728, layers=36, heads=32, kv_heads=8),
+        _LONG_QWEN3,
+        rope_theta=5000000,
+        tie_word_embeddings=True,
+        source=LITGPT,
+    ),
+    entry(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507",
+        _QWEN3_MOE,
+        sizes(hidden=2048, mlp=6144, layers=48, heads=32, kv_heads=4),
+        _LONG_QWEN3,
+        moe_intermediate_size=768,
+        rope_theta=10000000,
+        source=LITGPT,
+    ),
+    entry(
+        "Qwen/Qwen3-235B-A22B-Instruct-2507",
+        _QWEN3_MOE,
+        sizes(hidden=4096, mlp=12288, layers=94, heads=64, kv_heads=4),
+        _LONG_QWEN3,
+        moe_intermediate_size=1536,
+        rope_theta=5000000,
+        source=LITGPT,
+    ),
+    entry(
         "Qwen/Qwen3-30B-A3B",
         _QWEN3_MOE,
-        _sizes(hidden=2048, mlp=6144, layers=48, heads=32, kv_heads=4),
+        sizes(hidden=2048, mlp=6144, layers=48, heads=32, kv_heads=4),
         moe_intermediate_size=768,
     ),
-    _entry(
+    entry(
         "Qwen/Qwen3-235B-A22B",
         _QWEN3_MOE,
-        _sizes(hidden=4096, mlp=12288, layers=94, heads=64, kv_heads=4),
+        sizes(hidden=4096, mlp=12288, layers=94, heads=64, kv_heads=4),
         moe_intermediate_size=1536,
     ),
-    _entry("openai/gpt-oss-120b", _GPT_OSS_120B),
-    _entry("openai/gpt-oss-20b", _GPT_OSS_120B, num_hidden_layers=24, num_local_experts=32),
+    entry("openai/gpt-oss-120b", _GPT_OSS_120B),
+    entry("openai/gpt-oss-20b", _GPT_OSS_120B, num_hidden_layers=24, num_local_experts=32),
 )
 
-CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}
+CATALOG: dict[str, CatalogEntry] = {one.name: one for one in (*_ENTRIES, *DENSE_ENTRIES)}

@@ -2,26 +2,26 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError, nearest
-from meshscope.spec.model.catalog import CATALOG, CatalogEntry
+from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog_entry import CatalogEntry
+from meshscope.spec.model.catalog_variants import base_ids, quantization_named
 from meshscope.spec.model.compressed import (
     compressed_attention,
     compressed_layers,
     compressed_moe,
     hyper_connections,
 )
+from meshscope.spec.model.grouped import attention_kinds, grouped_attention
 from meshscope.spec.model.model import (
     Activation,
     Attention,
-    AttentionKind,
     Family,
-    GroupedAttention,
     GroupScore,
     Indexer,
     LatentAttention,
@@ -35,15 +35,37 @@ from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 from meshscope.spec.model.stored_format import stored_format
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
-# Kimi K2's config states DeepseekV3ForCausalLM as its architecture.
-SAME_ARCHITECTURE = {"kimi_k2": Family.DEEPSEEK_V3.value}
-# Suffixes of ids on the Hub whose models have the sizes of the model without the suffix.
-_VARIANT = re.compile(
-    r"-(instruct|chat|hf|it|base|thinking|fp8|fp8-dynamic|int8|int4|w8a8|w4a16|awq|gptq|bf16|2507|v0\.1|dynamic"
-    r"|quantized\.w8a8|quantized\.w4a16|gptq-int4|gptq-int8)$"
-)
+GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
+V3_DEFAULTS = frozenset({Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
+# Defaults of `first_k_dense_replace` in transformers.
+N_DENSE = {
+    Family.DEEPSEEK_V2: 0,
+    Family.DEEPSEEK_V3: 3,
+    Family.DEEPSEEK_V32: 3,
+    Family.GLM4_MOE: 1,
+}
+# Defaults of transformers on which published configs rely (Gemma3TextConfig).
+DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
+    Family.GEMMA3: {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+    },
+}
+# Keys of a multimodal config that hold for its text part, too.
+OF_WHOLE_MODEL = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+# Kimi K2's config states DeepseekV3ForCausalLM as its architecture; the text parts of Qwen-VL are Qwen2 and Qwen3.
+SAME_ARCHITECTURE = {
+    "kimi_k2": Family.DEEPSEEK_V3.value,
+    "qwen2_vl": Family.QWEN2.value,
+    "qwen2_vl_text": Family.QWEN2.value,
+    "qwen2_5_vl": Family.QWEN2.value,
+    "qwen2_5_vl_text": Family.QWEN2.value,
+    "qwen3_vl_text": Family.QWEN3.value,
+    "qwen3_vl_moe_text": Family.QWEN3_MOE.value,
+}
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0
 
@@ -65,7 +87,7 @@ def read_model(name: str) -> Model:
         )
     entry = _catalog_entry(name)
     if entry is not None:
-        return model_from_config(entry.config, name=entry.name, source=entry.source)
+        return _catalog_model(entry, name)
     return _fetch_model(name)
 
 
@@ -74,43 +96,53 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
 
     A variant of a model, such as `-Instruct` or `-FP8`, has the sizes of its base model.
     """
-    by_id = {
-        key.lower(): entry for entry in CATALOG.values() for key in (entry.name, *entry.aliases)
-    }
-    by_base_id = {_base_id(key): entry for key, entry in reversed(by_id.items())}
-    return by_id.get(name.lower()) or by_base_id.get(_base_id(name))
+    ids = {key: one for one in CATALOG.values() for key in (one.name, *one.variants)}
+    exact = {key.lower(): one for key, one in ids.items()}
+    if name.lower() in exact:
+        return exact[name.lower()]
+    by_base = {next(base_ids(key)): one for key, one in reversed(ids.items())}
+    by_base |= {base: one for one in CATALOG.values() for base in base_ids(one.name)}
+    return next((by_base[base] for base in base_ids(name) if base in by_base), None)
 
 
-def _base_id(name: str) -> str:
-    """An id without owner, in lower case, without the suffixes of variants."""
-    base = name.lower().rsplit("/", 1)[-1].removeprefix("meta-")
-    while (shorter := _VARIANT.sub("", base)) != base:
-        base = shorter
-    return base
+def catalog_ids() -> tuple[str, ...]:
+    """Every id of the catalog, variants included."""
+    return tuple(key for one in CATALOG.values() for key in (one.name, *one.variants))
+
+
+def _catalog_model(entry: CatalogEntry, name: str) -> Model:
+    """The model of a catalog entry under the id that was given, in the weight format that the id names."""
+    known = {key.lower(): key for key in (entry.name, *entry.variants)}
+    shown = known.get(name.lower(), name if "/" in name else entry.name)
+    quantization = quantization_named(name)
+    config = dict(entry.config)
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    return model_from_config(config, name=shown, source=entry.source)
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
     """The model described by a config; SpecError names the missing or unsupported key."""
-    reader = ConfigReader(config, source)
+    reader, outer_type = _text_reader(config, source)
     family = _family(reader)
+    reader = ConfigReader({**DEFAULTS.get(family, {}), **reader.config}, source)
     layers = _layers(reader, family)
     has_dense = any(layer.mlp is MlpKind.DENSE for layer in layers)
     stored = stored_format(config)
     _refuse_sliding_window(reader, family)
-    if reader.text("hidden_act", "silu") != "silu":
-        raise SpecError(
-            f"{source}: hidden_act={config['hidden_act']!r} is not supported. Supported: 'silu'."
-        )
+    _check_activation(reader, family)
+    is_gemma = family in GEMMA
+    hidden = reader.integer("hidden_size")
     return Model(
         name=name,
         family=family,
         layers=layers,
-        hidden=reader.integer("hidden_size"),
+        hidden=hidden,
         ffn=reader.integer("intermediate_size") if has_dense else None,
         vocab=reader.integer("vocab_size"),
         attention=_attention(reader, family),
         norm_eps=reader.number("rms_norm_eps", 1e-6),
-        has_tied_embeddings=reader.boolean("tie_word_embeddings", default=False),
+        has_tied_embeddings=reader.boolean("tie_word_embeddings", default=is_gemma),
         has_mlp_bias=reader.boolean("mlp_bias", default=False),
         max_position=reader.optional_integer("max_position_embeddings"),
         source=source,
@@ -118,6 +150,12 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         if all(layer.mlp is MlpKind.DENSE for layer in layers)
         else read_moe(reader, family),
         hyper=hyper_connections(reader) if family is Family.DEEPSEEK_V4 else None,
+        activation=Activation.GEGLU if is_gemma else Activation.SWIGLU,
+        norm_offset=1.0 if is_gemma else 0.0,
+        has_post_norms=is_gemma,
+        embed_scale=hidden**0.5 if is_gemma else 1.0,
+        logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
+        text_part_of=outer_type,
         stored_as=None if stored is None else stored.text,
         stored_dtype=None if stored is None else stored.weight_dtype,
     )
@@ -128,22 +166,7 @@ def _attention(reader: ConfigReader, family: Family) -> Attention:
         return _latent_attention(reader, family)
     if family is Family.DEEPSEEK_V4:
         return compressed_attention(reader)
-    n_heads = reader.integer("num_attention_heads")
-    is_qwen2 = family is Family.QWEN2
-    has_qk_norm = family in {Family.QWEN3, Family.QWEN3_MOE}
-    head_dim = QWEN3_HEAD_DIM if has_qk_norm else reader.integer("hidden_size") // n_heads
-    return GroupedAttention(
-        n_heads=n_heads,
-        n_kv_heads=reader.integer("num_key_value_heads", n_heads),
-        head_dim=reader.integer("head_dim", head_dim),
-        has_qkv_bias=reader.boolean("attention_bias", default=is_qwen2 or family is Family.GPT_OSS),
-        has_o_bias=not is_qwen2
-        and reader.boolean("attention_bias", default=family is Family.GPT_OSS),
-        has_qk_norm=has_qk_norm,
-        rope=read_rope(reader),
-        has_sinks=family is Family.GPT_OSS,
-        window=reader.integer("sliding_window", 128) if family is Family.GPT_OSS else None,
-    )
+    return grouped_attention(reader, family)
 
 
 def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
@@ -225,7 +248,7 @@ def _deepseek_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         shared_ffn=ffn * n_shared,
         scoring=scoring,
         is_normalized=not is_v2 and reader.boolean("norm_topk_prob", default=True),
-        scale=reader.number("routed_scaling_factor", 1.0 if is_v2 else 2.5),
+        scale=reader.number("routed_scaling_factor", 2.5 if family in V3_DEFAULTS else 1.0),
         n_groups=reader.integer("n_group", 1) if is_limited else 1,
         n_active_groups=reader.integer("topk_group", 1) if is_limited else 1,
         group_score=GroupScore.MAX if is_v2 else GroupScore.TOP2_SUM,
@@ -238,18 +261,9 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
     n_layers = reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
     if family is Family.DEEPSEEK_V4:
         return compressed_layers(reader, n_layers)
-    attention = [AttentionKind.FULL] * n_layers
-    if family is Family.GPT_OSS:
-        attention = _gpt_oss_attention(reader, n_layers)
+    attention = attention_kinds(reader, family, n_layers)
     mlp = _mlp_kinds(reader, family, n_layers)
     return tuple(Layer(attention=a, mlp=m) for a, m in zip(attention, mlp, strict=True))
-
-
-def _gpt_oss_attention(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
-    """From `layer_types`; by default every other layer, starting with the first, is sliding."""
-    kinds = {"sliding_attention": AttentionKind.SLIDING, "full_attention": AttentionKind.FULL}
-    default = [list(kinds)[index % 2] for index in range(n_layers)]
-    return [kinds[name] for name in reader.names("layer_types", n_layers, kinds, default)]
 
 
 def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
@@ -262,9 +276,9 @@ def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpK
             MlpKind.DENSE if index in dense or (index + 1) % step else MlpKind.MOE
             for index in range(n_layers)
         ]
-    if family in LATENT_FAMILIES:
+    if family in LATENT_FAMILIES or family is Family.GLM4_MOE:
         kinds = {"dense": MlpKind.DENSE, "sparse": MlpKind.MOE}
-        n_dense = reader.count("first_k_dense_replace", 0 if family is Family.DEEPSEEK_V2 else 3)
+        n_dense = reader.count("first_k_dense_replace", N_DENSE[family])
         default = ["dense" if index < n_dense else "sparse" for index in range(n_layers)]
         return [kinds[name] for name in reader.names("mlp_layer_types", n_layers, kinds, default)]
     return [MlpKind.DENSE] * n_layers
@@ -278,6 +292,26 @@ def _family(reader: ConfigReader) -> Family:
             f"{reader.source}: model family '{model_type}' is not supported. Supported: {', '.join(Family)}."
         )
     return Family(model_type)
+
+
+def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, str | None]:
+    """A reader of the text part, and the `model_type` of the multimodal config that has it, if one does."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return ConfigReader(config, source), None
+    shared = {key: config[key] for key in OF_WHOLE_MODEL if key in config}
+    return ConfigReader(shared | dict(text), source), str(config.get("model_type"))
+
+
+def _check_activation(reader: ConfigReader, family: Family) -> None:
+    """SpecError unless the MLP has the activation that the programs of the family implement."""
+    known = ["gelu_pytorch_tanh", "gelu"] if family in GEMMA else ["silu"]
+    for key in ("hidden_act", "hidden_activation"):
+        name = reader.text(key, known[0])
+        if name not in known and not (family in GEMMA and key == "hidden_act"):
+            raise SpecError(
+                f"{reader.source}: {key}={name!r} is not supported. Supported: '{known[0]}'."
+            )
 
 
 def _refuse_sliding_window(reader: ConfigReader, family: Family) -> None:
@@ -328,7 +362,7 @@ LISTING = "'meshscope models' lists the catalog."
 def _fetch_model(name: str) -> Model:
     """Fetch the config of `owner/name` from the Hugging Face Hub; SpecError if unavailable."""
     unknown = (
-        f"unknown model '{name}'. {nearest(name, CATALOG, LISTING)} "
+        f"unknown model '{name}'. {nearest(name, catalog_ids(), LISTING)} "
         "Or give a config.json or a folder with one."
     )
     if name.count("/") != 1:

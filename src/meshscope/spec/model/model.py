@@ -11,10 +11,16 @@ class Family(StrEnum):
     """Model families that the programs implement; values are the config's `model_type`."""
 
     LLAMA = "llama"
+    MISTRAL = "mistral"
+    MINISTRAL = "ministral"
+    PHI3 = "phi3"
+    GEMMA2 = "gemma2"
+    GEMMA3 = "gemma3_text"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MIXTRAL = "mixtral"
     QWEN3_MOE = "qwen3_moe"
+    GLM4_MOE = "glm4_moe"
     GPT_OSS = "gpt_oss"
     DEEPSEEK_V2 = "deepseek_v2"
     DEEPSEEK_V3 = "deepseek_v3"
@@ -29,13 +35,16 @@ class RopeType(StrEnum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotary position embedding; names as in `transformers.modeling_rope_utils`.
 
-    `is_interleaved` pairs channel 2i with 2i+1 (DeepSeek), otherwise i with i + half.
+    `is_interleaved` pairs channel 2i with 2i+1 (DeepSeek), otherwise i with i + half. Only the first
+    `rotary_frac` of the channels turn. LongRoPE divides each frequency by its own factor, one of
+    `short_factors` or, if `is_long`, of `long_factors`.
     """
 
     theta: float
@@ -51,6 +60,14 @@ class Rope:
     attention_factor: float | None = None
     is_truncated: bool = True
     is_interleaved: bool = False
+    rotary_frac: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    is_long: bool = False
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Channels of a head that turn."""
+        return int(head_dim * self.rotary_frac)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +75,8 @@ class GroupedAttention:
     """Grouped-query attention.
 
     `window` is the number of positions, including its own, that a query attends to in layers of
-    kind `sliding`.
+    kind `sliding`, whose rotary embedding is `sliding_rope` if that is given. Scores are products times
+    `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude.
     """
 
     n_heads: int
@@ -70,6 +88,19 @@ class GroupedAttention:
     rope: Rope
     has_sinks: bool = False
     window: int | None = None
+    sliding_rope: Rope | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of products of queries and keys."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def rope_of(self, kind: "AttentionKind") -> Rope:
+        """The rotary embedding of layers of this kind."""
+        is_sliding = kind is AttentionKind.SLIDING
+        return self.sliding_rope if is_sliding and self.sliding_rope is not None else self.rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +197,10 @@ class GroupScore(StrEnum):
 
 
 class Activation(StrEnum):
-    """The activation of an expert."""
+    """The activation of a gated MLP or an expert."""
 
     SWIGLU = "swiglu"
+    GEGLU = "geglu"  # Gemma: GELU by its tanh approximation
     LIMITED_SWIGLU = (
         "limited_swiglu"  # DeepSeek-V4: clamps both projections, also in shared experts
     )
@@ -235,7 +267,9 @@ class Model:
     """A decoder-only transformer.
 
     `hidden` is the width of the residual stream, `ffn` the width of the gated MLP in dense layers
-    (None without dense layers), and `layers` the kind of each layer in order.
+    (None without dense layers), and `layers` the kind of each layer in order. Norms multiply by their
+    scale plus `norm_offset`; with `has_post_norms`, another norm follows each block. `logit_softcap` limits
+    the magnitude of logits.
     """
 
     name: str
@@ -252,6 +286,13 @@ class Model:
     source: str  # file, URL or catalog source of the config
     moe: MixtureOfExperts | None = None
     hyper: HyperConnections | None = None
+    activation: Activation = Activation.SWIGLU  # of the MLP in dense layers
+    norm_offset: float = 0.0
+    has_post_norms: bool = False
+    embed_scale: float = 1.0
+    logit_softcap: float | None = None
+    # The `model_type` of a multimodal config of which this is the text part.
+    text_part_of: str | None = field(default=None, compare=False)
     # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes.
     stored_as: str | None = field(default=None, compare=False)
     stored_dtype: str | None = field(default=None, compare=False)
@@ -285,6 +326,14 @@ class Model:
         """
         stored = self.stored_dtype
         return stored if stored is not None and quantization_of(stored) else UNQUANTIZED_DTYPE
+
+    def for_context(self, n_positions: int) -> "Model":
+        """The model with the factors of LongRoPE for sequences of this length, which servers fix at start."""
+        attention = self.attention
+        if attention.rope.rope_type is not RopeType.LONGROPE:
+            return self
+        rope = replace(attention.rope, is_long=n_positions > attention.rope.original_max_position)
+        return replace(self, attention=replace(attention, rope=rope))
 
     def first(self, n_layers: int) -> "Model":
         """The model truncated to its first `n_layers` layers."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshscope.errors import SpecError
 from meshscope.spec.model.model import Model
-from meshscope.spec.quantization import FP8_BLOCKS, MXFP4_EXPERTS
+from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, MXFP4_EXPERTS
 from meshscope.units import DTYPE_ALIASES, dtype_name
 
 BLOCK = [128, 128]
@@ -35,7 +35,7 @@ def stored_format(config: Mapping[str, Any]) -> StoredFormat | None:
     for key in ("quantization_config", "compression_config"):
         quantization = config.get(key)
         if isinstance(quantization, Mapping):
-            return _quantized(quantization)
+            return _quantized(quantization, config.get("expert_dtype"))
     dtype = config.get("dtype") or config.get("torch_dtype")
     if not isinstance(dtype, str):
         return None
@@ -44,12 +44,13 @@ def stored_format(config: Mapping[str, Any]) -> StoredFormat | None:
     )
 
 
-def _quantized(config: Mapping[str, Any]) -> StoredFormat:
+def _quantized(config: Mapping[str, Any], expert_dtype: object) -> StoredFormat:
     method = str(config.get("quant_method", "an unnamed quantization"))
     text, dtype = method, None
+    method = "modelopt" if method.startswith("an ") and "quant_algo" in config else method
     match method:
         case "fp8" | "fbgemm_fp8":
-            return _fp8(method, config.get("weight_block_size"))
+            return _fp8(method, config.get("weight_block_size"), expert_dtype=expert_dtype)
         case "compressed-tensors":
             return _compressed(config)
         case "mxfp4":
@@ -67,12 +68,15 @@ def _quantized(config: Mapping[str, Any]) -> StoredFormat:
     return StoredFormat(text=text, weight_dtype=dtype)
 
 
-def _fp8(method: str, block: object) -> StoredFormat:
+def _fp8(method: str, block: object, *, expert_dtype: object) -> StoredFormat:
     if block is None:
         return StoredFormat(text=method, weight_dtype="f8e4m3fn")
     rows = " x ".join(map(str, block)) if isinstance(block, list) else str(block)
     dtype = FP8_BLOCKS if block == BLOCK else None
-    return StoredFormat(text=f"{method} with scales of {rows} blocks", weight_dtype=dtype)
+    text = f"{method} with scales of {rows} blocks"
+    if expert_dtype == "fp4" and dtype is not None:  # DeepSeek-V4
+        return StoredFormat(text=f"{text} and mxfp4 in the experts", weight_dtype=FP8_MXFP4)
+    return StoredFormat(text=text, weight_dtype=dtype)
 
 
 def _compressed(config: Mapping[str, Any]) -> StoredFormat:

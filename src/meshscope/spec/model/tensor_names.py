@@ -38,9 +38,15 @@ def shared_tensors(family: Family) -> Mapping[str, str]:
 
 def norm_tensors(family: Family) -> tuple[str, str]:
     """Tensors of the norms before attention and before the MLP."""
+    if family in {Family.GEMMA2, Family.GEMMA3}:
+        return "input_layernorm.weight", "pre_feedforward_layernorm.weight"
     if family is Family.DEEPSEEK_V4:
         return "attn_norm.weight", "ffn_norm.weight"
     return "input_layernorm.weight", "post_attention_layernorm.weight"
+
+
+# Tensors of the norms after attention and after the MLP, in families that have them.
+POST_NORM_TENSORS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
 
 
 def head_tensor(family: Family) -> str:

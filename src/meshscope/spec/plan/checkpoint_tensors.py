@@ -46,8 +46,10 @@ def reshaped(weight: Weight, tensor: Sequence[int], name: str) -> tuple[int, ...
     )
     shape = list(weight.shape)
     if weight.columns is not None:
-        shape[-1] = weight.columns.whole
+        shape[weight.columns.dim] = weight.columns.whole
     for at, dim in enumerate(weight.dims):
+        if weight.columns is not None and at - len(shape) == weight.columns.dim:
+            continue
         n_heads = prod(tensor_shape) // (prod(shape) // shape[at])
         if dim is Dim.KV_HEADS and n_heads and shape[at] % n_heads == 0:
             shape[at] = n_heads

@@ -104,14 +104,14 @@ class CutBlock:
 def cut_block(plan: Plan, model: Model, weight_dtype: str) -> CutBlock | None:
     """The first weight whose blocks that share a scale the plan splits; None if there is none."""
     quantization = quantization_of(weight_dtype)
-    block = None if quantization is None else quantization.square_block
-    if block is None:
+    if quantization is None or quantization.square_block is None:
         return None
     for layer in dict.fromkeys(model.layers):
         for weight in layer_weights(model, plan, layer):
-            is_scaled = weight.scale(weight_dtype) is not None
-            cut = weight.cut_blocks(plan, block) if is_scaled else None
-            if cut is not None:
+            of_weight = weight.quantization(weight_dtype)
+            block = None if of_weight is None else of_weight.square_block
+            cut = None if block is None else weight.cut_blocks(plan, block)
+            if block is not None and cut is not None:
                 axes, n_channels = cut
                 return CutBlock(weight=weight.name, axes=axes, n_channels=n_channels, block=block)
     return None

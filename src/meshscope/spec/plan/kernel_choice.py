@@ -174,8 +174,8 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     attention = model.attention
     if not isinstance(attention, GroupedAttention):
         return "cuDNN attention supports grouped-query attention only"
-    if attention.has_sinks:
-        return "cuDNN attention does not support attention sinks"
+    if attention.has_sinks or attention.softcap is not None:
+        return f"cuDNN attention has no {'attention sinks' if attention.has_sinks else 'soft caps'}"
     if attention.head_dim > CUDNN_MAX_HEAD_DIM or attention.head_dim % CUDNN_HEAD_DIM_STEP:
         return (
             f"cuDNN attention supports head sizes up to {CUDNN_MAX_HEAD_DIM} in multiples of "

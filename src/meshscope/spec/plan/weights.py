@@ -15,6 +15,7 @@ from meshscope.spec.model.model import (
     Activation,
     AttentionKind,
     CompressedAttention,
+    Family,
     GroupedAttention,
     LatentAttention,
     Layer,
@@ -23,6 +24,7 @@ from meshscope.spec.model.model import (
     Model,
 )
 from meshscope.spec.model.tensor_names import (
+    POST_NORM_TENSORS,
     correction_tensor,
     expert_tensors,
     head_tensor,
@@ -37,7 +39,6 @@ from meshscope.spec.quantization import (
     Coverage,
     Quantization,
     quantization_of,
-    values_dtype,
 )
 from meshscope.units import array_bytes
 
@@ -100,12 +101,16 @@ SCALE_SUFFIX = ".scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSlice:
-    """A slice of a tensor's last dimension, of size `whole`, after transposing and reshaping."""
+    """A slice of a tensor's dimension, of size `whole`, after transposing and reshaping.
+
+    `dim` counts from the end: -1 is the last dimension, -2 the heads of a tensor [in, heads, width].
+    """
 
     whole: int
     start: int
     stop: int
     step: int = 1
+    dim: int = -1
 
     @property
     def size(self) -> int:
@@ -119,7 +124,7 @@ class Weight:
 
     `checkpoint` is the name of the tensor in a Hugging Face checkpoint, with `{layer}` for the layer
     index and `{expert}` if each expert has a separate tensor. Matrices there are [out, in], and are
-    transposed before they are reshaped to `shape`. `columns` selects a part of the last dimension.
+    transposed before they are reshaped to `shape`. `columns` selects a part of one dimension.
     `dtype` is set if it differs from the other weights (tables of integers). `is_vector` marks
     elementwise weights such as norm scales and biases, whatever their shape. `is_row_major` marks
     weights that lookups and grouped matmuls read row by row: their last dimension is contiguous in
@@ -151,11 +156,20 @@ class Weight:
         """The dtype of the array if weights are stored in `dtype`."""
         if self.dtype is not None:
             return self.dtype
-        quantization = quantization_of(dtype)
-        is_wide = quantization is not None and not self._is_quantized(quantization)
-        return UNQUANTIZED_DTYPE if is_wide else values_dtype(dtype)
+        if quantization_of(dtype) is None:
+            return dtype
+        quantization = self.quantization(dtype)
+        return UNQUANTIZED_DTYPE if quantization is None else quantization.values_dtype or dtype
 
-    def _is_quantized(self, quantization: Quantization) -> bool:
+    def quantization(self, dtype: str) -> Quantization | None:
+        """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
+        quantization = quantization_of(dtype)
+        if quantization is not None and quantization.experts and Dim.EXPERT in self.dims:
+            quantization = quantization.experts
+        is_covered = quantization is not None and self._is_covered(quantization)
+        return quantization if is_covered else None
+
+    def _is_covered(self, quantization: Quantization) -> bool:
         match quantization.coverage:
             case Coverage.ALL:
                 is_covered = True
@@ -166,9 +180,9 @@ class Weight:
         return bool(self.inputs) and is_covered
 
     def scale(self, dtype: str) -> "Weight | None":
-        """The scales of the matrix if weights are stored in `dtype`; None if it has none."""
-        quantization = quantization_of(dtype)
-        if quantization is None or not self._is_quantized(quantization):
+        """The array of scales if weights are stored in `dtype`; None if it has none."""
+        quantization = self.quantization(dtype)
+        if quantization is None:
             return None
         sizes, dims, last = list(self.shape), self.dims, max(self.inputs)
         kept = self.outputs
@@ -351,7 +365,7 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
     norm = WeightBuilder().vector("attn_norm", (Dim.NORM,), (model.hidden,), tensor)
     match model.attention:
         case GroupedAttention():
-            return (norm, *_grouped_weights(model.hidden, model.attention, plan))
+            return (norm, *_grouped_weights(model, model.attention, plan), *_post_norm(model, 0))
         case LatentAttention():
             return (norm, *_latent_weights(model.hidden, model.attention))
         case CompressedAttention():
@@ -361,13 +375,23 @@ def attention_weights(model: Model, plan: Plan, layer: Layer) -> tuple[Weight, .
             assert_never(model.attention)
 
 
-def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
-    builder = WeightBuilder(base="model.layers.{layer}.self_attn.")
+def _post_norm(model: Model, block: int) -> Iterator[Weight]:
+    """The norm after attention (block 0) or after the MLP (1), if the model has them."""
+    if model.has_post_norms:
+        name = ("attn_post_norm", "mlp_post_norm")[block]
+        tensor = POST_NORM_TENSORS[block]
+        yield WeightBuilder().vector(name, (Dim.NORM,), (model.hidden,), tensor)
+
+
+def _grouped_weights(model: Model, attention: GroupedAttention, plan: Plan) -> Iterator[Weight]:
+    builder, d = WeightBuilder(base="model.layers.{layer}.self_attn."), model.hidden
     n, k, h = attention.n_heads, stored_kv_heads(attention, plan), attention.head_dim
     heads, kv_heads = (Dim.HEADS, Dim.HEAD_DIM), (Dim.KV_HEADS, Dim.HEAD_DIM)
-    yield builder.matrix("wq", (Dim.HIDDEN, *heads), (d, n, h), "q_proj.weight")
-    yield builder.matrix("wk", (Dim.HIDDEN, *kv_heads), (d, k, h), "k_proj.weight")
-    yield builder.matrix("wv", (Dim.HIDDEN, *kv_heads), (d, k, h), "v_proj.weight")
+    fused = _fused_heads(attention) if model.family is Family.PHI3 else {}
+    for name, dims, size in (("q", heads, n), ("k", kv_heads, k), ("v", kv_heads, k)):
+        tensor, columns = ("qkv_proj.weight" if fused else f"{name}_proj.weight"), fused.get(name)
+        shape = (d, size, h)
+        yield builder.matrix(f"w{name}", (Dim.HIDDEN, *dims), shape, tensor, columns=columns)
     out = (*heads, Dim.HIDDEN)
     yield builder.matrix("wo", out, (n, h, d), "o_proj.weight", inputs=(0, 1))
     if attention.has_qkv_bias:
@@ -381,6 +405,16 @@ def _grouped_weights(d: int, attention: GroupedAttention, plan: Plan) -> Iterato
         yield builder.vector("k_norm", (Dim.HEAD_DIM,), (h,), "k_norm.weight")
     if attention.has_sinks:
         yield builder.vector("sinks", (Dim.HEADS,), (n,), "sinks")
+
+
+def _fused_heads(attention: GroupedAttention) -> dict[str, ColumnSlice]:
+    """The heads of queries, keys and values in one tensor (Phi-3)."""
+    n, k = attention.n_heads, attention.n_kv_heads
+    bounds = {"q": (0, n), "k": (n, n + k), "v": (n + k, n + 2 * k)}
+    return {
+        name: ColumnSlice(whole=n + 2 * k, start=start, stop=stop, dim=-2)
+        for name, (start, stop) in bounds.items()
+    }
 
 
 def _latent_weights(d: int, attention: LatentAttention) -> Iterator[Weight]:
@@ -524,7 +558,7 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
     before = (*_hyper_weights(model, "mlp", "ffn"), norm)
     match layer.mlp:
         case MlpKind.DENSE:
-            return (*before, *dense_weights(model))
+            return (*before, *dense_weights(model), *_post_norm(model, 1))
         case MlpKind.MOE | MlpKind.HASH_MOE:
             router = router_weights(model, has_table=layer.mlp is MlpKind.HASH_MOE)
             return (*before, *router, *expert_weights(model), *shared_weights(model))
@@ -537,7 +571,21 @@ def dense_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP."""
     assert model.ffn is not None
     tensors = {role: f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")}
-    return tuple(_gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias))
+    weights = _gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias)
+    return tuple(_fused_mlp(weights, model.ffn) if model.family is Family.PHI3 else weights)
+
+
+def _fused_mlp(weights: Iterator[Weight], ffn: int) -> Iterator[Weight]:
+    """The gate, then the up projection in one tensor (Phi-3)."""
+    starts = {"w_gate": 0, "w_up": ffn}
+    for weight in weights:
+        if weight.name not in starts:
+            yield weight
+            continue
+        start = starts[weight.name]
+        columns = ColumnSlice(whole=2 * ffn, start=start, stop=start + ffn)
+        tensor = "model.layers.{layer}.mlp.gate_up_proj.weight"
+        yield replace(weight, checkpoint=tensor, columns=columns)
 
 
 @lru_cache(maxsize=CACHED_WEIGHTS)

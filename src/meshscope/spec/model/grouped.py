@@ -1,0 +1,123 @@
+"""Reads grouped-query attention from a Hugging Face config: heads, windows, rotary embeddings by family."""
+
+from meshscope.spec.model.model import AttentionKind, Family, GroupedAttention, Rope
+from meshscope.spec.model.reader import ConfigReader, check_factors, read_rope
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+KINDS = {SLIDING: AttentionKind.SLIDING, FULL: AttentionKind.FULL}
+QWEN3_HEAD_DIM = 128  # default of transformers' Qwen3Config for every hidden size
+GEMMA_HEAD_DIM = 256  # of Gemma2Config and Gemma3TextConfig
+# The window if the config has no `sliding_window`; null in a config means full attention.
+WINDOWS = {
+    Family.GPT_OSS: 128,
+    Family.MISTRAL: 4096,
+    Family.MINISTRAL: 4096,
+    Family.PHI3: None,
+    Family.GEMMA2: 4096,
+    Family.GEMMA3: 4096,
+}
+GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
+GEMMA3_THETA = 1_000_000.0
+
+
+def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
+    """The attention of a family with grouped queries."""
+    n_heads = reader.integer("num_attention_heads")
+    is_gemma = family in {Family.GEMMA2, Family.GEMMA3}
+    is_gpt_oss = family is Family.GPT_OSS
+    has_bias = reader.boolean("attention_bias", default=is_gpt_oss or family is Family.QWEN2)
+    scalar = reader.number("query_pre_attn_scalar", 256.0) if is_gemma else None
+    head_dim, rope = _head_dim(reader, family, n_heads), _rope(reader, family)
+    check_factors(rope, head_dim, reader.source)
+    return GroupedAttention(
+        n_heads=n_heads,
+        n_kv_heads=reader.integer("num_key_value_heads", n_heads),
+        head_dim=head_dim,
+        has_qkv_bias=has_bias,
+        has_o_bias=has_bias and family not in {Family.QWEN2, Family.GLM4_MOE},
+        has_qk_norm=_has_qk_norm(reader, family),
+        rope=rope,
+        has_sinks=is_gpt_oss,
+        window=_window(reader, family),
+        sliding_rope=_sliding_rope(reader, family),
+        scale=None if scalar is None else scalar**-0.5,
+        softcap=_softcap(reader, family),
+    )
+
+
+def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[AttentionKind]:
+    """The kind of each layer, from `layer_types` or by the default of the family.
+
+    gpt-oss and Gemma 2 have a window in every other layer, starting with the first; Gemma 3 in
+    five of six; Mistral and Phi-3 in all layers or none.
+    """
+    match family:
+        case Family.GPT_OSS | Family.GEMMA2:
+            period = 2
+        case Family.GEMMA3:
+            period = reader.integer("sliding_window_pattern", 6)
+        case Family.MISTRAL | Family.MINISTRAL | Family.PHI3:
+            has_window = _window(reader, family) is not None
+            every = SLIDING if has_window else FULL
+            return _kinds(reader, family, [every] * n_layers)
+        case _:
+            return [AttentionKind.FULL] * n_layers
+    default = [FULL if (index + 1) % period == 0 else SLIDING for index in range(n_layers)]
+    return _kinds(reader, family, default)
+
+
+def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[AttentionKind]:
+    is_uniform = family in {Family.MISTRAL, Family.PHI3}  # transformers ignores their `layer_types`
+    names = default if is_uniform else reader.names("layer_types", len(default), KINDS, default)
+    return [KINDS[name] for name in names]
+
+
+def _head_dim(reader: ConfigReader, family: Family, n_heads: int) -> int:
+    if family in {Family.QWEN3, Family.QWEN3_MOE}:
+        return reader.integer("head_dim", QWEN3_HEAD_DIM)
+    if family in {Family.GEMMA2, Family.GEMMA3}:
+        return reader.integer("head_dim", GEMMA_HEAD_DIM)
+    return reader.integer("head_dim", reader.integer("hidden_size") // n_heads)
+
+
+def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
+    if family is Family.GLM4_MOE:
+        return reader.boolean("use_qk_norm", default=False)
+    return family in {Family.QWEN3, Family.QWEN3_MOE, Family.GEMMA3}
+
+
+def _window(reader: ConfigReader, family: Family) -> int | None:
+    if family not in WINDOWS:
+        return None
+    if "sliding_window" in reader.config:
+        return reader.optional_integer("sliding_window")
+    return WINDOWS[family]
+
+
+def _softcap(reader: ConfigReader, family: Family) -> float | None:
+    """Gemma 3 ignores the key in transformers."""
+    if family is not Family.GEMMA2:
+        return None
+    key = "attn_logit_softcapping"
+    return reader.optional_number(key) if key in reader.config else 50.0
+
+
+def _rope(reader: ConfigReader, family: Family) -> Rope:
+    """The rotary embedding of layers that attend to all positions."""
+    if family is Family.GEMMA3:
+        reader = ConfigReader({"rope_theta": GEMMA3_THETA} | dict(reader.config), reader.source)
+    return read_rope(reader, FULL)
+
+
+def _sliding_rope(reader: ConfigReader, family: Family) -> Rope | None:
+    """The rotary embedding of windows where it differs: Gemma 3 scales only the other layers."""
+    if family is not Family.GEMMA3:
+        return None
+    by_type = reader.config.get("rope_parameters") or {}
+    if isinstance(by_type, dict) and SLIDING in by_type:
+        return read_rope(reader, SLIDING)
+    theta = reader.number("rope_local_base_freq", GEMMA3_LOCAL_THETA)
+    plain = {"rope_theta": theta}
+    if (length := reader.config.get("max_position_embeddings")) is not None:
+        plain["max_position_embeddings"] = length
+    return read_rope(ConfigReader(plain, reader.source))
