@@ -164,3 +164,68 @@ def test_a_cut_off_training_step_is_read_as_far_as_it_goes(meshscope) -> None:
     assert "The run lacks what followed. The entry computation is among it." in err
     assert [row["axis"] for row in document["collectives"]] == ["fsdp", "tp"]
     assert document["unattributed"]["count"] == document["totals"]["unknown"]["count"] == 2
+
+
+def test_a_mesh_has_the_axes_of_the_user(meshscope, dump: str) -> None:
+    Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2,3},{4,5,6,7}}"))
+    ask = ("import", dump, "--topology", "v6e-8", "--mesh", "data=2,model=4")
+    document = json.loads(meshscope(*ask, "--json").out)
+    assert [row["axis"] for row in document["collectives"]] == ["model", "model"]
+    assert document["experiment"]["mesh"] == {"data": 2, "model": 4}
+    assert "plan" not in document["experiment"]
+    out = meshscope("show", "runs/prefill-v6e-2x4-data2-model4", "--full").out
+    assert "imported program on v6e:2x4 (8 chips), data=2,model=4" in out
+    assert "the mesh (data=2, model=4)" in out
+
+
+def test_devices_are_those_of_the_slice_in_the_order_of_the_mesh(meshscope, dump: str) -> None:
+    """vLLM lays the mesh along a ring of v6e-8: the first four positions are one column of chips."""
+    Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2,3},{4,5,6,7}}"))
+    ring = "0,2,4,6,7,5,3,1"
+    ask = ("import", dump, "--topology", "v6e-8", "--mesh", "data=2,model=4", "--out", "one")
+    assert meshscope(*ask, "--device-order", ring).status == 0
+    run = read_run(Path("one"))
+    assert {(row.axis, row.groups) for row in run.rows} == {("model", ((0, 2, 4, 6), (7, 5, 3, 1)))}
+    assert run.manifest.experiment.device_order == (0, 2, 4, 6, 7, 5, 3, 1)
+
+
+def test_rules_of_the_user_are_kept_with_the_run(meshscope, dump: str) -> None:
+    Path(dump).write_text(DUMP.replace("prefill/layer0/mlp", "block_7/feed"))
+    Path("mine.toml").write_text(
+        "[[rules]]\nop_name = 'block_(?P<layer>\\d+)/feed'\npart = 'mlp'\nphase = 'decode'\n"
+    )
+    Path(dump).write_text(Path(dump).read_text().replace("prefill/layer0/attn", "block_7/attn"))
+    assert meshscope("import", dump, *TP8, "--rules", "mine.toml", "--out", "one").status == 0
+    rows = read_run(Path("one")).rows
+    assert [(row.phase, row.layer, row.part) for row in rows] == [
+        ("decode", 7, "attn"),
+        ("decode", 7, "mlp"),
+    ]
+    assert (Path("one") / "rules.toml").read_text() == Path("mine.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "Give either --plan, such as tp=8, or --mesh"),
+        (("--plan", "tp=8", "--mesh", "model=8"), "Give either --plan, such as tp=8, or --mesh"),
+        (("--mesh", "model=4"), "has 4 = 4 devices, but v6e:2x4 has 8"),
+        (("--mesh", "data=8,model=8"), "has 8 x 8 = 64 devices, but v6e:2x4 has 8"),
+        (("--mesh", "8"), "'8' is not NAME=SIZE"),
+        (("--mesh", "model=4,model=2"), "model appears twice"),
+        (("--plan", "tp=8", "--device-order", "0,1"), "--device-order belongs to --mesh"),
+        (("--mesh", "model=8", "--device-order", "0,1,2,3"), "each device from 0 to 7 once"),
+        (("--mesh", "model=8", "--rules", "none.toml"), "none.toml: cannot be read"),
+        (("--mesh", "a=2,b=2,c=2"), "groups of 3 devices, such as (0, 1, 2)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_bad_mesh_leaves_nothing(
+    meshscope, dump: str, options: tuple[str, ...], message: str
+) -> None:
+    if "a=2,b=2,c=2" in options:
+        Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2},{3,4,5}}"))
+    status, out, err = meshscope("import", dump, "--topology", "v6e-8", *options)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+    assert not Path("runs").exists()

@@ -88,3 +88,23 @@ def test_the_phase_that_the_user_names_is_kept_for_later(meshscope, texts, tmp_p
     assert (
         retimed["tpot_s"] - published["tpot_s"] >= n_collectives
     )  # a second each, or a stage of it
+
+
+def test_programs_of_one_step_run_one_after_the_other(meshscope, texts) -> None:
+    Path("sampler.txt").write_text(Path(texts[1]).read_text())
+    one = _time(meshscope, f"decode={texts[1]}", *ON_TWO_SLICES, "--out", "one")
+    two = _time(
+        meshscope, "decode=decode.txt", "decode=sampler.txt", *ON_TWO_SLICES, "--out", "two"
+    )
+    assert two["tpot_s"] == pytest.approx(2 * one["tpot_s"])
+    rows, alone = read_run(Path("two")).rows, read_run(Path("one")).rows
+    assert len(rows) == 2 * len(alone)
+    second = [row.start_s for row in rows[len(alone) :]]
+    assert second == pytest.approx([row.start_s + one["tpot_s"] for row in alone])
+    assert meshscope("show", "two", "--json").status == 0
+
+
+def test_a_program_given_as_another_phase_is_refused(meshscope, texts) -> None:
+    status, out, err = meshscope("import", f"prefill={texts[1]}", *ON_TWO_SLICES)
+    assert (status, out) == (1, "")
+    assert err.endswith("its scopes name decode. Give the file without 'prefill='.\n")

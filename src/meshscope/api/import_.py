@@ -1,5 +1,6 @@
 """`meshscope.import_`: HLO text that another tool dumped becomes a run."""
 
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +11,18 @@ from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import option_words
 from meshscope.api.run import Run
-from meshscope.backends.compile.import_hlo import read_imported
+from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
 from meshscope.cost.timeline import write_timeline
-from meshscope.errors import SpecError
+from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.mesh import Mesh, parse_mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
 from meshscope.store.folder import new_folder
@@ -30,25 +33,35 @@ from meshscope.store.write import HLO
 from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress
 
+_ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Import:
-    """A request to import; `paths` as the caller gave them."""
+    """A request to import; `inputs` as the caller gave them, `phases` those of the same paths, if stated."""
 
+    inputs: tuple[str, ...]
     paths: tuple[Path, ...]
+    phases: tuple[Phase | None, ...]
     topology: Topology
-    plan: Plan
+    mesh: Mesh
+    plan: Plan | None
     phase: Phase | None
     is_partial: bool
     command: tuple[str, ...]
+    rules: tuple[EngineRules, ...] = ()
+    rules_path: Path | None = None
 
 
 def import_(  # noqa: PLR0913  the options of the command
     paths: str | Path | Iterable[str | Path],
     *,
     topology: str,
-    plan: str,
+    plan: str | None = None,
+    mesh: str | None = None,
+    device_order: str | None = None,
     phase: Phase | str | None = None,
+    rules: str | Path | None = None,
     frontend: Frontend | str | None = None,
     partial: bool = False,
     out: str | Path | None = None,
@@ -57,16 +70,23 @@ def import_(  # noqa: PLR0913  the options of the command
 ) -> Run:
     """Reads optimized HLO text dumped by another tool, and saves a run.
 
-    A scheduled TPU program that is one whole phase gets modeled times, too.
+    Collectives get phase, layer and part from the names in the text: op_names, functions, arguments. A
+    scheduled TPU program that is one whole phase gets modeled times, too; so does a step of several
+    programs, given as `decode=model.txt`, `decode=sampler.txt` in the order of execution.
 
     Example:
         >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
 
     Args:
-        paths: HLO text, plain or gzipped; with `frontend="torchxla"` HLO protos.
+        paths: HLO text, plain or gzipped; with `frontend="torchxla"` HLO protos. `decode=PATH` and
+            `prefill=PATH` state the step that runs a program.
         topology: The slice that the program was compiled for, such as `v6e-8`.
         plan: Axis sizes that lay out its devices, such as `tp=8`.
-        phase: Phase of a program whose scopes name none: `prefill` or `decode`.
+        mesh: Instead of a plan, the program's own axes, outermost first, such as `data=8,model=8`.
+        device_order: With `mesh`, the devices of the slice in the order of the mesh, such as
+            `0,2,4,6,7,5,3,1`; by default in the order of their ids.
+        phase: Phase of a program whose names state none: `prefill` or `decode`.
+        rules: TOML file with rules that assign names to phases, layers and parts, before the built-in ones.
         frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
         partial: Read truncated text up to its last whole instruction.
         out: Folder of the run; by default `runs/<file>-<slice>-<plan>`.
@@ -79,22 +99,31 @@ def import_(  # noqa: PLR0913  the options of the command
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
     """
-    files = (Path(paths),) if isinstance(paths, str | Path) else tuple(map(Path, paths))
+    inputs = (paths,) if isinstance(paths, str | Path) else tuple(paths)
+    stated = tuple(_stated(one) for one in inputs)
+    files = tuple(path for _, path in stated)
     if not files:
         raise SpecError("there is no file to import. Give the path of HLO text.")
     if frontend == Frontend.JAX:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else Path(out)
-    options = {"topology": topology, "plan": plan, "phase": phase, "frontend": frontend}
+    options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
+    options |= {"phase": phase, "rules": rules, "frontend": frontend}
     words = option_words({**options, "partial": partial, "out": home})
     slice_ = parse_topology(topology)
+    filled, devices = _layout(slice_, plan, mesh, device_order)
     request = _Import(
+        inputs=tuple(map(str, inputs)),
         paths=files,
+        phases=tuple(step for step, _ in stated),
         topology=slice_,
-        plan=parse_plan(plan).filled(slice_.n_devices),
+        mesh=devices,
+        plan=filled,
         phase=None if phase is None else _phase(phase),
         is_partial=partial,
-        command=("meshscope", "import", *map(str, files), *words),
+        command=("meshscope", "import", *map(str, inputs), *words),
+        rules=() if rules is None else (read_rules(rules),),
+        rules_path=None if rules is None else Path(rules),
     )
     with scratch_folder() as scratch:
         texts, versions = list(files), dict[str, str]()
@@ -103,6 +132,38 @@ def import_(  # noqa: PLR0913  the options of the command
             report = ReportedProgress(progress)
             texts, versions = _compiled(files, slice_, scratch, report)
         return _imported_run(request, texts, versions, out=home, force=force)
+
+
+def _stated(path: str | Path) -> tuple[Phase | None, Path]:
+    """Phase and path of `decode=model.txt`; no phase for any other path."""
+    name, separator, rest = str(path).partition("=")
+    if separator and name in set(Phase) and not Path(path).exists():
+        return Phase(name), Path(rest)
+    return None, Path(path)
+
+
+def _layout(
+    topology: Topology, plan: str | None, mesh: str | None, device_order: str | None
+) -> tuple[Plan | None, Mesh]:
+    """The plan, if there is one, and the mesh that lays out the devices of the slice."""
+    if (plan is None) == (mesh is None):
+        raise PlanError(
+            "the devices of the dump need one layout. Give either --plan, such as tp=8, or --mesh with "
+            "axes of your own, such as data=8,model=8."
+        )
+    if plan is not None:
+        if device_order is not None:
+            raise PlanError("--device-order belongs to --mesh. Give --mesh instead of --plan.")
+        filled = parse_plan(plan).filled(topology.n_devices)
+        return filled, filled.mesh
+    layout = parse_mesh(mesh or "", order=device_order)
+    if layout.n_devices != topology.n_devices:
+        sizes = " x ".join(map(str, layout.sizes))
+        raise PlanError(
+            f"mesh '{mesh}' has {sizes} = {layout.n_devices} devices, but {topology.name} has "
+            f"{topology.n_devices}. Change the mesh or the slice."
+        )
+    return None, layout
 
 
 def _phase(text: str) -> Phase:
@@ -126,19 +187,27 @@ def _imported_run(
 ) -> Run:
     names = _kept_names(texts)
     modules = [read_hlo(text, is_partial=request.is_partial) for text in texts]
-    read = read_imported(modules, topology=request.topology, plan=request.plan, phase=request.phase)
+    programs = [
+        ImportedProgram(module=module, phase=phase, default_phase=request.phase)
+        for module, phase in zip(modules, request.phases, strict=True)
+    ]
+    read = read_imported(
+        programs, topology=request.topology, mesh=request.mesh, rules=request.rules
+    )
     record = RunRecord(
         path=None,
-        manifest=_manifest(request, read.rows, versions),
+        manifest=_manifest(request, names, read.rows, versions),
         rows=tuple(read.rows),
         memory={},
-        times=tuple(step.time for step in read.steps),
+        times=read.times,
     )
     path = out or _default_folder(request, texts[0])
     with new_folder(path, force=force) as partial:
         (partial / HLO).mkdir()
         for text, name in zip(texts, names, strict=True):
             shutil.copyfile(text, partial / HLO / name)
+        if request.rules_path is not None:
+            shutil.copyfile(request.rules_path, partial / RULES)
         if read.steps:
             write_timeline(partial, read.steps)
         write_record(record, partial)
@@ -146,13 +215,16 @@ def _imported_run(
 
 
 def _manifest(
-    request: _Import, rows: Sequence[Collective], versions: Mapping[str, str]
+    request: _Import, names: Sequence[str], rows: Sequence[Collective], versions: Mapping[str, str]
 ) -> Manifest:
-    present = {row.phase for row in rows} | {request.phase}
+    present = {row.phase for row in rows} | {request.phase, *request.phases}
+    stated = dict(zip(names, request.phases, strict=True))
     experiment = ExperimentRecord(
-        imported=tuple(map(str, request.paths)),
+        imported=request.inputs,
         plan=request.plan,
-        mesh=dict(request.plan.mesh.axes),
+        mesh=dict(request.mesh.axes),
+        device_order=request.mesh.order,
+        program_phases=stated if any(stated.values()) else None,
         topology=request.topology,
         n_devices=request.topology.n_devices,
         n_chips=request.topology.n_chips,
@@ -165,8 +237,10 @@ def _manifest(
 
 
 def _default_folder(request: _Import, text: Path) -> Path:
-    plan = str(request.plan).replace("=", "")
-    return default_folder(text.name.split(".")[0], request.topology.name, plan)
+    axes = (f"{name}{size}" for name, size in request.mesh.axes)
+    layout = "-".join(axes) if request.plan is None else str(request.plan).replace("=", "")
+    name = _ENDINGS.sub("", text.name)
+    return default_folder(name, request.topology.name, layout)
 
 
 def _compiled(

@@ -5,14 +5,16 @@ from pathlib import Path
 
 from meshscope.api.records import chip_profile
 from meshscope.backends.compile.compile import read_chunks
-from meshscope.backends.compile.import_hlo import read_imported
+from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.cost.predicted import predicted_times, timed_predictions
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.events.step_time import StepTime
 from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.scope_rules import RULES, read_rules
 from meshscope.spec.experiment import experiment_of_record
+from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.run import RunRecord
 from meshscope.store.write import HLO
 
@@ -41,14 +43,25 @@ def repriced(run: RunRecord, profile_path: Path) -> RunRecord:
 def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
     """An imported run by this profile; HLO text without times stays without."""
     experiment = run.manifest.experiment
-    topology, plan = experiment.topology, experiment.plan
-    if run.path is None or topology is None or plan is None:
-        raise RunError("the imported run has no folder, slice or plan. Import it again.")
+    topology = experiment.topology
+    if run.path is None or topology is None or not experiment.mesh:
+        raise RunError("the imported run has no folder, slice or mesh. Import it again.")
+    names = sorted(path.name for path in (run.path / HLO).iterdir())
+    phases = experiment.program_phases or dict.fromkeys(names)
+    programs = [
+        ImportedProgram(
+            module=read_hlo(run.path / HLO / name, is_partial=True),
+            phase=phase,
+            default_phase=experiment.phase,
+        )
+        for name, phase in phases.items()
+    ]
+    rules = run.path / RULES
     read = read_imported(
-        [read_hlo(path, is_partial=True) for path in sorted((run.path / HLO).iterdir())],
+        programs,
         topology=topology,
-        plan=plan,
-        phase=experiment.phase,
+        mesh=Mesh(axes=tuple(experiment.mesh.items()), order=experiment.device_order),
+        rules=[read_rules(rules)] if rules.exists() else [],
         chip_profile=chip_profile(profile_path, topology.chip),
     )
-    return replace(run, rows=tuple(read.rows), times=tuple(step.time for step in read.steps))
+    return replace(run, rows=tuple(read.rows), times=read.times)

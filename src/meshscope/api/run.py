@@ -157,7 +157,7 @@ class Run:
     def __repr__(self) -> str:
         """One line: source, model, plan, slice, times, folder."""
         experiment, time = self.experiment, self.time
-        names = (experiment.model_name, experiment.plan, _topology_name(experiment))
+        names = (experiment.model_name, experiment.layout, _topology_name(experiment))
         known = ", ".join(str(name)[:60] for name in names if name is not None)
         figures = [
             f"{label} {format_seconds(seconds)}"

@@ -33,6 +33,12 @@ def prefill_time(chunk_times: Sequence[StepTime], chunks: PrefillChunks) -> Step
     return replace(total, notes=(*_notes(len(chunk_times), chunks), *total.notes))
 
 
+def summed_time(times: Sequence[StepTime]) -> StepTime:
+    """The time of a step whose programs run one after the other."""
+    notes = dict.fromkeys(note for time in times for note in time.notes)
+    return times[0] if len(times) == 1 else replace(_weighted_sum(times, 1.0), notes=tuple(notes))
+
+
 def placed_chunks(steps: Sequence[TimedStep], chunks: PrefillChunks) -> tuple[TimedStep, ...]:
     """The programs at their times on the timeline of the whole prefill.
 

@@ -18,7 +18,7 @@ from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
-from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.plan import ALIASES, AXES, Plan, parse_plan
 from meshscope.store.run import RunRecord
 
 CARD = "card.yaml"
@@ -88,7 +88,7 @@ def _description(run: RunRecord, topology: Topology) -> str:
         Source.COMPILED: "Compiled by the TPU compiler: no program was run",
         Source.MEASURED: "Measured on live devices",
     }[run.manifest.source]
-    return f"Inference of {name} with plan {experiment.plan} on {topology.name}. {how}."
+    return f"Inference of {name} with plan {experiment.layout} on {topology.name}. {how}."
 
 
 def _hub_url(name: str | None) -> str | None:
@@ -229,7 +229,6 @@ def _versioned(run: RunRecord, *names: str) -> str | None:
 
 def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
     experiment = run.manifest.experiment
-    plan = experiment.plan or Plan()
     program = experiment.program
     is_tpu = topology.chip.kind is ChipKind.TPU
     over_dcn = ["dcn"] if topology.n_slices > 1 else []
@@ -239,21 +238,31 @@ def _executor(run: RunRecord, topology: Topology) -> dict[str, Any]:
             "name": None if program is None else program.frontend.value,
             "compiler_tool_selection": "xla" if is_tpu or program is not None else None,
         },
-        "model_plan_parallelization": {
-            "dp_replicate": plan.dp,
-            "dp_shard": plan.fsdp,
-            "tp": plan.tp,
-            "pp": plan.pp,
-            "cp": plan.cp,
-            "ep": plan.ep,
-            "pp_mb": _microbatch(experiment, plan),
-        },
+        "model_plan_parallelization": _parallelization(experiment),
         "communication_library": {
             "name": _LIBRARIES[topology.chip.kind],
             "version": _versioned(run, *_VERSIONED[topology.chip.kind]),
             "env": dict(run.manifest.flags),
         },
         "protocol_selection": protocols,
+    }
+
+
+def _parallelization(experiment: ExperimentRecord) -> dict[str, int | None]:
+    """Sizes of the template's axes; None for a mesh with axes of unknown meaning."""
+    plan = experiment.plan
+    if plan is None and all(name in {*AXES, *ALIASES} for name in experiment.mesh):
+        plan = parse_plan(experiment.layout or "tp=1")
+    if plan is None:
+        return dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "pp_mb"))
+    return {
+        "dp_replicate": plan.dp,
+        "dp_shard": plan.fsdp,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "ep": plan.ep,
+        "pp_mb": _microbatch(experiment, plan),
     }
 
 
@@ -272,6 +281,7 @@ def _extra_fields(run: RunRecord) -> dict[str, Any]:
     return {
         "source": run.manifest.source.value,
         "plan": experiment.get("plan"),
+        "mesh": experiment.get("mesh"),
         "slice": experiment.get("topology"),
         "engine": experiment.get("engine"),
         "program": experiment.get("program"),

@@ -148,7 +148,7 @@ def _title(run: RunRecord) -> str:
     slice_name = None if experiment.topology is None else experiment.topology.name
     parts = (
         experiment.model_name,
-        f"plan {experiment.plan} on {slice_name}",
+        f"plan {experiment.layout} on {slice_name}",
         run.manifest.source,
     )
     return printable(", ".join(str(part) for part in parts if part))

@@ -62,7 +62,9 @@ _HARDWARE = {
 }
 _EXECUTOR = {
     "framework": _object(_each("name compiler_tool_selection", _TEXT)),
-    "model_plan_parallelization": _object(_each("dp_replicate dp_shard tp pp cp ep pp_mb", _SIZE)),
+    "model_plan_parallelization": _object(
+        _each("dp_replicate dp_shard tp pp cp ep pp_mb", {**_SIZE, "type": ["integer", "null"]})
+    ),
     "communication_library": _object({**_each("name version", _TEXT), "env": {"type": "object"}}),
     "protocol_selection": _list({"type": "string"}),
 }

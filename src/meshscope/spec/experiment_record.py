@@ -104,7 +104,7 @@ DispatchRecord = CompilerDispatch | ProgramDispatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRecord:
-    """What a run was asked for. An imported run knows plan and topology, no model or workload.
+    """What a run was asked for. An imported run knows mesh and topology, no model or workload.
 
     A compiled function has its name as the name of its model, and a mesh, but no plan or workload.
     """
@@ -127,6 +127,16 @@ class ExperimentRecord:
     imported: tuple[str, ...] | None = None  # paths of the HLO text; None unless imported
     phase: Phase | None = None  # of imported HLO text whose scopes name none
     function: str | None = None  # file:line of the user's function that was compiled
+    device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
+    # By file in hlo/, in the order of a step; None unless the user says which programs make a step.
+    program_phases: Mapping[str, Phase | None] | None = None
+
+    @property
+    def layout(self) -> str | None:
+        """The plan as typed, such as `tp=8`; for a mesh of the user's axes these, such as `data=8,model=8`."""
+        if self.plan is not None:
+            return str(self.plan)
+        return ",".join(f"{name}={size}" for name, size in self.mesh.items()) or None
 
     @property
     def model_name(self) -> str | None:
@@ -163,9 +173,12 @@ class ExperimentRecord:
         return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
 
 
-_IMPORT_ONLY = ("imported", "phase", "function")
+_IMPORT_ONLY = ("imported", "phase", "function", "device_order", "program_phases")
 _FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
-_IMPORTED = ("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "phase")
+_IMPORTED = (
+    *("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
+    *("device_order", "program_phases"),
+)
 
 
 def record_from_dict(values: Mapping[str, Any]) -> ExperimentRecord:

@@ -46,7 +46,7 @@ class RunRecord:
         """One short line, for failed tests."""
         experiment = self.manifest.experiment
         topology = None if experiment.topology is None else experiment.topology.name
-        names = (self.manifest.source.value, experiment.model_name, experiment.plan, topology)
+        names = (self.manifest.source.value, experiment.model_name, experiment.layout, topology)
         text = ", ".join(repr(str(name)[:MAX_NAME]) for name in names if name is not None)
         return f"RunRecord({str(self.path)!r}: {text}, {len(self.rows)} rows)"
 

@@ -173,7 +173,7 @@ def title_of(run: RunRecord) -> str:
     if experiment.topology is not None:
         chips = "" if experiment.n_chips is None else f" ({counted(experiment.n_chips, 'chip')})"
         model += f" on {experiment.topology.name}{chips}"
-    return model if experiment.plan is None else f"{model}, {experiment.plan}"
+    return model if experiment.layout is None else f"{model}, {experiment.layout}"
 
 
 def request_of(run: RunRecord) -> str:

@@ -70,9 +70,12 @@ def _slice(experiment: ExperimentRecord) -> str:
 
 
 def _plan(experiment: ExperimentRecord) -> str:
-    if experiment.plan is None:
+    if not experiment.mesh:
         return ""
-    return f"{experiment.plan} on the mesh ({_pairs(experiment.mesh)})"
+    mesh = f"the mesh ({_pairs(experiment.mesh)})"
+    if experiment.device_order is not None:
+        mesh += f" of devices {','.join(map(str, experiment.device_order))}"
+    return mesh if experiment.plan is None else f"{experiment.plan} on {mesh}"
 
 
 def _request(workload: Workload | None) -> str:

@@ -19,7 +19,7 @@ def label_columns(run: RunRecord) -> tuple[str, ...]:
     experiment = run.manifest.experiment
     model = (experiment.model_name or IMPORTED).rpartition("/")[2]
     slice_name = "" if experiment.topology is None else experiment.topology.name
-    return (model, str(experiment.plan or ""), slice_name, *_options(run))
+    return (model, experiment.layout or "", slice_name, *_options(run))
 
 
 def program_options(run: RunRecord) -> list[str]:
@@ -59,7 +59,7 @@ def distinct_labels(runs: Sequence[RunRecord]) -> list[str]:
     """
     sources = list(_differing([(run.manifest.source.value,) for run in runs]))
     names = list(_differing([label_columns(run) for run in runs])) or [
-        tuple(str(run.manifest.experiment.plan or "") for run in runs)
+        tuple(run.manifest.experiment.layout or "" for run in runs)
     ]
     labels = _joined([*names, *sources])
     for column in _differing([tuple(_work_words(run)) for run in runs]):

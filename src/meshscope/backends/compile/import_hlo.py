@@ -1,73 +1,158 @@
 """Reads HLO text dumped by other tools: its collectives and, for whole TPU modules, step times."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from meshscope.cost.chunk_times import summed_time
 from meshscope.cost.steps import TimedStep, timed_step
+from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
 from meshscope.readers.hlo.module import HloModule
+from meshscope.readers.hlo.scope_rules import EngineRules
+from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedProgram:
+    """A module; `phase` is the step that the user says it belongs to, `default_phase` if no scope names one."""
+
+    module: HloModule
+    phase: Phase | None = None
+    default_phase: Phase | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedPrograms:
-    """The collectives of imported programs, and the step times that could be estimated."""
+    """The collectives of imported programs, their schedules, and the step times that could be estimated."""
 
     rows: list[Collective]
     steps: tuple[TimedStep, ...]
+    times: tuple[StepTime, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A program with its collectives and their rows."""
+
+    program: ImportedProgram
+    collectives: ModuleCollectives
+    rows: list[Collective]
+
+    @property
+    def phases(self) -> set[Phase | None]:
+        """The phases of the rows; the one that the user names for a program without rows."""
+        named = self.program.phase or self.program.default_phase
+        return {row.phase for row in self.rows} or {named}
 
 
 def read_imported(
-    modules: Sequence[HloModule],
+    programs: Sequence[ImportedProgram],
     *,
     topology: Topology,
-    plan: Plan,
-    phase: Phase | None,
+    mesh: Mesh,
+    rules: Sequence[EngineRules] = (),
     chip_profile: ChipProfile | None = None,
 ) -> ImportedPrograms:
-    """The rows and step times of the modules; `phase` applies to modules whose scopes name none.
+    """The rows and step times of the programs; ParseError for a program of another mesh.
 
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
-    gets a time if a single whole TPU module contains it and no other phase.
+    gets a time if a single whole TPU module contains it and no other phase, or if the user says which
+    modules it runs one after the other.
     """
-    collectives = [
-        module_collectives(m, mesh=plan.mesh, crosses_slices=topology.crosses_slices)
-        for m in modules
-    ]
-    tables = [
-        rows_of(
-            of_module,
-            n_steps_of=dict.fromkeys(Phase, 1),
-            crosses_slices=topology.crosses_slices,
-            default_phase=phase,
-        )
-        for of_module in collectives
-    ]
-    phases = [{row.phase for row in table} or {phase} for table in tables]
-    n_modules = Counter(phase for of_module in phases for phase in of_module)
+    reads = [_read(program, topology, mesh, rules) for program in programs]
     rows: list[Collective] = []
     steps: list[TimedStep] = []
-    for module, of_module, table, (first, *others) in zip(
-        modules, collectives, tables, phases, strict=True
-    ):
-        is_shared = bool(others) or n_modules[first] > 1
-        if first is None or is_shared or not _has_time(module, topology):
-            rows += table
+    in_step = _in_steps(reads, topology)
+    for read in reads:
+        phase = in_step.get(id(read))
+        if phase is None:
+            rows += read.rows
             continue
         step = timed_step(
-            module, of_module, phase=first, topology=topology, chip_profile=chip_profile
+            read.program.module,
+            read.collectives,
+            phase=phase,
+            topology=topology,
+            chip_profile=chip_profile,
         )
-        rows += step.rows(table)
-        steps.append(step)
-    return ImportedPrograms(rows=rows, steps=tuple(steps))
+        start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
+        rows += _later(step.rows(read.rows), start_s)
+        steps.append(replace(step, start_s=start_s))
+    times = (
+        summed_time([s.time for s in steps if s.time.phase is phase])
+        for phase in dict.fromkeys(step.time.phase for step in steps)
+    )
+    return ImportedPrograms(rows=rows, steps=tuple(steps), times=tuple(times))
 
 
-def _has_time(module: HloModule, topology: Topology) -> bool:
+def _later(rows: Sequence[Collective], start_s: float) -> Iterator[Collective]:
+    """The rows of a program that starts at `start_s` of the step."""
+    for row in rows:
+        yield row if row.start_s is None else replace(row, start_s=row.start_s + start_s)
+
+
+def _read(
+    program: ImportedProgram, topology: Topology, mesh: Mesh, rules: Sequence[EngineRules]
+) -> _Read:
+    module = with_scopes(program.module, rules)
+    collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
+    rows = rows_of(
+        collectives,
+        n_steps_of=dict.fromkeys(Phase, 1),
+        crosses_slices=topology.crosses_slices,
+        default_phase=program.phase or program.default_phase,
+    )
+    _check_phase(program, rows)
+    _check_mesh(module, rows, mesh)
+    return _Read(program=replace(program, module=module), collectives=collectives, rows=rows)
+
+
+def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
+    """ParseError if scopes name another phase than the user."""
+    others = sorted({row.phase for row in rows if row.phase is not None} - {program.phase})
+    if program.phase is not None and others:
+        raise ParseError(
+            f"{program.module.origin}:1: is given as {program.phase}, but its scopes name "
+            f"{' and '.join(others)}. Give the file without '{program.phase}='."
+        )
+
+
+def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> None:
+    """ParseError if devices communicate, but never along an axis of the mesh."""
+    grouped = [row for row in rows if row.groups and row.group_size > 1]
+    if not grouped or any(row.axis is not None for row in grouped):
+        return
+    sizes = sorted({row.group_size for row in grouped})
+    axes = ",".join(f"{name}={size}" for name, size in mesh.axes)
+    raise ParseError(
+        f"{module.origin}:1: its collectives have groups of {' and '.join(map(str, sizes))} devices, "
+        f"such as {grouped[0].groups[0]}, and none of them follows an axis of the mesh ({axes}). "
+        "Give the mesh for which it was compiled, with --mesh NAME=SIZE,... and --device-order."
+    )
+
+
+def _in_steps(reads: Sequence[_Read], topology: Topology) -> Mapping[int, Phase]:
+    """The phase of each program that is part of a step with a time, by id."""
+    phases: dict[int, Phase] = {}
+    for phase in Phase:
+        members = [read for read in reads if phase in read.phases]
+        is_stated = all(read.program.phase is not None for read in members)
+        is_alone = len(members) == 1 or is_stated
+        if is_alone and all(
+            read.phases == {phase} and _has_time(read, topology) for read in members
+        ):
+            phases |= {id(read): phase for read in members}
+    return phases
+
+
+def _has_time(read: _Read, topology: Topology) -> bool:
+    module = read.program.module
     is_whole = module.cut_off_at is None
     return is_whole and module.is_scheduled and topology.chip.kind is ChipKind.TPU

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshscope.events.enums import REQUEST_PHASES, Part, Phase
 
@@ -70,6 +71,7 @@ class Scope:
 NO_SCOPE = Scope(phase=None, layers=None, part=None)
 
 
+@lru_cache(maxsize=2**16)
 def scope_of(op_name: str | None) -> Scope:
     """Parses a path like `jit(f)/prefill/layer3/mlp/psum`.
 

@@ -41,12 +41,13 @@ class Devices:
         return self.on_all_slices(groups), False
 
     def on_all_slices(self, groups: Groups) -> Groups:
-        """Groups of one slice, repeated for every slice."""
-        return tuple(
+        """The devices of groups of positions in one slice, repeated for every slice."""
+        positions = tuple(
             tuple(device + slice_index * self.n_per_slice for device in group)
             for slice_index in range(self.n_slices)
             for group in groups
         )
+        return self.mesh.devices_at(positions)
 
     def axis_of(self, groups: Groups, *, is_pairs: bool) -> tuple[str | None, str | None]:
         """The mesh axis of the groups, or the reason why there is none."""
@@ -75,6 +76,6 @@ def devices_of(module: HloModule, mesh: Mesh, crosses_slices: CrossesSlices) -> 
         return Devices(module=module, mesh=mesh, n_slices=mesh.n_devices // n)
     sizes = ",".join(f"{name}={size}" for name, size in mesh.axes)
     raise ParseError(
-        f"{module.origin}:1: the module is compiled for {n} devices, but the plan ({sizes}) has "
-        f"{mesh.n_devices}. Give the plan and topology for which it was compiled."
+        f"{module.origin}:1: the module is compiled for {n} devices, but the mesh ({sizes}) has "
+        f"{mesh.n_devices}. Give the plan or mesh, and the slice, for which it was compiled."
     )

@@ -15,9 +15,9 @@ _CALLED = re.compile(
     r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
     r"|called_computations)=(\{[^{}]*\}|[^\s,{}]+)"
 )
-_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-_STACK_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_SOURCE_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_STACK_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_SOURCE_FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)"?')
 _TARGET = re.compile(r'\bcustom_call_target="((?:[^"\\]|\\.)*)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
@@ -47,7 +47,10 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instruction:
-    """One instruction of HLO text; `line` is the first of its lines, attributes are unparsed text."""
+    """One instruction of HLO text; `line` is the first of its lines, attributes are unparsed text.
+
+    `scope` is a path such as `decode/layer3/attn` that the text does not contain (see `scopes.py`).
+    """
 
     name: str
     opcode: str
@@ -56,6 +59,20 @@ class Instruction:
     attributes: str
     line: int
     is_root: bool
+    scope: str = ""
+
+    def with_scope(self, scope: str) -> "Instruction":
+        """The instruction with this scope."""
+        return Instruction(
+            name=self.name,
+            opcode=self.opcode,
+            shape_text=self.shape_text,
+            operand_text=self.operand_text,
+            attributes=self.attributes,
+            line=self.line,
+            is_root=self.is_root,
+            scope=scope,
+        )
 
     @property
     def is_tuple(self) -> bool:
@@ -93,23 +110,31 @@ class Instruction:
         return int(self.operand_text) if self.operand_text.isdecimal() else -1
 
     @property
+    def _metadata_start(self) -> int:
+        """The end of the attributes that XLA prints before metadata and backend_config."""
+        starts = (self.attributes.find(f", {name}={{") for name in ("metadata", "backend_config"))
+        return min((start for start in starts if start >= 0), default=len(self.attributes))
+
+    @property
     def called(self) -> dict[str, tuple[str, ...]]:
         """Names of the called computations, by attribute (`calls`, `body`, `condition`, ...)."""
         return {
             key: tuple(n.strip().lstrip("%") for n in names.strip("{}").split(","))
-            for key, names in _CALLED.findall(self.attributes)
+            for key, names in _CALLED.findall(self.attributes[: self._metadata_start])
         }
 
     @property
     def op_name(self) -> str | None:
-        """The scope path that the frontend assigned."""
-        match = _OP_NAME.search(self.attributes)
-        return match[1] if match else None
+        """The scope path that the frontend assigned, behind the `scope` of the instruction."""
+        match = _first(_OP_NAME, 'op_name="', self.attributes)
+        if match is None:
+            return self.scope or None
+        return f"{self.scope}/{match[1]}" if self.scope else match[1]
 
     @property
     def stack_frame_id(self) -> int:
         """Key into the stack frames of the module; 0 if the instruction has none."""
-        match = _STACK_FRAME.search(self.attributes)
+        match = _first(_STACK_FRAME, "stack_frame_id=", self.attributes)
         return int(match[1]) if match else 0
 
     @property
@@ -215,11 +240,12 @@ class Computation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackFrame:
-    """A source location: file, function and line."""
+    """A source location: file, function and line; `callers` are the functions around it, outermost first."""
 
     file: str
     function: str
     line: int
+    callers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -268,12 +294,28 @@ class HloModule:
         """The instruction's `file:line` in the HLO text, for messages."""
         return f"{self.origin}:{instruction.line}"
 
+    def functions(self, instruction: Instruction) -> str:
+        """The functions that traced the instruction, outermost first, joined by `/`; or an empty text."""
+        frame = self.frames.get(instruction.stack_frame_id)
+        return "" if frame is None else "/".join((*frame.callers, frame.function))
+
     def source_line(self, instruction: Instruction) -> str | None:
         """The instruction's `file:line` in the source program; None if the text does not say."""
         if frame := self.frames.get(instruction.stack_frame_id):
             return f"{frame.file}:{frame.line}"
-        match = _SOURCE_FILE.search(instruction.attributes)
+        match = _first(_SOURCE_FILE, 'source_file="', instruction.attributes)
         return f"{match[1]}:{match[2]}" if match else None
+
+
+def _first(pattern: re.Pattern[str], label: str, text: str) -> re.Match[str] | None:
+    """The first match of a pattern that begins with the word `label`.
+
+    The body of a kernel may fill an attribute with a megabyte, through which only `str.find` is fast.
+    """
+    start = text.find(label)
+    while start > 0 and (text[start - 1].isalnum() or text[start - 1] == "_"):
+        start = text.find(label, start + 1)
+    return pattern.match(text, start) if start >= 0 else None
 
 
 def _arrays(shape: str) -> tuple[ArrayShape, ...]:

@@ -155,13 +155,18 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
     files, functions, locations, frames = (tables[name] for name in _TABLES)
     pairs = {n: dict(_PAIR.findall(row)) for n, row in locations.items()}
     stack_frames: dict[int, StackFrame] = {}
+    parents = {number: _parent(row) for number, row in frames.items()}
+    # Roots refer to themselves if the text counts parents from 1, as that of libtpu 0.0.42 and 0.0.50.
+    shift = 1 if any(parents[number] == number for number in parents) else 0
     for number, row in frames.items():
         try:
             location = pairs[int(dict(_PAIR.findall(row))["file_location_id"])]
+            parent = stack_frames.get(parents[number] - shift)
             stack_frames[number] = StackFrame(
                 file=files[int(location["file_name_id"])].strip('"'),
                 function=functions[int(location["function_name_id"])].strip('"'),
                 line=int(location["line"]),
+                callers=() if parent is None else (*parent.callers, parent.function),
             )
         except KeyError as error:
             raise ParseError(
@@ -169,6 +174,11 @@ def _frames(tables: dict[str, dict[int, str]], origin: str) -> dict[int, StackFr
                 "Give the whole text of one module."
             ) from error
     return stack_frames
+
+
+def _parent(row: str) -> int:
+    """The number of the calling frame as printed; 0 if the row names none."""
+    return int(dict(_PAIR.findall(row)).get("parent_frame_id", 0))
 
 
 def _computations(

@@ -1,22 +1,29 @@
-"""The logical device mesh: named axes over device ids 0..n-1 in row-major order."""
+"""The logical device mesh: named axes over device ids, in row-major order or in a given one."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, groupby
 from math import prod
 
+from meshscope.errors import PlanError
+
 Groups = tuple[tuple[int, ...], ...]
+
+_AXIS = re.compile(r"([A-Za-z_]\w*) ?= ?([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """Named axes, outermost first; device ids are positions in row-major order.
 
-    The ids in XLA's replica groups are these positions (`mesh.devices.flat`), not hardware ids.
+    The ids in XLA's replica groups are these positions (`mesh.devices.flat`), not hardware ids. With an
+    `order`, device ids are those of the slice: `order` has the device at each position.
     """
 
     axes: tuple[tuple[str, int], ...]
+    order: tuple[int, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,6 +46,8 @@ class Mesh:
 
     def coordinates(self, device: int) -> tuple[int, ...]:
         """Position of a device id along each axis."""
+        if self.order is not None:
+            device = self.order.index(device)
         coordinates: list[int] = []
         for size in reversed(self.sizes):
             device, coordinate = divmod(device, size)
@@ -47,16 +56,30 @@ class Mesh:
 
     def groups(self, *names: str) -> Groups:
         """Device groups of a collective over these axes, e.g. ((0, 1), (2, 3)), in mesh order."""
-        return _groups(self.axes, names)
+        return self.devices_at(_groups(self.axes, names))
+
+    def devices_at(self, positions: Groups) -> Groups:
+        """The devices at groups of positions."""
+        if self.order is None:
+            return positions
+        order = self.order
+        return tuple(tuple(order[position] for position in group) for group in positions)
+
+    def _positions_of(self, groups: Groups) -> Groups:
+        if self.order is None:
+            return groups
+        position = {device: at for at, device in enumerate(self.order)}
+        return tuple(tuple(position.get(device, -1) for device in group) for group in groups)
 
     def groups_of_stage(self, groups: Groups, stage: int) -> Groups:
         """The groups whose first device (the sender of a pair) belongs to this pipeline stage."""
         n_each = self.n_devices // self.size("pp")  # pp is outermost
-        return tuple(group for group in groups if group[0] // n_each == stage)
+        senders = self._positions_of(groups)
+        return tuple(g for g, at in zip(groups, senders, strict=True) if at[0] // n_each == stage)
 
     def axis_of_groups(self, groups: Groups) -> str | None:
         """The axes, joined by `+`, whose groups are exactly these; None if no axes match."""
-        return _axis_by_groups(self.axes).get(_as_set(groups))
+        return _axis_by_groups(self.axes).get(_as_set(self._positions_of(groups)))
 
     def axis_of_pairs(self, pairs: Groups) -> str | None:
         """The axes, joined by `+`, that the (source, target) pairs cross; None if they cross none."""
@@ -103,3 +126,33 @@ def _axis_by_groups(axes: tuple[tuple[str, int], ...]) -> dict[frozenset[frozens
             groups = _as_set(_groups(axes, subset))
             axis_by_groups.setdefault(groups, "+".join(subset))
     return axis_by_groups
+
+
+def parse_mesh(text: str, *, order: str | None = None) -> Mesh:
+    """Parses `data=8,model=8`, and the order of the devices such as `0,2,4,6,7,5,3,1`."""
+    axes: list[tuple[str, int]] = []
+    for piece in text.split(","):
+        match = _AXIS.fullmatch(piece.strip())
+        if match is None:
+            raise PlanError(
+                f"mesh '{text}': '{piece.strip()}' is not NAME=SIZE. "
+                "Give the axes outermost first, such as 'data=8,model=8'."
+            )
+        axes.append((match[1], int(match[2])))
+    names = [name for name, _ in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"mesh '{text}': {name} appears twice. Give it once.")
+    mesh = Mesh(axes=tuple(axes))
+    return mesh if order is None else Mesh(axes=mesh.axes, order=_order(order, mesh.n_devices))
+
+
+def _order(text: str, n_devices: int) -> tuple[int, ...]:
+    devices = tuple(int(piece) for piece in re.findall(r"\d+", text))
+    is_list = re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text) is not None
+    if not is_list or sorted(devices) != list(range(n_devices)):
+        raise PlanError(
+            f"device order '{text}': expected each device from 0 to {n_devices - 1} once, separated by "
+            "commas, in the order of the mesh."
+        )
+    return devices

@@ -1,0 +1,353 @@
+"""Gives the instructions of a foreign module the scopes of this package: `phase/layer{i}/part`.
+
+Names come first: those of an instruction, else those of the largest weight that it reads. What has no name
+belongs where its users belong if they agree, else where its operands do. Layers without names are counted:
+a new one begins where attention depends on the MLP before it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshscope.events.enums import Part, Phase
+from meshscope.readers.hlo.attribution import OUTSIDE_LAYERS, scope_of
+from meshscope.readers.hlo.dataflow import MOVEMENT
+from meshscope.readers.hlo.executions import runs_called_computations
+from meshscope.readers.hlo.loops import trip_count
+from meshscope.readers.hlo.module import Computation, HloModule, Instruction
+from meshscope.readers.hlo.scope_rules import EngineRules, NamedScope, ScopeReader
+from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
+
+_GATHERS = ("all-gather", "collective-broadcast")
+_BEHIND_PARTS = frozenset({Part.LM_HEAD, Part.SAMPLE})
+_MIXTURE = "moe."
+# Opcodes that pass on a weight: moves, and what the compiler prefetches and unpacks it with.
+_PASSES = MOVEMENT | frozenset(
+    {"convert", "bitcast-convert", "get-tuple-element", "slice", "dynamic-slice"}
+    | {"slice-start", "slice-done"}
+)
+_MAX_DEPTH = 64
+
+# The position of an instruction along the residual stream: the layer, and whether its attention is done.
+_Position = tuple[int, bool]
+_BEFORE: _Position = (-1, True)
+_BEHIND: _Position = (10**9, True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The layers and the part of an instruction, as in `Scope`."""
+
+    layers: range | None = None
+    part: Part | None = None
+
+    def path(self, phase: Phase | None) -> str:
+        """The scopes, e.g. `decode/layer3/attn`; empty if nothing is known."""
+        layers = self.layers if self.part not in OUTSIDE_LAYERS else None
+        pieces = (phase, None if layers is None else _layers_scope(layers), self.part)
+        is_known = layers is not None or self.part is not None
+        return "/".join(str(piece) for piece in pieces if piece is not None) if is_known else ""
+
+
+def _layers_scope(layers: range) -> str:
+    if len(layers) == 1:
+        return f"layer{layers[0]}"
+    step = f"by{layers.step}" if layers.step > 1 else ""
+    return f"layers{layers[0]}-{layers[-1]}{step}"
+
+
+def with_scopes(module: HloModule, rules: Sequence[EngineRules] = ()) -> HloModule:
+    """The module with a scope on every instruction of which phase, layer or part could be determined.
+
+    `rules` precede those that come with the package. A module with scopes of this package is returned as is.
+    """
+    if module.entry is None or _has_scopes(module):
+        return module
+    placement = _Placement(module, ScopeReader(module, rules))
+    placement.place(module.entry, _Place(), depth=0)
+    computations = {
+        name: _rebuilt(computation, placement.scopes.get(name, {}))
+        for name, computation in module.computations.items()
+    }
+    return replace(module, computations=computations)
+
+
+def _has_scopes(module: HloModule) -> bool:
+    scopes = (scope_of(i.op_name) for c in module.computations.values() for i in c.instructions)
+    return any(s.phase is not None and s.missing is None for s in scopes)
+
+
+def _rebuilt(computation: Computation, scopes: dict[str, str]) -> Computation:
+    if not scopes:
+        return computation
+    instructions = (
+        i.with_scope(scope) if (scope := scopes.get(i.name)) else i
+        for i in computation.instructions
+    )
+    return replace(computation, instructions=tuple(instructions))
+
+
+class _Placement:
+    """The scopes of a module's instructions, by computation."""
+
+    def __init__(self, module: HloModule, reader: ScopeReader) -> None:
+        self._module = module
+        self._reader = reader
+        self._paths: dict[_Place, str] = {}
+        self.scopes: dict[str, dict[str, str]] = {}
+        instructions = [i for c in module.computations.values() for i in c.instructions]
+        names = [reader.scope(i) for i in instructions]
+        self._names = {id(i): name for i, name in zip(instructions, names, strict=True)}
+        phases = {name.phase for name in names if name.phase is not None}
+        self._phase = phases.pop() if len(phases) == 1 else None
+        self._has_layers = any(name.layer is not None for name in names)
+
+    def place(self, computation: Computation, outer: _Place, *, depth: int) -> None:
+        """Places the instructions of a computation that is called from `outer`."""
+        if computation.name in self.scopes or depth > _MAX_DEPTH:
+            return
+        self.scopes[computation.name] = scopes = {}
+        flow = _Flow(self, computation, is_counted=not self._has_layers)
+        for instruction in computation.instructions:
+            place = flow.places[instruction.name]
+            if outer.layers is not None or place.part is None:
+                place = _Place(layers=outer.layers or place.layers, part=place.part or outer.part)
+            scopes[instruction.name] = self._path(place)
+            self._place_callees(instruction, place, depth)
+
+    def _place_callees(self, caller: Instruction, place: _Place, depth: int) -> None:
+        is_loop = caller.opcode == "while" and place.layers is not None and len(place.layers) > 1
+        for callee in self.callees(caller):
+            if caller.opcode == "fusion":
+                self._place_fused(callee, place)
+            elif is_loop and place.layers is not None:
+                self._place_loop(callee, place.layers, depth)
+            else:
+                self.place(callee, place, depth=depth + 1)
+
+    def _place_fused(self, fused: Computation, place: _Place, depth: int = 0) -> None:
+        """Places the instructions of a fusion where it is, in the parts that they name."""
+        if fused.name in self.scopes or depth > _MAX_DEPTH:
+            return
+        self.scopes[fused.name] = scopes = {}
+        whole = self._path(place)
+        for instruction in fused.instructions:
+            part = self._names[id(instruction)].part
+            is_same = part is None or part is place.part
+            scopes[instruction.name] = whole if is_same else self._path(replace(place, part=part))
+            if instruction.opcode == "fusion":
+                for callee in self.callees(instruction):
+                    self._place_fused(callee, place, depth + 1)
+
+    def _path(self, place: _Place) -> str:
+        if place not in self._paths:
+            self._paths[place] = place.path(self._phase)
+        return self._paths[place]
+
+    def _place_loop(self, body: Computation, layers: range, depth: int) -> None:
+        """Places the instructions of a loop over layers, of which the body may contain several."""
+        flow = _Flow(self, body, is_counted=True)
+        n_each = flow.n_layers
+        self.scopes[body.name] = scopes = {}
+        for instruction in body.instructions:
+            place = flow.places[instruction.name]
+            at = 0 if place.layers is None else place.layers[0]
+            place = replace(place, layers=range(layers[0] + at, layers[-1] + 1, n_each))
+            scopes[instruction.name] = self._path(place)
+            for callee in self.callees(instruction):
+                if instruction.opcode == "fusion":
+                    self._place_fused(callee, place)
+                else:
+                    self.place(callee, place, depth=depth + 1)
+
+    def name(self, instruction: Instruction) -> NamedScope:
+        """What the instruction's own names say."""
+        return self._names[id(instruction)]
+
+    def callees(self, instruction: Instruction) -> Iterator[Computation]:
+        """The computations that an instruction runs, and that of a fusion."""
+        if instruction.opcode == "fusion" or runs_called_computations(instruction):
+            for names in instruction.called.values():
+                yield from (c for n in names if (c := self._module.computations.get(n)) is not None)
+
+    def inner_parts(self, computation: Computation, depth: int = 0) -> set[Part]:
+        """The parts that names in a computation and its callees say."""
+        parts = {self.name(i).part for i in computation.instructions}
+        if depth < _MAX_DEPTH:
+            for instruction in computation.instructions:
+                for callee in self.callees(instruction):
+                    parts |= self.inner_parts(callee, depth + 1)
+        return {part for part in parts if part is not None}
+
+    def looped_layers(self, computation: Computation, instruction: Instruction) -> int:
+        """Layers that a loop executes: its trips times those of its body; 0 if it is no loop over layers."""
+        if instruction.opcode != "while":
+            return 0
+        trips = trip_count(self._module, instruction, computation).count
+        names = instruction.called.get("body", ())
+        body = self._module.computations.get(names[0]) if names else None
+        if body is None or trips is None or trips < 2:
+            return 0
+        parts = self.inner_parts(body)
+        if Part.ATTN not in parts or not any(_is_behind_attention(part) for part in parts):
+            return 0
+        return trips * _Flow(self, body, is_counted=True).n_layers
+
+
+def _is_behind_attention(part: Part | None) -> bool:
+    return part is Part.MLP or (part is not None and part.value.startswith(_MIXTURE))
+
+
+class _Flow:
+    """The places of the instructions of one computation, by the names in it and its data flow."""
+
+    def __init__(
+        self, placement: _Placement, computation: Computation, *, is_counted: bool
+    ) -> None:
+        self._placement = placement
+        self._computation = computation
+        self._is_counted = is_counted
+        self._producers = {i.name: computation.producers(i) for i in computation.instructions}
+        self._users: defaultdict[str, list[Instruction]] = defaultdict(list)
+        for user in computation.instructions:
+            for producer in dict.fromkeys(self._producers[user.name]):
+                self._users[producer.name].append(user)
+        self._weights: dict[str, tuple[NamedScope, int]] = {}  # scope and bytes
+        self._named = {i.name: self._name(i) for i in computation.instructions}
+        self._has_embedding = any(n.part is Part.EMBED for n in self._named.values())
+        self._loops = {
+            i.name: n
+            for i in computation.instructions
+            if (n := placement.looped_layers(computation, i))
+        }
+        self._positions: dict[str, _Position | None] = {}
+        self._place_along_stream()
+        self.places: dict[str, _Place] = {}
+        self._place_by_users()
+        self._place_by_producers()
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the computation; at least 1."""
+        layers = [p[0] for p in self._positions.values() if p not in (None, _BEFORE, _BEHIND)]
+        return max((layer + 1 for layer in layers if layer >= 0), default=1)
+
+    def _name(self, instruction: Instruction) -> NamedScope:
+        """What the names of the instruction say, else those of the largest weight that it reads."""
+        name = self._placement.name(instruction)
+        if instruction.opcode == "parameter":
+            n_bytes = sum(array.n_bytes or 0 for array in instruction.arrays)
+            self._weights[instruction.name] = (name, n_bytes)
+            return name
+        read = [
+            self._weights[p.name]
+            for p in self._producers[instruction.name]
+            if p.name in self._weights
+        ]
+        if not read:
+            return name
+        weight, n_bytes = max(read, key=lambda scope_and_bytes: scope_and_bytes[1])
+        passes = instruction.opcode in _PASSES or instruction.custom_call_target == "ConcatBitcast"
+        if passes and len(read) == len(self._producers[instruction.name]):
+            self._weights[instruction.name] = (weight, n_bytes)
+            name = NamedScope(phase=name.phase, layer=weight.layer, part=weight.part)
+        return NamedScope(
+            phase=name.phase,
+            layer=weight.layer if name.layer is None else name.layer,
+            part=name.part or weight.part,
+        )
+
+    def _place_along_stream(self) -> None:
+        """Positions along the residual stream, first from producers, then from users."""
+        for instruction in self._computation.instructions:
+            before = [self._positions.get(p.name) for p in self._producers[instruction.name]]
+            furthest = max((p for p in before if p is not None), default=None)
+            self._positions[instruction.name] = self._position(instruction, furthest)
+        for instruction in reversed(self._computation.instructions):
+            if self._positions[instruction.name] is None:
+                users = (self._positions[user.name] for user in self._users[instruction.name])
+                nearest = min((p for p in users if p is not None), default=None)
+                self._positions[instruction.name] = nearest
+
+    def _position(self, instruction: Instruction, before: _Position | None) -> _Position | None:
+        """The position of an instruction behind its furthest producer; None if it depends on no layer."""
+        name = self._named[instruction.name]
+        if n_layers := self._loops.get(instruction.name):
+            first = 0 if before is None else before[0] + before[1]
+            return first + n_layers - 1, True
+        if name.part in _BEHIND_PARTS and before is not None:
+            return _BEHIND
+        if name.part is Part.EMBED:
+            return before or _BEFORE
+        if name.layer is not None:
+            is_same = before is not None and before[0] == name.layer and before[1]
+            return name.layer, _is_behind_attention(name.part) or (is_same and name.part is None)
+        if not self._is_counted or name.part is None or before == _BEHIND:
+            return before
+        return self._counted(name.part, before)
+
+    def _counted(self, part: Part, before: _Position | None) -> _Position | None:
+        """The position of a part of a layer by its order: attention behind an MLP begins a layer."""
+        if before is None:
+            return None if self._has_embedding else (0, _is_behind_attention(part))
+        if _is_behind_attention(part):
+            return max(0, before[0]), True
+        return (before[0] + 1, False) if part is Part.ATTN and before[1] else before
+
+    def _placed(self, instruction: Instruction, part: Part | None) -> _Place:
+        position = self._positions[instruction.name]
+        if n_layers := self._loops.get(instruction.name):
+            assert position is not None
+            return _Place(layers=range(position[0] - n_layers + 1, position[0] + 1))
+        is_inside = position is not None and position not in (_BEFORE, _BEHIND) and position[0] >= 0
+        layers = range(position[0], position[0] + 1) if is_inside and position else None
+        return _Place(layers=layers, part=part)
+
+    def _place_by_users(self) -> None:
+        """Places what has a name, and what is used in one place only."""
+        for instruction in reversed(self._computation.instructions):
+            part = self._named[instruction.name].part
+            if part is not None or instruction.name in self._loops:
+                self.places[instruction.name] = self._placed(instruction, part)
+            elif not _communicates(self._placement, instruction) or _is_gather(instruction):
+                used = {
+                    place
+                    for user in self._users[instruction.name]
+                    if (place := self.places.get(user.name)) is not None and place.part is not None
+                }
+                if len(used) == 1:
+                    self.places[instruction.name] = used.pop()
+
+    def _place_by_producers(self) -> None:
+        """Places the others where the producer that is furthest along the stream is."""
+        for instruction in self._computation.instructions:
+            if instruction.name in self.places:
+                continue
+            producers = [p for p in self._producers[instruction.name] if self._is_placed(p)]
+            place = self._placed(instruction, None)
+            if producers:
+                last = max(producers, key=lambda p: self._positions[p.name] or _BEFORE)
+                place = self.places[last.name]
+                if _communicates(self._placement, instruction) and place.part is Part.MOE_EXPERTS:
+                    place = replace(place, part=Part.MOE_COMBINE)
+            self.places[instruction.name] = place
+
+    def _is_placed(self, producer: Instruction) -> bool:
+        return producer.opcode != "parameter" and self.places[producer.name].part is not None
+
+
+def _communicates(placement: _Placement, instruction: Instruction) -> bool:
+    """Whether an instruction is a collective, or only a wrapper around one."""
+    if _is_collective(instruction):
+        return True
+    if instruction.opcode != "fusion" and not instruction.opcode.endswith("-start"):
+        return False
+    return any(_is_collective(i) for c in placement.callees(instruction) for i in c.instructions)
+
+
+def _is_collective(instruction: Instruction) -> bool:
+    return instruction.opcode.removesuffix("-start").removesuffix("-done") in KIND_OF_OPCODE
+
+
+def _is_gather(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith(_GATHERS)
