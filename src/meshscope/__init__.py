@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshscope.api.predict import predict
     from meshscope.api.run import Run
     from meshscope.api.runs import RunSet, open  # noqa: A004
+    from meshscope.api.serve import ServingRun, serve_sim
     from meshscope.errors import MeshscopeError
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ _PUBLIC = {
     "Run": "meshscope.api.run",
     "RunComparison": "meshscope.api.compare",
     "RunSet": "meshscope.api.runs",
+    "ServingRun": "meshscope.api.serve",
     "compare": "meshscope.api.compare",
     "compile": "meshscope.api.compile",
     "import_": "meshscope.api.import_",
@@ -30,6 +32,7 @@ _PUBLIC = {
     "plan": "meshscope.api.plan",
     "predict": "meshscope.api.predict",
     "run": "meshscope.api.live",
+    "serve_sim": "meshscope.api.serve",
 }
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "Run",
     "RunComparison",
     "RunSet",
+    "ServingRun",
     "__version__",
     "compare",
     "compile",
@@ -46,6 +50,7 @@ __all__ = [
     "plan",
     "predict",
     "run",
+    "serve_sim",
 ]
 
 

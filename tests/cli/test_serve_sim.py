@@ -8,15 +8,27 @@ import pytest
 ASK = ("serve-sim", "Qwen/Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--requests", "100")
 
 
-def test_a_stable_load_fits_a_screen(meshscope, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    status, out, err = meshscope(*ASK, "--rate", "2", "--slo", "ttft=0.5,tpot=0.05")
+@pytest.mark.parametrize("options", [(), ("--apart", "1:2", "--transfer", "dcn")])
+def test_the_answer_has_twelve_lines(meshscope, options: tuple[str, ...]) -> None:
+    status, out, err = meshscope(*ASK, "--rate", "2", "--slo", "ttft=0.5,tpot=0.05", *options)
     lines = out.splitlines()
     assert (status, err) == (0, "")
-    assert (max(map(len, lines)) <= 80, len(lines) <= 24) == (True, True)
-    assert "the queue stays bounded up to" in out
-    assert "goodput   100.0% of requests within TTFT 500 ms and TPOT 50 ms" in out
-    assert "not compared with a server on a TPU" in " ".join(out.split())
+    assert (max(map(len, lines)) <= 80, len(lines) <= 12) == (True, True)
+    assert "rate      stable: " in out
+    assert "requests/s, 100.0% of all, within TTFT 500 ms and TPOT 50 ms" in out
+    assert "bound by  the device" in out
+    assert "not compared with a server on a TPU" in out
+
+
+def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
+    ask = (*ASK, "--rate", "2", "--apart", "1:2")
+    short, full = (meshscope(*ask, *option).out for option in ((), ("--full",)))
+    kept = [line for line in full.splitlines() if not line.startswith("request ")]
+    assert kept[: len(short.splitlines())] == short.splitlines()
+    assert max(map(len, kept)) <= 80
+    for text in ("100 requests, poisson", "256 sequences and 2,048 tokens", "over DCN; waits "):
+        assert text in full
+        assert text not in short
 
 
 def test_a_rate_beyond_the_slice_names_the_stable_one(meshscope) -> None:
@@ -44,7 +56,8 @@ def test_a_recorded_load(meshscope) -> None:
     ask = ("serve-sim", "Llama-3.1-8B", *ASK[2:], "--arrivals", "trace.csv")  # 131,072 positions
     status, out, err = meshscope(*ask, "--json")
     document = json.loads(out)
-    assert (status, err, document["n_left_out"]) == (0, "", 1)
+    note = "left out: 1 request beyond the context of the model\n"
+    assert (status, err, document["left_out"]["n_beyond_context"]) == (0, note, 1)
     assert document["offered_per_s"] == pytest.approx(1.0)
 
 
@@ -76,7 +89,7 @@ def test_a_known_host_time_is_fitted_to_a_benchmark(meshscope, host_ms: float) -
     # 0.5 % of the ITL, and the difference between two arrivals of the same rate
     assert fitted["policy"]["host_s"] == pytest.approx(host_ms / 1e3, abs=0.02 * itl_ms / 1e3)
     out = meshscope(*ASK, "--rate", "4", "--calibrate-host", "bench.json").out
-    assert ("host-bound: median ITL" in out, "device-bound: median" in out) == (
+    assert ("the host: median ITL" in out, "the device: median ITL" in out) == (
         host_ms > 5,
         host_ms < 5,
     )
@@ -105,7 +118,7 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
     [
         ((), "--rate is missing. Give requests per second"),
         (("--rate", "0"), "--rate 0.0 is not in 1e-06 to 1,000,000"),
-        (("--rate", "nan"), "--rate nan is not in 1e-06 to 1,000,000"),
+        (("--rate", "nan"), "rate: nan must be a finite number"),
         (("--rate", "1", "--slo", "tfft=1"), "'tfft' is not a limit. Use ttft, tpot or both"),
         (("--rate", "1", "--slo", "ttft=fast"), "ttft='fast' is no positive number of seconds"),
         (("--rate", "1", "--slo", "ttft=-1"), "ttft='-1' is no positive number"),
@@ -121,7 +134,22 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
         (("--rate", "1", "--host-overhead", "1e300"), "host_s=1e+300 is not in 0 to 10"),
         (("--rate", "1e-308"), "--rate 1e-308 is not in 1e-06 to 1,000,000"),
         (("--rate", "1", "--host-overhead", "-1"), "host_s=-1.0 is not in 0 to 10"),
-        (("--rate", "1", "--plan", "tp=4,pp=2"), "serve-sim does not support pp"),
+        (("--rate", "1", "--instances", "0"), "--instances 0 is not in 1 to 256"),
+        (("--rate", "1", "--apart", "2"), "--apart '2' is not PREFILL:DECODE"),
+        (("--rate", "1", "--apart", "0:1"), "Use for example 1:3"),
+        (("--rate", "1", "--apart", "1:1", "--instances", "2"), "Omit --instances"),
+        (("--rate", "1", "--transfer", "ici"), "--transfer ici needs instances that only prefill"),
+        (("--rate", "1", "--prefill-plan", "tp=4"), "Add --apart 1:1"),
+        (
+            ("--rate", "1", "--apart", "1:1", "--prefill-topology", "v5e-8"),
+            "Use slices of one chip",
+        ),
+        (
+            ("--rate", "1", "--apart", "1:1", "--topology", "2xv6e:2x2", "--transfer", "ici"),
+            "Use --transfer dcn",
+        ),
+        (("--rate", "1", "--prompt", "0"), "--prompt 0: a request has at least one token"),
+        (("--rate", "1", "--output", "0"), "--output 0: a request has at least one token"),
         (("--rate", "1", "--topology", "cpu:8"), "cpu"),
         (("--rate", "1", "--prompt", "9999999"), "needs 625,008 blocks of 16 tokens"),
         (("--rate", "1", "--prompt", "99999999"), "prompt=99999999 and output=128 are too large"),

@@ -48,21 +48,31 @@ def test_lengths_are_fixed_or_geometric() -> None:
 def test_the_trace_of_azure(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
-    load = recorded_load(path, rate_per_s=None, n_requests=None)
+    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert n_empty == 0
     assert load.arrival_s == pytest.approx([0.0, 4.314579, 4.541877], abs=1e-6)
     assert load.n_prompt.tolist() == [374, 396, 879]
     assert load.n_output.tolist() == [44, 109, 55]
-    faster = recorded_load(path, rate_per_s=2 * load.rate_per_s, n_requests=None)
+    faster, _ = recorded_load(path, rate_per_s=2 * load.rate_per_s, n_requests=None)
     assert faster.arrival_s == pytest.approx(load.arrival_s / 2)
 
 
 def test_the_trace_of_mooncake(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
-    load = recorded_load(path, rate_per_s=None, n_requests=None)
+    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert n_empty == 0
     assert load.arrival_s.tolist() == [0.0, 3.0]
     assert load.n_prompt.tolist() == [6755, 7319]
-    assert recorded_load(path, rate_per_s=None, n_requests=1).n_requests == 1
+    assert recorded_load(path, rate_per_s=None, n_requests=1)[0].n_requests == 1
+
+
+def test_requests_without_tokens_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE + "2023-11-16 18:16:00,0,5\n2023-11-16 18:17:00,5,0\n")
+    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert (load.n_requests, n_empty) == (3, 2)
+    assert recorded_load(path, rate_per_s=None, n_requests=2)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -72,10 +82,15 @@ def test_the_trace_of_mooncake(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "no column ContextTokens"),
         (AZURE + "yesterday,3,4\n", r":5: not a request of the trace .*yesterday"),
         (AZURE + "2023-11-16 18:15:46.6,x,4\n", ":5: not a request of the trace"),
-        ('{"timestamp": "NaN", "input_length": 1, "output_length": 2}\n', "line 1: not a request"),
-        ('{"timestamp": 1}\n', "line 1: not a request of the trace"),
-        ("{\n", "line 1: not a request of the trace"),
+        (
+            '{"timestamp": "NaN", "input_length": 1, "output_length": 2}\n',
+            r"trace:1: not a request",
+        ),
+        ('{"timestamp": 1}\n', r"trace:1: not a request of the trace"),
+        ("{\n", r"trace:1: not a request of the trace"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 2}', "no requests with prompt"),
+        ('{"timestamp": 1, "input_length": -5, "output_length": 2}', r"trace:1: .*\(-5 tokens\)"),
+        ('{"timestamp": 1, "input_length": 1e300, "output_length": 2}', r"trace:1: .* tokens\)"),
     ],
 )
 def test_a_damaged_trace_is_one_message(tmp_path: Path, text: str, message: str) -> None:

@@ -2,52 +2,27 @@
 
 import numpy as np
 import pytest
+from constant_server import DECODE_S, ONE, PREFILL_S, ROOMY, ConstantCosts, poisson, pool
 
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, CacheBlocks
-from meshscope.serving.engine import BatchingEngine, EnginePolicy, Served
+from meshscope.serving.engine import EnginePolicy, EngineTrace
 from meshscope.serving.load import Arrivals, Load, random_load
-from meshscope.serving.results import ServiceLimits, serving_figures
-from meshscope.serving.simulation import saturated_rate, simulated_load
-
-PREFILL_S = 0.1
-DECODE_S = 0.01
-ROOMY = CacheBlocks(n_blocks=1_000_000)
-ONE = EnginePolicy(max_sequences=1, max_step_tokens=1_000_000)
+from meshscope.serving.results import ServiceLimits
+from meshscope.serving.sequences import ServedRequests, TokenLog, arriving
+from meshscope.serving.simulation import saturated_rate, served_alone, simulated_load
 
 
-class ConstantCosts:
-    """Steps whose time depends on nothing."""
-
-    def decode_s(self, n_sequences: int, contexts: np.ndarray) -> np.ndarray:
-        assert n_sequences > 0
-        return np.full(len(contexts), DECODE_S)
-
-    def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
-        assert (n_sequences >= 0, context >= 0, n_tokens > 0, past >= 0) == (True,) * 4
-        return PREFILL_S
-
-
-def poisson(rate_per_s: float, n: int, *, output: int = 1, is_geometric: bool = False) -> Load:
-    return random_load(
-        Arrivals.POISSON,
-        rate_per_s=rate_per_s,
-        n_requests=n,
-        prompt=100,
-        output=output,
-        is_geometric=is_geometric,
-        seed=1,
-    )
-
-
-def served(load: Load, policy: EnginePolicy, blocks: CacheBlocks = ROOMY) -> Served:
-    return BatchingEngine(load=load, costs=ConstantCosts(), blocks=blocks, policy=policy).run()
+def served(
+    load: Load, policy: EnginePolicy, blocks: CacheBlocks = ROOMY
+) -> tuple[ServedRequests, EngineTrace]:
+    return served_alone(load, pool(policy, blocks))
 
 
 @pytest.mark.parametrize("utilization", [0.3, 0.6, 0.8])
 def test_waits_of_equal_requests_are_those_of_m_d_1(utilization: float) -> None:
     """Pollaczek-Khinchine for constant service: W = rho s / (2 (1 - rho))."""
     load = poisson(utilization / PREFILL_S, 40_000)
-    done = served(load, ONE)
+    done, _ = served(load, ONE)
     waits_s = done.first_token_s - done.arrival_s - PREFILL_S
     expected_s = utilization * PREFILL_S / (2 * (1 - utilization))
     # 40,000 correlated waits: 8 % is three standard errors at 80 % utilization
@@ -57,7 +32,7 @@ def test_waits_of_equal_requests_are_those_of_m_d_1(utilization: float) -> None:
 def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
     """Pollaczek-Khinchine: W = lambda E[S^2] / (2 (1 - rho)), with geometric output lengths."""
     load = poisson(2.0, 40_000, output=21, is_geometric=True)
-    done = served(load, ONE)
+    done, _ = served(load, ONE)
     service_s = PREFILL_S + (load.n_output - 1) * DECODE_S
     rho = 2.0 * float(service_s.mean())
     expected_s = 2.0 * float((service_s**2).mean()) / (2 * (1 - rho))
@@ -67,10 +42,11 @@ def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
 
 
 def test_the_busy_share_is_the_offered_load() -> None:
-    done = served(poisson(5.0, 20_000), ONE)
-    figures = serving_figures(done, ServiceLimits(), n_blocks=ROOMY.n_blocks)
-    assert figures.busy_frac == pytest.approx(0.5, rel=0.02)
-    assert figures.requests_per_s == pytest.approx(5.0, rel=0.02)
+    result = simulated_load(poisson(5.0, 20_000), pool(), ServiceLimits())
+    (engine,) = result.pools
+    assert engine.busy_frac == pytest.approx(0.5, rel=0.02)
+    assert engine.mean_running == pytest.approx(0.5, rel=0.02)
+    assert result.figures.requests_per_s == pytest.approx(5.0, rel=0.02)
 
 
 @pytest.mark.parametrize("until_s", [0.05, 1.0, 7.3, 50.0])
@@ -79,16 +55,17 @@ def test_requests_in_are_requests_done_running_or_waiting(until_s: float, n_bloc
     blocks = CacheBlocks(n_blocks=n_blocks)
     policy = EnginePolicy(max_sequences=16, max_step_tokens=64)
     load = poisson(10.0, 200, output=40)
-    engine = BatchingEngine(load=load, costs=ConstantCosts(), blocks=blocks, policy=policy)
-    done = engine.run(until_s)
-    n_done = int((~np.isnan(done.finish_s)).sum())
-    assert len(done.arrival_s) == n_done + done.n_running + done.n_waiting
+    log = TokenLog(load=load)
+    engine = pool(policy, blocks).engine(log, list(arriving(load, range(load.n_requests))))
+    trace = engine.run(until_s)
+    n_done = int((~np.isnan(log.finish_s)).sum())
+    n_arrived = load.n_requests - len(engine.inbox)
+    assert n_arrived == n_done + trace.n_admitted + trace.n_waiting
     held = sum(s.n_blocks for s in (*engine.running, *engine.filling))
     assert engine.n_free + held == n_blocks
     assert engine.n_free >= 0
-    assert done.n_tokens == sum(load.n_output[: len(done.arrival_s)]) - sum(
-        s.n_left for s in (*engine.running, *engine.filling, *engine.waiting)
-    )
+    to_come = (*engine.running, *engine.filling, *engine.waiting, *(s for *_, s in engine.inbox))
+    assert log.n_tokens + sum(s.n_left for s in to_come) == load.n_output.sum()
 
 
 def test_a_small_cache_preempts_and_still_finishes_every_request() -> None:
@@ -96,39 +73,34 @@ def test_a_small_cache_preempts_and_still_finishes_every_request() -> None:
     blocks = CacheBlocks(n_blocks=8 * (-(-140 // BLOCK_TOKENS)))
     policy = EnginePolicy(max_sequences=16, max_step_tokens=256)
     load = poisson(1000.0, 64, output=40)
-    done = served(load, policy, blocks)
-    assert done.n_preemptions > 0
+    done, trace = served(load, policy, blocks)
+    assert trace.n_preemptions > 0
     assert not np.isnan(done.finish_s).any()
     assert done.n_tokens == 64 * 40
     assert int(done.n_gaps.sum()) == 64 * 39  # between the tokens of a request
-    assert done.samples[:, 3].max() <= blocks.n_blocks
-    assert served(load, policy).n_preemptions == 0
+    assert trace.samples[:, 3].max() <= blocks.n_blocks
+    assert trace.samples[-1, 1:].tolist() == [0, 0, 0, 0]  # idle and empty at the end
+    assert served(load, policy)[1].n_preemptions == 0
 
 
 def test_the_same_seed_gives_the_same_result_and_another_another() -> None:
-    first, second = (served(poisson(5.0, 500), ONE) for _ in range(2))
+    first, second = (served(poisson(5.0, 500), ONE)[0] for _ in range(2))
     assert first.finish_s.tolist() == second.finish_s.tolist()
     other = random_load(
         Arrivals.POISSON, rate_per_s=5.0, n_requests=500, prompt=100, output=1, is_geometric=False, seed=2
     )  # fmt: skip
-    assert served(other, ONE).finish_s.tolist() != first.finish_s.tolist()
+    assert served(other, ONE)[0].finish_s.tolist() != first.finish_s.tolist()
 
 
 def test_the_stable_rate_is_that_of_back_to_back_service() -> None:
     load = poisson(1.0, 200, output=11)
-    rate = saturated_rate(load, ConstantCosts(), ROOMY, ONE)
+    rate = saturated_rate(load, pool())
     assert rate == pytest.approx(1 / (PREFILL_S + 10 * DECODE_S), rel=1e-6)
 
 
 @pytest.mark.parametrize(("rate_per_s", "is_stable"), [(8.0, True), (12.0, False)])
 def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable: bool) -> None:  # noqa: FBT001
-    result = simulated_load(
-        poisson(rate_per_s, 3000),
-        costs=ConstantCosts(),
-        blocks=ROOMY,
-        policy=ONE,
-        objective=ServiceLimits(ttft_s=0.5),
-    )
+    result = simulated_load(poisson(rate_per_s, 3000), pool(), ServiceLimits(ttft_s=0.5))
     assert result.saturated_per_s == pytest.approx(10.0)
     assert result.is_stable is is_stable
     assert (result.figures.goodput_frac > 0.5) is is_stable
@@ -136,17 +108,7 @@ def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable:
 
 def test_ranks_share_the_requests() -> None:
     load = poisson(16.0, 4000)
-    one, two = (
-        simulated_load(
-            load,
-            costs=ConstantCosts(),
-            blocks=ROOMY,
-            policy=ONE,
-            objective=ServiceLimits(),
-            n_ranks=n,
-        )
-        for n in (1, 2)
-    )
+    one, two = (simulated_load(load, pool(n_engines=n), ServiceLimits()) for n in (1, 2))
     assert (one.is_stable, two.is_stable) == (False, True)
     assert two.saturated_per_s == pytest.approx(2 * one.saturated_per_s)
     assert two.figures.n_requests == 2000
@@ -159,8 +121,7 @@ def test_cached_prefixes_shorten_prefill_and_host_time_lengthens_steps() -> None
             return n_tokens * 1e-3
 
     def first_s(policy: EnginePolicy) -> float:
-        load = poisson(0.1, 1)
-        done = BatchingEngine(load=load, costs=ByToken(), blocks=ROOMY, policy=policy).run()
+        done, _ = served_alone(poisson(0.1, 1), pool(policy, costs=ByToken()))
         return float(done.first_token_s[0] - done.arrival_s[0])
 
     assert first_s(EnginePolicy()) == pytest.approx(0.1)

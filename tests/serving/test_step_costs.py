@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshscope.api.predict import predict
-from meshscope.errors import PlanError, SpecError
+from meshscope.errors import SpecError
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
 from meshscope.serving.step_costs import TabulatedCosts, past_of, tabulated_costs
 from meshscope.spec.experiment import Experiment, experiment_of
@@ -33,8 +33,8 @@ def costs(plan: str = "tp=8") -> TabulatedCosts:
     )
 
 
-@pytest.mark.parametrize("plan", ["tp=8", "dp=2,tp=4"])
-@pytest.mark.parametrize(("batch", "context"), [(1, 1024), (8, 1024), (32, 2000), (23, 700)])
+@pytest.mark.parametrize("plan", ["tp=8", "dp=2,tp=4", "tp=8,sp", "pp=2,tp=4", "cp=2,tp=4"])
+@pytest.mark.parametrize(("batch", "context"), [(1, 1025), (8, 1025), (32, 2001), (24, 705)])
 def test_decode_steps_are_those_of_predict(plan: str, batch: int, context: int) -> None:
     size = parse_plan(plan).data_size
     run = predict(
@@ -45,10 +45,11 @@ def test_decode_steps_are_those_of_predict(plan: str, batch: int, context: int) 
     assert seconds == pytest.approx(run.time.decode_step_s, rel=0.02)
 
 
+@pytest.mark.parametrize("plan", ["tp=8", "tp=8,sp", "pp=2,tp=4", "cp=2,tp=4"])
 @pytest.mark.parametrize("prompt", [256, 1024, 2048])
-def test_a_whole_prompt_alone_takes_the_prefill_of_predict(prompt: int) -> None:
-    run = predict(MODEL, topology="v6e-8", plan="tp=8", prompt=prompt, prefill_chunk="off")
-    assert costs().mixed_s(0, 0.0, prompt, 0.0) == pytest.approx(run.time.prefill_s, rel=0.02)
+def test_a_whole_prompt_alone_takes_the_prefill_of_predict(plan: str, prompt: int) -> None:
+    run = predict(MODEL, topology="v6e-8", plan=plan, prompt=prompt, prefill_chunk="off")
+    assert costs(plan).mixed_s(0, 0.0, prompt, 0.0) == pytest.approx(run.time.prefill_s, rel=0.02)
 
 
 def test_the_chunks_of_a_prompt_take_the_prefill_in_chunks() -> None:
@@ -80,10 +81,19 @@ def test_chunks_count_by_the_pairs_of_their_attention(
     assert past_of(chunks) == pytest.approx(past)
 
 
-@pytest.mark.parametrize("plan", ["pp=2,tp=4", "cp=2,tp=4", "tp=8,sp"])
-def test_plans_that_cannot_be_priced_are_refused(plan: str) -> None:
-    with pytest.raises(PlanError, match=r"serve-sim does not support .*Use tp, dp, fsdp and ep"):
-        tabulated_costs(experiment(plan), max_sequences=8, max_step_tokens=512, max_context=2048)
+def test_sp_splits_steps_of_at_least_tp_sequences() -> None:
+    """Fewer sequences take the time of tp alone; 11 are padded to 16."""
+    split, whole = costs("tp=8,sp"), costs("tp=8")
+    context = np.array([1024.0])
+    assert split.decode_s(4, context) == pytest.approx(whole.decode_s(4, context), rel=1e-3)
+    assert split.decode_s(11, context) == split.decode_s(16, context)
+    assert whole.decode_s(11, context) < whole.decode_s(16, context)
+
+
+def test_a_pipeline_holds_a_batch_in_each_stage() -> None:
+    """Two stages hold half of the layers and half of the cache each, and share it between two batches."""
+    one, two = (cache_blocks(experiment(plan), memory_frac=0.9) for plan in ("tp=8", "pp=2,tp=4"))
+    assert two.n_blocks == pytest.approx(one.n_blocks / 2, rel=0.03)
 
 
 def test_the_cache_takes_what_the_weights_leave() -> None:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
@@ -27,7 +27,10 @@ from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
 from meshscope.units import dtype_name
 
-R = TypeVar("R", bound="ExperimentRequest")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 
 AUTO = "auto"  # weights in the format of the checkpoint, activations and KV cache in bf16
 

@@ -1,6 +1,7 @@
 """`meshscope.serve_sim`: continuous batching under load, simulated with predicted step times."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -9,23 +10,30 @@ from typing import Any
 import numpy as np
 
 from meshscope.api.records import chip_profile
-from meshscope.api.request import AUTO, ExperimentRequest
+from meshscope.api.request import AUTO, ExperimentRequest, request_of
 from meshscope.cost.predicted import has_figures
-from meshscope.errors import SpecError, nearest
+from meshscope.errors import SpecError
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import objective_of
 from meshscope.serialize import to_plain
-from meshscope.serving.cache_blocks import BLOCK_TOKENS, cache_blocks
-from meshscope.serving.engine import EnginePolicy
-from meshscope.serving.host_fit import HostFit, fitted_host, read_bench
+from meshscope.serving.apart import EnginePool
+from meshscope.serving.cache_blocks import CacheBlocks, cache_blocks
+from meshscope.serving.engine import EnginePolicy, check_longest
+from meshscope.serving.host_fit import fitted_host, read_bench
 from meshscope.serving.load import Arrivals, Load, random_load, recorded_load
+from meshscope.serving.outcome import LeftOut, PlacedPool, ServingOutcome
 from meshscope.serving.results import ServiceLimits
-from meshscope.serving.simulation import SimulatedLoad, simulated_load
+from meshscope.serving.simulation import simulated_apart, simulated_load
 from meshscope.serving.step_costs import tabulated_costs
+from meshscope.serving.transfer import TransferPath, cache_transfer
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.plan.plan import parse_plan
+from meshscope.views.serving import serving_document, serving_lines
 
 DEFAULT_REQUESTS = 1000
+MAX_INSTANCES = 256
+_RATIO = re.compile(r"(\d+):(\d+)")
 
 
 class Lengths(StrEnum):
@@ -42,6 +50,11 @@ class ServeRequest:
     model: str
     topology: str
     plan: str
+    instances: int = 1
+    apart: str | None = None
+    prefill_topology: str | None = None
+    prefill_plan: str | None = None
+    transfer: TransferPath | None = None
     rate: float | None = None
     arrivals: str = Arrivals.POISSON.value
     requests: int | None = None
@@ -62,121 +75,264 @@ class ServeRequest:
     seed: int = 0
     profile: Path | None = None
 
+    @property
+    def ratio(self) -> tuple[int, int] | None:
+        """Instances that prefill and instances that decode; None if all do both."""
+        if self.apart is None:
+            return None
+        match = _RATIO.fullmatch(self.apart.strip())
+        n_prefill, n_decode = map(int, match.groups()) if match else (0, 0)
+        if not 1 <= min(n_prefill, n_decode) <= max(n_prefill, n_decode) <= MAX_INSTANCES:
+            raise SpecError(
+                f"--apart '{self.apart}' is not PREFILL:DECODE with 1 to {MAX_INSTANCES} instances each. "
+                "Use for example 1:3."
+            )
+        return n_prefill, n_decode
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingRun:
-    """A simulated load, with what was asked and what is assumed."""
+    """The result of `meshscope.serve_sim`: its figures are in `outcome.result`, typed."""
 
     request: ServeRequest
-    experiment: Experiment
-    objective: ServiceLimits
-    policy: EnginePolicy
-    n_cache_tokens: int  # of a rank
-    n_left_out: int  # requests of a trace that exceed the context of the model
-    host_fit: HostFit | None
-    result: SimulatedLoad
+    outcome: ServingOutcome
 
     def as_dict(self) -> dict[str, Any]:
-        """The document of --json."""
+        """The document of `--json`: the answer first, then the conditions."""
         options = {name: getattr(self.request, name) for name in ServeRequest.__slots__}
-        return {
-            "request": {
-                n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()
-            },
-            "objective": to_plain(self.objective),
-            "policy": to_plain(self.policy),
-            "n_cache_tokens": self.n_cache_tokens,
-            "n_left_out": self.n_left_out,
-            "host_fit": None if self.host_fit is None else to_plain(self.host_fit),
-            "is_stable": self.result.is_stable,
-            **to_plain(self.result),
-        }
+        request = {n: str(v) if isinstance(v, Path) else to_plain(v) for n, v in options.items()}
+        return serving_document(self.outcome, request)
+
+    def lines(self, *, full: bool = False) -> Iterator[str]:
+        """The text of the command, line by line; `full` adds conditions and details."""
+        yield from serving_lines(self.outcome, is_full=full)
+
+    def __repr__(self) -> str:
+        """The text of the command."""
+        return "\n".join(self.lines())
 
 
-def serve_sim(model: str | Path, *, topology: str, plan: str, **options: Any) -> ServingRun:
-    """Simulates a server of this plan under load; the options are the fields of ServeRequest.
+def serve_sim(  # noqa: PLR0913  the options of the command
+    model: str | Path,
+    *,
+    topology: str,
+    plan: str,
+    instances: int = 1,
+    apart: str | None = None,
+    prefill_topology: str | None = None,
+    prefill_plan: str | None = None,
+    transfer: TransferPath | str | None = None,
+    rate: float | None = None,
+    arrivals: Arrivals | str | Path = Arrivals.POISSON,
+    requests: int | None = None,
+    prompt: int = 1024,
+    output: int = 128,
+    lengths: Lengths | str = Lengths.FIXED,
+    slo: str | None = None,
+    dtype: str = "auto",
+    weight_dtype: str | None = None,
+    cache_dtype: str | None = None,
+    layers: int | None = None,
+    max_sequences: int = 256,
+    max_step_tokens: int = 2048,
+    prefix_hit: float = 0.0,
+    host_overhead: float = 0.0,
+    calibrate_host: str | Path | None = None,
+    memory_frac: float = 0.9,
+    seed: int = 0,
+    profile: str | Path | None = None,
+) -> ServingRun:
+    """Simulates a server of this plan under load: continuous batching with predicted step times.
 
     Example:
-        >>> meshscope.api.serve.serve_sim("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", rate=4.0)
+        >>> served = meshscope.serve_sim("Qwen/Qwen3-32B", topology="v6e-8", plan="tp=8", rate=10.0)
+        >>> served.outcome.result.figures.ttft.p99_s
+
+    Args:
+        model: A model id, a config.json, or a folder with one.
+        topology: The slice of an instance: `v6e-8`, or a chip grid `v6e:2x4`.
+        plan: Axis sizes of an instance, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
+        instances: Equal instances, which requests take in turn.
+        apart: Instances that prefill and instances that decode, `1:3`, in place of `instances`.
+        prefill_topology: The slice of an instance that prefills, if different from `topology`.
+        prefill_plan: The plan of an instance that prefills, if different from `plan`.
+        transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
+        rate: Requests per second, over all instances.
+        arrivals: `poisson`, `burst`, or an Azure or Mooncake trace.
+        requests: Requests, 1,000 by default.
+        prompt: Mean input tokens of a request.
+        output: Mean output tokens of a request.
+        lengths: Their distribution: `fixed` or `geometric`.
+        slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
+        dtype: Number format of weights, activations and KV cache; `auto` is that of the checkpoint
+            for the weights, and bf16 for the others.
+        weight_dtype: Weight dtype, if different from `dtype`; vLLM's names of quantizations, too.
+        cache_dtype: KV cache dtype, if different from `dtype`.
+        layers: Only the first N layers of the model.
+        max_sequences: Sequences of an engine in a step.
+        max_step_tokens: Tokens of an engine in a step, prompts included.
+        prefix_hit: Share of each prompt in the prefix cache.
+        host_overhead: Seconds of the host, added to every step.
+        calibrate_host: A result of `vllm bench serve`, to fit the overhead to its median ITL.
+        memory_frac: Share of the HBM for weights and KV cache.
+        seed: Seed of arrivals and lengths.
+        profile: A chip profile that `meshscope calibrate` wrote, for times.
+
+    Returns:
+        Percentiles of TTFT, TPOT and ITL, goodput, utilization and the stable rate.
 
     Raises:
-        MeshscopeError: The request is impossible, or the chip lacks published figures.
+        MeshscopeError: An option, the model or the plan is impossible, or the chip has no published
+            figures.
     """
-    known = list(ServeRequest.__slots__)
-    for name in options:
-        if name not in known:
-            raise SpecError(f"'{name}' is not an option of serve-sim. {nearest(name, known)}")
-    return simulated(ServeRequest(model=str(model), topology=topology, plan=plan, **options))
+    return simulated(request_of(ServeRequest, locals()))
 
 
 def simulated(request: ServeRequest) -> ServingRun:
     """The simulation that the request asks for."""
+    _check_options(request)
+    wanted = objective_of(request.slo)
+    objective = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
+    load, n_empty = _load(request)
+    places = _places(request)
+    load, left_out = _fitting(load, places)
+    longest = int((load.n_prompt + load.n_output).max())
+    if bench is not None:
+        longest = max(longest, bench.prompt + bench.output)
+    main, *others = (_placed(request, place, max_context=longest) for place in places)
+    host_fit = None
+    if bench is not None:
+        host_fit = fitted_host(bench, main.pool)
+        policy = replace(main.pool.policy, host_s=host_fit.host_s)
+        main = replace(main, pool=replace(main.pool, policy=policy))
+    transfer = None
+    if others:
+        experiments = (others[0].experiment, main.experiment)
+        constants = (
+            None if (profile := _profile(request, main.experiment)) is None else profile.constants
+        )
+        transfer = cache_transfer(*experiments, request.transfer or TransferPath.DCN, constants)
+        result = simulated_apart(
+            load, prefill=others[0].pool, decode=main.pool, transfer=transfer, objective=objective
+        )
+    else:
+        result = simulated_load(load, main.pool, objective)
+    return ServingRun(
+        request=request,
+        outcome=ServingOutcome(
+            main=main,
+            prefill=others[0] if others else None,
+            transfer=transfer,
+            load=_load_text(request, load),
+            objective=objective,
+            left_out=replace(left_out, n_empty=n_empty),
+            host_fit=host_fit,
+            result=result,
+        ),
+    )
+
+
+def _check_options(request: ServeRequest) -> None:
+    """SpecError for values out of range, and for options without effect."""
     if not 0 < request.memory_frac <= 1:
         raise SpecError(f"--memory-frac {request.memory_frac} is not in (0, 1]. Use 0.9.")
     if request.calibrate_host is not None and request.host_overhead:
         raise SpecError("--calibrate-host fits what --host-overhead sets. Give one of them.")
-    bench = None if request.calibrate_host is None else read_bench(request.calibrate_host)
-    wanted = objective_of(request.slo)
-    limits = ServiceLimits(ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
+    if not 1 <= request.instances <= MAX_INSTANCES:
+        raise SpecError(
+            f"--instances {request.instances} is not in 1 to {MAX_INSTANCES}. Change it."
+        )
+    if request.apart is None:
+        for name in ("prefill_topology", "prefill_plan", "transfer"):
+            if (value := getattr(request, name)) is not None:
+                option = name.replace("_", "-")
+                raise SpecError(
+                    f"--{option} {value} needs instances that only prefill. Add --apart 1:1."
+                )
+        return
+    if request.instances != 1:
+        raise SpecError("--apart gives the numbers of instances. Omit --instances.")
+    if request.calibrate_host is not None:
+        raise SpecError(
+            "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
+            "without --apart, and pass the result as --host-overhead."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """An instance: its experiment, the number of such instances, and the cache of each engine."""
+
+    experiment: Experiment
+    n_instances: int
+    blocks: CacheBlocks
+
+
+def _places(request: ServeRequest) -> list[_Place]:
+    """The instances that decode, and those that only prefill if there are any."""
+    ratio = request.ratio
+    n_decode = request.instances if ratio is None else ratio[1]
+    places = [_place(request, request.topology, request.plan, n_decode)]
+    if ratio is not None:
+        topology = request.prefill_topology or request.topology
+        places.append(_place(request, topology, request.prefill_plan or request.plan, ratio[0]))
+    return places
+
+
+def _place(request: ServeRequest, topology: str, plan: str, n_instances: int) -> _Place:
+    experiment = _experiment(request, topology, plan)
+    if not has_figures(experiment.topology.chip, _profile(request, experiment)):
+        raise SpecError(
+            f"{experiment.topology.chip.name} has no published figures for times. Give --profile FILE, "
+            "as 'meshscope calibrate' writes it."
+        )
+    blocks = cache_blocks(experiment, memory_frac=request.memory_frac)
+    return _Place(experiment=experiment, n_instances=n_instances, blocks=blocks)
+
+
+def _profile(request: ServeRequest, experiment: Experiment) -> ChipProfile | None:
+    return chip_profile(request.profile, experiment.topology.chip)
+
+
+def _placed(request: ServeRequest, place: _Place, *, max_context: int) -> PlacedPool:
+    """The engines of the instances: one for each data-parallel rank and stage of a pipeline."""
     policy = EnginePolicy(
         max_sequences=request.max_sequences,
         max_step_tokens=request.max_step_tokens,
         prefix_hit_frac=request.prefix_hit,
         host_s=request.host_overhead,
     )
-    experiment = _experiment(request)
-    load, n_left_out = _fitting(_load(request), experiment.model.max_position)
-    profile = chip_profile(request.profile, experiment.topology.chip)
-    if not has_figures(experiment.topology.chip, profile):
-        raise SpecError(
-            f"{experiment.topology.chip.name} has no published figures for times. Give --profile FILE, "
-            "as 'meshscope calibrate' writes it."
-        )
-    blocks = cache_blocks(experiment, memory_frac=request.memory_frac)
     costs = tabulated_costs(
-        experiment,
+        place.experiment,
         max_sequences=policy.max_sequences,
         max_step_tokens=policy.max_step_tokens,
-        max_context=max(
-            int((load.n_prompt + load.n_output).max()),
-            0 if bench is None else bench.prompt + bench.output,
+        max_context=max_context,
+        profile=_profile(request, place.experiment),
+    )
+    plan = place.experiment.plan
+    return PlacedPool(
+        experiment=place.experiment,
+        n_instances=place.n_instances,
+        pool=EnginePool(
+            n_engines=place.n_instances * plan.data_size * plan.pp,
+            costs=costs,
+            blocks=place.blocks,
+            policy=policy,
         ),
-        profile=profile,
-    )
-    host_fit = None
-    if bench is not None:
-        n_ranks = experiment.plan.data_size
-        host_fit = fitted_host(bench, costs, blocks, policy, n_ranks=n_ranks)
-        policy = replace(policy, host_s=host_fit.host_s)
-    result = simulated_load(
-        load,
-        costs=costs,
-        blocks=blocks,
-        policy=policy,
-        objective=limits,
-        n_ranks=experiment.plan.data_size,
-    )
-    return ServingRun(
-        request=request,
-        experiment=experiment,
-        objective=limits,
-        policy=policy,
-        n_cache_tokens=blocks.n_blocks * BLOCK_TOKENS,
-        n_left_out=n_left_out,
-        host_fit=host_fit,
-        result=result,
     )
 
 
-def _experiment(request: ServeRequest) -> Experiment:
-    """The plan with one sequence on each data-parallel rank."""
-    plan = parse_plan(request.plan).filled(parse_topology(request.topology).n_devices)
+def _experiment(request: ServeRequest, topology: str, plan: str) -> Experiment:
+    """The plan with one sequence on each data-parallel rank, and a prompt that its axes split."""
+    parsed = parse_plan(plan).filled(parse_topology(topology).n_devices)
+    n_shards = parsed.cp * (parsed.tp if parsed.sp else 1)
     return ExperimentRequest(
         model=request.model,
-        topology=request.topology,
-        plan=request.plan,
-        batch=plan.data_size,
-        prompt=request.prompt,
+        topology=topology,
+        plan=plan,
+        batch=parsed.data_size,
+        prompt=-(-request.prompt // n_shards) * n_shards,
         output=request.output,
         dtype=request.dtype,
         weight_dtype=request.weight_dtype,
@@ -185,30 +341,35 @@ def _experiment(request: ServeRequest) -> Experiment:
     ).experiment()
 
 
-def _load(request: ServeRequest) -> Load:
+def _load(request: ServeRequest) -> tuple[Load, int]:
+    """The requests, and the number of those in a trace that have no tokens."""
     if request.arrivals not in set(Arrivals):
         n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
         _check_recorded(request)
         return recorded_load(Path(request.arrivals), rate_per_s=request.rate, n_requests=n_requests)
     if request.rate is None:
         raise SpecError("--rate is missing. Give requests per second, such as --rate 4.")
-    return random_load(
+    for name in ("prompt", "output"):
+        if (n_tokens := getattr(request, name)) < 1:
+            raise SpecError(
+                f"--{name} {n_tokens}: a request has at least one token. Use 1 or more."
+            )
+    load = random_load(
         Arrivals(request.arrivals),
         rate_per_s=request.rate,
-        n_requests=request.requests or DEFAULT_REQUESTS,
+        n_requests=DEFAULT_REQUESTS if request.requests is None else request.requests,
         prompt=request.prompt,
         output=request.output,
         is_geometric=request.lengths is Lengths.GEOMETRIC,
         seed=request.seed,
     )
+    return load, 0
 
 
 def _check_recorded(request: ServeRequest) -> None:
     """SpecError for options of random loads."""
-    defaults: Mapping[str, Any] = {
-        name: ServeRequest.__dataclass_fields__[name].default for name in ("lengths", "seed")
-    }
-    for name, default in defaults.items():
+    for name in ("lengths", "seed"):
+        default = ServeRequest.__dataclass_fields__[name].default
         if getattr(request, name) != default:
             raise SpecError(
                 f"--{name} {getattr(request, name)} changes nothing: '{request.arrivals}' is a trace. "
@@ -216,17 +377,28 @@ def _check_recorded(request: ServeRequest) -> None:
             )
 
 
-def _fitting(load: Load, max_position: int | None) -> tuple[Load, int]:
-    """The requests within the context of the model, and the number of others."""
-    if max_position is None:
-        return load, 0
-    fits = load.n_prompt + load.n_output <= max_position
-    if not fits.any():
-        raise SpecError(f"no request fits in the {max_position:,} positions of the model.")
-    kept = replace(
-        load,
-        arrival_s=load.arrival_s[fits],
-        n_prompt=load.n_prompt[fits],
-        n_output=load.n_output[fits],
+def _load_text(request: ServeRequest, load: Load) -> str:
+    sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
+    is_random = request.arrivals in set(Arrivals)
+    return f"{load.n_requests:,} requests, {request.arrivals}{sizes if is_random else ''}"
+
+
+def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:
+    """The requests within the context of the model and the caches, and the numbers of others."""
+    n_total = load.n_prompt + load.n_output
+    most = places[0].experiment.model.max_position
+    in_context = np.ones(load.n_requests, bool) if most is None else n_total <= most
+    if most is not None and not in_context.any():
+        raise SpecError(
+            f"the shortest request has {int(n_total.min()):,} tokens, and {places[0].experiment.model.name} "
+            f"has {most:,} positions. Use shorter requests."
+        )
+    in_cache = in_context.copy()
+    for place, n_tokens in zip(places, (n_total, load.n_prompt + 1), strict=False):
+        check_longest(int(n_tokens[in_context].min()), place.blocks)
+        in_cache &= n_tokens <= place.blocks.n_tokens
+    left_out = LeftOut(
+        n_beyond_context=int((~in_context).sum()),
+        n_beyond_cache=int((in_context & ~in_cache).sum()),
     )
-    return kept, int(np.count_nonzero(~fits))
+    return load.only(in_cache), left_out

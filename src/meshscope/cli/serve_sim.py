@@ -1,17 +1,17 @@
 """`meshscope serve-sim`: a server under load, simulated with predicted step times."""
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshscope.api.request import AUTO
-from meshscope.api.serve import DEFAULT_REQUESTS, Lengths, ServeRequest, ServingRun, simulated
+from meshscope.api.request import AUTO, request_of
+from meshscope.api.serve import DEFAULT_REQUESTS, Lengths, ServeRequest, simulated
 from meshscope.cli.options import OPTIONS, PLAN, PROFILE, TOPOLOGY, JsonOption
-from meshscope.cli.output import new_console, note, print_all, print_json
-from meshscope.units import format_seconds
-from meshscope.views.serving import serving_text
+from meshscope.cli.output import note, print_json
+from meshscope.serving.transfer import TransferPath
+from meshscope.views.serving import left_out_note
 
 
 def command(  # noqa: PLR0913  the options of the command
@@ -19,8 +19,32 @@ def command(  # noqa: PLR0913  the options of the command
     *,
     topology: Annotated[str, TOPOLOGY],
     plan: Annotated[str, PLAN],
+    instances: Annotated[
+        int, typer.Option(metavar="N", help="Equal instances, which requests take in turn.")
+    ] = 1,
+    apart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P:D",
+            help="Instances that only prefill, and those that decode; not --instances.",
+        ),
+    ] = None,
+    prefill_topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLICE", help="Slice of an instance that prefills.", show_default="--topology"
+        ),
+    ] = None,
+    prefill_plan: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="Its plan.", show_default="--plan"),
+    ] = None,
+    transfer: Annotated[
+        TransferPath | None,
+        typer.Option(help="Path of caches from prefill to decode.", show_default="dcn"),
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option(metavar="R", help="Requests per second, over all ranks.")
+        float | None, typer.Option(metavar="R", help="Requests per second, over all instances.")
     ] = None,
     arrivals: Annotated[
         str,
@@ -44,10 +68,10 @@ def command(  # noqa: PLR0913  the options of the command
     cache_dtype: Annotated[str | None, OPTIONS["cache_dtype"]] = None,
     layers: Annotated[int | None, OPTIONS["layers"]] = None,
     max_sequences: Annotated[
-        int, typer.Option(metavar="N", help="Sequences of a rank in a step.")
+        int, typer.Option(metavar="N", help="Sequences of an engine in a step.")
     ] = 256,
     max_step_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens of a rank in a step, prompts included.")
+        int, typer.Option(metavar="N", help="Tokens of an engine in a step, prompts included.")
     ] = 2048,
     prefix_hit: Annotated[
         float, typer.Option(metavar="FRAC", help="Share of each prompt in the prefix cache.")
@@ -67,6 +91,7 @@ def command(  # noqa: PLR0913  the options of the command
     ] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 0,
     profile: Annotated[Path | None, PROFILE] = None,
+    full: Annotated[bool, typer.Option("--full", help="Conditions and details, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a server under load: TTFT, TPOT, goodput.
@@ -74,47 +99,10 @@ def command(  # noqa: PLR0913  the options of the command
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
-    values = dict(locals())
-    values.pop("as_json")
-    run = simulated(ServeRequest(**values))
+    run = simulated(request_of(ServeRequest, locals()))
+    if warning := left_out_note(run.outcome):
+        note(warning)
     if as_json:
         print_json(run.as_dict())
         return
-    if run.n_left_out:
-        note(f"{run.n_left_out:,} requests exceed the context of the model and are left out")
-    n_chips = run.experiment.topology.n_chips
-    text = serving_text(
-        run.result, run.objective, n_chips=n_chips, conditions=tuple(_conditions(run))
-    )
-    print_all(new_console(), text)
-
-
-def _conditions(run: ServingRun) -> Iterator[str]:
-    """What was asked, and what is assumed."""
-    experiment, request, policy = run.experiment, run.request, run.policy
-    workload = experiment.workload
-    yield f"model     {experiment.model.name}, {experiment.model.n_layers} layers"
-    yield (
-        f"slice     {experiment.topology.name}, plan {experiment.plan}; weights {workload.weight_dtype}, "
-        f"cache {workload.cache_dtype}"
-    )
-    is_random = request.arrivals in {"poisson", "burst"}
-    sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
-    n_all = run.result.figures.n_requests * run.result.n_ranks
-    yield f"load      about {n_all:,} requests, {request.arrivals}{sizes if is_random else ''}"
-    yield (
-        f"limits    {policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens a step, "
-        f"{run.n_cache_tokens:,} tokens of cache"
-    )
-    host = format_seconds(policy.host_s) if policy.host_s else "no time"
-    yield (
-        f"assumed   {host} of the host in a step, prefix hits {policy.prefix_hit_frac:.0%}; step times by "
-        "the closed form, not compared with a server on a TPU"
-    )
-    fit = run.host_fit
-    if fit is not None:
-        bound = "host-bound" if fit.is_host_bound else "device-bound"
-        measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
-        yield f"host      {bound}: median ITL {measured} measured, {device} without host time"
-    if run.result.n_ranks > 1:
-        yield f"ranks     {run.result.n_ranks}, which take turns; times are those of one, rates of all"
+    sys.stdout.writelines(f"{line}\n" for line in run.lines(full=full))

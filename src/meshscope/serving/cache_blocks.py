@@ -24,6 +24,11 @@ class CacheBlocks:
         """Blocks of a sequence with this many positions."""
         return -(-n_tokens // BLOCK_TOKENS) + self.n_fixed
 
+    @property
+    def n_tokens(self) -> int:
+        """Positions of the longest sequence that fits alone."""
+        return (self.n_blocks - self.n_fixed) * BLOCK_TOKENS
+
 
 def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
     """The blocks that fit beside the weights in this fraction of the HBM.
@@ -35,11 +40,11 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
     if memory.hbm_bytes is None:
         raise SpecError(f"the HBM of {experiment.topology.chip.name} is unknown. Use a TPU or GPU.")
     assert memory.weights_bytes is not None
-    short, long = (_sequence_bytes(experiment, n) for n in _LENGTHS)
-    block_bytes = (long - short) / (_LENGTHS[1] - _LENGTHS[0]) * BLOCK_TOKENS
-    fixed_bytes = max(short - block_bytes * _LENGTHS[0] / BLOCK_TOKENS, 0.0)
+    fixed_bytes, token_bytes = sequence_bytes(experiment)
+    block_bytes = token_bytes * BLOCK_TOKENS
     free_bytes = memory_frac * memory.hbm_bytes - memory.weights_bytes
-    n_blocks = int(free_bytes / block_bytes) if free_bytes > 0 else 0
+    n_batches = experiment.plan.pp  # one in each stage of a pipeline; they share the cache
+    n_blocks = int(free_bytes / block_bytes / n_batches) if free_bytes > 0 else 0
     if n_blocks < 1:
         raise SpecError(
             f"plan '{experiment.plan}' of {experiment.model.name}: the weights take "
@@ -48,6 +53,13 @@ def cache_blocks(experiment: Experiment, *, memory_frac: float) -> CacheBlocks:
             "--weight-dtype."
         )
     return CacheBlocks(n_blocks=n_blocks, n_fixed=ceil(fixed_bytes / block_bytes))
+
+
+def sequence_bytes(experiment: Experiment) -> tuple[float, float]:
+    """Cache bytes of a sequence on one device: those that do not grow, and those of each position."""
+    short, long = (_sequence_bytes(experiment, n) for n in _LENGTHS)
+    token_bytes = (long - short) / (_LENGTHS[1] - _LENGTHS[0])
+    return max(short - token_bytes * _LENGTHS[0], 0.0), token_bytes
 
 
 def _sequence_bytes(experiment: Experiment, n_tokens: int) -> int:

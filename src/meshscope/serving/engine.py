@@ -1,20 +1,26 @@
-"""Discrete-event simulation of continuous batching on one data-parallel rank.
+"""Continuous batching on one data-parallel rank, step by step.
 
 A step decodes one token of every running sequence, and prefills as many prompt tokens as the budget of
 the step leaves, in the order of arrival. A prompt is admitted when all of it fits in the cache. When a
 decoding sequence needs a block and none is free, the latest one gives up its blocks, waits at the head of
 the queue, and is computed again. Steps that only decode are taken together up to the next event.
+
+With prefill and decode apart, an engine either hands its sequences off after the first token and keeps
+their blocks until they are fetched, or fetches sequences from such an engine.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.errors import SpecError
 from meshscope.serving.cache_blocks import BLOCK_TOKENS, CacheBlocks
-from meshscope.serving.load import Load
+from meshscope.serving.sequences import ServedSequence, TokenLog
 from meshscope.serving.step_costs import StepCosts, past_of
 
 MAX_STEPS_AT_ONCE = 4096  # decode steps between two events
@@ -52,112 +58,139 @@ def _check_range(name: str, value: int, limits: tuple[int, int]) -> None:
         raise SpecError(f"{name}={value} is not in {least:,} to {most:,}. Change it.")
 
 
-@dataclass(slots=True, kw_only=True)
-class ServedSequence:
-    """A request in the engine; `n_present` positions are in the cache, `n_blocks` are its blocks."""
-
-    number: int
-    n_target: int  # positions to compute before the next token
-    n_left: int  # output tokens to come
-    n_present: int = 0
-    n_blocks: int = 0
-    last_token_s: float | None = None
+def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
+    """SpecError if a sequence of this length exceeds the cache on its own."""
+    if blocks.of(n_tokens) > blocks.n_blocks:
+        raise SpecError(
+            f"a request of {n_tokens:,} tokens needs {blocks.of(n_tokens):,} blocks of {BLOCK_TOKENS} "
+            f"tokens, and the cache has {blocks.n_blocks:,}. Use more devices, a smaller --cache-dtype "
+            "or shorter requests."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Served:
-    """What happened: times of [n] requests, NaN where they are not done, and the steps of the engine.
+class EngineTrace:
+    """The steps of an engine.
 
-    `gaps_s` are times between tokens of one sequence, `n_gaps` how many each. `samples` [m, 4] are the
-    time, running and waiting sequences, and used blocks at the beginning of a step.
+    `samples` [m, 5] are the time, the admitted and waiting sequences, the used blocks, and the tokens
+    computed in a step from then on; the last sample before an idle stretch has none.
     """
 
-    arrival_s: NDArray[np.float64]
-    first_token_s: NDArray[np.float64]
-    finish_s: NDArray[np.float64]
-    n_output: NDArray[np.int64]
-    gaps_s: NDArray[np.float64]
-    n_gaps: NDArray[np.int64]
     samples: NDArray[np.float64]
     end_s: float
     busy_s: float
     n_steps: int
-    n_tokens: int
     n_preemptions: int
-    n_running: int
+    n_admitted: int
     n_waiting: int
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchingEngine:
-    """The state of the simulation; `run` advances it to the end."""
+    """The state of an engine; `act` advances it to the end of its next step, or steps.
 
-    load: Load
+    `inbox` is a heap of (time, number, sequence). `hand_off` takes sequences whose first token is
+    there, and `fetch` returns when the cache of one that another engine prefilled is here.
+    """
+
+    log: TokenLog
     costs: StepCosts
     blocks: CacheBlocks
     policy: EnginePolicy
+    inbox: list[tuple[float, int, ServedSequence]]
+    hand_off: Callable[[ServedSequence, float], None] | None = None
+    fetch: Callable[[ServedSequence, float], float] | None = None
     now_s: float = 0.0
     busy_s: float = 0.0
-    n_arrived: int = 0
     n_steps: int = 0
-    n_tokens: int = 0
     n_preemptions: int = 0
-    n_free: int = 0
+    n_free: int = field(init=False)
     waiting: deque[ServedSequence] = field(default_factory=deque[ServedSequence])
     filling: list[ServedSequence] = field(default_factory=list[ServedSequence])
     running: list[ServedSequence] = field(default_factory=list[ServedSequence])
-    first_token_s: NDArray[np.float64] = field(init=False)
-    finish_s: NDArray[np.float64] = field(init=False)
-    gaps: list[tuple[NDArray[np.float64], int]] = field(default_factory=list)
-    samples: list[tuple[float, int, int, int]] = field(default_factory=list)
+    fetched: list[tuple[float, ServedSequence]] = field(default_factory=list)
+    fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
+    releases: list[tuple[float, int]] = field(default_factory=list)
+    samples: list[tuple[float, int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Checks that every request fits alone."""
-        longest = int((self.load.n_prompt + self.load.n_output).max())
-        if self.blocks.of(longest) > self.blocks.n_blocks:
-            raise SpecError(
-                f"a request of {longest:,} tokens needs {self.blocks.of(longest):,} blocks of "
-                f"{BLOCK_TOKENS} tokens, and the cache has {self.blocks.n_blocks:,}. Use more devices, "
-                "a smaller --cache-dtype or shorter requests."
-            )
+        """All blocks are free."""
         self.n_free = self.blocks.n_blocks
-        self.first_token_s = np.full(self.load.n_requests, np.nan)
-        self.finish_s = np.full(self.load.n_requests, np.nan)
 
-    def run(self, until_s: float = float("inf")) -> Served:
-        """Simulates until all requests are done, or until the first event after `until_s`."""
-        while self.now_s < until_s:
-            self._receive()
-            if not (self.waiting or self.filling or self.running):
-                if self.n_arrived == self.load.n_requests:
-                    break
-                self.now_s = float(self.load.arrival_s[self.n_arrived])
-                continue
-            self._step()
-            if self.n_steps > MAX_STEPS:
-                raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
-        return self._served()
+    @property
+    def next_s(self) -> float:
+        """When the engine can act; inf if nothing is left, or while it waits for another engine."""
+        if self.running or self.filling or self._can_admit():
+            return self.now_s
+        return max(self.now_s, self._next_event_s())
 
-    def _receive(self) -> None:
-        """Queues the requests that have arrived."""
-        arrival_s, n_requests = self.load.arrival_s, self.load.n_requests
-        while self.n_arrived < n_requests and arrival_s[self.n_arrived] <= self.now_s:
-            number = self.n_arrived
-            prompt, output = int(self.load.n_prompt[number]), int(self.load.n_output[number])
-            self.waiting.append(ServedSequence(number=number, n_target=prompt, n_left=output))
-            self.n_arrived += 1
+    def run(self, until_s: float = inf) -> EngineTrace:
+        """Acts until nothing is left, or until the first event at or after `until_s`."""
+        while self.next_s < until_s:
+            self.act()
+        return self.trace()
 
-    def _step(self) -> None:
+    def act(self, horizon_s: Callable[[], float] | None = None) -> None:
+        """One step, or several that decode and begin before the horizon, when a sequence may arrive."""
+        self.now_s = self.next_s
+        self._receive()
         self._make_room()
         chunks = self._chunks()
-        n_sequences = len(self.running)
-        in_use = n_sequences + len(self.filling)
-        used = self.blocks.n_blocks - self.n_free
-        self.samples.append((self.now_s, in_use, len(self.waiting), used))
+        n_tokens = len(self.running) + sum(n for _, n in chunks)
+        self._sample(n_tokens)
         if chunks:
             self._mixed_step(chunks)
-        else:
-            self._decode_steps()
+        elif self.running:
+            self._decode_steps(inf if horizon_s is None else horizon_s())
+        if n_tokens and not (self.running or self.filling):
+            self._sample(0)
+        if self.n_steps > MAX_STEPS:
+            raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
+
+    def release_at(self, time_s: float, n_blocks: int) -> None:
+        """Frees blocks of a sequence that was handed off."""
+        heappush(self.releases, (time_s, n_blocks))
+
+    @property
+    def n_admitted(self) -> int:
+        """Sequences with blocks that this engine computes or fetches."""
+        return len(self.running) + len(self.filling) + len(self.fetched)
+
+    def trace(self) -> EngineTrace:
+        """The steps so far."""
+        return EngineTrace(
+            samples=np.array(self.samples, dtype=float).reshape(-1, 5),
+            end_s=self.now_s,
+            busy_s=self.busy_s,
+            n_steps=self.n_steps,
+            n_preemptions=self.n_preemptions,
+            n_admitted=self.n_admitted,
+            n_waiting=len(self.waiting),
+        )
+
+    def _sample(self, n_tokens: int) -> None:
+        used = self.blocks.n_blocks - self.n_free
+        self.samples.append((self.now_s, self.n_admitted, len(self.waiting), used, n_tokens))
+
+    def _next_event_s(self) -> float:
+        """When a cache or blocks come next, or a sequence that need not wait behind others; inf if none do."""
+        heaps = (self.releases, [] if self.waiting else self.inbox)
+        heads = (heap[0][0] for heap in heaps if heap)
+        return min((*heads, *(ready_s for ready_s, _ in self.fetched)), default=inf)
+
+    def _receive(self) -> None:
+        """Queues what has arrived, runs what has been fetched, frees what others have fetched."""
+        while self.inbox and self.inbox[0][0] <= self.now_s:
+            self.waiting.append(heappop(self.inbox)[2])
+        while self.releases and self.releases[0][0] <= self.now_s:
+            self.n_free += heappop(self.releases)[1]
+        for ready_s, sequence in self.fetched:
+            if ready_s <= self.now_s:
+                sequence.n_present = sequence.n_target
+                sequence.prefill_engine = None
+                self.running.append(sequence)
+                self.fresh.append(sequence)
+        self.fetched = [one for one in self.fetched if one[0] > self.now_s]
 
     def _make_room(self) -> None:
         """Gives every running sequence room for its next position; preempts the latest if there is none."""
@@ -167,6 +200,7 @@ class BatchingEngine:
             latest.n_target, latest.n_present = latest.n_present, 0
             self.waiting.appendleft(latest)
             self.n_preemptions += 1
+        self.fresh = [sequence for sequence in self.fresh if sequence.n_present]
 
     def _n_new_blocks(self, n_steps: int) -> int:
         """Blocks that the running sequences need for this many positions each."""
@@ -176,6 +210,12 @@ class BatchingEngine:
     def _release(self, sequence: ServedSequence) -> None:
         self.n_free += sequence.n_blocks
         sequence.n_blocks = 0
+
+    def _can_admit(self, n_reserved: int = 0) -> bool:
+        """Whether the first waiting sequence has room beside the blocks that running ones need."""
+        if not self.waiting or self.n_admitted >= self.policy.max_sequences:
+            return False
+        return self.blocks.of(self.waiting[0].n_target + 1) + n_reserved <= self.n_free
 
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
         """The prompt tokens of this step, by sequence; admits waiting ones while there is room."""
@@ -187,36 +227,36 @@ class BatchingEngine:
             if n_tokens > 0:
                 chunks.append((sequence, n_tokens))
                 budget -= n_tokens
-        while budget > 0 and self.waiting and self._n_admitted < self.policy.max_sequences:
-            sequence = self.waiting[0]
-            n_blocks = self.blocks.of(sequence.n_target + 1)
-            if n_blocks + n_reserved > self.n_free:
-                break
-            self.waiting.popleft()
-            self.n_free -= n_blocks
-            sequence.n_blocks = n_blocks
-            sequence.n_present = self._n_cached(sequence)
-            self.filling.append(sequence)
-            n_tokens = min(budget, sequence.n_target - sequence.n_present)
-            chunks.append((sequence, n_tokens))
-            budget -= n_tokens
+        while budget > 0 and self._can_admit(n_reserved):
+            sequence = self._admitted()
+            if sequence is not None:
+                n_tokens = min(budget, sequence.n_target - sequence.n_present)
+                chunks.append((sequence, n_tokens))
+                budget -= n_tokens
         return chunks
 
-    @property
-    def _n_admitted(self) -> int:
-        return len(self.running) + len(self.filling)
+    def _admitted(self) -> ServedSequence | None:
+        """The first waiting sequence with its blocks; None if its cache is fetched, not computed."""
+        sequence = self.waiting.popleft()
+        sequence.n_blocks = self.blocks.of(sequence.n_target + 1)
+        self.n_free -= sequence.n_blocks
+        if self.fetch is not None and sequence.prefill_engine is not None:
+            self.fetched.append((self.fetch(sequence, self.now_s), sequence))
+            return None
+        sequence.n_present = self._n_cached(sequence)
+        self.filling.append(sequence)
+        return sequence
 
     def _n_cached(self, sequence: ServedSequence) -> int:
         """Positions that the prefix cache holds; the last one is computed in any case."""
-        n_prompt = int(self.load.n_prompt[sequence.number])
+        n_prompt = int(self.log.load.n_prompt[sequence.number])
         return min(int(self.policy.prefix_hit_frac * n_prompt), sequence.n_target - 1)
 
     def _mixed_step(self, chunks: list[tuple[ServedSequence, int]]) -> None:
         """Prefills the chunks and decodes one token of every running sequence."""
         n_tokens = sum(n for _, n in chunks)
         past = past_of([(n, sequence.n_present) for sequence, n in chunks])
-        n_sequences = len(self.running)
-        step_s = self.costs.mixed_s(n_sequences, self._mean_context, n_tokens, past)
+        step_s = self.costs.mixed_s(len(self.running), self._mean_context, n_tokens, past)
         seconds = np.array([step_s + self.policy.host_s])
         self._advance(seconds)
         self._decoded(seconds)
@@ -225,37 +265,27 @@ class BatchingEngine:
         done = [s for s in self.filling if s.n_present == s.n_target]
         self.filling = [s for s in self.filling if s.n_present < s.n_target]
         for sequence in done:
-            self._token_of_prefill(sequence)
+            self._prefilled(sequence)
 
-    def _token_of_prefill(self, sequence: ServedSequence) -> None:
-        """The token at the end of a prefill: the first one, or the next of a preempted sequence."""
-        if sequence.last_token_s is None:
-            self.first_token_s[sequence.number] = self.now_s
+    def _prefilled(self, sequence: ServedSequence) -> None:
+        """The token at the end of a prefill; the sequence decodes, moves on, or is done."""
+        self.log.add_token(sequence, self.now_s)
+        if not sequence.n_left:
+            self._release(sequence)
+        elif self.hand_off is not None:
+            self.hand_off(sequence, self.now_s)
         else:
-            self.gaps.append((np.array([self.now_s - sequence.last_token_s]), 1))
-        self._count_token(sequence)
-        if sequence.n_left:
             self.running.append(sequence)
 
-    def _count_token(self, sequence: ServedSequence, n: int = 1) -> None:
-        sequence.last_token_s = self.now_s
-        sequence.n_left -= n
-        self.n_tokens += n
-        if not sequence.n_left:
-            self.finish_s[sequence.number] = self.now_s
-            self._release(sequence)
-
-    def _decode_steps(self) -> None:
+    def _decode_steps(self, horizon_s: float) -> None:
         """Decodes up to the next completion, arrival that can be admitted, or lack of blocks."""
         n_steps = min(MAX_STEPS_AT_ONCE, *(s.n_left for s in self.running))
         while n_steps > 1 and self._n_new_blocks(n_steps) > self.n_free:
             n_steps //= 2
         contexts = self._mean_context + np.arange(n_steps, dtype=np.float64)
         seconds = self.costs.decode_s(len(self.running), contexts) + self.policy.host_s
-        if not self.waiting and self.n_arrived < self.load.n_requests:
-            next_s = float(self.load.arrival_s[self.n_arrived]) - self.now_s
-            n_before = int(np.searchsorted(np.cumsum(seconds), next_s)) + 1
-            seconds = seconds[:n_before]
+        next_s = min(self._next_event_s(), inf if self.waiting else horizon_s) - self.now_s
+        seconds = seconds[: int(np.searchsorted(np.cumsum(seconds), next_s)) + 1]
         self._advance(seconds)
         self._decoded(seconds)
 
@@ -275,32 +305,23 @@ class BatchingEngine:
     def _decoded(self, seconds: NDArray[np.float64]) -> None:
         """Adds a position and a token of the running sequences for each step that took `seconds`."""
         n_steps = len(seconds)
-        if self.running:
-            self.gaps.append((seconds, len(self.running)))
+        self._add_gaps(seconds)
         for sequence in self.running:
             sequence.n_present += n_steps
             n_blocks = max(self.blocks.of(sequence.n_present), sequence.n_blocks)
             self.n_free -= n_blocks - sequence.n_blocks
             sequence.n_blocks = n_blocks
-            self._count_token(sequence, n_steps)
+            self.log.count(sequence, self.now_s, n_steps)
+            if not sequence.n_left:
+                self._release(sequence)
         self.running = [s for s in self.running if s.n_left]
 
-    def _served(self) -> Served:
-        gaps = [np.empty(0), *(seconds for seconds, _ in self.gaps)]
-        counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
-        return Served(
-            arrival_s=self.load.arrival_s[: self.n_arrived],
-            first_token_s=self.first_token_s[: self.n_arrived],
-            finish_s=self.finish_s[: self.n_arrived],
-            n_output=self.load.n_output[: self.n_arrived],
-            gaps_s=np.concatenate(gaps),
-            n_gaps=np.concatenate(counts),
-            samples=np.array(self.samples, dtype=float).reshape(-1, 4),
-            end_s=self.now_s,
-            busy_s=self.busy_s,
-            n_steps=self.n_steps,
-            n_tokens=self.n_tokens,
-            n_preemptions=self.n_preemptions,
-            n_running=len(self.running) + len(self.filling),
-            n_waiting=len(self.waiting),
-        )
+    def _add_gaps(self, seconds: NDArray[np.float64]) -> None:
+        """Times between tokens; those of sequences just fetched began before their transfer."""
+        first_s = self.now_s - float(seconds[1:].sum())
+        for sequence in self.fresh:
+            assert sequence.last_token_s is not None  # the prefill gave the first token
+            self.log.add_gaps(np.array([first_s - sequence.last_token_s]), 1)
+        self.log.add_gaps(seconds[:1], len(self.running) - len(self.fresh))
+        self.log.add_gaps(seconds[1:], len(self.running))
+        self.fresh = []

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from meshscope.errors import ParseError
-from meshscope.serving.cache_blocks import CacheBlocks
-from meshscope.serving.engine import BatchingEngine, EnginePolicy
+from meshscope.serving.apart import EnginePool
 from meshscope.serving.load import Load
 from meshscope.serving.results import percentiles
-from meshscope.serving.step_costs import StepCosts
+from meshscope.serving.simulation import served_alone
 
 TOLERANCE = 0.005  # of the measured ITL
 MAX_BENCH_BYTES = 64 << 20
@@ -97,27 +96,20 @@ def _bench(document: Any) -> BenchResult:
     return bench
 
 
-def fitted_host(
-    bench: BenchResult,
-    costs: StepCosts,
-    blocks: CacheBlocks,
-    policy: EnginePolicy,
-    *,
-    n_ranks: int = 1,
-) -> HostFit:
+def fitted_host(bench: BenchResult, pool: EnginePool) -> HostFit:
     """The host time at which the simulated median ITL is the measured one; 0 if it is longer anyway.
 
     A limit of concurrent requests is taken as the most sequences in a step.
     """
-    load = bench.load().every(n_ranks)
-    most = policy.max_sequences
+    load = bench.load().every(pool.n_engines)
+    most = pool.policy.max_sequences
     if bench.max_concurrency is not None:
-        most = min(most, max(1, bench.max_concurrency // n_ranks))
+        most = min(most, max(1, bench.max_concurrency // pool.n_engines))
 
     def itl_s(host_s: float) -> float:
-        limits = replace(policy, host_s=host_s, max_sequences=most)
-        served = BatchingEngine(load=load, costs=costs, blocks=blocks, policy=limits).run()
-        gaps = percentiles(served.gaps_s, served.n_gaps)
+        limits = replace(pool.policy, host_s=host_s, max_sequences=most)
+        requests, _ = served_alone(load, replace(pool, policy=limits))
+        gaps = percentiles(requests.gaps_s, requests.n_gaps)
         assert gaps is not None  # requests have at least two output tokens
         return gaps.p50_s
 

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from io import StringIO
@@ -21,6 +21,7 @@ BURST_SHAPE = 0.25
 RATES_PER_S = (1e-6, 1e6)
 MAX_TIME_S = 1e12  # least and greatest time in a trace, in absolute value
 MAX_REQUESTS = 1_000_000
+MAX_TOKENS = 1 << 40  # of a prompt or an output in a trace
 MAX_TRACE_BYTES = 512 << 20
 
 
@@ -58,10 +59,12 @@ class Load:
             n_output=self.n_output[::n],
         )
 
-    def at_once(self) -> "Load":
-        """The same requests, all at time 0."""
+    def only(self, is_kept: NDArray[np.bool_]) -> "Load":
+        """The requests that are kept, by a mask [n]."""
         return Load(
-            arrival_s=np.zeros(self.n_requests), n_prompt=self.n_prompt, n_output=self.n_output
+            arrival_s=self.arrival_s[is_kept],
+            n_prompt=self.n_prompt[is_kept],
+            n_output=self.n_output[is_kept],
         )
 
 
@@ -98,15 +101,20 @@ def check_rate(rate_per_s: float) -> None:
         )
 
 
-def recorded_load(path: Path, *, rate_per_s: float | None, n_requests: int | None) -> Load:
-    """The first requests of a trace, with its gaps scaled to a rate if one is given.
+def recorded_load(
+    path: Path, *, rate_per_s: float | None, n_requests: int | None
+) -> tuple[Load, int]:
+    """The first requests of a trace, and how many before them have no prompt or no output.
 
-    Reads the CSV of the Azure LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) and the
-    JSON lines of Mooncake (timestamp in ms, input_length, output_length).
+    Gaps are scaled to a rate if one is given. Reads the CSV of the Azure LLM inference traces (TIMESTAMP,
+    ContextTokens, GeneratedTokens) and the JSON lines of Mooncake (timestamp in ms, input_length,
+    output_length).
     """
     text = _text(path)
-    rows = list(_mooncake(text) if text.lstrip().startswith("{") else _azure(text, path))
-    rows = sorted(row for row in rows if row[1] > 0 and row[2] > 0)[:n_requests]
+    rows = sorted(_mooncake(text, path) if text.lstrip().startswith("{") else _azure(text, path))
+    at = [i for i, row in enumerate(rows) if row[1] and row[2]][:n_requests]
+    n_empty = (len(rows) if not at or n_requests is None else at[-1] + 1) - len(at)
+    rows = [rows[i] for i in at]
     if not rows:
         raise ParseError(f"{path}: no requests with prompt and output tokens. Give another trace.")
     arrival_s, n_prompt, n_output = (np.array(column) for column in zip(*rows, strict=True))
@@ -114,11 +122,9 @@ def recorded_load(path: Path, *, rate_per_s: float | None, n_requests: int | Non
     if rate_per_s is not None:
         check_rate(rate_per_s)
     load = Load(arrival_s=arrival_s, n_prompt=n_prompt, n_output=n_output)
-    if rate_per_s is None or np.isinf(load.rate_per_s):
-        return load
-    return Load(
-        arrival_s=arrival_s * load.rate_per_s / rate_per_s, n_prompt=n_prompt, n_output=n_output
-    )
+    if rate_per_s is not None and np.isfinite(load.rate_per_s):
+        load = replace(load, arrival_s=arrival_s * load.rate_per_s / rate_per_s)
+    return load, n_empty
 
 
 _Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
@@ -156,10 +162,10 @@ def _azure(text: str, path: Path) -> Iterator[_Row]:
         )
 
 
-def _mooncake(text: str) -> Iterator[_Row]:
+def _mooncake(text: str, path: Path) -> Iterator[_Row]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            yield _parsed(lambda line=line: _mooncake_row(json.loads(line)), f"line {number}")
+            yield _parsed(lambda line=line: _mooncake_row(json.loads(line)), f"{path}:{number}")
 
 
 def _mooncake_row(row: Any) -> _Row:
@@ -173,4 +179,7 @@ def _parsed(parse: Callable[[], _Row], where: str) -> _Row:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
     if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")
+    for n_tokens in row[1:]:
+        if not 0 <= n_tokens <= MAX_TOKENS:
+            raise ParseError(f"{where}: not a request of the trace ({n_tokens} tokens). Remove it.")
     return row

@@ -1,11 +1,14 @@
 """Percentiles, goodput and utilization of a simulated load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.serving.engine import Served
+from meshscope.serving.engine import EngineTrace
+from meshscope.serving.sequences import ServedRequests
 
 FloatArray = NDArray[np.float64]
 MAX_SAMPLES = 400  # of the timeline in a result
@@ -29,19 +32,50 @@ class ServiceLimits:
     tpot_s: float | None = None
 
 
+class EngineRole(StrEnum):
+    """What the engines of a pool do."""
+
+    BOTH = "engine"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSample:
-    """The engine at the beginning of a step."""
+    """An engine at the beginning of a step, or of an idle stretch with no tokens."""
 
     time_s: float
     n_running: int
     n_waiting: int
     cache_frac: float
+    n_step_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingFigures:
-    """Figures of a rank; rates are per second until the last token. None without such an event."""
+class PoolFigures:
+    """Utilization of `n_engines` equal engines: means over them, sums of steps; the timeline is that of one.
+
+    `saturated_per_s` are requests per second of all of them that never lack requests.
+    """
+
+    role: EngineRole
+    n_engines: int
+    saturated_per_s: float
+    busy_frac: float
+    host_frac: float  # of the busy time
+    step_s: float | None  # the mean, host included
+    mean_running: float
+    peak_waiting: int
+    mean_cache_frac: float
+    peak_cache_frac: float
+    n_steps: int
+    n_preemptions: int
+    timeline: tuple[TimelineSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFigures:
+    """Times of requests, and rates of all ranks until the last token. None without such an event."""
 
     n_requests: int
     n_finished: int
@@ -53,48 +87,80 @@ class ServingFigures:
     output_tokens_per_s: float
     goodput_frac: float  # requests within the objective, of all
     goodput_per_s: float
-    busy_frac: float
-    mean_running: float
-    peak_waiting: int
-    mean_cache_frac: float
-    peak_cache_frac: float
-    n_steps: int
-    n_preemptions: int
-    timeline: tuple[TimelineSample, ...]
 
 
-def serving_figures(served: Served, objective: ServiceLimits, *, n_blocks: int) -> ServingFigures:
-    """The figures of what was served; the objective decides which requests count as goodput."""
-    is_done = ~np.isnan(served.finish_s)
-    ttft_s = (served.first_token_s - served.arrival_s)[is_done]
-    e2e_s = (served.finish_s - served.arrival_s)[is_done]
-    n_later = served.n_output[is_done] - 1
-    later_s = (served.finish_s - served.first_token_s)[is_done]
+def request_figures(
+    requests: ServedRequests, objective: ServiceLimits, *, end_s: float, n_ranks: int = 1
+) -> RequestFigures:
+    """The figures of the requests of one of `n_ranks`; the objective decides which count as goodput."""
+    is_done = ~np.isnan(requests.finish_s)
+    ttft_s = (requests.first_token_s - requests.arrival_s)[is_done]
+    e2e_s = (requests.finish_s - requests.arrival_s)[is_done]
+    n_later = requests.n_output[is_done] - 1
+    later_s = (requests.finish_s - requests.first_token_s)[is_done]
     tpot_s = np.divide(later_s, n_later, out=np.zeros(len(n_later)), where=n_later > 0)
     is_good = _within(ttft_s, objective.ttft_s) & _within(tpot_s, objective.tpot_s)
-    span_s = max(served.end_s - float(served.arrival_s[0]), 1e-12) if len(is_done) else 1.0
-    weights_s = np.diff(np.append(served.samples[:, 0], served.end_s))
-    running, waiting, used = served.samples[:, 1:].T
-    return ServingFigures(
+    span_s = _span_s(requests, end_s)
+    return RequestFigures(
         n_requests=len(is_done),
         n_finished=int(is_done.sum()),
         ttft=percentiles(ttft_s),
         tpot=percentiles(tpot_s[n_later > 0]),
-        itl=percentiles(served.gaps_s, served.n_gaps),
+        itl=percentiles(requests.gaps_s, requests.n_gaps),
         e2e=percentiles(e2e_s),
-        requests_per_s=float(is_done.sum()) / span_s,
-        output_tokens_per_s=served.n_tokens / span_s,
-        goodput_frac=float(is_good.mean()) if len(is_good) else 0.0,
-        goodput_per_s=float(is_good.sum()) / span_s,
-        busy_frac=served.busy_s / span_s,
-        mean_running=_mean(running, weights_s),
-        peak_waiting=int(waiting.max(initial=0)),
-        mean_cache_frac=_mean(used, weights_s) / n_blocks,
-        peak_cache_frac=float(used.max(initial=0)) / n_blocks,
-        n_steps=served.n_steps,
-        n_preemptions=served.n_preemptions,
-        timeline=_timeline(served.samples, n_blocks),
+        requests_per_s=n_ranks * float(is_done.sum()) / span_s,
+        output_tokens_per_s=n_ranks * requests.n_tokens / span_s,
+        goodput_frac=float(is_good.sum()) / len(is_done),
+        goodput_per_s=n_ranks * float(is_good.sum()) / span_s,
     )
+
+
+def _span_s(requests: ServedRequests, end_s: float) -> float:
+    """Seconds from the first arrival to the end."""
+    return max(end_s - float(requests.arrival_s[0]), 1e-12)
+
+
+def pool_figures(  # noqa: PLR0913  what is known of a pool
+    role: EngineRole,
+    traces: Sequence[EngineTrace],
+    *,
+    requests: ServedRequests,
+    end_s: float,
+    n_engines: int,
+    n_blocks: int,
+    host_s: float,
+    saturated_per_s: float,
+) -> PoolFigures:
+    """The figures of the simulated engines of a pool, up to the end of the simulation."""
+    first_s = float(requests.arrival_s[0])
+    span_s = _span_s(requests, end_s)
+    busy_s, n_steps = sum(one.busy_s for one in traces), sum(one.n_steps for one in traces)
+    of_engines = [_means(one.samples, first_s, end_s) for one in traces]
+    running, used = (sum(column) / len(traces) for column in zip(*of_engines, strict=True))
+    return PoolFigures(
+        role=role,
+        n_engines=n_engines,
+        saturated_per_s=saturated_per_s,
+        busy_frac=busy_s / span_s / len(traces),
+        host_frac=host_s * n_steps / busy_s if busy_s else 0.0,
+        step_s=busy_s / n_steps if n_steps else None,
+        mean_running=running,
+        peak_waiting=max(int(one.samples[:, 2].max(initial=0)) for one in traces),
+        mean_cache_frac=used / n_blocks,
+        peak_cache_frac=max(float(one.samples[:, 3].max(initial=0)) for one in traces) / n_blocks,
+        n_steps=n_steps,
+        n_preemptions=sum(one.n_preemptions for one in traces),
+        timeline=_timeline(traces[0].samples, n_blocks),
+    )
+
+
+def _means(samples: FloatArray, first_s: float, end_s: float) -> tuple[float, float]:
+    """Sequences in the engine and used blocks, averaged over the time from the first arrival on."""
+    if end_s <= first_s or not len(samples):
+        return 0.0, 0.0
+    weights_s = np.diff(np.append(samples[:, 0], end_s))
+    running, used = (float(samples[:, column] @ weights_s) for column in (1, 3))
+    return running / (end_s - first_s), used / (end_s - first_s)
 
 
 def percentiles(seconds: FloatArray, counts: NDArray[np.int64] | None = None) -> Percentiles | None:
@@ -117,10 +183,6 @@ def _within(seconds: FloatArray, limit_s: float | None) -> NDArray[np.bool_]:
     return np.ones(len(seconds), bool) if limit_s is None else seconds <= limit_s
 
 
-def _mean(values: FloatArray, weights: FloatArray) -> float:
-    return float(np.average(values, weights=weights)) if weights.sum() > 0 else 0.0
-
-
 def _timeline(samples: FloatArray, n_blocks: int) -> tuple[TimelineSample, ...]:
     step = max(1, -(-len(samples) // MAX_SAMPLES))
     return tuple(
@@ -129,6 +191,7 @@ def _timeline(samples: FloatArray, n_blocks: int) -> tuple[TimelineSample, ...]:
             n_running=int(running),
             n_waiting=int(waiting),
             cache_frac=float(used) / n_blocks,
+            n_step_tokens=int(tokens),
         )
-        for time_s, running, waiting, used in samples[::step]
+        for time_s, running, waiting, used, tokens in samples[::step]
     )

@@ -1,14 +1,25 @@
-"""A serving load on the slices of a plan: figures, and the rate beyond which the queue grows."""
+"""A serving load on the instances of a server: figures, and the rate beyond which the queue grows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshscope.serving.cache_blocks import CacheBlocks
-from meshscope.serving.engine import BatchingEngine, EnginePolicy, Served
+from meshscope.serving.apart import ApartServer, EnginePool, FetchedCache
+from meshscope.serving.engine import EngineTrace, check_longest
 from meshscope.serving.load import Load
-from meshscope.serving.results import ServiceLimits, ServingFigures, serving_figures
-from meshscope.serving.step_costs import StepCosts
+from meshscope.serving.results import (
+    EngineRole,
+    Percentiles,
+    PoolFigures,
+    RequestFigures,
+    ServiceLimits,
+    percentiles,
+    pool_figures,
+    request_figures,
+)
+from meshscope.serving.sequences import ServedRequests, TokenLog, arriving
+from meshscope.serving.transfer import CacheTransfer
 
 # The busiest stretch of a saturated engine: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
@@ -17,58 +28,205 @@ STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals gr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedLoad:
-    """Figures of one of `n_ranks` equal ranks, and requests per second of all of them."""
+class TransferFigures:
+    """Transfers of caches: bytes and seconds of the mean one, and the time from first token to arrival.
 
-    n_ranks: int
+    `wait` is the time that a prompt's cache waits for room and for the links.
+    """
+
+    mean_bytes: float
+    mean_s: float
+    wait: Percentiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedLoad:
+    """Figures of a load; rates are requests per second of all instances.
+
+    Equal instances take turns, and one is simulated; prefill and decode apart are simulated whole.
+    """
+
     offered_per_s: float | None  # None if all arrive at once
     saturated_per_s: float
-    figures: ServingFigures
+    figures: RequestFigures
+    pools: tuple[PoolFigures, ...]
+    transfers: TransferFigures | None = None
 
     @property
     def is_stable(self) -> bool | None:
-        """Whether the ranks serve requests as fast as they arrive; None if all arrive at once."""
+        """Whether requests are served as fast as they arrive; None if all arrive at once."""
         if self.offered_per_s is None:
             return None
         return self.offered_per_s <= STABLE_FRAC * self.saturated_per_s
 
+    @property
+    def slowest(self) -> PoolFigures:
+        """The pool that limits the rate."""
+        return min(self.pools, key=lambda pool: pool.saturated_per_s)
 
-def simulated_load(  # noqa: PLR0913  the inputs of a simulation
-    load: Load,
-    *,
-    costs: StepCosts,
-    blocks: CacheBlocks,
-    policy: EnginePolicy,
-    objective: ServiceLimits,
-    n_ranks: int = 1,
-) -> SimulatedLoad:
-    """The load dealt to the ranks in turn, and simulated on the first."""
-    of_rank = load.every(n_ranks)
-    served = BatchingEngine(load=of_rank, costs=costs, blocks=blocks, policy=policy).run()
-    rate = load.rate_per_s
+
+def simulated_load(load: Load, pool: EnginePool, objective: ServiceLimits) -> SimulatedLoad:
+    """The load dealt to the engines of a pool in turn, and simulated on the first."""
+    n = pool.n_engines
+    of_rank = load.every(n)
+    requests, trace = served_alone(of_rank, pool)
+    saturated = n * saturated_rate(of_rank, pool)
     return SimulatedLoad(
-        n_ranks=n_ranks,
-        offered_per_s=rate if np.isfinite(rate) and load.n_requests > 1 else None,
-        saturated_per_s=n_ranks * saturated_rate(of_rank, costs, blocks, policy),
-        figures=serving_figures(served, objective, n_blocks=blocks.n_blocks),
+        offered_per_s=_offered(load),
+        saturated_per_s=saturated,
+        figures=request_figures(requests, objective, end_s=trace.end_s, n_ranks=n),
+        pools=(
+            pool_figures(
+                EngineRole.BOTH,
+                [trace],
+                requests=requests,
+                end_s=trace.end_s,
+                n_engines=n,
+                n_blocks=pool.blocks.n_blocks,
+                host_s=pool.policy.host_s,
+                saturated_per_s=saturated,
+            ),
+        ),
     )
 
 
-def saturated_rate(
-    load: Load, costs: StepCosts, blocks: CacheBlocks, policy: EnginePolicy
-) -> float:
+def simulated_apart(
+    load: Load,
+    *,
+    prefill: EnginePool,
+    decode: EnginePool,
+    transfer: CacheTransfer,
+    objective: ServiceLimits,
+) -> SimulatedLoad:
+    """The load on prefill and decode instances that are apart."""
+    check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
+    check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
+    server = _apart(load, prefill, decode, transfer)
+    server.run()
+    requests = server.log.requests()
+    end_s = max(engine.now_s for engine in (*server.prefill, *server.decode))
+    pools = (
+        (EngineRole.PREFILL, prefill, server.prefill, prefill_rate(load, prefill)),
+        (EngineRole.DECODE, decode, server.decode, decode_rate(load, decode)),
+    )
+    return SimulatedLoad(
+        offered_per_s=_offered(load),
+        saturated_per_s=_saturated_apart(load, prefill, decode, transfer),
+        figures=request_figures(requests, objective, end_s=end_s),
+        pools=tuple(
+            pool_figures(
+                role,
+                [engine.trace() for engine in engines],
+                requests=requests,
+                end_s=end_s,
+                n_engines=pool.n_engines,
+                n_blocks=pool.blocks.n_blocks,
+                host_s=pool.policy.host_s,
+                saturated_per_s=rate,
+            )
+            for role, pool, engines, rate in pools
+        ),
+        transfers=_transfer_figures(load, transfer, server.transfers),
+    )
+
+
+def _offered(load: Load) -> float | None:
+    rate = load.rate_per_s
+    return rate if np.isfinite(rate) and load.n_requests > 1 else None
+
+
+def _apart(
+    load: Load, prefill: EnginePool, decode: EnginePool, transfer: CacheTransfer
+) -> ApartServer:
+    return ApartServer(
+        load=load, prefill_pool=prefill, decode_pool=decode, transfer_s=transfer.seconds
+    )
+
+
+def _transfer_figures(
+    load: Load, transfer: CacheTransfer, transfers: list[FetchedCache]
+) -> TransferFigures | None:
+    wait = percentiles(np.array([one.start_s - one.ready_s for one in transfers]))
+    if wait is None:
+        return None
+    moved = load.n_prompt[load.n_output > 1]
+    return TransferFigures(
+        mean_bytes=float(np.mean([transfer.n_bytes(int(n)) for n in moved])),
+        mean_s=float(np.mean([one.end_s - one.start_s for one in transfers])),
+        wait=wait,
+    )
+
+
+def served_alone(load: Load, pool: EnginePool) -> tuple[ServedRequests, EngineTrace]:
+    """All requests on one engine of the pool."""
+    check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
+    log = TokenLog(load=load)
+    trace = pool.engine(log, list(arriving(load, range(load.n_requests)))).run()
+    return log.requests(), trace
+
+
+def saturated_rate(load: Load, pool: EnginePool) -> float:
     """Requests per second of an engine that never lacks requests of these lengths."""
-    mean_blocks = blocks.of(int((load.n_prompt + load.n_output).mean()))
-    n = max(MIN_SATURATED, 4 * min(policy.max_sequences, blocks.n_blocks // mean_blocks))
-    repeats = -(-n // load.n_requests)
-    many = Load(
+    requests, _ = served_alone(_many(load, pool), pool)
+    return _rate(requests.finish_s)
+
+
+def prefill_rate(load: Load, pool: EnginePool) -> float:
+    """Prompts per second of a pool that only prefills and never lacks requests."""
+    only_first = replace(load, n_output=np.ones_like(load.n_output))
+    return pool.n_engines * saturated_rate(only_first, pool)
+
+
+def decode_rate(load: Load, pool: EnginePool) -> float:
+    """Requests per second of a pool that only decodes, with every cache there at once.
+
+    It takes no more sequences than the cache holds to their end, so none is preempted as long as lengths
+    are equal. Infinite if no request has a second token.
+    """
+    decoded = load.only(load.n_output > 1)
+    if not decoded.n_requests:
+        return np.inf
+    limits = replace(pool.policy, max_sequences=_n_at_once(decoded, pool))
+    many = _many(decoded, pool)
+    log = TokenLog(load=many)
+    inbox = list(arriving(many, range(many.n_requests)))
+    for _, _, sequence in inbox:
+        sequence.n_left -= 1
+        sequence.last_token_s, sequence.prefill_engine = 0.0, 0
+    replace(pool, policy=limits).engine(log, inbox, fetch=lambda _, now_s: now_s).run()
+    share = decoded.n_requests / load.n_requests
+    return pool.n_engines * _rate(log.finish_s) / share
+
+
+def _saturated_apart(
+    load: Load, prefill: EnginePool, decode: EnginePool, transfer: CacheTransfer
+) -> float:
+    many = _many(load, decode)
+    server = _apart(many, prefill, decode, transfer)
+    server.run()
+    return _rate(server.log.finish_s)
+
+
+def _n_at_once(load: Load, pool: EnginePool) -> int:
+    """Sequences of the mean length that an engine holds to their end."""
+    mean_blocks = pool.blocks.of(int((load.n_prompt + load.n_output).mean()))
+    return max(1, min(pool.policy.max_sequences, pool.blocks.n_blocks // mean_blocks))
+
+
+def _many(load: Load, pool: EnginePool) -> Load:
+    """The requests again and again, all at once, and enough to fill the engines several times."""
+    repeats = -(-max(MIN_SATURATED, 4 * _n_at_once(load, pool)) // load.n_requests)
+    return Load(
         arrival_s=np.zeros(repeats * load.n_requests),
         n_prompt=np.tile(load.n_prompt, repeats),
         n_output=np.tile(load.n_output, repeats),
     )
-    served: Served = BatchingEngine(load=many, costs=costs, blocks=blocks, policy=policy).run()
-    finish_s = np.sort(served.finish_s)
+
+
+def _rate(finish_s: NDArray[np.float64]) -> float:
+    """Requests per second over the middle of the run."""
+    finish_s = np.sort(finish_s)
     first, last = (int(frac * (len(finish_s) - 1)) for frac in _SATURATED)
     span_s = float(finish_s[last] - finish_s[first])
-    whole = len(finish_s) / served.end_s
+    whole = len(finish_s) / float(finish_s[-1])
     return (last - first) / span_s if span_s > 0 else whole

@@ -8,18 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch, plan_form
-from meshscope.errors import PlanError
-from meshscope.events.enums import REQUEST_PHASES, Phase
+from meshscope.events.enums import Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.plan.plan import Plan
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 POINTS_PER_OCTAVE = 2  # of the tables: time is nearly linear between two points
 MIN_CONTEXT = 16.0
 
 
 class StepCosts(Protocol):
-    """Seconds of the steps of one data-parallel rank."""
+    """Seconds of the steps of one engine."""
 
     def decode_s(self, n_sequences: int, contexts: FloatArray) -> FloatArray:
         """[n] decode steps of `n_sequences` whose mean context is `contexts` [n]."""
@@ -85,30 +86,36 @@ def tabulated_costs(
     max_context: int,
     profile: ChipProfile | None = None,
 ) -> TabulatedCosts:
-    """The step costs of a rank of the plan; PlanError for pp, cp or sp."""
-    check_plan(experiment)
-    forms = plan_batch([_form(experiment, phase, profile) for phase in REQUEST_PHASES])
+    """The step costs of a batch of the plan: of a data-parallel rank, and of one stage of a pipeline.
+
+    A step passes through all stages of a pipeline. With sp, steps of at least tp sequences are padded to
+    a multiple of tp, so that sp splits them.
+    """
+    plan = experiment.plan
+    forms = plan_batch([_form(experiment, *case, profile) for case in _cases(plan)])
     contexts = _grid(MIN_CONTEXT, float(max_context))
     sequences = _grid(1.0, float(max_sequences))
     tokens = _grid(1.0, float(max_step_tokens + max_sequences))
-    size = experiment.plan.data_size
 
-    def steps_s(phase: Phase, n: FloatArray, prompt: FloatArray, chunk: FloatArray) -> FloatArray:
-        at = np.full(len(prompt), REQUEST_PHASES.index(phase))
+    def steps_s(at: IntArray, n: FloatArray, prompt: FloatArray, chunk: FloatArray) -> FloatArray:
         output = np.full(len(prompt), 2.0)
-        steps = closed_steps(forms, at, batch=n * size, prompt=prompt, output=output, chunk=chunk)
-        return steps.step_s
+        batch = n * plan.data_size
+        return closed_steps(
+            forms, at, batch=batch, prompt=prompt, output=output, chunk=chunk
+        ).step_s
 
     grid = np.meshgrid(sequences, contexts, indexing="ij")
     many, context = (one.ravel() for one in grid)
     whole = np.full(len(many), NO_LIMIT)
+    is_split = (many >= plan.tp) & plan.sp
+    padded = np.where(is_split, np.ceil(many / plan.tp) * plan.tp, many)
     # With two output tokens, the one decode step attends to the prompt and its own position.
-    decode = steps_s(Phase.DECODE, many, np.maximum(context - 1, 1.0), whole)
+    decode = steps_s(1 + is_split.astype(np.int64), padded, np.maximum(context - 1, 1.0), whole)
     chunk, context = (one.ravel() for one in np.meshgrid(tokens, contexts, indexing="ij"))
     n_past = np.round(np.where(context == contexts[0], 0.0, context) / chunk)
-    one = np.ones(len(chunk))
-    after = steps_s(Phase.PREFILL, one, (n_past + 1) * chunk, chunk)
-    before = np.where(n_past, steps_s(Phase.PREFILL, one, np.maximum(n_past, 1) * chunk, chunk), 0)
+    one, prefill = np.ones(len(chunk)), np.zeros(len(chunk), dtype=np.int64)
+    after = steps_s(prefill, one, (n_past + 1) * chunk, chunk)
+    before = np.where(n_past, steps_s(prefill, one, np.maximum(n_past, 1) * chunk, chunk), 0)
     return TabulatedCosts(
         n_sequences=sequences,
         contexts=contexts,
@@ -118,21 +125,18 @@ def tabulated_costs(
     )
 
 
-def _form(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> PlanForm:
-    workload = replace(experiment.workload, output=2, prefill_chunk=None)
+def _cases(plan: Plan) -> list[tuple[Phase, int]]:
+    """Phase and sequences of a rank in the forms: prefill, decode, and decode that sp splits."""
+    split = [(Phase.DECODE, plan.tp)] if plan.sp else []
+    return [(Phase.PREFILL, 1), (Phase.DECODE, 1), *split]
+
+
+def _form(
+    experiment: Experiment, phase: Phase, n_sequences: int, profile: ChipProfile | None
+) -> PlanForm:
+    batch = n_sequences * experiment.plan.data_size
+    workload = replace(experiment.workload, batch=batch, output=2, prefill_chunk=None)
     return plan_form(replace(experiment, workload=workload), phase, profile=profile)
-
-
-def check_plan(experiment: Experiment) -> None:
-    """PlanError for a plan whose steps the simulation cannot price."""
-    plan = experiment.plan
-    names = {"pp": plan.pp > 1, "cp": plan.cp > 1, "sp": plan.sp}
-    used = [name for name, is_used in names.items() if is_used]
-    if used:
-        raise PlanError(
-            f"plan '{plan}': serve-sim does not support {' and '.join(used)}, which split prompts or "
-            "batches of fixed sizes. Use tp, dp, fsdp and ep."
-        )
 
 
 def _grid(first: float, last: float) -> FloatArray:

@@ -1,77 +1,213 @@
-"""A simulated load as text."""
+"""A simulated server as text and as JSON: the answer first, then conditions and details."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import isfinite, log
+from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
-from meshscope.serving.results import Percentiles, ServiceLimits, ServingFigures
+from meshscope.serialize import to_plain
+from meshscope.serving.outcome import PlacedPool, ServingOutcome
+from meshscope.serving.results import EngineRole, Percentiles, PoolFigures
 from meshscope.serving.simulation import SimulatedLoad
-from meshscope.units import format_seconds
-from meshscope.views.tables import new_table
+from meshscope.units import format_bytes, format_seconds
+from meshscope.views.words import counted
+from meshscope.views.wrapping import wrapped
 
-_TIMES = ("ttft", "tpot", "itl", "e2e")
-_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "request"}
+_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
+_COLUMNS = ("mean", "p50", "p90", "p99")
+MAX_RATIO = 8  # instances of a kind in a suggested ratio
+LABEL_WIDTH = 10
 
 
-def serving_text(
-    result: SimulatedLoad, objective: ServiceLimits, *, n_chips: int, conditions: tuple[str, ...]
-) -> Iterator[RenderableType]:
-    """Conditions, the verdict on the rate, percentiles, rates and the engine's utilization."""
-    figures = result.figures
-    for line in conditions:
-        yield Text(line)
-    yield Text("")
-    yield Text(rate_verdict(result), "" if result.is_stable is not False else "bold red")
-    yield Text("")
-    table = new_table("", "mean", "p50", "p90", "p99")
-    for name in _TIMES:
-        values: Percentiles | None = getattr(figures, name)
-        if values is not None:
-            cells = (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
-            table.add_row(_LABELS[name], *map(format_seconds, cells))
-    yield table
-    yield Text("")
-    yield from map(Text, _rates(result, objective, n_chips))
-    yield Text(_engine(figures))
+def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator[str]:
+    """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
+    yield from wrapped(serving_title(outcome))
+    yield from _labeled("rate", rate_verdict(outcome.result))
+    yield from _labeled("goodput", _goodput(outcome))
+    yield from _labeled("served", _served(outcome))
+    yield from _times(outcome.result, is_full=is_full)
+    for pool in outcome.result.pools:
+        yield from _labeled(pool.role, _utilization(pool))
+    yield from _labeled("bound by", bound_verdict(outcome))
+    yield from _labeled("assumed", "predicted step times, not compared with a server on a TPU")
+    if is_full:
+        yield ""
+        for label, text in _details(outcome):
+            yield from _labeled(label, text)
+
+
+def _labeled(label: str, text: str) -> Iterator[str]:
+    """A sentence behind its label, on as many lines as it needs; nothing without a sentence."""
+    if text:
+        first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text, indent=0)
+        yield first.replace("\0", " ")
+        yield from (" " * (LABEL_WIDTH - 2) + line for line in rest)
+
+
+def serving_title(outcome: ServingOutcome) -> str:
+    """The model, and the instances with their plans."""
+    name, main = outcome.main.experiment.model.name, outcome.main
+    if outcome.prefill is None:
+        times = f"{main.n_instances} x " if main.n_instances > 1 else ""
+        return f"{name} on {times}{_instance(main)}"
+    return f"{name}: " + ", ".join(
+        f"{placed.n_instances} x {_instance(placed)} {role}"
+        for placed, role in ((outcome.prefill, "prefill"), (main, "decode"))
+    )
+
+
+def _instance(placed: PlacedPool) -> str:
+    return f"{placed.experiment.topology.name} {placed.experiment.plan}"
 
 
 def rate_verdict(result: SimulatedLoad) -> str:
     """Whether the queue stays bounded, and up to which rate."""
-    limit = f"{result.saturated_per_s:.3g} requests/s"
+    limit = f"{result.saturated_per_s:.3g}"
     if result.offered_per_s is None:
-        return f"rate      served as fast as possible: {limit}"
+        return f"all requests arrive at once; {limit} requests/s are served"
     offered = f"{result.offered_per_s:.3g} requests/s"
     if result.is_stable:
-        return f"rate      {offered} arrive; the queue stays bounded up to {limit}"
+        return f"stable: {offered} arrive, up to {limit} can be served"
+    return f"NOT STABLE: {offered} arrive, at most {limit} are served; the queue grows"
+
+
+def bound_verdict(outcome: ServingOutcome) -> str:
+    """Whether the host or the device takes more of the steps of the pool that limits the rate."""
+    pool, fit = outcome.result.slowest, outcome.host_fit
+    if fit is not None:
+        bound = "the host" if fit.is_host_bound else "the device"
+        measured, device = map(format_seconds, (fit.measured_itl_s, fit.device_itl_s))
+        return f"{bound}: median ITL {measured} measured, {device} without host time"
+    if pool.step_s is None:
+        return ""
+    step = f"a mean step takes {format_seconds(pool.step_s)}"
+    if not pool.host_frac:
+        return f"the device: {step}, and no host time is assumed"
+    bound = "the host" if pool.host_frac > 0.5 else "the device"
+    return f"{bound}: {step}, {pool.host_frac:.0%} of it host time"
+
+
+def _goodput(outcome: ServingOutcome) -> str:
+    limits = {"TTFT": outcome.objective.ttft_s, "TPOT": outcome.objective.tpot_s}
+    named = [f"{name} {format_seconds(s)}" for name, s in limits.items() if s is not None]
+    if not named:
+        return ""
+    figures = outcome.result.figures
     return (
-        f"rate      NOT STABLE: {offered} arrive and at most {limit} can be served. The queue grows, "
-        "and times grow with the number of requests."
+        f"{figures.goodput_per_s:.3g} requests/s, {figures.goodput_frac:.1%} of all, within "
+        f"{' and '.join(named)}"
     )
 
 
-def _rates(result: SimulatedLoad, objective: ServiceLimits, n_chips: int) -> Iterator[str]:
-    figures, n = result.figures, result.n_ranks
-    tokens = n * figures.output_tokens_per_s
-    yield (
-        f"served    {n * figures.requests_per_s:.3g} requests/s, {tokens:,.0f} output tokens/s, "
-        f"{tokens / n_chips:,.0f} per chip"
-    )
-    limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
-    named = [
-        f"{name} {format_seconds(limit)}" for name, limit in limits.items() if limit is not None
-    ]
-    if named:
-        yield (
-            f"goodput   {figures.goodput_frac:.1%} of requests within {' and '.join(named)}: "
-            f"{n * figures.goodput_per_s:.3g} requests/s"
-        )
-
-
-def _engine(figures: ServingFigures) -> str:
-    preempted = f"{figures.n_preemptions:,} preemption{'s' * (figures.n_preemptions != 1)}"
+def _served(outcome: ServingOutcome) -> str:
+    figures = outcome.result.figures
+    tokens = figures.output_tokens_per_s
     return (
-        f"engine    busy {figures.busy_frac:.0%} of the time, {figures.mean_running:.3g} sequences on "
-        f"average, at most {figures.peak_waiting:,} waiting; cache {figures.mean_cache_frac:.0%} used, "
-        f"at most {figures.peak_cache_frac:.0%}; {preempted}"
+        f"{figures.requests_per_s:.3g} requests/s, {tokens:,.0f} output tokens/s, "
+        f"{tokens / outcome.n_chips:,.0f} per chip"
     )
+
+
+def _times(result: SimulatedLoad, *, is_full: bool) -> Iterator[str]:
+    """The percentiles as a table; times of whole requests only in full."""
+    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in _COLUMNS)
+    for name, label in (_LABELS | ({"e2e": "request"} if is_full else {})).items():
+        values: Percentiles | None = getattr(result.figures, name)
+        if values is not None:
+            cells = (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
+            text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
+            yield f"{label:<{LABEL_WIDTH}}{text}"
+
+
+def _utilization(pool: PoolFigures) -> str:
+    engines = f"{pool.n_engines} engines, each " if pool.n_engines > 1 else ""
+    return (
+        f"{engines}busy {pool.busy_frac:.0%}, {pool.mean_running:.3g} sequences, cache "
+        f"{pool.mean_cache_frac:.0%} used"
+    )
+
+
+def _details(outcome: ServingOutcome) -> Iterator[tuple[str, str]]:
+    """Conditions, the extremes of the engines, transfers, and what was left out."""
+    main, policy = outcome.main, outcome.main.pool.policy
+    experiment = main.experiment
+    workload = experiment.workload
+    dtypes = f"weights {workload.weight_dtype}, cache {workload.cache_dtype}"
+    yield "model", f"{experiment.model.n_layers} layers; {dtypes}"
+    yield "load", outcome.load
+    of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens a step"
+    yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache an engine"
+    host = format_seconds(policy.host_s) if policy.host_s else "no time"
+    yield "host", f"{host} a step; prefix hits {policy.prefix_hit_frac:.0%}"
+    if main.pool.n_engines > 1 and outcome.prefill is None:
+        yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
+    for pool in outcome.result.pools:
+        yield pool.role, _extremes(pool)
+    yield from _apart_details(outcome)
+    yield "left out", _left_out(outcome)
+
+
+def _extremes(pool: PoolFigures) -> str:
+    return (
+        f"{pool.n_steps:,} steps, at most {pool.peak_waiting:,} waiting, cache at most "
+        f"{pool.peak_cache_frac:.0%}, {counted(pool.n_preemptions, 'preemption')}"
+    )
+
+
+def _apart_details(outcome: ServingOutcome) -> Iterator[tuple[str, str]]:
+    """The transfers, what each pool could serve, and the ratio of instances that balances them."""
+    moved, transfer = outcome.result.transfers, outcome.transfer
+    if moved is None or transfer is None or outcome.prefill is None:
+        return
+    one = f"{format_bytes(round(moved.mean_bytes))} a prompt in {format_seconds(moved.mean_s)}"
+    waits = f"{format_seconds(moved.wait.p50_s)} (p50) to {format_seconds(moved.wait.p99_s)} (p99)"
+    yield "transfer", f"{one} over {transfer.path.upper()}; waits {waits}"
+    if not isfinite(outcome.result.slowest.saturated_per_s):
+        return
+    rates = {pool.role: pool.saturated_per_s for pool in outcome.result.pools}
+    prefill, decode = rates[EngineRole.PREFILL], rates[EngineRole.DECODE]
+    n_prefill, n_decode = _even_ratio(
+        prefill / outcome.prefill.n_instances, decode / outcome.main.n_instances
+    )
+    alone = f"prefill alone serves {prefill:.3g} requests/s, decode {decode:.3g}"
+    yield "balance", f"{alone}; --apart {n_prefill}:{n_decode} comes close to even"
+
+
+def _even_ratio(prefill_per_s: float, decode_per_s: float) -> tuple[int, int]:
+    """Numbers of instances that serve about the same rate, from the rate of one of each."""
+    counts = range(1, MAX_RATIO + 1)
+    pairs = ((n_prefill, n_decode) for n_prefill in counts for n_decode in counts)
+    return min(pairs, key=lambda n: (abs(log(n[0] * prefill_per_s / (n[1] * decode_per_s))), n))
+
+
+def _left_out(outcome: ServingOutcome) -> str:
+    left = outcome.left_out
+    reasons = {
+        "without tokens": left.n_empty,
+        "beyond the context of the model": left.n_beyond_context,
+        "longer than the cache": left.n_beyond_cache,
+    }
+    return "; ".join(f"{counted(n, 'request')} {why}" for why, n in reasons.items() if n)
+
+
+def left_out_note(outcome: ServingOutcome) -> str:
+    """A warning about requests that were not simulated; empty if all were."""
+    text = _left_out(outcome)
+    return f"left out: {text}" if text else ""
+
+
+def serving_document(outcome: ServingOutcome, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of --json: the answer first, then the conditions."""
+    result, main = outcome.result, outcome.main
+    slowest = result.slowest
+    return {
+        "is_stable": result.is_stable,
+        "bound_by": "host" if slowest.host_frac > 0.5 else "device",
+        **to_plain(result),
+        "request": dict(request),
+        "n_chips": outcome.n_chips,
+        "objective": to_plain(outcome.objective),
+        "policy": to_plain(main.pool.policy),
+        "n_cache_tokens": main.n_cache_tokens,
+        "left_out": to_plain(outcome.left_out),
+        "host_fit": None if outcome.host_fit is None else to_plain(outcome.host_fit),
+    }

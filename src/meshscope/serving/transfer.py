@@ -1,0 +1,132 @@
+"""The move of a prompt's KV cache from the instance that computed it to the one that decodes."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshscope.errors import SpecError
+from meshscope.events.collective import Groups
+from meshscope.events.enums import Kind
+from meshscope.interconnect.constants import LinkConstants, constants_of
+from meshscope.interconnect.fabric import fabric_of
+from meshscope.interconnect.geometry import geometry_of
+from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
+from meshscope.serving.cache_blocks import sequence_bytes
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.hardware.topology import Topology, parse_topology
+
+
+class TransferPath(StrEnum):
+    """What connects the instances: links of one slice, or the data center network."""
+
+    ICI = "ici"
+    DCN = "dcn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTransfer:
+    """Bytes of a prompt's cache over all receiving devices, and the lines of senders and receivers.
+
+    Each device of a side moves an equal part; `sides` are their numbers with the lines of their links.
+    """
+
+    path: TransferPath
+    fixed_bytes: float
+    token_bytes: float
+    sides: tuple[tuple[int, tuple[CollectiveLine, ...]], ...]
+
+    def n_bytes(self, n_tokens: int) -> float:
+        """Bytes of a prompt of this length."""
+        return self.fixed_bytes + self.token_bytes * n_tokens
+
+    def seconds(self, n_tokens: int) -> float:
+        """Seconds of a prompt with the links to itself: those of the slower side."""
+        n_bytes = self.n_bytes(n_tokens)
+        return max(fastest(lines, n_bytes / n).seconds(n_bytes / n) for n, lines in self.sides)
+
+
+def cache_transfer(
+    prefill: Experiment,
+    decode: Experiment,
+    path: TransferPath,
+    constants: LinkConstants | None = None,
+) -> CacheTransfer:
+    """The transfer between one rank of each instance, in the cache layout of the decoding one.
+
+    Over ICI, the instances are neighbors in a slice. SpecError for different chips, or instances that
+    cannot be connected so.
+    """
+    if prefill.topology.chip != decode.topology.chip:
+        raise SpecError(
+            f"prefill on {prefill.topology.name} and decode on {decode.topology.name}: the time of the "
+            "transfer is modeled between equal chips. Use slices of one chip."
+        )
+    constants = constants or constants_of(decode.topology.chip)
+    fixed_bytes, token_bytes = sequence_bytes(decode)
+    n_receivers = len(_rank_devices(decode))
+    return CacheTransfer(
+        path=path,
+        fixed_bytes=fixed_bytes * n_receivers,
+        token_bytes=token_bytes * n_receivers,
+        sides=tuple(_side(one, path, constants) for one in (prefill, decode)),
+    )
+
+
+def _side(
+    experiment: Experiment, path: TransferPath, constants: LinkConstants
+) -> tuple[int, tuple[CollectiveLine, ...]]:
+    """The devices of a rank, and the lines between two instances like this one."""
+    devices = _rank_devices(experiment)
+    topology = experiment.topology
+    match path:
+        case TransferPath.DCN:
+            pair = replace(topology, n_slices=2 * topology.n_slices)
+            groups = tuple((device, device + topology.n_devices) for device in devices)
+        case TransferPath.ICI:
+            pair = _joined_slice(topology)
+            groups = _neighbors(topology, pair, devices)
+    return len(devices), collective_lines(Kind.SEND, geometry_of(pair, groups), constants)
+
+
+def _rank_devices(experiment: Experiment) -> tuple[int, ...]:
+    """The devices that hold the cache of a sequence of the first rank."""
+    groups = experiment.plan.mesh.groups("pp", "cp", "tp")
+    return groups[0]
+
+
+def _joined_slice(topology: Topology) -> Topology:
+    """A slice of two such instances side by side along the shortest dimension."""
+    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
+        raise SpecError(
+            f"instances of {topology.name} are not parts of a slice. Use --transfer dcn."
+        )
+    grid = list(topology.grid)
+    grid[grid.index(min(grid))] *= 2
+    joined = replace(topology, grid=tuple(grid))
+    try:
+        return parse_topology(joined.name)
+    except SpecError as error:
+        raise SpecError(
+            f"two instances of {topology.name} do not fit in one slice ({error}) Use --transfer dcn."
+        ) from error
+
+
+def _neighbors(topology: Topology, joined: Topology, devices: tuple[int, ...]) -> Groups:
+    """Each device with the one at its place in the second half of the joined slice."""
+    ids = {place: number for number, place in enumerate(_places(joined))}
+    offset = tuple(a if a != b else 0 for a, b in zip(topology.grid, joined.grid, strict=True))
+    places = _places(topology)
+
+    def shifted(place: tuple[int, ...]) -> tuple[int, ...]:
+        *at, core = place
+        moved = (x + (offset[dim] if dim < len(offset) else 0) for dim, x in enumerate(at))
+        return (*moved, core)
+
+    return tuple((ids[places[d]], ids[shifted(places[d])]) for d in devices)
+
+
+def _places(topology: Topology) -> list[tuple[int, ...]]:
+    """x, y, z and core of each device."""
+    placement = fabric_of(topology).placement
+    pairs = zip(placement.coordinates.tolist(), placement.core.tolist(), strict=True)
+    return [(*at, core) for at, core in pairs]

@@ -1,0 +1,50 @@
+"""Engines whose steps take constant times, and random loads for them."""
+
+import numpy as np
+
+from meshscope.serving.apart import EnginePool
+from meshscope.serving.cache_blocks import CacheBlocks
+from meshscope.serving.engine import EnginePolicy
+from meshscope.serving.load import Arrivals, Load, random_load
+from meshscope.serving.step_costs import StepCosts
+
+PREFILL_S = 0.1
+DECODE_S = 0.01
+ROOMY = CacheBlocks(n_blocks=1_000_000)
+ONE = EnginePolicy(max_sequences=1, max_step_tokens=1_000_000)
+
+
+class ConstantCosts:
+    """Steps whose time depends on nothing."""
+
+    def decode_s(self, n_sequences: int, contexts: np.ndarray) -> np.ndarray:
+        assert n_sequences > 0
+        return np.full(len(contexts), DECODE_S)
+
+    def mixed_s(self, n_sequences: int, context: float, n_tokens: int, past: float) -> float:
+        assert (n_sequences >= 0, context >= 0, n_tokens > 0, past >= 0) == (True,) * 4
+        return PREFILL_S
+
+
+def poisson(rate_per_s: float, n: int, *, output: int = 1, is_geometric: bool = False) -> Load:
+    return random_load(
+        Arrivals.POISSON,
+        rate_per_s=rate_per_s,
+        n_requests=n,
+        prompt=100,
+        output=output,
+        is_geometric=is_geometric,
+        seed=1,
+    )
+
+
+def pool(
+    policy: EnginePolicy = ONE,
+    blocks: CacheBlocks = ROOMY,
+    *,
+    n_engines: int = 1,
+    costs: StepCosts | None = None,
+) -> EnginePool:
+    return EnginePool(
+        n_engines=n_engines, costs=costs or ConstantCosts(), blocks=blocks, policy=policy
+    )

@@ -1,0 +1,218 @@
+"""Prefill and decode apart: conservation, what each engine sees, and the transfer of caches."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from constant_server import DECODE_S, PREFILL_S, ROOMY, poisson, pool
+
+from meshscope.errors import SpecError
+from meshscope.interconnect.constants import spec_constants
+from meshscope.serving.apart import ApartServer
+from meshscope.serving.cache_blocks import CacheBlocks
+from meshscope.serving.engine import EnginePolicy
+from meshscope.serving.load import Load
+from meshscope.serving.results import EngineRole, ServiceLimits
+from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone, simulated_apart
+from meshscope.serving.transfer import TransferPath, cache_transfer
+from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.plan.plan import parse_plan
+from meshscope.spec.workload import Workload
+
+MODEL = "Qwen/Qwen3-32B"
+TOKEN_BYTES = 64 * 2 * 8 * 128 * 2  # layers, keys and values, heads, head dim, bf16
+TRANSFER_S = 0.03
+MANY = EnginePolicy(max_sequences=16, max_step_tokens=200)
+
+
+def server(
+    load: Load,
+    *,
+    n_prefill: int = 1,
+    n_decode: int = 1,
+    prefill_blocks: CacheBlocks = ROOMY,
+    decode_blocks: CacheBlocks = ROOMY,
+    transfer_s: float = TRANSFER_S,
+) -> ApartServer:
+    return ApartServer(
+        load=load,
+        prefill_pool=pool(MANY, prefill_blocks, n_engines=n_prefill),
+        decode_pool=pool(MANY, decode_blocks, n_engines=n_decode),
+        transfer_s=lambda _: transfer_s,
+    )
+
+
+def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
+    one = server(poisson(1.0, 1, output=5))
+    one.run()
+    requests = one.log.requests()
+    first_s = float(requests.first_token_s[0] - requests.arrival_s[0])
+    later_s = float(requests.finish_s[0] - requests.first_token_s[0])
+    assert first_s == pytest.approx(PREFILL_S)
+    assert later_s == pytest.approx(TRANSFER_S + 4 * DECODE_S)
+    gaps_s = np.repeat(requests.gaps_s, requests.n_gaps)
+    assert sorted(gaps_s) == pytest.approx([DECODE_S] * 3 + [TRANSFER_S + DECODE_S])
+
+
+@pytest.mark.parametrize("until_s", [0.25, 1.0, 3.3, 7.7, 1e9])
+@pytest.mark.parametrize(("n_prefill", "n_decode"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("n_blocks", [12, 40, 10_000])
+def test_requests_blocks_and_tokens_are_conserved(
+    until_s: float, n_prefill: int, n_decode: int, n_blocks: int
+) -> None:
+    blocks = CacheBlocks(n_blocks=n_blocks)
+    load = poisson(30.0, 120, output=40)
+    one = server(
+        load,
+        n_prefill=n_prefill,
+        n_decode=n_decode,
+        prefill_blocks=blocks,
+        decode_blocks=blocks,
+    )
+    one.run(until_s)
+    engines = (*one.prefill, *one.decode)
+    n_done = int((~np.isnan(one.log.finish_s)).sum())
+    n_inside = sum(e.n_admitted + len(e.waiting) + len(e.inbox) for e in engines)
+    assert n_done + n_inside == load.n_requests
+    if until_s > 1e6:
+        assert n_done == load.n_requests
+    for engine, n_held in zip(engines, (*one.n_held_blocks, *([0] * n_decode)), strict=True):
+        fetched = (sequence for _, sequence in engine.fetched)
+        used = sum(s.n_blocks for s in (*engine.running, *engine.filling, *fetched))
+        assert engine.n_free + used + n_held == n_blocks
+        assert engine.n_free >= 0
+    left = sum(
+        s.n_left
+        for e in engines
+        for s in (
+            *e.running, *e.filling, *e.waiting,
+            *(s for _, s in e.fetched), *(s for *_, s in e.inbox),
+        )
+    )  # fmt: skip
+    assert one.log.n_tokens + left == load.n_output.sum()
+    n_tokens_after_first = one.log.n_tokens - int((~np.isnan(one.log.first_token_s)).sum())
+    assert int(one.log.requests().n_gaps.sum()) == n_tokens_after_first
+
+
+def test_decode_with_room_never_delays_prefill() -> None:
+    """The first tokens are those of a server that only prefills."""
+    load = poisson(6.0, 300, output=30)
+    both = server(load)
+    both.run()
+    alone, _ = served_alone(replace(load, n_output=np.ones_like(load.n_output)), pool(MANY))
+    assert both.log.first_token_s == pytest.approx(alone.first_token_s)
+
+
+def test_caches_that_wait_for_room_hold_up_prefill() -> None:
+    load = poisson(50.0, 100, output=100)
+    small = CacheBlocks(n_blocks=30)  # two sequences
+    roomy, full = server(load), server(load, prefill_blocks=small, decode_blocks=small)
+    for one in (roomy, full):
+        one.run()
+    assert np.nanmax(full.log.first_token_s) > 2 * np.nanmax(roomy.log.first_token_s)
+    assert np.isfinite(full.log.finish_s).all()
+
+
+def test_transfers_of_an_engine_follow_each_other() -> None:
+    """Two decode engines fetch from one prefill engine: its links carry one cache at a time."""
+    one = server(poisson(50.0, 60, output=3), n_decode=2, transfer_s=0.2)
+    one.run()
+    spans = sorted((moved.start_s, moved.end_s) for moved in one.transfers)
+    assert len(spans) == 60
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(spans))
+    assert all(moved.ready_s <= moved.start_s for moved in one.transfers)
+    # The links are the bottleneck: they rest only until the first cache is ready.
+    assert spans[-1][1] - spans[0][0] == pytest.approx(60 * 0.2)
+
+
+def test_the_stable_rate_is_that_of_the_slowest() -> None:
+    load = poisson(1.0, 200, output=11)
+    prefill, decode = pool(n_engines=2), pool(n_engines=3)
+    assert prefill_rate(load, prefill) == pytest.approx(2 / PREFILL_S)
+    assert decode_rate(load, decode) == pytest.approx(3 / (10 * DECODE_S))
+    result = simulated_apart(
+        load,
+        prefill=prefill,
+        decode=decode,
+        transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
+        objective=ServiceLimits(),
+    )
+    assert result.slowest.role is EngineRole.PREFILL
+    assert result.saturated_per_s == pytest.approx(2 / PREFILL_S, rel=0.02)
+
+
+def placed(topology: str = "v6e:2x2", plan: str = "tp=4", model: str = MODEL) -> Experiment:
+    parsed = parse_plan(plan)
+    return experiment_of(
+        model=read_model(model),
+        plan=parsed,
+        topology=parse_topology(topology),
+        workload=Workload(batch=parsed.data_size, prompt=1024),
+    )
+
+
+def test_a_transfer_moves_the_keys_and_values_of_the_prompt() -> None:
+    transfer = cache_transfer(placed(), placed(), TransferPath.DCN)
+    assert transfer.n_bytes(1024) == 1024 * TOKEN_BYTES
+    doubled = cache_transfer(placed(), placed("v6e:4x4", "tp=16"), TransferPath.DCN)
+    assert (
+        doubled.n_bytes(1024) == 2 * 1024 * TOKEN_BYTES
+    )  # 16 devices, 8 heads: each is held twice
+
+
+@pytest.mark.parametrize(("topology", "n_hosts"), [("v6e:2x2", 1), ("v6e:2x4", 2), ("v6e:4x4", 4)])
+def test_over_dcn_the_hosts_share_the_bytes(topology: str, n_hosts: int) -> None:
+    """The published rate of a host, 25 GB/s, times the hosts of an instance."""
+    one = placed(topology, "tp=-1")
+    one = replace(one, plan=one.plan.filled(one.topology.n_devices))
+    peaks = spec_constants(one.topology.chip)
+    transfer = cache_transfer(one, one, TransferPath.DCN, peaks)
+    expected_s = transfer.n_bytes(4096) / (n_hosts * 25e9)
+    assert transfer.seconds(4096) == pytest.approx(expected_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("topology", "plan", "n_shared"),
+    [("v6e:1x2", "tp=2", 1), ("v6e:2x2", "tp=4", 2), ("v6e:2x4", "tp=8", 2)],
+)
+def test_over_ici_rows_share_the_links_between_the_instances(
+    topology: str, plan: str, n_shared: int
+) -> None:
+    """Two 2x2 side by side are rows of four: the link in the middle carries two of four parts."""
+    one = placed(topology, plan)
+    peaks = spec_constants(one.topology.chip)
+    link_bytes_per_s = one.topology.chip.link_bytes_per_s
+    assert link_bytes_per_s is not None
+    transfer = cache_transfer(one, one, TransferPath.ICI, peaks)
+    part_bytes = transfer.n_bytes(4096) / one.topology.n_devices
+    expected_s = n_shared * part_bytes / link_bytes_per_s
+    assert transfer.seconds(4096) == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_the_slower_side_sets_the_time() -> None:
+    small, large = placed("v6e:2x2", "tp=4"), placed("v6e:2x4", "tp=8")
+    mixed, narrow, wide = (
+        cache_transfer(*pair, TransferPath.DCN).seconds(8192)
+        for pair in ((large, small), (small, small), (large, large))
+    )
+    assert mixed == narrow > wide
+
+
+def test_instances_that_fill_a_pod_are_no_parts_of_one() -> None:
+    pod = placed("v6e:16x16", "dp=32,tp=8")
+    with pytest.raises(SpecError, match=r"do not fit in one slice .*Use --transfer dcn"):
+        cache_transfer(pod, pod, TransferPath.ICI)
+
+
+def test_a_prompt_longer_than_the_prefill_cache_is_refused() -> None:
+    with pytest.raises(SpecError, match="needs 7 blocks of 16 tokens, and the cache has 6"):
+        simulated_apart(
+            poisson(1.0, 3, output=4),
+            prefill=pool(MANY, CacheBlocks(n_blocks=6)),
+            decode=pool(MANY),
+            transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
+            objective=ServiceLimits(),
+        )
