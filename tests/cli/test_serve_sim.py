@@ -20,6 +20,17 @@ def test_the_answer_has_twelve_lines(meshscope, options: tuple[str, ...]) -> Non
     assert "not compared with a server on a TPU" in out
 
 
+def test_out_writes_a_file_and_never_over_one(meshscope) -> None:
+    ask = (*ASK, "--rate", "2", "--out", "page.html")
+    status, out, err = meshscope(*ask)
+    assert (status, err) == (0, "wrote page.html\n")
+    assert "Sequences in an engine" in Path("page.html").read_text()
+    assert out == meshscope(*ask[:-2]).out
+    assert "Use --force to replace it" in meshscope(*ask).err
+    assert meshscope(*ask, "--force").status == 0
+    assert "the ending says what to write" in meshscope(*ask[:-1], "page").err
+
+
 def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
     ask = (*ASK, "--rate", "2", "--apart", "1:2")
     short, full = (meshscope(*ask, *option).out for option in ((), ("--full",)))

@@ -139,7 +139,7 @@ def test_the_stable_rate_is_that_of_the_slowest() -> None:
         decode=decode,
         transfer=cache_transfer(placed(), placed(), TransferPath.DCN),
         objective=ServiceLimits(),
-    )
+    ).result
     assert result.slowest.role is EngineRole.PREFILL
     assert result.saturated_per_s == pytest.approx(2 / PREFILL_S, rel=0.02)
 

@@ -42,7 +42,7 @@ def test_waits_of_requests_of_random_length_are_those_of_m_g_1() -> None:
 
 
 def test_the_busy_share_is_the_offered_load() -> None:
-    result = simulated_load(poisson(5.0, 20_000), pool(), ServiceLimits())
+    result = simulated_load(poisson(5.0, 20_000), pool(), ServiceLimits()).result
     (engine,) = result.pools
     assert engine.busy_frac == pytest.approx(0.5, rel=0.02)
     assert engine.mean_running == pytest.approx(0.5, rel=0.02)
@@ -79,7 +79,7 @@ def test_a_small_cache_preempts_and_still_finishes_every_request() -> None:
     assert done.n_tokens == 64 * 40
     assert int(done.n_gaps.sum()) == 64 * 39  # between the tokens of a request
     assert trace.samples[:, 3].max() <= blocks.n_blocks
-    assert trace.samples[-1, 1:].tolist() == [0, 0, 0, 0]  # idle and empty at the end
+    assert trace.samples[-1, 1:].tolist() == [0, 0, 0, 0, 0]  # idle and empty at the end
     assert served(load, policy)[1].n_preemptions == 0
 
 
@@ -100,7 +100,7 @@ def test_the_stable_rate_is_that_of_back_to_back_service() -> None:
 
 @pytest.mark.parametrize(("rate_per_s", "is_stable"), [(8.0, True), (12.0, False)])
 def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable: bool) -> None:  # noqa: FBT001
-    result = simulated_load(poisson(rate_per_s, 3000), pool(), ServiceLimits(ttft_s=0.5))
+    result = simulated_load(poisson(rate_per_s, 3000), pool(), ServiceLimits(ttft_s=0.5)).result
     assert result.saturated_per_s == pytest.approx(10.0)
     assert result.is_stable is is_stable
     assert (result.figures.goodput_frac > 0.5) is is_stable
@@ -108,7 +108,7 @@ def test_arrivals_faster_than_service_are_unstable(rate_per_s: float, is_stable:
 
 def test_ranks_share_the_requests() -> None:
     load = poisson(16.0, 4000)
-    one, two = (simulated_load(load, pool(n_engines=n), ServiceLimits()) for n in (1, 2))
+    one, two = (simulated_load(load, pool(n_engines=n), ServiceLimits()).result for n in (1, 2))
     assert (one.is_stable, two.is_stable) == (False, True)
     assert two.saturated_per_s == pytest.approx(2 * one.saturated_per_s)
     assert two.figures.n_requests == 2000

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshscope.api.records import chip_profile
 from meshscope.api.request import AUTO, ExperimentRequest, request_of
+from meshscope.api.serving_files import save_serving
 from meshscope.cost.predicted import has_figures
 from meshscope.errors import SpecError
 from meshscope.interconnect.profile import ChipProfile
@@ -107,6 +108,13 @@ class ServingRun:
         """The text of the command, line by line; `full` adds conditions and details."""
         yield from serving_lines(self.outcome, is_full=full)
 
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Writes the simulation over time: a page, a plot or a trace, by the ending of `path`.
+
+        RunError if the file exists, unless `force` replaces it; SpecError for another ending.
+        """
+        save_serving(self.outcome, Path(path), force=force)
+
     def __repr__(self) -> str:
         """The text of the command."""
         return "\n".join(self.lines())
@@ -153,7 +161,7 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         topology: The slice of an instance: `v6e-8`, or a chip grid `v6e:2x4`.
         plan: Axis sizes of an instance, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
         instances: Equal instances, which requests take in turn.
-        apart: Instances that prefill and instances that decode, `1:3`, in place of `instances`.
+        apart: Instances that prefill and instances that decode, `1:3`, instead of `instances`.
         prefill_topology: The slice of an instance that prefills, if different from `topology`.
         prefill_plan: The plan of an instance that prefills, if different from `plan`.
         transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
@@ -213,11 +221,11 @@ def simulated(request: ServeRequest) -> ServingRun:
             None if (profile := _profile(request, main.experiment)) is None else profile.constants
         )
         transfer = cache_transfer(*experiments, request.transfer or TransferPath.DCN, constants)
-        result = simulated_apart(
+        simulation = simulated_apart(
             load, prefill=others[0].pool, decode=main.pool, transfer=transfer, objective=objective
         )
     else:
-        result = simulated_load(load, main.pool, objective)
+        simulation = simulated_load(load, main.pool, objective)
     return ServingRun(
         request=request,
         outcome=ServingOutcome(
@@ -228,7 +236,7 @@ def simulated(request: ServeRequest) -> ServingRun:
             objective=objective,
             left_out=replace(left_out, n_empty=n_empty),
             host_fit=host_fit,
-            result=result,
+            simulation=simulation,
         ),
     )
 

@@ -8,6 +8,7 @@ import typer
 
 from meshscope.api.request import AUTO, request_of
 from meshscope.api.serve import DEFAULT_REQUESTS, Lengths, ServeRequest, simulated
+from meshscope.api.serving_files import ENDINGS, check_place
 from meshscope.cli.options import OPTIONS, PLAN, PROFILE, TOPOLOGY, JsonOption
 from meshscope.cli.output import note, print_json
 from meshscope.serving.transfer import TransferPath
@@ -91,6 +92,11 @@ def command(  # noqa: PLR0913  the options of the command
     ] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 0,
     profile: Annotated[Path | None, PROFILE] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"The simulation over time: {', '.join(ENDINGS)}."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Conditions and details, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,9 +105,15 @@ def command(  # noqa: PLR0913  the options of the command
     Continuous batching with a paged KV cache and chunked prefill on the slice, with step times of the
     closed form. docs/serving.md describes the model and what it leaves out.
     """
-    run = simulated(request_of(ServeRequest, locals()))
+    request = request_of(ServeRequest, locals())
+    if out is not None:
+        check_place(out, force=force)
+    run = simulated(request)
     if warning := left_out_note(run.outcome):
         note(warning)
+    if out is not None:
+        run.save(out, force=force)
+        note(f"wrote {out}")
     if as_json:
         print_json(run.as_dict())
         return

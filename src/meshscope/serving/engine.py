@@ -72,8 +72,8 @@ def check_longest(n_tokens: int, blocks: CacheBlocks) -> None:
 class EngineTrace:
     """The steps of an engine.
 
-    `samples` [m, 5] are the time, the admitted and waiting sequences, the used blocks, and the tokens
-    computed in a step from then on; the last sample before an idle stretch has none.
+    `samples` [m, 6] are the time, the admitted and waiting sequences, the used blocks, and the prompt tokens
+    and decoded tokens of a step from then on; the last sample before an idle stretch has no tokens.
     """
 
     samples: NDArray[np.float64]
@@ -111,7 +111,7 @@ class BatchingEngine:
     fetched: list[tuple[float, ServedSequence]] = field(default_factory=list)
     fresh: list[ServedSequence] = field(default_factory=list[ServedSequence])
     releases: list[tuple[float, int]] = field(default_factory=list)
-    samples: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    samples: list[tuple[float, int, int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """All blocks are free."""
@@ -136,14 +136,14 @@ class BatchingEngine:
         self._receive()
         self._make_room()
         chunks = self._chunks()
-        n_tokens = len(self.running) + sum(n for _, n in chunks)
-        self._sample(n_tokens)
+        n_prompt, n_decoded = sum(n for _, n in chunks), len(self.running)
+        self._sample(n_prompt, n_decoded)
         if chunks:
             self._mixed_step(chunks)
         elif self.running:
             self._decode_steps(inf if horizon_s is None else horizon_s())
-        if n_tokens and not (self.running or self.filling):
-            self._sample(0)
+        if n_prompt + n_decoded and not (self.running or self.filling):
+            self._sample(0, 0)
         if self.n_steps > MAX_STEPS:
             raise SpecError(f"more than {MAX_STEPS:,} steps. Use fewer --requests.")
 
@@ -159,7 +159,7 @@ class BatchingEngine:
     def trace(self) -> EngineTrace:
         """The steps so far."""
         return EngineTrace(
-            samples=np.array(self.samples, dtype=float).reshape(-1, 5),
+            samples=np.array(self.samples, dtype=float).reshape(-1, 6),
             end_s=self.now_s,
             busy_s=self.busy_s,
             n_steps=self.n_steps,
@@ -168,9 +168,9 @@ class BatchingEngine:
             n_waiting=len(self.waiting),
         )
 
-    def _sample(self, n_tokens: int) -> None:
-        used = self.blocks.n_blocks - self.n_free
-        self.samples.append((self.now_s, self.n_admitted, len(self.waiting), used, n_tokens))
+    def _sample(self, n_prompt: int, n_decoded: int) -> None:
+        used, n_waiting = self.blocks.n_blocks - self.n_free, len(self.waiting)
+        self.samples.append((self.now_s, self.n_admitted, n_waiting, used, n_prompt, n_decoded))
 
     def _next_event_s(self) -> float:
         """When a cache or blocks come next, or a sequence that need not wait behind others; inf if none do."""

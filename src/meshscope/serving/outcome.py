@@ -6,7 +6,7 @@ from meshscope.serving.apart import EnginePool
 from meshscope.serving.cache_blocks import BLOCK_TOKENS
 from meshscope.serving.host_fit import HostFit
 from meshscope.serving.results import ServiceLimits
-from meshscope.serving.simulation import SimulatedLoad
+from meshscope.serving.simulation import SimulatedLoad, Simulation
 from meshscope.serving.transfer import CacheTransfer
 from meshscope.spec.experiment import Experiment
 
@@ -54,7 +54,12 @@ class ServingOutcome:
     objective: ServiceLimits
     left_out: LeftOut
     host_fit: HostFit | None
-    result: SimulatedLoad
+    simulation: Simulation
+
+    @property
+    def result(self) -> SimulatedLoad:
+        """The figures."""
+        return self.simulation.result
 
     @property
     def n_chips(self) -> int:

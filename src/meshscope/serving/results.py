@@ -11,7 +11,7 @@ from meshscope.serving.engine import EngineTrace
 from meshscope.serving.sequences import ServedRequests
 
 FloatArray = NDArray[np.float64]
-MAX_SAMPLES = 400  # of the timeline in a result
+MAX_SAMPLES = 300  # of a timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,14 @@ class EngineRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineSample:
-    """An engine at the beginning of a step, or of an idle stretch with no tokens."""
+    """An engine from this time until the next sample: at a step, idle with no tokens, or means over both."""
 
     time_s: float
-    n_running: int
-    n_waiting: int
+    n_running: float
+    n_waiting: float
     cache_frac: float
-    n_step_tokens: int
+    n_prompt_tokens: float  # of a step
+    n_decode_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +151,7 @@ def pool_figures(  # noqa: PLR0913  what is known of a pool
         peak_cache_frac=max(float(one.samples[:, 3].max(initial=0)) for one in traces) / n_blocks,
         n_steps=n_steps,
         n_preemptions=sum(one.n_preemptions for one in traces),
-        timeline=_timeline(traces[0].samples, n_blocks),
+        timeline=_timeline(traces[0].samples, end_s, n_blocks),
     )
 
 
@@ -183,15 +184,29 @@ def _within(seconds: FloatArray, limit_s: float | None) -> NDArray[np.bool_]:
     return np.ones(len(seconds), bool) if limit_s is None else seconds <= limit_s
 
 
-def _timeline(samples: FloatArray, n_blocks: int) -> tuple[TimelineSample, ...]:
-    step = max(1, -(-len(samples) // MAX_SAMPLES))
+def _timeline(samples: FloatArray, end_s: float, n_blocks: int) -> tuple[TimelineSample, ...]:
+    """The samples; if they are many, means over MAX_SAMPLES stretches of equal length."""
+    if len(samples) > MAX_SAMPLES:
+        samples = _means_over_time(samples, end_s)
     return tuple(
         TimelineSample(
-            time_s=float(time_s),
-            n_running=int(running),
-            n_waiting=int(waiting),
-            cache_frac=float(used) / n_blocks,
-            n_step_tokens=int(tokens),
+            time_s=time_s,
+            n_running=running,
+            n_waiting=waiting,
+            cache_frac=used / n_blocks,
+            n_prompt_tokens=n_prompt,
+            n_decode_tokens=n_decoded,
         )
-        for time_s, running, waiting, used, tokens in samples[::step]
+        for time_s, running, waiting, used, n_prompt, n_decoded in samples.tolist()
     )
+
+
+def _means_over_time(samples: FloatArray, end_s: float) -> FloatArray:
+    """[MAX_SAMPLES, columns] the beginnings of equal stretches with the means of values that hold until the next."""
+    times_s = np.append(samples[:, 0], end_s)
+    edges_s = np.linspace(times_s[0], end_s, MAX_SAMPLES + 1)
+    columns = [edges_s[:-1]]
+    for values in samples[:, 1:].T:
+        sums = np.append(0.0, np.cumsum(values * np.diff(times_s)))
+        columns.append(np.diff(np.interp(edges_s, times_s, sums)) / np.diff(edges_s))
+    return np.stack(columns, axis=1)

@@ -1,5 +1,6 @@
 """A serving load on the instances of a server: figures, and the rate beyond which the queue grows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,13 +66,22 @@ class SimulatedLoad:
         return min(self.pools, key=lambda pool: pool.saturated_per_s)
 
 
-def simulated_load(load: Load, pool: EnginePool, objective: ServiceLimits) -> SimulatedLoad:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """The result, and what it was made from: requests, and the engines that were simulated by role."""
+
+    result: SimulatedLoad
+    requests: ServedRequests
+    traces: Mapping[EngineRole, tuple[EngineTrace, ...]]
+
+
+def simulated_load(load: Load, pool: EnginePool, objective: ServiceLimits) -> Simulation:
     """The load dealt to the engines of a pool in turn, and simulated on the first."""
     n = pool.n_engines
     of_rank = load.every(n)
     requests, trace = served_alone(of_rank, pool)
     saturated = n * saturated_rate(of_rank, pool)
-    return SimulatedLoad(
+    result = SimulatedLoad(
         offered_per_s=_offered(load),
         saturated_per_s=saturated,
         figures=request_figures(requests, objective, end_s=trace.end_s, n_ranks=n),
@@ -88,6 +98,7 @@ def simulated_load(load: Load, pool: EnginePool, objective: ServiceLimits) -> Si
             ),
         ),
     )
+    return Simulation(result=result, requests=requests, traces={EngineRole.BOTH: (trace,)})
 
 
 def simulated_apart(
@@ -97,7 +108,7 @@ def simulated_apart(
     decode: EnginePool,
     transfer: CacheTransfer,
     objective: ServiceLimits,
-) -> SimulatedLoad:
+) -> Simulation:
     """The load on prefill and decode instances that are apart."""
     check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
     check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
@@ -105,18 +116,21 @@ def simulated_apart(
     server.run()
     requests = server.log.requests()
     end_s = max(engine.now_s for engine in (*server.prefill, *server.decode))
-    pools = (
-        (EngineRole.PREFILL, prefill, server.prefill, prefill_rate(load, prefill)),
-        (EngineRole.DECODE, decode, server.decode, decode_rate(load, decode)),
-    )
-    return SimulatedLoad(
+    pools = {
+        EngineRole.PREFILL: (prefill, server.prefill, prefill_rate(load, prefill)),
+        EngineRole.DECODE: (decode, server.decode, decode_rate(load, decode)),
+    }
+    traces = {
+        role: tuple(engine.trace() for engine in engines) for role, (_, engines, _) in pools.items()
+    }
+    result = SimulatedLoad(
         offered_per_s=_offered(load),
         saturated_per_s=_saturated_apart(load, prefill, decode, transfer),
         figures=request_figures(requests, objective, end_s=end_s),
         pools=tuple(
             pool_figures(
                 role,
-                [engine.trace() for engine in engines],
+                traces[role],
                 requests=requests,
                 end_s=end_s,
                 n_engines=pool.n_engines,
@@ -124,10 +138,11 @@ def simulated_apart(
                 host_s=pool.policy.host_s,
                 saturated_per_s=rate,
             )
-            for role, pool, engines, rate in pools
+            for role, (pool, _, rate) in pools.items()
         ),
         transfers=_transfer_figures(load, transfer, server.transfers),
     )
+    return Simulation(result=result, requests=requests, traces=traces)
 
 
 def _offered(load: Load) -> float | None:

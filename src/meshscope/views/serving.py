@@ -1,6 +1,6 @@
 """A simulated server as text and as JSON: the answer first, then conditions and details."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, log
 from typing import Any
 
@@ -12,8 +12,11 @@ from meshscope.units import format_bytes, format_seconds
 from meshscope.views.words import counted
 from meshscope.views.wrapping import wrapped
 
-_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
-_COLUMNS = ("mean", "p50", "p90", "p99")
+Fact = tuple[str, str]  # a label and a sentence, empty if there is none
+
+WHOLE = "request"
+_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": WHOLE}
+TIME_COLUMNS = ("mean", "p50", "p90", "p99")
 MAX_RATIO = 8  # instances of a kind in a suggested ratio
 LABEL_WIDTH = 10
 
@@ -21,26 +24,36 @@ LABEL_WIDTH = 10
 def serving_lines(outcome: ServingOutcome, *, is_full: bool = False) -> Iterator[str]:
     """The answer in up to twelve lines of 80 columns; `is_full` adds conditions and details."""
     yield from wrapped(serving_title(outcome))
-    yield from _labeled("rate", rate_verdict(outcome.result))
-    yield from _labeled("goodput", _goodput(outcome))
-    yield from _labeled("served", _served(outcome))
+    yield from _labeled(rate_facts(outcome))
     yield from _times(outcome.result, is_full=is_full)
-    for pool in outcome.result.pools:
-        yield from _labeled(pool.role, _utilization(pool))
-    yield from _labeled("bound by", bound_verdict(outcome))
-    yield from _labeled("assumed", "predicted step times, not compared with a server on a TPU")
+    yield from _labeled(engine_facts(outcome))
     if is_full:
         yield ""
-        for label, text in _details(outcome):
-            yield from _labeled(label, text)
+        yield from _labeled(condition_facts(outcome))
 
 
-def _labeled(label: str, text: str) -> Iterator[str]:
-    """A sentence behind its label, on as many lines as it needs; nothing without a sentence."""
-    if text:
-        first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text, indent=0)
-        yield first.replace("\0", " ")
-        yield from (" " * (LABEL_WIDTH - 2) + line for line in rest)
+def rate_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """Rates: whether the load is stable, goodput, and what is served."""
+    yield "rate", rate_verdict(outcome.result)
+    yield "goodput", _goodput(outcome)
+    yield "served", _served(outcome)
+
+
+def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
+    """How busy the engines are, what binds them, and what the times are."""
+    for pool in outcome.result.pools:
+        yield pool.role, _utilization(pool)
+    yield "bound by", bound_verdict(outcome)
+    yield "assumed", "predicted step times, not compared with a server on a TPU"
+
+
+def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
+    """Sentences behind their labels, each on as many lines as it needs; none for an empty one."""
+    for label, text in facts:
+        if text:
+            first, *rest = wrapped(f"{label:<{LABEL_WIDTH}}".replace(" ", "\0") + text)
+            yield first.replace("\0", " ")
+            yield from (" " * (LABEL_WIDTH - 2) + line for line in rest)
 
 
 def serving_title(outcome: ServingOutcome) -> str:
@@ -109,13 +122,19 @@ def _served(outcome: ServingOutcome) -> str:
 
 def _times(result: SimulatedLoad, *, is_full: bool) -> Iterator[str]:
     """The percentiles as a table; times of whole requests only in full."""
-    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in _COLUMNS)
-    for name, label in (_LABELS | ({"e2e": "request"} if is_full else {})).items():
-        values: Percentiles | None = getattr(result.figures, name)
-        if values is not None:
-            cells = (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
+    yield f"{'':<{LABEL_WIDTH}}" + "".join(f"{name:>10}" for name in TIME_COLUMNS)
+    for label, cells in time_rows(result):
+        if is_full or label != WHOLE:
             text = "".join(f"{format_seconds(cell):>10}" for cell in cells)
             yield f"{label:<{LABEL_WIDTH}}{text}"
+
+
+def time_rows(result: SimulatedLoad) -> Iterator[tuple[str, tuple[float, float, float, float]]]:
+    """Mean, median, 90th and 99th percentile of each time that some request has."""
+    for name, label in _LABELS.items():
+        values: Percentiles | None = getattr(result.figures, name)
+        if values is not None:
+            yield label, (values.mean_s, values.p50_s, values.p90_s, values.p99_s)
 
 
 def _utilization(pool: PoolFigures) -> str:
@@ -126,7 +145,7 @@ def _utilization(pool: PoolFigures) -> str:
     )
 
 
-def _details(outcome: ServingOutcome) -> Iterator[tuple[str, str]]:
+def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     """Conditions, the extremes of the engines, transfers, and what was left out."""
     main, policy = outcome.main, outcome.main.pool.policy
     experiment = main.experiment
@@ -153,7 +172,7 @@ def _extremes(pool: PoolFigures) -> str:
     )
 
 
-def _apart_details(outcome: ServingOutcome) -> Iterator[tuple[str, str]]:
+def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
     """The transfers, what each pool could serve, and the ratio of instances that balances them."""
     moved, transfer = outcome.result.transfers, outcome.transfer
     if moved is None or transfer is None or outcome.prefill is None:

@@ -633,6 +633,34 @@
       const names = lines.map((line) => line.name);
       return chart.legend(names, bottom + 58, (name) => (names.indexOf(name) ? "ax1" : "c-compute"));
     },
+
+    // Values over time, each held until the next.
+    series(chart, { unit, end, lines }) {
+      chart.left = 62;
+      chart.right = chart.width - 16;
+      const [top, bottom] = [12, 190];
+      const most = Math.max(1, ...lines.flatMap((line) => line.points.map((p) => p[1]))) * 1.05;
+      const toX = (t) => chart.left + ((chart.right - chart.left) * t) / (end || 1);
+      const toY = (v) => bottom - ((bottom - top) * v) / most;
+      for (const tick of niceTicks(0, most, 4)) {
+        make("line", { x1: chart.left, x2: chart.right, y1: toY(tick), y2: toY(tick), class: "grid" }, chart.svg);
+        chart.text(chart.left - 8, toY(tick) + 4, format(tick, unit), { class: "tick", "text-anchor": "end" });
+      }
+      chart.scaleX(0, end, bottom, "s", toX, top);
+      const names = lines.map((line) => line.name);
+      const colors = ["c-compute", "ax1", "ax3", "ax4"];
+      const toClass = (name) => colors[names.indexOf(name) % colors.length];
+      for (const { name, points } of lines) {
+        const d = points.map(([t, v], i) => (i ? `H${toX(t)}V${toY(v)}` : `M${toX(t)} ${toY(v)}`)).join("");
+        make("path", { d: `${d}H${toX(end)}`, class: `stem ${toClass(name)}` }, chart.svg);
+        const highest = points.reduce((a, b) => (b[1] > a[1] ? b : a));
+        for (const [point, what] of [[highest, "highest"], [points[points.length - 1], "last"]]) {
+          const [t, v] = point;
+          chart.mark(make("circle", { cx: toX(t), cy: toY(v), r: 4, class: toClass(name) }, chart.svg), `${name}, ${what}: ${format(v, unit)}\nat ${format(t, "s")}`);
+        }
+      }
+      return chart.legend(names, bottom + 42, toClass);
+    },
   };
 
   // Draws the visible repetitions of a span. Repetitions narrower than a pixel are merged into one bar.

@@ -6,6 +6,7 @@ from typing import Any
 from meshscope.analysis.roofline import Roofline
 from meshscope.views.charts.breakdown import Breakdown
 from meshscope.views.charts.cost import CostBar
+from meshscope.views.charts.serving import ServingChart
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Torus, TrafficMatrix
 from meshscope.views.charts.volume import SizeCount
@@ -166,6 +167,18 @@ def sizes_data(counts: Iterable[SizeCount]) -> dict[str, Any]:
         by_phase.setdefault(size.phase, []).append(point)
     items = [{"name": phase, "points": points} for phase, points in by_phase.items()]
     return {"items": sorted(items, key=lambda item: item["name"], reverse=True)}
+
+
+def series_data(chart: ServingChart) -> dict[str, Any]:
+    """Values over time that hold until the next."""
+    return {
+        "unit": chart.unit,
+        "end": chart.end_s,
+        "lines": [
+            {"name": one.name, "points": [[_brief(t), _brief(v)] for t, v in one.points]}
+            for one in chart.series
+        ],
+    }
 
 
 def roofline_data(roofline: Roofline) -> dict[str, Any]:

@@ -58,6 +58,23 @@ def page_html(runs: Sequence[RunRecord]) -> str:
     pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
     blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
     title = headline(groups) if len(runs) > 1 else pages[0].title
+    return _rendered(title, comparison, pages, blocks, n_hidden=len(ordered) - len(pages))
+
+
+def blocks_html(title: str, blocks: Sequence[Block]) -> str:
+    """A page of these blocks, for results that are no runs."""
+    return _rendered(short(title, MAX_TITLE), blocks, [], [*flattened(blocks)], n_hidden=0)
+
+
+def _rendered(
+    title: str,
+    comparison: Sequence[Block],
+    pages: Sequence[_RunPage],
+    blocks: Sequence[Block],
+    *,
+    n_hidden: int,
+) -> str:
+    """The file: blocks over all runs, a page for each run, and the charts of all `blocks`."""
     style, script = _text(STYLE), _text(SCRIPT)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -68,7 +85,7 @@ def page_html(runs: Sequence[RunRecord]) -> str:
         headline=title,
         comparison=comparison,
         pages=pages,
-        n_hidden=len(ordered) - len(pages),
+        n_hidden=n_hidden,
         next_number=count().__next__,
         style=Markup(style),  # noqa: S704  our own file
         script=Markup(script),  # noqa: S704  our own file

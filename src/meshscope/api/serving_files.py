@@ -1,0 +1,57 @@
+"""Files of a simulated server: a page, a plot, or a trace of its engines and requests."""
+
+from pathlib import Path
+
+from meshscope.errors import MissingToolError, RunError, SpecError
+from meshscope.exporters.chrome import write_chrome
+from meshscope.exporters.files import new_file
+from meshscope.exporters.perfetto import write_perfetto
+from meshscope.exporters.serving_timeline import serving_timeline
+from meshscope.serving.outcome import ServingOutcome
+from meshscope.views.html.serving_page import serving_html
+from meshscope.views.serving import serving_title
+
+PAGE, PERFETTO, CHROME = ".html", ".perfetto-trace", (".json", ".json.gz")
+PLOTS = (".png", ".svg")
+ENDINGS = (PAGE, *PLOTS, PERFETTO, *CHROME)
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
+    if not path.name.endswith(ENDINGS):
+        raise SpecError(f"--out '{path}': the ending says what to write. Use {', '.join(ENDINGS)}.")
+    if path.exists() and not force:
+        raise RunError(
+            f"'{path}' exists. Use --force to replace it, or another --out to keep both."
+        )
+
+
+def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) -> None:
+    """Writes what the ending of the path says."""
+    check_place(path, force=force)
+    with new_file(path, force=force) as partial:
+        _write(outcome, path, partial)
+
+
+def _write(outcome: ServingOutcome, path: Path, partial: Path) -> None:
+    if path.suffix == PAGE:
+        partial.write_text(serving_html(outcome), encoding="utf-8")
+    elif path.suffix in PLOTS:
+        _write_plot(outcome, partial, to=path.suffix.removeprefix("."))
+    else:
+        timeline = serving_timeline(outcome, serving_title(outcome))
+        if path.suffix == PERFETTO:
+            write_perfetto(timeline, partial)
+        else:
+            write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
+
+
+def _write_plot(outcome: ServingOutcome, partial: Path, *, to: str) -> None:
+    try:
+        from meshscope.views.plots.serving import write_serving_plot  # noqa: PLC0415  only plots need matplotlib
+    except ImportError as error:
+        raise MissingToolError(
+            "plots need matplotlib, which is not installed. "
+            "Install the extra in your clone: pip install -e '.[plots]'."
+        ) from error
+    write_serving_plot(outcome, partial, to=to)

@@ -1,0 +1,135 @@
+"""A simulated server as a timeline for the trace writers: engine steps, requests, and counters.
+
+Each request is on the first free line: its wait for the first token, and the rest of it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from meshscope.events.timeline import ARGUMENT, Counter, Timeline, Track
+from meshscope.serving.engine import EngineTrace
+from meshscope.serving.outcome import ServingOutcome
+from meshscope.serving.results import EngineRole
+from meshscope.serving.sequences import ServedRequests
+
+PS_PER_S, NS_PER_S = 1e12, 1e9
+MAX_REQUESTS = 2000  # drawn, the first ones
+STEP_NAMES = ("decode", "prefill", "prefill and decode")
+REQUEST_NAMES = ("first token", "other tokens")
+# Name and unit of the columns of an engine's samples.
+COUNTERS = {
+    1: ("sequences", "sequences"),
+    2: ("waiting", "sequences"),
+    3: ("cache in use", "blocks"),
+    4: ("prompt tokens of a step", "tokens"),
+    5: ("decoded tokens of a step", "tokens"),
+}
+
+
+def serving_timeline(outcome: ServingOutcome, title: str) -> Timeline:
+    """The engines that were simulated, and the first MAX_REQUESTS requests."""
+    simulation = outcome.simulation
+    engines = [
+        (_engine_name(role, number, len(traces)), trace)
+        for role, traces in simulation.traces.items()
+        for number, trace in enumerate(traces)
+    ]
+    return Timeline(
+        tracks=_tracks(title, engines, simulation.requests),
+        counters=tuple(counter for name, trace in engines for counter in _counters(name, trace)),
+        metadata={"title": title},
+    )
+
+
+def _engine_name(role: EngineRole, number: int, n_engines: int) -> str:
+    return f"{role} {number}" if n_engines > 1 else str(role)
+
+
+def _tracks(
+    title: str, engines: list[tuple[str, EngineTrace]], requests: ServedRequests
+) -> Iterator[Track]:
+    for tid, (name, trace) in enumerate(engines, start=1):
+        yield _track(title, 1, "engines", tid, name, STEP_NAMES, _steps(trace))
+    for tid, slices in enumerate(_request_lines(requests), start=1):
+        yield _track(title, 2, "requests", tid, f"line {tid}", REQUEST_NAMES, slices)
+
+
+def _track(  # noqa: PLR0913, PLR0917  the names of a track
+    title: str,
+    pid: int,
+    group: str,
+    tid: int,
+    name: str,
+    kinds: tuple[str, ...],
+    slices: pl.DataFrame,
+) -> Track:
+    return Track(
+        pid=pid,
+        process=f"{group}: {title}",
+        tid=tid,
+        thread=name,
+        parents=(title, group),
+        kinds=pl.DataFrame({"name": kinds}).with_row_index("kind"),
+        slices=slices,
+    )
+
+
+def _steps(trace: EngineTrace) -> pl.DataFrame:
+    """Steps from one sample to the next; equal decode steps that follow each other are one slice."""
+    time_s, running, waiting, used, n_prompt, n_decoded = trace.samples.T
+    end_s = np.append(time_s[1:], trace.end_s)
+    frame = pl.DataFrame(
+        {
+            "kind": np.where(n_prompt > 0, np.where(n_decoded > 0, 2, 1), 0).astype(np.uint32),
+            "start_ps": (time_s * PS_PER_S).astype(np.int64),
+            "dur_ps": ((end_s - time_s) * PS_PER_S).astype(np.int64),
+            ARGUMENT + "prompt_tokens": n_prompt.astype(np.int64),
+            ARGUMENT + "decoded_tokens": n_decoded.astype(np.int64),
+            ARGUMENT + "sequences": running.astype(np.int64),
+            ARGUMENT + "waiting": waiting.astype(np.int64),
+            ARGUMENT + "cache_blocks": used.astype(np.int64),
+        }
+    )
+    return frame.filter(pl.Series(n_prompt + n_decoded > 0))
+
+
+def _request_lines(requests: ServedRequests) -> Iterator[pl.DataFrame]:
+    """The slices of each line."""
+    ends_s: list[float] = []
+    lines: list[list[tuple[int, float, float, int, int]]] = []
+    for number in range(min(len(requests.arrival_s), MAX_REQUESTS)):
+        times = (a[number] for a in (requests.arrival_s, requests.first_token_s, requests.finish_s))
+        arrival_s, first_s, finish_s = map(float, times)
+        line = next((i for i, end_s in enumerate(ends_s) if end_s <= arrival_s), len(ends_s))
+        if line == len(ends_s):
+            ends_s.append(0.0)
+            lines.append([])
+        ends_s[line] = finish_s
+        n_output = int(requests.n_output[number])
+        lines[line].append((0, arrival_s, first_s - arrival_s, number, n_output))
+        if finish_s > first_s:
+            lines[line].append((1, first_s, finish_s - first_s, number, n_output))
+    for line in lines:
+        kind, start_s, dur_s, numbers, n_output = (
+            np.array(column) for column in zip(*line, strict=True)
+        )
+        yield pl.DataFrame(
+            {
+                "kind": kind.astype(np.uint32),
+                "start_ps": (start_s * PS_PER_S).astype(np.int64),
+                "dur_ps": (dur_s * PS_PER_S).astype(np.int64),
+                ARGUMENT + "request": numbers,
+                ARGUMENT + "output_tokens": n_output,
+            }
+        )
+
+
+def _counters(name: str, trace: EngineTrace) -> Iterator[Counter]:
+    at_ns = (trace.samples[:, 0] * NS_PER_S).astype(np.int64).tolist()
+    for column, (label, unit) in COUNTERS.items():
+        values = trace.samples[:, column].tolist()
+        yield Counter(
+            name=f"{name}: {label}", unit=unit, samples=tuple(zip(at_ns, values, strict=True))
+        )
