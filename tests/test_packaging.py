@@ -8,7 +8,6 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -22,20 +21,17 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 def test_every_file_that_is_not_python_is_package_data() -> None:
     declared = SETTINGS["tool"]["setuptools"]["package-data"]
     package = ROOT / "src" / "meshscope"
-    data = [
+    data = {
         path for path in package.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}
-    ]
+    }
+    packaged = {
+        path
+        for name, patterns in declared.items()
+        for pattern in patterns
+        for path in (ROOT / "src" / Path(*name.split("."))).glob(pattern)
+    }
     assert data
-    left_out = [
-        str(path.relative_to(package))
-        for path in data
-        if not any(
-            fnmatch(path.name, pattern)
-            for pattern in declared.get(
-                ".".join(("meshscope", *path.relative_to(package).parent.parts)), []
-            )
-        )
-    ]
+    left_out = sorted(str(path.relative_to(package)) for path in data - packaged)
     assert left_out == []
 
 

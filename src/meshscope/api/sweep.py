@@ -31,6 +31,7 @@ from meshscope.sweep.local_queue import LocalQueue
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
 from meshscope.sweep.queue import CommandQueue, SweepEngine
 from meshscope.sweep.ray_queue import RayQueue
+from meshscope.sweep.tpu_queue import TpuQueue, TpuSlice
 from meshscope.sweep.work import SweepListener, make_runs
 from meshscope.views.sweep import Row, summary_frame, summary_row
 
@@ -61,7 +62,7 @@ class SweepState(StrEnum):
 class SweepOptions:
     """How to run a sweep: what to replace, what to retry, where, and how many runs at a time.
 
-    `n_jobs` None uses all cores; `address` is that of a Ray cluster.
+    `n_jobs` None uses all cores; `address` is that of a Ray cluster; a `tpu` makes all runs.
     """
 
     force: bool = False
@@ -69,6 +70,7 @@ class SweepOptions:
     n_jobs: int | None = None
     engine: SweepEngine = SweepEngine.LOCAL
     address: str | None = None
+    tpu: TpuSlice | None = None
 
     def __post_init__(self) -> None:
         """SpecError for an address without a cluster."""
@@ -289,6 +291,8 @@ def _make(
 
 
 def _queue(folder: SweepFolder, options: SweepOptions) -> CommandQueue:
+    if options.tpu is not None:
+        return TpuQueue(folder, options.tpu, force=options.force)
     match options.engine:
         case SweepEngine.LOCAL:
             return LocalQueue(folder, force=options.force)

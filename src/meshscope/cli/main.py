@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Any
@@ -25,14 +26,23 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subcommand:
-    """A subcommand; its module is imported only when it runs."""
+    """A subcommand: a function of a module that is imported only when it runs."""
 
     module: str
     summary: str
+    function: str = "command"
+
+    def load(self) -> Callable[..., None]:
+        """The function."""
+        return getattr(importlib.import_module(f"meshscope.cli.{self.module}"), self.function)
+
+
+def _tpu(function: str, summary: str) -> Subcommand:
+    return Subcommand(module="tpu", function=function, summary=summary)
 
 
 # Commands of several words, such as `tpu create`, and what those of a group have in common.
-GROUPS: dict[str, str] = {}
+GROUPS: dict[str, str] = {"tpu": "Run experiments on TPU slices of Google Cloud."}
 
 # In the order of --help. A summary is the first line of the command's docstring.
 COMMANDS: dict[str, Subcommand] = {
@@ -69,6 +79,13 @@ COMMANDS: dict[str, Subcommand] = {
     "calibrate": Subcommand(
         module="calibrate", summary="Measure the chip of this machine, into a profile."
     ),
+    "tpu create": _tpu("create", "Ask for a slice, as a queued resource."),
+    "tpu status": _tpu("status", "Show the state of a slice."),
+    "tpu install": _tpu("install", "Install meshscope and JAX on every worker of a slice."),
+    "tpu sweep": _tpu("sweep", "Run experiments on a slice, and copy each run out."),
+    "tpu ssh": _tpu("ssh", "Run a shell command on the workers of a slice."),
+    "tpu delete": _tpu("delete", "Delete a slice and its request."),
+    "tpu manifest": _tpu("manifest", "Print a Kubernetes job that runs experiments on GKE."),
 }
 
 
@@ -78,9 +95,8 @@ def _lazy_class(command: Subcommand) -> type[TyperCommand]:
     class LazyCommand(TyperCommand):
         def make_context(self, *args: Any, **kwargs: Any) -> Any:
             """The context of the imported command."""
-            module = importlib.import_module(f"meshscope.cli.{command.module}")
             single = typer.Typer(**SETTINGS, add_completion=False)
-            single.command(self.name)(module.command)
+            single.command(self.name)(command.load())
             return typer.main.get_command(single).make_context(*args, **kwargs)
 
     return LazyCommand

@@ -84,8 +84,13 @@ def command(  # noqa: PLR0913  the options of the command
         return SweepProgress(left, n_jobs=n_jobs)
 
     result = run_sweep(plan, path, options, note=note, show=show)
-    _print(result, _results_table, as_json=as_json)
+    print_results(result, as_json=as_json)
     result.check()
+
+
+def print_results(result: SweepResult, *, as_json: bool = False) -> None:
+    """The runs of a sweep with their figures, as a table or as one document."""
+    _print(result, _results_table, as_json=as_json)
 
 
 def _print(result: SweepResult, table: Any, *, as_json: bool) -> None:

@@ -1,0 +1,107 @@
+"""A Google Cloud in a folder, with gcloud and the tools of its VMs."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STAND_IN = Path(__file__).with_name("gcloud.py")
+
+# What the scripts on a worker call. `python3 -m uv` makes an environment whose meshscope writes the
+# prediction of the experiment as a measured run; a model named `fails` fails.
+PYTHON3 = """#!/bin/bash
+case "$*" in
+  "-m pip install --quiet --user uv") ;;
+  "-m uv venv --quiet --clear --python 3.11 $HOME/meshscope/env") mkdir -p "$HOME/meshscope/env/bin" ;;
+  "-m uv pip install --quiet --python $HOME/meshscope/env/bin/python $HOME/m.whl jax[tpu]=="*)
+    cp "$(dirname "$0")/meshscope" "$HOME/meshscope/env/bin/meshscope" ;;
+  *) echo "unexpected: $*" >&2; exit 9 ;;
+esac
+"""
+CURL = """#!/bin/bash
+[ "$1 $2 $3 $4" = "--silent --fail --header Metadata-Flavor: Google" ] || exit 9
+case "$5" in
+  http://metadata.google.internal/*/attributes/worker-network-endpoints) echo "$ENDPOINTS" ;;
+  http://metadata.google.internal/*/attributes/agent-worker-number) echo "$WORKER" ;;
+  *) exit 22 ;;
+esac
+"""
+MESHSCOPE = """#!{python}
+import sys
+sys.path.insert(0, {source!r})
+from dataclasses import replace
+from pathlib import Path
+import meshscope
+from meshscope.events.enums import Source
+from meshscope.store.read import read_run
+from meshscope.store.write import write_run
+words = sys.argv[1:]
+Path(Path.home(), "called").open("a").write(" ".join(words) + "\\n")
+if words == ["--version"]:
+    sys.exit()
+assert words[0] == "run", words
+value = lambda name: words[words.index(name) + 1]
+if value("--batch") == "7":
+    sys.exit("meshscope: there is no such chip")
+if "--process-id" in words and value("--process-id") != "0":
+    sys.exit()
+meshscope.predict(words[1], topology=value("--topology"), plan=value("--plan"), batch=int(value("--batch")), out="p", force=True)
+run = read_run(Path("p"))
+out = Path(value("--out"))
+out.mkdir()
+write_run(out, replace(run, manifest=replace(run.manifest, source=Source.MEASURED)), metrics={{}})
+"""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The folder of a stand-in cloud."""
+
+    path: Path
+
+    def set(self, **changes: Any) -> None:
+        self.path.joinpath("cloud.json").write_text(json.dumps({**self.state, **changes}))
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        return json.loads(self.path.joinpath("cloud.json").read_text())
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of every gcloud command."""
+        file = self.path / "calls"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def calls_of(self, *words: str) -> list[list[str]]:
+        return [call for call in self.calls if tuple(call[2:4]) == words]
+
+    def called(self, worker: int) -> list[str]:
+        """The commands of meshscope on a worker."""
+        return self.path.joinpath("workers", str(worker), "called").read_text().splitlines()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    home = tmp_path / "cloud"
+    (home / "bin").mkdir(parents=True)
+    source = str(Path(__file__).parents[2] / "src")
+    tools = {
+        "gcloud": f'#!/bin/bash\nexec {sys.executable} {STAND_IN} "$@"\n',
+        "python3": PYTHON3,
+        "curl": CURL,
+        "meshscope": MESHSCOPE.format(python=sys.executable, source=source),
+    }
+    for name, text in tools.items():
+        (home / "bin" / name).write_text(text)
+        (home / "bin" / name).chmod(0o755)
+    made = Cloud(home)
+    home.joinpath("cloud.json").write_text("{}")
+    made.set(resources={}, polls=2, preemptions=0, workers=1, endpoints="a:b:10.0.0.2")
+    monkeypatch.setenv("CLOUD", str(home))
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr("meshscope.cloud.machine.POLL_S", 0.0)
+    return made

@@ -1,0 +1,231 @@
+"""Slices are asked for within a quota, run sweeps, survive preemption, and are deleted."""
+
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshscope.cli.main import main
+from meshscope.cloud.accelerators import accelerator_type, n_hosts
+from meshscope.cloud.quota import Quota, check_quota
+from meshscope.errors import SpecError
+from meshscope.spec.hardware.topology import parse_topology
+
+QUOTA = '[[quota]]\nchip = "v6e"\nzone = "us-east1-d"\nchips = 16\nspot = true\n'
+ASK = ("--topology", "v6e-8", "--zone", "us-east1-d", "--quota", "quota.toml")
+SWEEP = (*ASK, "--wheel", "m.whl", "--jax", "0.10.2")
+
+
+@pytest.fixture
+def tpu(cloud, tmp_path, monkeypatch, capsys):  # noqa: ARG001  the cloud that the commands see
+    """`meshscope tpu ...` in a folder with a quota, a wheel and a sweep of two experiments."""
+    monkeypatch.chdir(tmp_path)
+    Path("quota.toml").write_text(QUOTA)
+    Path("m.whl").touch()
+    write_sweep(2, 4)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["meshscope", "tpu", *words])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def write_sweep(*batches: int, command: str = "run", topology: str = "v6e-8") -> None:
+    common = {
+        "command": command,
+        "model": "Llama-3.2-3B",
+        "topology": topology,
+        "plan": "dp=-1,tp=8",
+    }
+    experiments = [{**common, "batch": batch} for batch in batches]
+    Path("e.yaml").write_text(yaml.safe_dump({"experiments": experiments}))
+
+
+def runs() -> list[str]:
+    return sorted(p.parent.name for p in Path("runs/e").glob("*/manifest.json"))
+
+
+def test_a_sweep_goes_on_after_a_preemption_and_deletes_its_slice(tpu, cloud) -> None:
+    cloud.set(preemptions=1)
+
+    status, out, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
+
+    assert (status, len(runs())) == (0, 2), err
+    assert "2 experiments: 2 done" in out
+    assert "lost while it made" in err
+    assert len(cloud.calls_of("queued-resources", "create")) == 2
+    assert cloud.state["resources"] == {}
+
+
+def test_a_sweep_goes_on_where_it_stopped_and_keeps_a_failure(tpu, cloud) -> None:
+    write_sweep(2, 7)
+    status, _, err = tpu("sweep", "bench", "e.yaml", *SWEEP, "--keep")
+    assert (status, len(runs())) == (1, 1)
+    assert "there is no such chip" in err
+    assert list(cloud.state["resources"]) == ["bench"]
+
+    n_calls = len(cloud.calls_of("tpu-vm", "ssh"))
+    assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 1
+    assert len(cloud.calls_of("tpu-vm", "ssh")) == n_calls  # nothing was left to run
+
+
+def test_workers_of_several_hosts_find_each_other(tpu, cloud) -> None:
+    write_sweep(4, topology="v6e-16")
+    cloud.set(workers=4, endpoints=",".join(f"x:y:10.0.0.{i}" for i in range(4)))
+    options = ["v6e-16" if word == "v6e-8" else word for word in SWEEP]
+
+    assert tpu("sweep", "bench", "e.yaml", *options, "--keep")[0] == 0
+
+    assert len(runs()) == 1
+    for worker in range(4):
+        several = f"--coordinator 10.0.0.0:8476 --n-processes 4 --process-id {worker}"
+        assert cloud.called(worker)[-1].endswith(several)
+
+
+def test_a_dry_run_prints_each_command_and_runs_none(tpu, cloud) -> None:
+    status, out, _ = tpu("sweep", "bench", "e.yaml", *SWEEP, "--project", "p", "--dry-run")
+    assert status == 0
+    assert cloud.calls == []
+    lines = out.splitlines()
+    assert all(line.startswith("gcloud compute tpus ") for line in lines)
+    assert all(line.endswith(" --project=p") for line in lines)
+    assert [line.split()[4] for line in lines if "queued-resources" in line] == [
+        "describe", "list", "create", "delete",
+    ]  # fmt: skip
+    assert sum("run_on_worker.sh " in line and " ssh " in line for line in lines) == 2
+
+
+def test_create_status_ssh_and_delete(tpu, cloud) -> None:
+    assert tpu("status", "bench", "--zone", "us-east1-d")[1] == "bench: missing\n"
+    assert tpu("create", "bench", *ASK)[0] == 0
+    tpu("status", "bench", "--zone", "us-east1-d")
+    assert tpu("status", "bench", "--zone", "us-east1-d")[1] == "bench: ACTIVE\n"
+    assert tpu("ssh", "bench", "exit 3", "--zone", "us-east1-d")[0] == 3
+    assert tpu("delete", "bench", "--zone", "us-east1-d")[0] == 0
+    assert cloud.state["resources"] == {}
+
+
+def test_chips_in_use_count_against_the_quota(tpu, cloud) -> None:
+    for name in ("a", "b"):
+        assert tpu("create", name, *ASK)[0] == 0
+    status, _, err = tpu("create", "c", *ASK)
+    assert (status, sorted(cloud.state["resources"])) == (1, ["a", "b"])
+    assert "0 of 16 v6e chips in us-east1-d left" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("--topology", "v6e-8"), "--quota FILE"),
+        (("--topology", "v6e-8", "--quota", "none.toml"), "cannot read the quota file"),
+        (("--topology", "v6e-32", "--quota", "quota.toml"), "It covers 16 spot v6e chips"),
+        (("--topology", "v6e-8", "--quota", "quota.toml", "--on-demand"), "would be charged"),
+        (("--topology", "tpu7x-8", "--allow-charges"), "meshscope tpu manifest"),
+        (("--topology", "cpu:8", "--allow-charges"), "is no TPU slice"),
+        (("--topology", "2xv6e:4x4", "--allow-charges"), "one at a time"),
+        (("--topology", "v6e:1x8", "--allow-charges"), "Use v6e:2x4"),
+    ],
+)
+def test_what_would_be_charged_or_is_no_slice_is_refused(tpu, cloud, words, remedy: str) -> None:
+    status, _, err = tpu("create", "bench", "--zone", "us-east1-d", *words)
+    assert status == 1
+    assert remedy in " ".join(err.split())
+    assert cloud.calls_of("queued-resources", "create") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "no [[quota]] table"),
+        ("x = ", "cannot read"),
+        (QUOTA.replace("chips", "chpis"), "unknown key 'chpis'. Did you mean 'chips' or 'chip'?"),
+        (QUOTA.replace("16", "true"), "chips is True"),
+        (QUOTA.replace("16", "0"), "at least 1"),
+        (QUOTA.replace("v6e", "v9"), "unknown chip 'v9'"),
+    ],
+)
+def test_a_bad_quota_file_is_one_message(tpu, text: str, fault: str) -> None:
+    Path("quota.toml").write_text(text)
+    status, _, err = tpu("create", "bench", *ASK)
+    assert (status, err.count("\n")) == (1, 1)
+    assert fault in err
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"command": "predict"}, "needs no TPU"),
+        ({"topology": "v5e-8"}, "Use one file for each slice"),
+    ],
+)
+def test_experiments_of_another_slice_are_refused(tpu, cloud, change, fault: str) -> None:
+    write_sweep(2, **change)
+    status, _, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
+    assert status == 1
+    assert fault in err
+    assert cloud.calls == []
+
+
+def test_without_gcloud_the_message_says_what_to_install(tpu, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, _, err = tpu("delete", "bench", "--zone", "us-east1-d")
+    assert status == 1
+    assert "gcloud is not installed" in err
+
+
+def test_a_manifest_has_a_pod_for_each_host(tpu) -> None:
+    write_sweep(4, topology="tpu7x-32")
+    status, out, _ = tpu(
+        "manifest", "e.yaml", "--topology", "tpu7x-32", "--image", "i", "--claim", "c"
+    )
+    assert status == 0
+    service, job = yaml.safe_load_all(out)
+    pod = job["spec"]["template"]["spec"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert job["spec"]["completions"] == 4
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2x4"
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert "--process-id $JOB_COMPLETION_INDEX" in pod["containers"][0]["command"][2]
+
+
+@pytest.mark.parametrize(
+    ("slice_", "kind", "hosts"),
+    [
+        ("v5e-16", "v5litepod-16", 4),
+        ("v5e-8", "v5litepod-8", 1),
+        ("v6e-256", "v6e-256", 64),
+        ("v4-32", "v4-32", 4),
+        ("v5p-8", "v5p-8", 1),
+    ],
+)
+def test_names_and_hosts_are_those_of_the_cloud(slice_: str, kind: str, hosts: int) -> None:
+    """Source: cloud.google.com/tpu/docs, "TPU configurations"."""
+    topology = parse_topology(slice_)
+    assert accelerator_type(topology) == kind
+    assert n_hosts(topology) == hosts
+
+
+def test_two_quotas_of_one_kind_add_up() -> None:
+    quotas = [Quota(chip="v6e", zone="z", chips=4, spot=True)] * 2
+    check_quota(quotas, parse_topology("v6e-8"), "z", is_spot=True)
+    with pytest.raises(SpecError, match="would be charged"):
+        check_quota(quotas, parse_topology("v6e-16"), "z", is_spot=True)
+
+
+@pytest.mark.parametrize("name", ["install_on_worker.sh", "run_on_worker.sh"])
+def test_scripts_of_workers_are_sound(name: str) -> None:
+    script = str(files("meshscope.cloud") / name)
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", script], check=True)
