@@ -1,4 +1,4 @@
-"""`meshscope.import_`: HLO text that another tool dumped becomes a run."""
+"""`meshscope.import_`: HLO text and traces of other tools become a run."""
 
 import re
 import shutil
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshscope.api.import_traces import are_traces, check_options_of_traces, import_traces
 from meshscope.api.progress import ReportedProgress
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import option_words
@@ -56,10 +57,12 @@ class _Import:
 def import_(  # noqa: PLR0913  the options of the command
     paths: str | Path | Iterable[str | Path],
     *,
-    topology: str,
+    topology: str | None = None,
     plan: str | None = None,
     mesh: str | None = None,
     device_order: str | None = None,
+    card: str | Path | None = None,
+    model: str | None = None,
     phase: Phase | str | None = None,
     rules: str | Path | None = None,
     frontend: Frontend | str | None = None,
@@ -68,23 +71,29 @@ def import_(  # noqa: PLR0913  the options of the command
     force: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Reads optimized HLO text dumped by another tool, and saves a run.
+    """Reads optimized HLO text or traces of another tool, and saves a run.
 
     Collectives get phase, layer and part from the names in the text: op_names, functions, arguments. A
     scheduled TPU program that is one whole phase gets modeled times, too; so does a step of several
     programs, given as `decode=model.txt`, `decode=sampler.txt` in the order of execution.
+    docs/traces.md lists the traces.
 
     Example:
         >>> meshscope.import_("module.txt", topology="v6e-8", plan="tp=8").collectives
 
     Args:
         paths: HLO text, plain or gzipped; with `frontend="torchxla"` HLO protos. `decode=PATH` and
-            `prefill=PATH` state the step that runs a program.
-        topology: The slice that the program was compiled for, such as `v6e-8`.
+            `prefill=PATH` state the step that runs a program. Or traces: a file for each rank or
+            host, a folder of them, results of `vllm bench serve`.
+        topology: The slice that the program ran on or was compiled for, such as `v6e-8`. Traces need
+            neither slice nor plan: without a plan, collectives have the axes that their process
+            groups name.
         plan: Axis sizes that lay out its devices, such as `tp=8`.
         mesh: Instead of a plan, the program's own axes, outermost first, such as `data=8,model=8`.
         device_order: With `mesh`, the devices of the slice in the order of the mesh, such as
             `0,2,4,6,7,5,3,1`; by default in the order of their ids.
+        card: CCL-Bench workload card of the traces, with their plan and slice.
+        model: Model of the traces: its predicted collectives appear beside the measured ones.
         phase: Phase of a program whose names state none: `prefill` or `decode`.
         rules: TOML file with rules that assign names to phases, layers and parts, before the built-in ones.
         frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
@@ -94,7 +103,8 @@ def import_(  # noqa: PLR0913  the options of the command
         progress: Called with a part of the work, its step, and the seconds left or None.
 
     Returns:
-        A run with the source `compiled`; its `warnings` say where truncated text ends.
+        A run with the source `compiled`, whose `warnings` say where truncated text ends; of traces
+        with the source `measured`, whose `record.measured.findings` say what the capture lacks.
 
     Raises:
         MeshscopeError: A file cannot be read or does not fit the plan, or the folder exists.
@@ -107,6 +117,15 @@ def import_(  # noqa: PLR0913  the options of the command
     if frontend == Frontend.JAX:
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else Path(out)
+    if frontend is None and are_traces(files):
+        check_options_of_traces(mesh=mesh, device_order=device_order, phase=phase, rules=rules)
+        return import_traces(
+            files, topology=topology, plan=plan, card=card, model=model, out=home, force=force
+        )
+    if topology is None or card is not None or model is not None:
+        raise SpecError(
+            "HLO text needs --topology, and --plan or --mesh; --card and --model are for traces."
+        )
     options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
     options |= {"phase": phase, "rules": rules, "frontend": frontend}
     words = option_words({**options, "partial": partial, "out": home})

@@ -148,5 +148,6 @@ def write_record(record: RunRecord, partial: Path) -> None:
     from meshscope.store.write import write_run  # noqa: PLC0415
     from meshscope.views.document import metrics_document  # noqa: PLC0415
 
-    (partial / CARD).write_text(card_text(record), encoding="utf-8")
+    if record.manifest.experiment.topology is not None:  # a card names the hardware
+        (partial / CARD).write_text(card_text(record), encoding="utf-8")
     write_run(partial, record, metrics=metrics_document(record))

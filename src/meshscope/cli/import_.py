@@ -1,4 +1,4 @@
-"""`meshscope import`: HLO text that another tool dumped becomes a run."""
+"""`meshscope import`: HLO text and traces of other tools become a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,16 +14,17 @@ from meshscope.spec.program import Frontend
 
 
 def command(  # noqa: PLR0913  the options of the command
-    dumps: Annotated[
+    files: Annotated[
         list[str],
         typer.Argument(
-            metavar="DUMP...",
+            metavar="FILE...",
             help="Optimized HLO text, plain or gzipped; with --frontend torchxla, HLO protos. "
-            "decode=DUMP or prefill=DUMP: the step that runs it, after those before it.",
+            "decode=FILE or prefill=FILE: the step that runs it, after those before it. Or traces: a file "
+            "for each rank or host, or a folder.",
         ),
     ],
     *,
-    topology: Annotated[str, TOPOLOGY],
+    topology: Annotated[str | None, TOPOLOGY] = None,
     plan: Annotated[str | None, PLAN] = None,
     mesh: Annotated[
         str | None,
@@ -32,6 +33,14 @@ def command(  # noqa: PLR0913  the options of the command
     device_order: Annotated[
         str | None,
         typer.Option(metavar="IDS", help="Devices in the order of the mesh: 0,2,4,6,7,5,3,1."),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CCL-Bench card of the traces: their plan and slice."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Model of the traces, to predict its collectives."),
     ] = None,
     phase: Annotated[
         Phase | None, typer.Option(help="Phase of a dump whose names state none.")
@@ -52,18 +61,21 @@ def command(  # noqa: PLR0913  the options of the command
     full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read HLO text dumped by another tool.
+    """Read HLO text or traces of another tool.
 
-    The plan or mesh lays out the devices of the dump; no model is needed. Names in the text give each collective its
-    layer and part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too.
+    The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
+    part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
+    profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
     """
     with WorkProgress() as progress:
         run = import_(
-            dumps,
+            files,
             topology=topology,
             plan=plan,
             mesh=mesh,
             device_order=device_order,
+            card=card,
+            model=model,
             phase=phase,
             rules=rules,
             frontend=frontend,

@@ -27,7 +27,7 @@ class Collective:
     opcode: str | None
     axis: str | None
     axis_reason: str | None = None
-    group_size: int
+    group_size: int | None
     groups: Groups
     dtype: str | None
     shape: tuple[int, ...] | None

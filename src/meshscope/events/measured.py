@@ -1,8 +1,42 @@
 """Measurements on live devices beside the event table: requests, device loads, profile findings."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from meshscope.events.enums import Kind, Part, Phase
+
+
+class StepLabel(StrEnum):
+    """The class of the steps of a trace; `trace` is everything, if no steps are annotated."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+    STEP = "step"  # annotated without saying whether it is prefill or decode
+    OUTSIDE = "outside of steps"
+    TRACE = "trace"
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of its rows."""
+        return Phase(self.value) if self.value in set(Phase) else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why its rows have no phase."""
+        return {
+            StepLabel.MIXED: "steps that mix prefill and decode",
+            StepLabel.OUTSIDE: "outside of the annotated steps",
+            StepLabel.TRACE: "the trace annotates no steps",
+        }.get(self)
+
+    @classmethod
+    def of_row(cls, phase: Phase | None, reason: str | None) -> "StepLabel":
+        """The class of the steps of a row, by its phase and the reason why it has none."""
+        if phase is not None:
+            return cls(phase.value)
+        reasons = (reason or "").split("; ")
+        return next((label for label in cls if label.reason in reasons), cls.TRACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +53,18 @@ class DeviceLoad:
 
     `window_s` spans the first to the last op of any device, summed over the steps. `busy_s` is the
     time with an op running, `collective_s` the part of it in collectives, and `wait_s` the part of
-    that spent waiting for later participants (None if unknown).
+    that spent waiting for later participants (None if unknown). `label` is the class of the steps
+    if they are no steps of a phase, as in the traces of servers.
     """
 
-    phase: Phase
+    phase: Phase | None
     device: int
     busy_s: float
     collective_s: float
     wait_s: float | None
     idle_s: float
     window_s: float
+    label: StepLabel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +72,16 @@ class CollectiveTime:
     """Mean times of one kind of collective over all devices in the profiled steps of a phase.
 
     `wire_s` is the time of the fastest participant, which does not wait; `wait_s` is the extra time
-    of the others. All are means over the `n_executions`.
+    of the others. All are means over the `n_executions`; those of too few participants are None.
     """
 
-    phase: Phase
+    phase: Phase | None
     part: Part | None
     kind: Kind
     axis: str | None
     n_executions: int
     dur_s: float
-    wire_s: float
+    wire_s: float | None
     wait_s: float | None
 
 
@@ -56,6 +92,60 @@ class StepCost:
     phase: Phase
     flops: float | None
     accessed_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepClass:
+    """Steps of one class in a trace: prefill, decode, mixed, or steps of unknown content.
+
+    Times are device times, from the first op to the end of the last, over all devices. Tokens are
+    means of a step; None if the trace does not say.
+    """
+
+    label: StepLabel
+    n_steps: int
+    mean_s: float
+    p50_s: float
+    p99_s: float
+    prefill_tokens: float | None = None
+    decode_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTime:
+    """One latency of a serving benchmark over its requests; None for what its file lacks."""
+
+    name: str  # ttft, tpot, itl or e2e
+    mean_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedBenchmark:
+    """What a serving benchmark's client measured: queueing and the network included."""
+
+    path: str
+    n_requests: int | None
+    times: tuple[ServedTime, ...]
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """What an imported trace consists of."""
+
+    formats: tuple[str, ...]
+    n_files: int
+    n_events: int  # in the files, on hosts and devices
+    n_ops: int  # executed on devices
+    devices: tuple[int, ...]
+    n_devices: int  # of the session
+    window_s: float
+    steps: tuple[StepClass, ...] = ()
+    benchmarks: tuple[ServedBenchmark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +162,4 @@ class Measured:
     findings: tuple[str, ...]
     costs: tuple[StepCost, ...] = ()
     texts: tuple[str, ...] = ()  # generated text, if the run has a tokenizer
+    trace: TraceFacts | None = None  # of an imported trace

@@ -176,7 +176,7 @@ class ExperimentRecord:
 _IMPORT_ONLY = ("imported", "phase", "function", "device_order", "program_phases")
 _FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
 _IMPORTED = (
-    *("imported", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
+    *("imported", "model", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
     *("device_order", "program_phases"),
 )
 

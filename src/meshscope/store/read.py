@@ -182,8 +182,8 @@ def _collective(record: dict[str, Any]) -> Collective:
     return Collective(**{**record, **typed})
 
 
-def _fraction(wire_bytes: float | None, group_size: int) -> Fraction | None:
+def _fraction(wire_bytes: float | None, group_size: int | None) -> Fraction | None:
     """The exact value behind the stored float: wire factors have the group size as denominator."""
     if wire_bytes is None:
         return None
-    return Fraction(wire_bytes).limit_denominator(max(1, group_size))
+    return Fraction(wire_bytes).limit_denominator(max(1, group_size or 1))

@@ -83,7 +83,9 @@ def figures_document(run: RunRecord) -> dict[str, Any]:
 
 
 def _live(run: RunRecord) -> dict[str, Any]:
-    """Fields that only runs on live devices have."""
+    """Fields that only runs on live devices and imported traces have."""
+    if run.measured is not None and run.measured.trace is not None:
+        return {"measured": asdict(run.measured)}
     latency = request_latency(run)
     if latency is None or run.measured is None:
         return {}

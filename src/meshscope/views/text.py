@@ -37,6 +37,7 @@ from meshscope.views.plain import short
 from meshscope.views.summary import memory_table, totals_table, unattributed_lines
 from meshscope.views.tables import bullets, new_table, rich_table
 from meshscope.views.times import caveat_lines, time_lines
+from meshscope.views.trace import is_trace, trace_text
 from meshscope.views.words import (
     counted,
     phase_label,
@@ -51,6 +52,9 @@ LARGE_UNESTIMATED_FRAC = 0.05  # of a step; the short text omits smaller shares
 
 def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, the collectives of each phase, then assumptions and conditions."""
+    if is_trace(run):
+        yield from _trace(run, is_full=False)
+        return
     yield from answer_lines(answer_of(run))
     yield Text("")
     yield from live_lines(run)
@@ -62,6 +66,12 @@ def run_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     yield Text("--full adds all conditions, bytes, times by part, memory and algorithms", "dim")
 
 
+def _trace(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    """The capture of an imported trace and what it shows; a trace has no request to time."""
+    yield Text(f"{short(title_of(run))} ({run.manifest.source})", style="bold")
+    yield from trace_text(run, is_full=is_full)
+
+
 def _short_legend(run: RunRecord) -> str:
     comparison = compare_sources(run)
     is_equal = comparison is None or comparison.is_exact
@@ -70,6 +80,9 @@ def _short_legend(run: RunRecord) -> str:
 
 def full_text(run: RunRecord, console: Console) -> Iterator[RenderableType]:
     """The answer of a run, then everything that is known about it."""
+    if is_trace(run):
+        yield from _trace(run, is_full=True)
+        return
     yield from answer_lines(answer_of(run))
     yield Text("")
     yield conditions(run)

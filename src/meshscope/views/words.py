@@ -51,7 +51,8 @@ def group_text(row: Collective) -> str:
             | Kind.GATHER
             | Kind.BROADCAST
         ):
-            text = f"{row.n_groups} x {row.group_size}"
+            n_groups, size = row.n_groups or UNKNOWN_TYPE, row.group_size or UNKNOWN_TYPE
+            text = f"{n_groups} x {size}"
         case _:
             assert_never(row.kind)
     return f"{text} DCN" if row.crosses_slices else text

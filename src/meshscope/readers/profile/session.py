@@ -64,7 +64,13 @@ def read_profile(
     and other numbers are kept. TraceError if a device has no position.
     """
     files = [file for path in paths for file in profile_files(path)]
-    spaces = tuple(read_xspace(file, stats=stats) for file in files)
+    return profile_of([read_xspace(file, stats=stats) for file in files], positions=positions)
+
+
+def profile_of(
+    spaces: Sequence[XSpace], *, positions: Mapping[tuple[int, int], int] | None = None
+) -> Profile:
+    """The profile of these hosts; `positions` and errors as for `read_profile`."""
     parts = [ops_of(space, host=index) for index, space in enumerate(spaces)]
     devices = [part.events["device"].drop_nulls().unique().sort().to_list() for part in parts]
     numbering = "given"
@@ -84,7 +90,7 @@ def read_profile(
         },
         schema=HOSTS_SCHEMA,
     )
-    return Profile(hosts=hosts, spaces=spaces, ops=_shifted(ops, hosts))
+    return Profile(hosts=hosts, spaces=tuple(spaces), ops=_shifted(ops, hosts))
 
 
 def profile_files(path: Path) -> list[Path]:

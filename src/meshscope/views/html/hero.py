@@ -19,12 +19,14 @@ from meshscope.views.html.blocks import (
     Paragraph,
     Tile,
     Tiles,
+    page_table,
 )
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.live import SHARED_CORES
 from meshscope.views.model import Figure, Unit, joined
 from meshscope.views.plain import short
 from meshscope.views.summary import memory_segments
+from meshscope.views.trace import capture_sentence, is_trace, trace_tables
 from meshscope.views.words import counted, phase_label
 
 MAX_SENTENCE = 400  # characters
@@ -47,7 +49,13 @@ SEGMENT_CLASSES = {
 
 
 def hero_blocks(run: PageRun) -> Iterator[Block]:
-    """Warnings, then the figures, the memory, the reasons and the suggestions."""
+    """Warnings, then the figures, the memory, the reasons and the suggestions.
+
+    For an imported trace, what the capture lacks comes first, then its tables.
+    """
+    if is_trace(run.run):
+        yield from _trace_blocks(run)
+        return
     yield from (Paragraph(text=text, class_name=style) for text, style in warnings(run))
     if run.costs:
         yield Tiles(tiles=tuple(_tiles(run)))
@@ -59,6 +67,18 @@ def hero_blocks(run: PageRun) -> Iterator[Block]:
     if why:
         yield DescriptionList(pairs=why)
     yield from advices(run)
+
+
+def _trace_blocks(run: PageRun) -> Iterator[Block]:
+    """The quality of the capture, its steps and its collectives."""
+    measured = run.run.measured
+    assert measured is not None
+    assert measured.trace is not None
+    yield Paragraph(text=_sentence(capture_sentence(measured.trace)), class_name="say")
+    for finding in measured.findings:
+        yield Paragraph(text=_sentence(finding), class_name="banner")
+    for number, table in enumerate(trace_tables(run.run)):
+        yield page_table(run.html_id(f"trace{number}"), table)
 
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:

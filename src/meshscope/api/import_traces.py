@@ -1,0 +1,252 @@
+"""Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshscope.api.predicted_steps import predicted_steps
+from meshscope.api.records import new_manifest, write_record
+from meshscope.api.request import option_words
+from meshscope.api.run import Run
+from meshscope.errors import MeshscopeError, SpecError, TraceError
+from meshscope.events.enums import Source
+from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
+from meshscope.exporters.card_reading import WorkloadCard, is_card, read_card
+from meshscope.readers.profile.quality import capture_faults
+from meshscope.readers.profile.session import profile_of, read_profile
+from meshscope.readers.traces.attribution import TraceRows, attributed
+from meshscope.readers.traces.chrome import read_chrome
+from meshscope.readers.traces.folder import trace_folder
+from meshscope.readers.traces.from_profile import trace_of_profile
+from meshscope.readers.traces.kineto import read_kineto
+from meshscope.readers.traces.merge import MergedTrace, merged
+from meshscope.readers.traces.nsys import read_nsys
+from meshscope.readers.traces.served import read_served
+from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.trace import Trace, TraceFormat
+from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.plan import Plan, parse_plan
+from meshscope.store.folder import new_folder
+from meshscope.store.folder_names import default_folder
+from meshscope.store.run import RunRecord
+
+Files = list[tuple[Path, TraceFormat]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """What the caller or the card says about the run; None is unknown."""
+
+    plan: Plan | None
+    topology: Topology | None
+    model: Model | None
+    findings: tuple[str, ...] = ()
+
+
+def are_traces(paths: Sequence[Path]) -> bool:
+    """Whether one of the paths is a folder or a trace, by its content."""
+    return any(path.is_dir() or format_of(path) not in {TraceFormat.HLO, None} for path in paths)
+
+
+def check_options_of_traces(**options: object) -> None:
+    """SpecError for an option that only HLO text has."""
+    for name, value in options.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise SpecError(f"--{option} is for HLO text, and these are traces. Leave it out.")
+
+
+def import_traces(  # noqa: PLR0913  the options of the command
+    paths: Sequence[Path],
+    *,
+    topology: str | None,
+    plan: str | None,
+    card: str | Path | None,
+    model: str | None,
+    out: Path | None,
+    force: bool,
+) -> Run:
+    """The measured run of the traces; MeshscopeError if one cannot be read or does not fit the plan."""
+    files, cards, findings = _listed(paths)
+    card_path = Path(card) if card is not None else next(filter(is_card, cards), None)
+    read = None if card_path is None else read_card(card_path)
+    layout = _layout(read, topology=topology, plan=plan, model=model)
+    benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
+    trace = merged(list(_traces(files)))
+    _check_size(layout, trace)
+    rows = attributed(trace, None if layout.plan is None else layout.plan.mesh)
+    predicted, notes = _predicted(layout, rows)
+    measured = _measured(trace, rows, benchmarks, (*findings, *layout.findings, *notes))
+    words = option_words({"topology": topology, "plan": plan, "card": card, "out": out})
+    named = () if model is None else ("--model", model)
+    record = RunRecord(
+        path=None,
+        manifest=new_manifest(
+            Source.MEASURED,
+            _experiment(paths, layout, trace),
+            ("meshscope", "import", *map(str, paths), *words, *named),
+            phases=tuple(rows.n_profiled_steps),
+        ),
+        rows=(*predicted, *rows.rows),
+        memory={},
+        measured=measured,
+    )
+    path = out or _default_folder(paths[0], layout)
+    with new_folder(path, force=force) as partial:
+        write_record(record, partial)
+    return Run(record=replace(record, path=path))
+
+
+_BENCHMARK = TraceFormat.SERVING_BENCHMARK
+
+
+def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
+    """The files with their formats, the YAML files beside them, and what was not read."""
+    files: Files = []
+    cards: list[Path] = []
+    findings: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            folder = trace_folder(path)
+            files += folder.files
+            cards += folder.cards
+            findings += folder.findings
+            continue
+        kind = format_of(path)
+        if kind is None or kind is TraceFormat.HLO:
+            raise SpecError(
+                f"'{path}' is no trace, and other files are. Import HLO text and traces one by one."
+            )
+        files.append((path, kind))
+    if all(kind is _BENCHMARK for _, kind in files):
+        raise TraceError(
+            f"{files[0][0]}: a serving benchmark has no operations. Give the trace of a server, too."
+        )
+    return files, cards, findings
+
+
+def _traces(files: Files) -> Iterable[Trace]:
+    """One trace for each file of a process, and one for the hosts of a TPU profile together."""
+    for path, kind in files:
+        if kind is TraceFormat.KINETO:
+            yield read_kineto(path)
+        elif kind is TraceFormat.NSYS:
+            yield read_nsys(path)
+    xplanes = [path for path, kind in files if kind is TraceFormat.XPLANE]
+    if xplanes:
+        profile = read_profile(*xplanes)
+        n_events = sum(len(plane.events) for space in profile.spaces for plane in space.planes)
+        faults = [fault.message for fault in capture_faults(profile, profile.ops)]
+        yield trace_of_profile(profile, TraceFormat.XPLANE, n_events=n_events, findings=faults)
+    exported = [read_chrome(path) for path, kind in files if kind is TraceFormat.CHROME_TPU]
+    if exported:
+        profile = profile_of([one.space for one in exported])
+        faults = [fault.message for fault in capture_faults(profile, profile.ops)]
+        left_out = [finding for one in exported for finding in one.findings]
+        yield trace_of_profile(
+            profile,
+            TraceFormat.CHROME_TPU,
+            n_events=sum(one.n_events for one in exported),
+            findings=[*left_out, *faults],
+        )
+
+
+def _layout(
+    card: WorkloadCard | None, *, topology: str | None, plan: str | None, model: str | None
+) -> _Layout:
+    """Options take precedence over the card."""
+    slice_ = None if topology is None else parse_topology(topology)
+    findings = () if card is None else card.findings
+    if card is not None:
+        slice_ = slice_ or card.topology
+    laid_out = None if plan is None else parse_plan(plan)
+    if laid_out is None and card is not None:
+        laid_out = card.plan
+    if laid_out is not None and slice_ is None:
+        raise SpecError(
+            f"--plan {laid_out} alone does not lay out the devices. Give --topology, too."
+        )
+    return _Layout(
+        plan=None if laid_out is None or slice_ is None else laid_out.filled(slice_.n_devices),
+        topology=slice_,
+        model=read_model(model) if model is not None else _model_of(card),
+        findings=findings,
+    )
+
+
+def _model_of(card: WorkloadCard | None) -> Model | None:
+    """The model that a card names; None if it is not known here."""
+    if card is None or card.model_name is None:
+        return None
+    try:
+        return read_model(card.model_name)
+    except MeshscopeError:
+        return None
+
+
+def _check_size(layout: _Layout, trace: MergedTrace) -> None:
+    if layout.plan is not None and layout.plan.mesh.n_devices < trace.n_devices:
+        raise SpecError(
+            f"the trace is of {trace.n_devices} devices, and plan '{layout.plan}' lays out "
+            f"{layout.plan.mesh.n_devices}. Give the plan and the topology of all devices."
+        )
+
+
+def _predicted(layout: _Layout, rows: TraceRows) -> tuple[Sequence[Any], Sequence[str]]:
+    if layout.model is None or layout.plan is None or layout.topology is None:
+        return (), ()
+    return predicted_steps(
+        rows.steps, model=layout.model, plan=layout.plan, topology=layout.topology
+    )
+
+
+def _experiment(paths: Sequence[Path], layout: _Layout, trace: MergedTrace) -> ExperimentRecord:
+    topology, plan = layout.topology, layout.plan
+    mesh: Mapping[str, int] = {} if plan is None else dict(plan.mesh.axes)
+    return ExperimentRecord(
+        imported=tuple(map(str, paths)),
+        model=layout.model,
+        plan=plan,
+        mesh=mesh,
+        topology=topology,
+        n_devices=trace.n_devices if topology is None else topology.n_devices,
+        n_chips=None if topology is None else topology.n_chips,
+    )
+
+
+def _measured(
+    trace: MergedTrace,
+    read: TraceRows,
+    benchmarks: Sequence[ServedBenchmark],
+    findings: Sequence[str],
+) -> Measured:
+    ends = trace.events["start_ns"] + trace.events["dur_ns"]
+    window_ns = ends.max()
+    return Measured(
+        requests=(),
+        n_profiled_steps=read.n_profiled_steps,
+        loads=read.loads,
+        times=read.times,
+        findings=(*trace.findings, *read.findings, *findings),
+        trace=TraceFacts(
+            formats=tuple(dict.fromkeys(file.format.value for file in trace.files)),
+            n_files=len(trace.files),
+            n_events=sum(file.n_events for file in trace.files),
+            n_ops=len(trace.events),
+            devices=tuple(read.events["device"].unique().sort().to_list()),
+            n_devices=trace.n_devices,
+            window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
+            steps=read.steps,
+            benchmarks=tuple(benchmarks),
+        ),
+    )
+
+
+def _default_folder(path: Path, layout: _Layout) -> Path:
+    plan = "" if layout.plan is None else str(layout.plan).replace("=", "")
+    name = path.resolve().name.split(".")[0]
+    return default_folder(name, "" if layout.topology is None else layout.topology.name, plan)

@@ -1,0 +1,15 @@
+"""Reads traces recorded by other tools into one frame of columns, then into the event table.
+
+A reader turns one file into a `Trace` (`trace.py`): executed ops in columns, a table of distinct
+ops, steps, and findings about the quality of the capture. Its obligations:
+
+- `events` has one row per op that a device executed, without rows that contain others.
+  Times are integer nanoseconds. Events without a valid time are left out and counted in a finding.
+- `ops` has one row per distinct op. A collective has a `kind`; what the trace does not say about
+  it is null. `group` holds the global ranks of the group of the device that ran it.
+- `steps` has one row per annotated step of the program, with the tokens that it processes.
+- No Python object per event survives a batch of a file.
+
+`merge.py` puts the traces of all files on one clock and one numbering of devices; `groups.py` gives
+the collectives their axis; `attribution.py` assigns steps and phases and makes event table rows.
+"""

@@ -1,0 +1,201 @@
+"""What a GPU kernel does for communication, by its name and by what the trace says about it.
+
+NCCL and RCCL kernels carry their collective in their name (`ncclDevKernel_AllReduce_Sum_bf16_...`).
+Newer Kineto traces repeat it with sizes as arguments, and these take precedence: `SendRecv`
+kernels carry out all-to-alls, and old NCCL names kernels after others. Libraries and engines
+bring kernels that communicate without NCCL; their names say no size, so their bytes are unknown.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshscope.events.enums import Kind
+from meshscope.units import DTYPE_BITS
+
+# Names of c10d and NCCL in lower case, without underscores and endings such as `_into_tensor`.
+_KINDS = {
+    "allreduce": Kind.ALL_REDUCE,
+    "allgather": Kind.ALL_GATHER,
+    "allgatherv": Kind.ALL_GATHER,
+    "reducescatter": Kind.REDUCE_SCATTER,
+    "alltoall": Kind.ALL_TO_ALL,
+    "alltoallv": Kind.ALL_TO_ALL,
+    "broadcast": Kind.BROADCAST,
+    "gather": Kind.GATHER,
+    "send": Kind.SEND,
+    "recv": Kind.RECV,
+    "sendrecv": Kind.PERMUTE,
+    "permute": Kind.PERMUTE,
+    "barrier": Kind.ALL_REDUCE,  # c10d synchronizes by an all-reduce of one element
+}
+_ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oop|inplace|single)$")
+
+# Kernels that communicate without NCCL: vLLM and SGLang (csrc/custom_all_reduce.cuh, quickreduce),
+# PyTorch's symmetric memory, FlashInfer and TensorRT-LLM, MSCCL++, NVSHMEM, DeepEP, pplx-kernels.
+_CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
+        (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
+        (r"all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
+        (r"mscclpp.*all_?reduce|all_?reduce\w*mscclpp|userbuffers?_.*allreduce", Kind.ALL_REDUCE),
+        (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
+        (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
+        (r"(?:deep_ep|internode|intranode).*::(?:dispatch|combine)\b", Kind.ALL_TO_ALL),
+        (r"pplx.*(?:dispatch|combine)|mscclpp.*all_?to_?all", Kind.ALL_TO_ALL),
+    )
+)
+_ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl)\w*(?:Kernel|kernel|Func)")
+_OPAQUE = re.compile(r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic", re.IGNORECASE)
+_RANKS_IN_TEMPLATE = re.compile(r"cross_device_reduce\w*<[^<>]*?,\s*(\d+)\b")
+
+# dtypes as c10, NCCL and CUDA templates name them.
+_DTYPES = {
+    "float": "f32",
+    "f32": "f32",
+    "double": "f64",
+    "f64": "f64",
+    "half": "f16",
+    "__half": "f16",
+    "c10::half": "f16",
+    "f16": "f16",
+    "bfloat16": "bf16",
+    "c10::bfloat16": "bf16",
+    "nv_bfloat16": "bf16",
+    "__nv_bfloat16": "bf16",
+    "__hip_bfloat16": "bf16",
+    "bf16": "bf16",
+    "int": "s32",
+    "int32": "s32",
+    "int32_t": "s32",
+    "long": "s64",
+    "int64": "s64",
+    "int64_t": "s64",
+    "short": "s16",
+    "char": "s8",
+    "signed char": "s8",
+    "int8": "s8",
+    "byte": "u8",
+    "unsigned char": "u8",
+    "uint8": "u8",
+    "bool": "pred",
+    "float8_e4m3fn": "f8e4m3fn",
+    "c10::float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
+    "c10::float8_e5m2": "f8e5m2",
+    "float8_e4m3fnuz": "f8e4m3fnuz",
+    "float8_e5m2fnuz": "f8e5m2fnuz",
+    "f8e4m3": "f8e4m3fn",
+    "f8e5m2": "f8e5m2",
+}
+_CUSTOM_DTYPE = re.compile(
+    r"<\s*((?:c10::)?(?:__)?(?:nv_|hip_)?bfloat16|(?:c10::)?(?:__)?half|float)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCollective:
+    """What the name of a kernel says; `kind` is None if it communicates in an unknown way."""
+
+    kind: Kind | None
+    opcode: str
+    dtype: str | None = None
+    group_size: int | None = None
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a collective by its name in c10d, NCCL or MPI: `_allgather_base`, `alltoallv`."""
+    text = name.lower().removeprefix("nccl:").removeprefix("rccl:").strip("_ ")
+    while (shorter := _ENDINGS.sub("", text)) != text:
+        text = shorter
+    return _KINDS.get(text.replace("_", "").replace("-", ""))
+
+
+def dtype_of(name: str | None) -> str | None:
+    """XLA's name of a dtype that c10, NCCL or a template names; None if it is none of them."""
+    return None if name is None else _DTYPES.get(name.strip().lower())
+
+
+def is_nccl(name: str) -> bool:
+    """Whether a kernel is one of NCCL or RCCL."""
+    return _ANY_NCCL.search(name) is not None
+
+
+@lru_cache(maxsize=1 << 16)
+def kernel_collective(name: str) -> KernelCollective | None:
+    """The collective of a kernel; None for a kernel that does not communicate."""
+    if is_nccl(name):
+        return _nccl(name)
+    lowered = name.lower()
+    for pattern, kind in _CUSTOM:
+        if pattern.search(lowered):
+            n_ranks, dtype = _RANKS_IN_TEMPLATE.search(name), _CUSTOM_DTYPE.search(name)
+            return KernelCollective(
+                kind=kind,
+                opcode=short_name(name),
+                dtype=dtype_of(dtype[1]) if dtype else None,
+                group_size=int(n_ranks[1]) if n_ranks else None,
+            )
+    if _OPAQUE.search(name):
+        return KernelCollective(kind=None, opcode=short_name(name))
+    return None
+
+
+def _nccl(name: str) -> KernelCollective:
+    """`ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: all-reduce of bf16."""
+    words = re.split(r"[_(<]", name.removeprefix("void "))
+    kinds = (kind_of(word) for word in words[1:] if word)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    # The type of a SendRecv kernel is that of its buffer, not of the array.
+    named = None if kind is Kind.PERMUTE else _nccl_dtype(name)
+    return KernelCollective(kind=kind, opcode=short_name(name), dtype=named)
+
+
+def _nccl_dtype(name: str) -> str | None:
+    head = name.partition("(")[0].removesuffix("_t")
+    return next((d for word in reversed(head.split("_")) if (d := dtype_of(word))), None)
+
+
+def short_name(name: str) -> str:
+    """The name of a kernel without its arguments and template: `vllm::cross_device_reduce_1stage`."""
+    head = re.split(r"[(<]", name.removeprefix("void "), maxsplit=1)[0]
+    return head.strip()[:120] or name[:120]
+
+
+def payload_bytes(
+    kind: Kind,
+    *,
+    n_in: int | None,
+    n_out: int | None,
+    dtype: str | None,
+    group_size: int | None,
+) -> int | None:
+    """Size of the logical array by the rule of nccl-tests; None if it does not follow.
+
+    `n_in`, `n_out` are the elements that one rank passes and gets. The array of an all-gather is
+    the output, that of a reduce-scatter the input.
+    """
+    if dtype is None or dtype not in DTYPE_BITS:
+        return None
+    n = _n_elements(kind, n_in, n_out, group_size)
+    return None if not n else -(-n * DTYPE_BITS[dtype] // 8)
+
+
+def _n_elements(
+    kind: Kind, n_in: int | None, n_out: int | None, group_size: int | None
+) -> int | None:
+    match kind:
+        case Kind.ALL_GATHER | Kind.GATHER:
+            if n_out:
+                return n_out
+            return n_in * group_size if n_in and group_size else None
+        case Kind.REDUCE_SCATTER:
+            if n_in:
+                return n_in
+            return n_out * group_size if n_out and group_size else None
+        case Kind.ALL_REDUCE | Kind.ALL_TO_ALL | Kind.BROADCAST | Kind.SEND | Kind.PERMUTE:
+            return n_in or n_out
+        case Kind.RECV:
+            return n_out or n_in

@@ -1,0 +1,369 @@
+"""Reads Kineto traces: JSON of the PyTorch profiler, as vLLM, SGLang and training frameworks save it.
+
+A file is the trace of one process, which is one rank. A kernel belongs to the step that launched
+it: kernel and launch share a correlation id. If a kernel carries no facts of its collective (before
+PyTorch 2.2), those of the `nccl:*` range around its launch apply.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from meshscope.readers.profile.nesting import Ints, innermost
+from meshscope.readers.traces.annotations import read_annotation
+from meshscope.readers.traces.collectives import (
+    dtype_of,
+    is_nccl,
+    kernel_collective,
+    kind_of,
+    payload_bytes,
+    short_name,
+)
+from meshscope.readers.traces.columns import (
+    MAX_OPS,
+    ColumnParts,
+    OpCodes,
+    events_table,
+    floats,
+    nanoseconds,
+    ops_table,
+    reading_findings,
+    steps_table,
+    whole_numbers,
+)
+from meshscope.readers.traces.json_stream import JsonTrace
+from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
+from meshscope.readers.traces.trace import Category, Trace, TraceFormat
+
+MAX_RANGES = 1_000_000
+MAX_NAME = 1000
+_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+_ON_DEVICE = _COPIES | {"kernel"}
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"})
+_RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
+_RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d+)")
+
+Scalar = int | str | float | None
+
+
+class KinetoArgs(msgspec.Struct, gc=False):
+    """The arguments of an event that matter here."""
+
+    stream: Scalar = None
+    device: Scalar = None
+    correlation: Scalar = None
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+    n_in: int | None = msgspec.field(name="In msg nelems", default=None)
+    n_out: int | None = msgspec.field(name="Out msg nelems", default=None)
+    group_size: int | None = msgspec.field(name="Group size", default=None)
+    dtype: str | None = None
+    group_name: Scalar = msgspec.field(name="Process Group Name", default=None)
+    group_text: str | None = msgspec.field(name="Process Group Description", default=None)
+    ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
+
+
+class KinetoEvent(msgspec.Struct, gc=False):
+    """An event of any kind."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: float | None = None
+    dur: float | None = None
+    args: KinetoArgs | None = None
+
+
+class OpKey(NamedTuple):
+    """What distinguishes ops; sizes are None for kernels that carry no facts of a collective."""
+
+    cat: str
+    name: str
+    collective: str | None = None
+    n_in: int | None = None
+    n_out: int | None = None
+    group_size: int | None = None
+    dtype: str | None = None
+    group_name: str | None = None
+    group_text: str | None = None
+    ranks: str | None = None
+
+
+class _Range(NamedTuple):
+    """An annotated range on the host or the device."""
+
+    cat: str
+    tid: Scalar
+    name: str
+    start_ns: int
+    dur_ns: int
+    facts: OpKey | None
+
+
+def read_kineto(path: Path) -> Trace:
+    """The trace of one rank; TraceError if the file is no trace."""
+    source = JsonTrace(path, KinetoEvent)
+    reading = _Reading()
+    for batch in source:
+        reading.add(batch)
+    return reading.trace(source)
+
+
+class _Reading:
+    """The columns of a file while it is read."""
+
+    def __init__(self) -> None:
+        self.n_events = 0
+        self.n_open = 0  # begins and ends, which no complete event replaces
+        self.ops = OpCodes(OpKey(cat="kernel", name="(other kernels)"))
+        self.events = ColumnParts(("op", "device", "stream", "start_ns", "dur_ns", "correlation"))
+        self.launches = ColumnParts(("correlation", "tid", "at_ns"))
+        self.ranges: list[_Range] = []
+        self.n_lost_ranges = 0
+
+    def add(self, batch: Sequence[KinetoEvent]) -> None:
+        self.n_events += len(batch)
+        self._add_ops([e for e in batch if e.cat in _ON_DEVICE and e.ph == "X"])
+        self._add_launches([e for e in batch if e.cat in _LAUNCHES and e.args is not None])
+        for event in batch:
+            if event.cat in _RANGES:
+                self._add_range(event)
+            elif event.ph in {"B", "E"}:
+                self.n_open += 1 if event.ph == "B" else -1
+
+    def _add_ops(self, events: list[KinetoEvent]) -> None:
+        if not events:
+            return
+        args = [event.args or _NO_ARGS for event in events]
+        self.events.add(
+            op=self.ops.codes([_key(e, a) for e, a in zip(events, args, strict=True)]),
+            device=whole_numbers([a.device if a.device is not None else e.pid for e, a in zip(events, args, strict=True)]),
+            stream=whole_numbers([a.stream if a.stream is not None else e.tid for e, a in zip(events, args, strict=True)]),
+            start_ns=nanoseconds(floats([event.ts for event in events])),
+            dur_ns=nanoseconds(floats([event.dur for event in events])),
+            correlation=whole_numbers([a.correlation for a in args]),
+        )  # fmt: skip
+
+    def _add_launches(self, events: list[KinetoEvent]) -> None:
+        if not events:
+            return
+        self.launches.add(
+            correlation=whole_numbers([e.args.correlation for e in events if e.args]),
+            tid=whole_numbers([event.tid for event in events]),
+            at_ns=nanoseconds(floats([event.ts for event in events])),
+        )
+
+    def _add_range(self, event: KinetoEvent) -> None:
+        name = (event.name or "")[:MAX_NAME]
+        is_collective = name.startswith(("nccl:", "rccl:")) and event.cat == "user_annotation"
+        if event.ph != "X" or not (is_collective or read_annotation(name)):
+            return
+        if len(self.ranges) >= MAX_RANGES:
+            self.n_lost_ranges += 1
+            return
+        start_ns, dur_ns = nanoseconds(floats([event.ts, event.dur])).tolist()
+        facts = _facts_of_range(name, event.args) if is_collective else None
+        self.ranges.append(_Range(event.cat or "", event.tid, name, start_ns, dur_ns, facts))
+
+    def trace(self, source: JsonTrace[KinetoEvent]) -> Trace:
+        """The trace after the last batch."""
+        head = KinetoHead.of(source.head)
+        columns = self.events.taken()
+        launch_ns, launch_tid = _launches_of(columns["correlation"], self.launches.taken())
+        columns["op"], keys = self._with_ranges(columns["op"], launch_ns, launch_tid)
+        steps, is_on_host = self._steps(has_launches=bool((launch_ns >= 0).any()))
+        columns["step"] = _step_of(steps, launch_ns if is_on_host else columns["start_ns"])
+        events, n_invalid, n_repeated = events_table(columns)
+        rank = _rank(head, source.path, events)
+        if rank is not None:
+            events = events.with_columns(pl.lit(rank, pl.Int32).alias("device"))
+            steps = steps.with_columns(pl.lit(rank, pl.Int32).alias("device"))
+        return Trace(
+            path=source.path,
+            format=TraceFormat.KINETO,
+            events=events,
+            ops=ops_table(keys, lambda key: _op_facts(key, head)),
+            steps=steps,
+            n_events=self.n_events,
+            rank=rank,
+            world_size=head.world_size,
+            device_name=head.device_name,
+            origin_unix_ns=head.origin_unix_ns,
+            groups=tuple(head.groups.values()),
+            findings=(
+                *reading_findings(source, n_invalid=n_invalid, n_repeated=n_repeated),
+                *self._findings(head, rank),
+            ),
+        )
+
+    def _with_ranges(
+        self, ops: Ints, launch_ns: Ints, launch_tid: Ints
+    ) -> tuple[Ints, list[OpKey]]:
+        """Gives kernels without facts those of the `nccl:*` range that launched them."""
+        keys = self.ops.keys
+        ranges = [r for r in self.ranges if r.facts is not None]
+        bare = [code for code, key in enumerate(keys) if _is_bare(key)]
+        at = np.flatnonzero(np.isin(ops, bare) & (launch_ns >= 0))
+        if not ranges or not len(at):
+            return ops, keys
+        tids = whole_numbers([r.tid for r in ranges])
+        index = np.full(len(at), -1, np.int64)
+        start, dur = (np.array([getattr(r, n) for r in ranges]) for n in ("start_ns", "dur_ns"))
+        for tid in np.unique(tids):
+            of_thread = np.flatnonzero(tids == tid)
+            begin = start[of_thread]
+            inner = innermost(begin, begin + dur[of_thread] + 1, at=launch_ns[at])
+            is_inside = (inner >= 0) & (launch_tid[at] == tid)
+            index[is_inside] = of_thread[inner[is_inside]]
+        codes = {key: code for code, key in enumerate(keys)}
+        for event, place in zip(at[index >= 0], index[index >= 0], strict=True):
+            facts = ranges[place].facts
+            assert facts is not None
+            kernel = keys[ops[event]]
+            key = facts._replace(cat=kernel.cat, name=kernel.name)
+            ops[event] = codes.setdefault(key, len(codes))
+        return ops, list(codes)
+
+    def _steps(self, *, has_launches: bool) -> tuple[pl.DataFrame, bool]:
+        """The steps, and whether they are times of the host, at which kernels are launched."""
+        marks = [r for r in self.ranges if r.facts is None and r.start_ns >= 0 and r.dur_ns >= 0]
+        read = {r.name: read_annotation(r.name) for r in marks}
+        if any(a is not None and a.kind is not None for a in read.values()):
+            marks = [r for r in marks if (a := read[r.name]) is not None and a.kind is not None]
+        on_host = [r for r in marks if r.cat == "user_annotation"]
+        on_device = [r for r in marks if r.cat != "user_annotation"]
+        is_on_host = bool(on_host) and (has_launches or not on_device)
+        return steps_table(
+            [(r.name, r.start_ns, r.dur_ns) for r in (on_host if is_on_host else on_device)]
+        ), is_on_host and has_launches
+
+    def _findings(self, head: KinetoHead, rank: int | None) -> Iterator[str]:
+        if self.n_open > 0:
+            yield (
+                f"{self.n_open:,} events have a begin without an end: the capture stopped inside of them"
+            )
+        if self.ops.n_folded:
+            yield (
+                f"more than {MAX_OPS:,} distinct kernel names: {self.ops.n_folded:,} events share the "
+                "name '(other kernels)'"
+            )
+        if self.n_lost_ranges:
+            yield f"{self.n_lost_ranges:,} annotations beyond the first {MAX_RANGES:,} were left out"
+        if head.rank is None and rank is not None:
+            yield f"the trace names no rank; rank {rank} is that of the file name"
+
+
+def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
+    name = (event.name or "")[:MAX_NAME]
+    cat = event.cat or ""
+    if args.collective is None and args.n_in is None:
+        return OpKey(cat, name)
+    group_name = None if args.group_name is None else str(args.group_name)
+    ranks = args.ranks if args.ranks is None or isinstance(args.ranks, str) else str(args.ranks)
+    return OpKey(
+        cat, name, args.collective, args.n_in, args.n_out, args.group_size, args.dtype,
+        group_name, args.group_text, ranks,
+    )  # fmt: skip
+
+
+def _facts_of_range(name: str, args: KinetoArgs | None) -> OpKey:
+    """`nccl:all_reduce` with `Input Dims` [[4096, 512]] and `Input type` ["float"]."""
+    n_in = dtype = None
+    if args is not None:
+        shapes, types = (_plain(raw) for raw in (args.shapes, args.types))
+        if isinstance(shapes, list) and isinstance(types, list) and len(set(map(str, types))) == 1:
+            sizes = [_n_elements(shape) for shape in shapes]
+            n_in = None if None in sizes else sum(filter(None, sizes)) or None
+            dtype = str(types[0])
+    return OpKey("", "", collective=name.partition(":")[2], n_in=n_in, dtype=dtype)
+
+
+def _n_elements(shape: object) -> int | None:
+    if not isinstance(shape, list) or not shape:
+        return None
+    sizes = [size for size in shape if isinstance(size, int)]
+    return prod(sizes) if len(sizes) == len(shape) else None
+
+
+def _plain(raw: msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _is_bare(key: OpKey) -> bool:
+    """Whether the kernel is NCCL's, without facts of its collective."""
+    return key.cat == "kernel" and key.collective is None and is_nccl(key.name)
+
+
+def _launches_of(correlation: Ints, launches: Mapping[str, Ints]) -> tuple[Ints, Ints]:
+    """When and by which thread each kernel [n] was launched; -1 if the trace does not say."""
+    none = np.full(len(correlation), -1, np.int64)
+    order = np.argsort(launches["correlation"], kind="stable")
+    known = launches["correlation"][order]
+    if not len(known):
+        return none, none
+    place = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+    is_known = (known[place] == correlation) & (correlation > 0)
+    return (
+        np.where(is_known, launches["at_ns"][order][place], -1),
+        np.where(is_known, launches["tid"][order][place], -1),
+    )
+
+
+def _step_of(steps: pl.DataFrame, at_ns: Ints) -> Ints:
+    """The step around each time [n]; -1 outside of steps."""
+    start, dur = steps["start_ns"].to_numpy(), steps["dur_ns"].to_numpy()
+    if not len(start):
+        return np.full(len(at_ns), -1, np.int64)
+    return innermost(start, start + dur, at=at_ns)
+
+
+def _rank(head: KinetoHead, path: Path, events: pl.DataFrame) -> int | None:
+    """The rank of the process; None if the file has several devices, or nothing names it."""
+    if events["device"].n_unique() > 1:
+        return None
+    in_name = _RANK_IN_NAME.search(path.name)
+    return head.rank if head.rank is not None else int(in_name[1]) if in_name else None
+
+
+def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
+    if key.cat in _COPIES:
+        return {"name": key.name, "category": Category.COPY.value}
+    kernel = kernel_collective(key.name)
+    if kernel is None and key.collective is None:
+        return {"name": short_name(key.name), "category": Category.COMPUTE.value}
+    kind = kind_of(key.collective or "") or (kernel.kind if kernel else None)
+    group = head.groups.get(key.group_name or "")
+    ranks = ranks_of(key.ranks) or (group.ranks if group else None)
+    size = (
+        key.group_size or (len(ranks) if ranks else None) or (kernel.group_size if kernel else None)
+    )
+    dtype = dtype_of(key.dtype) or (kernel.dtype if kernel else None)
+    described = key.group_text or (group.description if group else None)
+    return {
+        "name": short_name(key.name),
+        "category": Category.COLLECTIVE.value,
+        "kind": kind,
+        "opcode": kernel.opcode if kernel else short_name(key.name),
+        "group": None if ranks is None else list(ranks),
+        "group_size": size,
+        "group_name": described,
+        "dtype": dtype,
+        "payload_bytes": None if kind is None else payload_bytes(
+            kind, n_in=key.n_in, n_out=key.n_out, dtype=dtype, group_size=size
+        ),
+    }  # fmt: skip
+
+
+_NO_ARGS = KinetoArgs()

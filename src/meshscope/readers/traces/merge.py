@@ -1,0 +1,208 @@
+"""Puts the traces of all files on one clock and one numbering of devices.
+
+Files of one rank, such as captures of prefill and of decode, stay one device. A collective ends on
+all its devices within microseconds, so the ends of shared collectives tell the offset of clocks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from meshscope.readers.traces.trace import (
+    EVENTS_SCHEMA,
+    OPS_SCHEMA,
+    STEPS_SCHEMA,
+    Category,
+    Trace,
+    TraceFormat,
+)
+
+MIN_SHARED = 3  # collectives needed to set a clock by their ends
+MIN_SKEW_NS = 50_000  # smaller offsets stay: the ends themselves differ by some microseconds
+JUMP_NS = 3_600_000_000_000  # a pause of an hour inside a capture is a jump of the clock
+EXPORT_CAP = 1_000_000  # events that the TPU profiler writes to a Chrome trace
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedTrace:
+    """The traces of a session: tables of `trace.py`, times from the first op on."""
+
+    files: tuple[Trace, ...]  # without their tables
+    events: pl.DataFrame
+    ops: pl.DataFrame
+    steps: pl.DataFrame
+    n_devices: int  # that the session had, as far as the files say
+    findings: tuple[str, ...]
+
+
+def merged(traces: Sequence[Trace]) -> MergedTrace:
+    """The tables of all files, and the findings about them; device ids are global ranks."""
+    numbered, findings = _numbered(traces)
+    offsets, skews = _clock_offsets(numbered)
+    zero = min(
+        (_first_ns(trace) + offset for trace, offset in zip(numbered, offsets, strict=True)
+         if len(trace.events)), default=0,
+    )  # fmt: skip
+    events, ops, steps = _tables(numbered, [offset - zero for offset in offsets])
+    n_devices = _n_devices(numbered, events, ops)
+    return MergedTrace(
+        files=tuple(
+            replace(t, events=pl.DataFrame(), ops=pl.DataFrame(), steps=pl.DataFrame())
+            for t in numbered
+        ),
+        events=events,
+        ops=ops,
+        steps=steps,
+        n_devices=n_devices,
+        findings=(
+            *_of_files(numbered),
+            *findings,
+            *_missing(events, n_devices),
+            *skews,
+            *_jumps(events),
+        ),
+    )
+
+
+def _n_devices(traces: Sequence[Trace], events: pl.DataFrame, ops: pl.DataFrame) -> int:
+    """Devices of the session: the world size, else those that ran ops or are in a group."""
+    stated = max((trace.world_size or 0 for trace in traces), default=0)
+    highest = [
+        events["device"].max(),
+        ops["group"].explode().max(),
+        ops["groups"].explode().explode().max(),
+    ]
+    return max(stated, *(1 + number if isinstance(number, int) else 1 for number in highest))
+
+
+def _first_ns(trace: Trace) -> int:
+    first = trace.events["start_ns"].min()
+    return first if isinstance(first, int) else 0
+
+
+def _numbered(traces: Sequence[Trace]) -> tuple[list[Trace], list[str]]:
+    """The traces with device numbers that are unique over files without ranks."""
+    unranked = [t for t in traces if t.rank is None]
+    numbers = Counter(d for t in unranked for d in t.events["device"].unique().to_list())
+    if max(numbers.values(), default=0) < 2:
+        return list(traces), []
+    first, renumbered = 0, list[Trace]()
+    for trace in traces:
+        if trace.rank is None:
+            shift = pl.col("device") + first
+            first += max(trace.events["device"].to_list() or [0]) + 1
+            trace = replace(  # noqa: PLW2901
+                trace,
+                events=trace.events.with_columns(shift),
+                steps=trace.steps.with_columns(shift),
+            )
+        renumbered.append(trace)
+    finding = (
+        "several files number their devices alike and name no ranks: devices are numbered in the "
+        "order of the files"
+    )
+    return renumbered, [finding]
+
+
+def _tables(
+    traces: Sequence[Trace], shifts_ns: Sequence[int]
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    events, ops, steps = (
+        [pl.DataFrame(schema=s)] for s in (EVENTS_SCHEMA, OPS_SCHEMA, STEPS_SCHEMA)
+    )
+    n_ops = n_steps = 0
+    for trace, shift_ns in zip(traces, shifts_ns, strict=True):
+        moved = pl.col("start_ns") + shift_ns
+        op = (pl.col("op") + n_ops).cast(pl.UInt32)
+        step = (pl.col("step") + n_steps).cast(pl.Int32)
+        events.append(trace.events.with_columns(moved, op, step))
+        ops.append(trace.ops.with_columns(op))
+        steps.append(trace.steps.with_columns(moved, step))
+        n_ops, n_steps = n_ops + len(trace.ops), n_steps + len(trace.steps)
+    return pl.concat(events), pl.concat(ops), pl.concat(steps)
+
+
+def _of_files(traces: Sequence[Trace]) -> Iterator[str]:
+    is_one = len(traces) == 1
+    for trace in traces:
+        where = "" if is_one else f"{trace.path.name}: "
+        if trace.events.is_empty():
+            yield f"{where}no op of any device was recorded"
+        if trace.format is TraceFormat.CHROME_TPU and trace.n_events >= EXPORT_CAP * 0.95:
+            yield (
+                f"{where}{trace.n_events:,} events: the profiler stops its export near one million, so "
+                "totals may lack the end; import the .xplane.pb beside it"
+            )
+        yield from (f"{where}{finding}" for finding in trace.findings)
+
+
+def _missing(events: pl.DataFrame, n_devices: int) -> Iterator[str]:
+    """Devices of the session without a trace."""
+    seen = events["device"].unique().sort().to_list()
+    if len(seen) >= n_devices or not seen:
+        return
+    listed = ", ".join(map(str, seen[:MAX_LISTED])) + (", ..." if len(seen) > MAX_LISTED else "")
+    yield (
+        f"{len(seen)} of {n_devices} ranks have a trace ({listed}): waiting for the others is part of "
+        "the times of collectives"
+    )
+
+
+def _jumps(events: pl.DataFrame) -> Iterator[str]:
+    start = events["start_ns"].sort()
+    if len(start) > 1:
+        longest = start.diff().max()
+        if isinstance(longest, int) and longest > JUMP_NS:
+            yield f"a pause of {longest / 3.6e12:,.1f} hours between ops: the clock jumped, or captures differ"
+
+
+def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
+    """What to add to the times of each file, in ns, and findings about clocks."""
+    origins = [trace.origin_unix_ns for trace in traces]
+    known = [origin for origin in origins if origin is not None]
+    offsets = (
+        [origin or 0 for origin in origins] if len(known) == len(traces) else [0] * len(traces)
+    )
+    findings: list[str] = []
+    ends = [_collective_ends(trace) for trace in traces]
+    for index, trace in enumerate(traces[1:], start=1):
+        apart = _apart(ends[0], ends[index])
+        if len(apart) < MIN_SHARED:
+            continue
+        skew = int(np.median(apart)) + offsets[0] - offsets[index]
+        if abs(skew) > MIN_SKEW_NS:
+            offsets[index] += skew
+            findings.append(
+                f"{trace.path.name}: its clock is {abs(skew) / 1e3:,.0f} us "
+                f"{'behind' if skew > 0 else 'ahead'}; set by the ends of {len(apart)} shared collectives"
+            )
+    return offsets, findings
+
+
+def _collective_ends(trace: Trace) -> pl.DataFrame:
+    """The ends of the collectives of a file, with what identifies them in the files of others."""
+    named = trace.ops.filter(
+        pl.col("category") == Category.COLLECTIVE.value, pl.col("group").is_not_null()
+    ).select(
+        "op", "kind", "dtype", "payload_bytes",
+        pl.col("group").cast(pl.List(pl.String)).list.join(","),
+    )  # fmt: skip
+    keys = ["kind", "dtype", "payload_bytes", "group"]
+    ends = trace.events.join(named, on="op").sort("start_ns", maintain_order=True)
+    return ends.select(
+        *keys,
+        (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
+        pl.int_range(pl.len()).over(keys).alias("occurrence"),
+        pl.len().over(keys).alias("n"),
+    )
+
+
+def _apart(reference: pl.DataFrame, other: pl.DataFrame) -> np.ndarray:
+    """Differences between the ends of shared collectives; those with unequal counts are left out."""
+    keys = ["kind", "dtype", "payload_bytes", "group", "occurrence", "n"]
+    both = reference.join(other, on=keys, nulls_equal=True, suffix="_other")
+    return (both["end_ns"] - both["end_ns_other"]).to_numpy()

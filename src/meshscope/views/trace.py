@@ -1,0 +1,200 @@
+"""An imported trace: first the quality of the capture, then its steps, collectives and benchmarks."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Source
+from meshscope.events.measured import Measured, ServedBenchmark, StepLabel, TraceFacts
+from meshscope.store.run import RunRecord
+from meshscope.units import format_bytes, format_seconds
+from meshscope.views.collectives import UNITS
+from meshscope.views.conditions import conditions
+from meshscope.views.model import (
+    EMPTY_LABEL,
+    UNKNOWN_LABEL,
+    CellValue,
+    Figure,
+    Unit,
+    ViewTable,
+    figure_column,
+    joined,
+    text_column,
+)
+from meshscope.views.plain import plain
+from meshscope.views.tables import bullets, rich_table
+from meshscope.views.words import counted, group_text
+
+MAX_FINDINGS = 8  # printed lines; the rest is counted
+MAX_ROWS = 24  # printed collectives of a class of steps
+COUNTED = (
+    "count: in one step on one device. time: mean, waiting included. exposed: not hidden by "
+    "compute. busbw: wire bytes over time, as in nccl-tests. " + UNITS
+)
+
+
+def trace_text(run: RunRecord, *, is_full: bool) -> Iterator[RenderableType]:
+    """The report of an imported trace for a terminal."""
+    measured, facts = _facts(run)
+    yield Text(capture_sentence(facts), style="bold")
+    n_shown = len(measured.findings) if is_full else MAX_FINDINGS
+    if measured.findings:
+        yield bullets([plain(finding) for finding in measured.findings[:n_shown]], "yellow")
+        if len(measured.findings) > n_shown:
+            yield Text(f"  {len(measured.findings) - n_shown} more with --full", "yellow")
+    else:
+        yield Text("capture: nothing is missing", style="green")
+    yield Text("")
+    for table in trace_tables(run, max_rows=None if is_full else MAX_ROWS):
+        yield Text(table.title, style="bold")
+        yield rich_table(table)
+        yield from (Text(note, style="dim") for note in table.notes)
+        yield Text("")
+    yield Text(COUNTED, style="dim")
+    yield Text("")
+    yield conditions(run)
+
+
+def is_trace(run: RunRecord) -> bool:
+    """Whether the run was imported from a trace."""
+    return run.measured is not None and run.measured.trace is not None
+
+
+def capture_sentence(facts: TraceFacts) -> str:
+    """`kineto trace: 1 file, 40,573 events, 3,774 ops on device 0 of 2, in 667 ms`."""
+    devices = counted(len(facts.devices), "device")
+    of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
+    return (
+        f"{joined(facts.formats)}: {counted(facts.n_files, 'file')}, {facts.n_events:,} events, "
+        f"{facts.n_ops:,} ops on {devices}{of_all} in {format_seconds(facts.window_s)}"
+    )
+
+
+def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[ViewTable]:
+    """The steps and the load of devices, the collectives of each class of steps, the benchmarks."""
+    measured, facts = _facts(run)
+    if facts.steps:
+        yield steps_view(measured, facts)
+    rows = run.rows_of(Source.MEASURED)
+    for label in StepLabel:
+        of_label = [row for row in rows if StepLabel.of_row(row.phase, row.axis_reason) is label]
+        if of_label:
+            yield collectives_view(label, of_label, max_rows=max_rows)
+    for benchmark in facts.benchmarks:
+        yield benchmark_view(benchmark)
+
+
+def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
+    """The classes of steps: number, device time, tokens, and the mean load of devices."""
+    rows: list[tuple[CellValue, ...]] = []
+    for step in facts.steps:
+        loads = [load for load in measured.loads if load.label is step.label]
+        window_s = sum(load.window_s for load in loads)
+        parts = [sum(getattr(load, name) for load in loads) for name in ("busy_s", "collective_s")]
+        shares = [
+            Figure(value=s / window_s if window_s else None, unit=Unit.FRACTION) for s in parts
+        ]
+        tokens = (step.prefill_tokens, step.decode_tokens)
+        rows.append(
+            (
+                step.label.value,
+                None if step.label in {StepLabel.TRACE, StepLabel.OUTSIDE} else step.n_steps,
+                step.mean_s,
+                step.p99_s,
+                *(EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens),
+                *(shares if loads else (EMPTY_LABEL, EMPTY_LABEL)),
+            )
+        )
+    return ViewTable(
+        title="steps, device time",
+        columns=(
+            text_column("", key="step"),
+            figure_column("steps"),
+            figure_column("mean", Unit.SECONDS),
+            figure_column("p99", Unit.SECONDS),
+            figure_column("prefill\ntokens"),
+            figure_column("decode\ntokens"),
+            figure_column("busy", Unit.FRACTION),
+            figure_column("in\ncollectives", Unit.FRACTION),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def collectives_view(
+    label: StepLabel, rows: Sequence[Collective], *, max_rows: int | None = None
+) -> ViewTable:
+    """The collectives of a class of steps, those that take most time first."""
+    ordered = sorted(rows, key=lambda row: -(row.dur_s or 0.0) * row.count)
+    shown = ordered[:max_rows]
+    n_hidden = len(ordered) - len(shown)
+    n = sum(row.count for row in rows)
+    n_unsized = sum(row.count for row in rows if row.payload_bytes is None)
+    known = sum(float(row.wire_bytes) * row.count for row in rows if row.wire_bytes is not None)
+    sent = f"{format_bytes(known)} sent"
+    if n_unsized:
+        sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
+    a_step = "" if label in {StepLabel.TRACE, StepLabel.OUTSIDE} else " a step"
+    reasons = dict.fromkeys(axis_reason(row) for row in shown if row.axis is None)
+    hidden = [f"{n_hidden} more with --full"] if n_hidden else []
+    return ViewTable(
+        title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
+        columns=(
+            text_column("collective"),
+            text_column("axis"),
+            text_column("groups"),
+            figure_column("count"),
+            figure_column("payload", Unit.BYTES),
+            figure_column("time", Unit.SECONDS),
+            figure_column("exposed", Unit.SECONDS),
+            figure_column("busbw", Unit.BYTES_PER_S),
+        ),
+        rows=tuple(_cells(row) for row in shown),
+        notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
+    )
+
+
+def axis_reason(row: Collective) -> str:
+    """Why the axis of a row is unknown."""
+    return (row.axis_reason or "").partition("; ")[0]
+
+
+def _cells(row: Collective) -> tuple[CellValue, ...]:
+    dtype = f" {row.dtype}" if row.dtype else ""
+    sent, dur_s = row.wire_bytes, row.dur_s
+    return (
+        f"{row.kind.value}{dtype}",
+        row.axis or UNKNOWN_LABEL,
+        group_text(row),
+        row.count,
+        Figure(value=row.payload_bytes, unit=Unit.BYTES),
+        dur_s,
+        row.exposed_s,
+        Figure(value=float(sent) / dur_s if sent is not None and dur_s else None, unit=Unit.BYTES_PER_S),
+    )  # fmt: skip
+
+
+def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
+    """The latencies that the client of a serving benchmark measured."""
+    requests = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
+    return ViewTable(
+        title=f"serving benchmark {benchmark.path}{requests}",
+        columns=(
+            text_column("", key="latency"),
+            *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
+        ),
+        rows=tuple(
+            (time.name.upper(), time.mean_s, time.p50_s, time.p90_s, time.p99_s)
+            for time in benchmark.times
+        ),
+        notes=("measured by the client: queueing and the network included",),
+    )
+
+
+def _facts(run: RunRecord) -> tuple[Measured, TraceFacts]:
+    measured = run.measured
+    assert measured is not None
+    assert measured.trace is not None
+    return measured, measured.trace

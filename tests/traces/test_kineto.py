@@ -1,0 +1,224 @@
+"""Kineto traces of our own making, read into rows."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from meshscope.errors import SpecError, TraceError
+from meshscope.events.enums import Kind, Phase
+from meshscope.events.measured import StepLabel
+from meshscope.readers.traces.attribution import TraceRows, attributed
+from meshscope.readers.traces.kineto import read_kineto
+from meshscope.readers.traces.merge import merged
+from meshscope.spec.plan.plan import parse_plan
+
+from . import made_kineto as made
+
+PREFILL = "execute_2100_context_2(sq2048sk4096sqsq1sqsk1)_generation_52(sq52sk900sqsq52sqsk900)"
+DECODE = "execute_context_0(0)_generation_64(64)"
+MIXED = "execute_context_1(512)_generation_500(500)"
+
+
+def rows_of(paths: list[Path], plan: str | None = None) -> TraceRows:
+    mesh = None if plan is None else parse_plan(plan).mesh
+    return attributed(merged([read_kineto(path) for path in paths]), mesh)
+
+
+def two_ranks(folder: Path, *, skew: float = 0.0) -> list[Path]:
+    """Steps of prefill, decode, decode and both on two ranks."""
+    paths = []
+    for rank in range(2):
+        late = skew if rank else 0.0
+        events = [
+            event
+            for i, (name, n) in enumerate(
+                [(PREFILL, 2100 * 4096), (DECODE, 64 * 4096), (DECODE, 64 * 4096), (MIXED, 4096)]
+            )
+            for event in made.vllm_step(
+                name, 1000.0 + 1000 * i, rank=rank, payload=n, ranks=[0, 1], first=1 + 3 * i, skew=late
+            )
+        ]  # fmt: skip
+        path = folder / f"rank{rank}.pt.trace.json.gz"
+        paths.append(made.write(path, made.document(events, rank=rank, world_size=2)))
+    return paths
+
+
+def test_steps_of_vllm_become_phases(tmp_path: Path) -> None:
+    read = rows_of(two_ranks(tmp_path), "tp=2")
+    counts = [
+        (r.phase, r.kind, r.axis, r.count, r.n_steps, r.payload_bytes)
+        for r in read.rows
+        if "nccl" in (r.opcode or "")
+    ]
+    reduce = Kind.ALL_REDUCE
+    assert counts == [
+        (Phase.PREFILL, reduce, "tp", 1, 1, 2100 * 4096 * 2),
+        (Phase.DECODE, reduce, "tp", 1, 2, 64 * 4096 * 2),
+        (None, reduce, "tp", 1, 1, 4096 * 2),
+    ]
+    assert {(s.label, s.n_steps, s.prefill_tokens, s.decode_tokens) for s in read.steps} == {
+        (StepLabel.PREFILL, 1, 2048, 52),
+        (StepLabel.DECODE, 2, 0, 64),
+        (StepLabel.MIXED, 1, 512, 500),
+    }
+    assert "steps that mix prefill and decode" in (read.rows[-1].axis_reason or "")
+
+
+def test_custom_all_reduce_counts_with_unknown_bytes(tmp_path: Path) -> None:
+    read = rows_of(two_ranks(tmp_path), "tp=2")
+    custom = [row for row in read.rows if row.opcode == "vllm::cross_device_reduce_1stage"]
+    assert [(r.phase, r.axis, r.dtype, r.count, r.payload_bytes, r.wire_bytes) for r in custom] == [
+        (phase, "tp", "bf16", 1, None, None) for phase in (Phase.PREFILL, Phase.DECODE, None)
+    ]
+    assert any("the bytes of 8 'vllm::cross_device_reduce_1stage'" in f for f in read.findings)
+
+
+def test_exposed_time_excludes_compute(tmp_path: Path) -> None:
+    """The GEMM runs from 0 to 30 us; the all-reduce of rank 0 from 20 to 40, of rank 1 from 15 to 40."""
+    read = rows_of(two_ranks(tmp_path), "tp=2")
+    nccl = next(row for row in read.rows if "nccl" in (row.opcode or ""))
+    assert nccl.dur_s == pytest.approx((20 + 25) / 2 * 1e-6)
+    assert nccl.exposed_s == pytest.approx(10e-6)
+    load = {(load.device, load.label): load for load in read.loads}[1, StepLabel.PREFILL]
+    assert (load.window_s, load.busy_s, load.idle_s) == pytest.approx((51e-6, 46e-6, 5e-6))
+
+
+def test_fastest_participant_shows_the_transfer(tmp_path: Path) -> None:
+    paths = [
+        made.write(
+            tmp_path / f"{rank}.json",
+            made.document(
+                [made.collective(made.NCCL, 100.0 - 30 * rank, 20.0 + 30 * rank, [0, 1], 8)],
+                rank=rank,
+                world_size=2,
+            ),
+        )
+        for rank in range(2)
+    ]
+    (time,) = rows_of(paths, "tp=2").times
+    assert (time.wire_s, time.wait_s) == pytest.approx((20e-6, 15e-6))
+
+
+def test_clock_of_another_host_is_set_by_shared_collectives(tmp_path: Path) -> None:
+    trace = merged([read_kineto(path) for path in two_ranks(tmp_path, skew=2500.0)])
+    assert any("its clock is 2,500 us ahead" in finding for finding in trace.findings)
+    ends = trace.events.with_columns((pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"))
+    nccl = ends.filter(pl.col("dur_ns").is_in([20_000, 25_000])).sort("end_ns")
+    assert nccl["end_ns"].n_unique() == len(nccl) // 2
+
+
+GRID = "dp=2,tp=2"  # ranks 0 1 / 2 3: rows are tp, columns dp
+
+
+def test_axes_of_equal_size_are_told_apart_by_ranks(tmp_path: Path) -> None:
+    events = [
+        made.collective(made.NCCL, 10.0, 5.0, [0, 1], 100),
+        made.collective(made.NCCL, 20.0, 5.0, [0, 2], 100),
+        made.collective(made.NCCL, 30.0, 5.0, [0, 1, 2, 3], 100),
+        made.collective(made.NCCL, 40.0, 5.0, [0, 3], 100),
+    ]
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
+    rows = rows_of([path], GRID).rows
+    assert [row.axis for row in rows] == ["tp", "dp", "dp+tp", None]
+    assert rows[0].groups == ((0, 1), (2, 3))
+    assert (rows[3].axis_reason or "").startswith("its 2 devices are no axis of the plan")
+
+
+def test_ranks_of_vllm_count_replicas_outside_of_the_pipeline(tmp_path: Path) -> None:
+    """vLLM lays ranks out as (dp, pp, tp): with dp=2, pp=2 a pipeline is {0, 1}, replicas are {0, 2}."""
+    events = [
+        made.collective(made.NCCL, 10.0, 5.0, [0, 1, 2, 3], 100),
+        made.collective(made.NCCL, 20.0, 5.0, [0, 4], 100),
+        made.collective(made.NCCL, 30.0, 5.0, [0, 2], 100, kind="send"),
+    ]
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=8))
+    rows = rows_of([path], "pp=2,dp=2,tp=2").rows
+    assert [row.axis for row in rows] == ["pp+tp", "dp", "pp"]
+
+
+def test_an_assumed_order_of_ranks_is_said(tmp_path: Path) -> None:
+    events = [made.collective(made.NCCL, 10.0, 5.0, [0, 2], 100)]
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=8))
+    read = rows_of([path], "pp=2,dp=2,tp=2")
+    assert [row.axis for row in read.rows] == ["dp"]
+    assert read.findings[0].startswith("ranks are taken to count pp, dp, tp")
+
+
+def test_axis_of_unknown_ranks_is_said_to_be_unknown(tmp_path: Path) -> None:
+    path = made.write(
+        tmp_path / "t.json", made.document([made.kernel(made.CUSTOM, 1.0, 2.0)], world_size=4)
+    )
+    (row,) = rows_of([path], GRID).rows
+    assert row.axis is None
+    assert (row.axis_reason or "").startswith("2 devices may be dp or tp")
+    (row,) = rows_of([path], "dp=2,tp=4").rows
+    assert row.axis == "dp"
+
+
+def test_descriptions_name_axes_without_a_plan(tmp_path: Path) -> None:
+    names = {
+        "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+        "mesh_pp": "pp",
+        "mesh_dp_shard": "fsdp",
+        "": None,
+    }
+    events = [
+        made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100, group=name)
+        for i, name in enumerate(names)
+    ]
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=2))
+    assert [row.axis for row in rows_of([path]).rows] == list(names.values())
+
+
+def test_a_rank_beyond_the_plan_is_refused(tmp_path: Path) -> None:
+    event = made.collective(made.NCCL, 1.0, 2.0, [0, 7], 100)
+    path = made.write(tmp_path / "t.json", made.document([event], world_size=8))
+    with pytest.raises(SpecError, match=r"rank 7.*Give the plan and the topology of all ranks"):
+        rows_of([path], "tp=4")
+
+
+def test_payload_follows_the_size_rule_of_nccl_tests(tmp_path: Path) -> None:
+    events = [
+        made.collective("ncclDevKernel_AllGather_RING_LL(x)", 1.0, 1.0, [0, 1, 2, 3], 100, n_out=400, kind="_allgather_base"),
+        made.collective("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", 3.0, 1.0, [0, 1, 2, 3], 400, n_out=100, kind="_reduce_scatter_base", dtype="Half"),
+        made.collective("ncclDevKernel_SendRecv(x)", 5.0, 1.0, [0, 1, 2, 3], 400, kind="all_to_allv", dtype="Float8_e4m3fn"),
+    ]  # fmt: skip
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
+    facts = [(r.kind, r.dtype, r.payload_bytes, r.wire_bytes) for r in rows_of([path], "tp=4").rows]
+    assert facts == [
+        (Kind.ALL_GATHER, "bf16", 800, 600),
+        (Kind.REDUCE_SCATTER, "f16", 800, 600),
+        (Kind.ALL_TO_ALL, "f8e4m3fn", 400, 300),
+    ]
+
+
+def test_old_kernels_take_the_facts_of_the_range_that_launched_them(tmp_path: Path) -> None:
+    """Before PyTorch 2.2 kernels carry no sizes, and NCCL names an all-to-all SendRecv."""
+    events = [
+        made.annotation("nccl:all_to_all", 10.0, 5.0, **{"Input Dims": [[64, 4]], "Input type": ["c10::BFloat16"]}),
+        made.launch(12.0, 77),
+        made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 40.0, 9.0, correlation=77),
+        made.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", 60.0, 9.0, correlation=78),
+    ]  # fmt: skip
+    path = made.write(tmp_path / "t.json", made.document(events, world_size=4))
+    facts = [(r.kind, r.dtype, r.payload_bytes) for r in rows_of([path], "ep=4,dp=4").rows]
+    assert facts == [(Kind.ALL_TO_ALL, "bf16", 512), (Kind.PERMUTE, None, None)]
+
+
+def test_missing_ranks_are_reported(tmp_path: Path) -> None:
+    trace = merged([read_kineto(two_ranks(tmp_path)[1])])
+    assert any(f.startswith("1 of 2 ranks have a trace (1)") for f in trace.findings)
+
+
+def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
+    content = made.document([made.kernel(made.GEMM, 1.0, 2.0)])
+    del content["distributedInfo"]
+    trace = read_kineto(made.write(tmp_path / "1717-TP-3.trace.json.gz", content))
+    assert trace.events["device"].to_list() == [3]
+    assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
+
+
+def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="has no 'traceEvents'"):
+        read_kineto(made.write(tmp_path / "t.json", {"spans": []}))
