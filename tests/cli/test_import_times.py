@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,49 @@ def test_a_program_given_as_another_phase_is_refused(meshscope, texts) -> None:
     status, out, err = meshscope("import", f"prefill={texts[1]}", *ON_TWO_SLICES)
     assert (status, out) == (1, "")
     assert err.endswith("its scopes name decode. Give the file without 'prefill='.\n")
+
+
+LLAMA = Path(__file__).parents[1] / (
+    "published/programs/tpu_inference_0.12-llama-8b-v6e_1x2-tp2-prefill8192-2layers.hlo.txt.gz"
+)
+ON_TWO_CHIPS = (str(LLAMA), "--topology", "v6e:1x2", "--mesh", "model=2", "--phase", "prefill")
+
+
+def test_a_program_of_two_layers_stands_for_all(meshscope) -> None:
+    """CCL-Bench measured 177.8 ms for this prefill of all 32 layers."""
+    ask = (*ON_TWO_CHIPS, "--layers", "32", "--lengths", "8x1024:1024", "--out", "whole")
+    named = (*ON_TWO_CHIPS, "--model", "meta-llama/Llama-3.1-8B", "--out", "named")
+    assert _time(meshscope, *named)["ttft_s"] == pytest.approx(0.1778, rel=0.15)
+    assert meshscope("show", "named").out.startswith(
+        "meta-llama/Llama-3.1-8B (32 layers) on v6e:1x2"
+    )
+    time = _time(meshscope, *ask)
+    assert time["ttft_s"] == pytest.approx(0.1778, rel=0.15)
+    run = read_run(Path("whole"))
+    layers = [row.layer for row in run.rows if row.part == "mlp"]
+    assert layers == list(range(32))
+    starts = [row.start_s for row in run.rows if row.part == "mlp"]
+    assert all(a < b for a, b in pairwise(starts))
+    assert "time of 32 layers from a program of 2: layer 0 repeats 31 times" in run.times[0].notes
+    out = meshscope("show", "whole", "--full").out
+    assert "extended to 32 layers; a device's sequences: 8x1024:1024" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--layers", "1"), "the program has 2 layers"),
+        (("--layers", "0"), "expected 1 to 9999"),
+        (("--lengths", "8"), "'8' is not SEQUENCESxTOKENS:CONTEXT"),
+        (("--lengths", "1x2048:1024"), "2048 new tokens exceed the context of 1024"),
+        (("--lengths", "9x1:100"), "has room for 8 with 8192"),
+    ],
+    ids=["fewer layers", "no layers", "lengths", "context", "too many"],
+)
+def test_bad_layers_and_lengths_leave_nothing(
+    meshscope, options: tuple[str, ...], message: str
+) -> None:
+    status, out, err = meshscope("import", *ON_TWO_CHIPS, *options)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+    assert not Path("runs").exists()

@@ -187,7 +187,7 @@ def test_later_chunks_read_the_whole_context():
     kernel = _ragged_paged(
         heads=1, tokens=1024, sequences=1, pages=72, per_sequence=32, bq=128, bkvp=8
     )
-    work = kernel_work(*kernel, V6E, lengths=lengths)
+    work = kernel_work(*kernel, V6E, lengths=(lengths,))
     assert work.cycles == pytest.approx(8 * 4 * (300 + 400 + 512 * 1024 * 3.2 / 1024))
     assert work.note is None
 
@@ -212,7 +212,7 @@ def test_a_kernel_of_the_other_phase_has_no_sequences():
     shapes = f"s32[64];s32[1024];s32[65];{q};bf16[64,1,2,128];{cache}"
     lengths = SequenceLengths(n_sequences=64, n_queries=1, n_keys=1000)
     works = [
-        kernel_work(*_kernel(shapes, f"RPA{case}-p_128-bq_8-bkv_2048.1"), V6E, lengths=lengths)
+        kernel_work(*_kernel(shapes, f"RPA{case}-p_128-bq_8-bkv_2048.1"), V6E, lengths=(lengths,))
         for case in "dmp"
     ]
     assert [work.moved.hbm_bytes > 0 for work in works] == [True, False, False]

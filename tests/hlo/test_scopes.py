@@ -71,6 +71,14 @@ def test_tpu_inference_by_the_weights_that_it_reads() -> None:
     assert layers == {Part.EMBED: [None], Part.ATTN: [0, 1], Part.MLP: [0, 1]}
 
 
+def test_what_several_layers_use_is_before_them() -> None:
+    """Rotary embeddings are gathered over the data axis once, and the chosen tokens at the end."""
+    layers = _layers(LLAMA_70B.format("dp2tp8-decode-batch8"), (("dp", 2), ("tp", 8)))
+    assert layers[Part.EMBED] == [None]
+    assert layers[Part.ATTN] == list(range(8))
+    assert layers[Part.SAMPLE] == [None] * 3
+
+
 def test_everything_is_attributed() -> None:
     for name, axes in (
         (LLAMA_70B.format("dp2tp8-decode-batch8"), (("dp", 2), ("tp", 8))),

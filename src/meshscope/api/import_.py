@@ -14,15 +14,19 @@ from meshscope.api.request import option_words
 from meshscope.api.run import Run
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.backends.compile.saved_graph import compile_graph
+from meshscope.cost.sequence_lengths import parse_lengths
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
+from meshscope.readers.hlo.attribution import MAX_LAYERS
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.scope_rules import RULES, EngineRules, read_rules
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.model.config import read_model
+from meshscope.spec.model.model import Model
 from meshscope.spec.plan.mesh import Mesh, parse_mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
@@ -52,6 +56,14 @@ class _Import:
     command: tuple[str, ...]
     rules: tuple[EngineRules, ...] = ()
     rules_path: Path | None = None
+    model: Model | None = None
+    layers: int | None = None
+    lengths: str | None = None
+
+    @property
+    def n_layers(self) -> int | None:
+        """Layers of the whole model, if they are known."""
+        return self.layers if self.layers or self.model is None else self.model.n_layers
 
 
 def import_(  # noqa: PLR0913  the options of the command
@@ -64,6 +76,8 @@ def import_(  # noqa: PLR0913  the options of the command
     card: str | Path | None = None,
     model: str | None = None,
     phase: Phase | str | None = None,
+    layers: int | None = None,
+    lengths: str | None = None,
     rules: str | Path | None = None,
     frontend: Frontend | str | None = None,
     partial: bool = False,
@@ -93,8 +107,14 @@ def import_(  # noqa: PLR0913  the options of the command
         device_order: With `mesh`, the devices of the slice in the order of the mesh, such as
             `0,2,4,6,7,5,3,1`; by default in the order of their ids.
         card: CCL-Bench workload card of the traces, with their plan and slice.
-        model: Model of the traces: its predicted collectives appear beside the measured ones.
+        model: Model of the traces: its predicted collectives appear beside the measured ones. For HLO
+            text: the model whose layers it has, or a few of them.
         phase: Phase of a program whose names state none: `prefill` or `decode`.
+        layers: Layers of the whole model, if the program has only a few and `model` is not given: its
+            last layers stand for the others.
+        lengths: Sequences of a step on one device, for attention kernels that read the present tokens:
+            `64x1:1024` for 64 that decode at a context of 1024, and `,1x2048:8192` for a chunk of 2048
+            tokens at 8192; by default assumed from the operands.
         rules: TOML file with rules that assign names to phases, layers and parts, before the built-in ones.
         frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
         partial: Read truncated text up to its last whole instruction.
@@ -118,16 +138,28 @@ def import_(  # noqa: PLR0913  the options of the command
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else Path(out)
     if frontend is None and are_traces(files):
-        check_options_of_traces(mesh=mesh, device_order=device_order, phase=phase, rules=rules)
+        check_options_of_traces(
+            mesh=mesh,
+            device_order=device_order,
+            phase=phase,
+            layers=layers,
+            lengths=lengths,
+            rules=rules,
+        )
         return import_traces(
             files, topology=topology, plan=plan, card=card, model=model, out=home, force=force
         )
-    if topology is None or card is not None or model is not None:
-        raise SpecError(
-            "HLO text needs --topology, and --plan or --mesh; --card and --model are for traces."
-        )
+    if topology is None or card is not None:
+        raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
     options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
-    options |= {"phase": phase, "rules": rules, "frontend": frontend}
+    options |= {
+        "model": model,
+        "phase": phase,
+        "layers": layers,
+        "lengths": lengths,
+        "rules": rules,
+    }
+    options["frontend"] = frontend
     words = option_words({**options, "partial": partial, "out": home})
     slice_ = parse_topology(topology)
     filled, devices = _layout(slice_, plan, mesh, device_order)
@@ -143,6 +175,9 @@ def import_(  # noqa: PLR0913  the options of the command
         command=("meshscope", "import", *map(str, inputs), *words),
         rules=() if rules is None else (read_rules(rules),),
         rules_path=None if rules is None else Path(rules),
+        model=None if model is None else read_model(model),
+        layers=_layers(layers),
+        lengths=lengths,
     )
     with scratch_folder() as scratch:
         texts, versions = list(files), dict[str, str]()
@@ -185,6 +220,14 @@ def _layout(
     return None, layout
 
 
+def _layers(n_layers: int | None) -> int | None:
+    if n_layers is not None and not 1 <= n_layers < MAX_LAYERS:
+        raise SpecError(
+            f"--layers {n_layers}: expected 1 to {MAX_LAYERS - 1}. Give all layers of the model."
+        )
+    return n_layers
+
+
 def _phase(text: str) -> Phase:
     if text not in set(Phase):
         raise SpecError(f"phase: '{text}' is not one of {', '.join(Phase)}.")
@@ -211,7 +254,12 @@ def _imported_run(
         for module, phase in zip(modules, request.phases, strict=True)
     ]
     read = read_imported(
-        programs, topology=request.topology, mesh=request.mesh, rules=request.rules
+        programs,
+        topology=request.topology,
+        mesh=request.mesh,
+        rules=request.rules,
+        n_layers=request.n_layers,
+        lengths=() if request.lengths is None else parse_lengths(request.lengths),
     )
     record = RunRecord(
         path=None,
@@ -240,9 +288,12 @@ def _manifest(
     stated = dict(zip(names, request.phases, strict=True))
     experiment = ExperimentRecord(
         imported=request.inputs,
+        model=request.model,
         plan=request.plan,
         mesh=dict(request.mesh.axes),
         device_order=request.mesh.order,
+        extended_layers=request.n_layers,
+        lengths=request.lengths,
         program_phases=stated if any(stated.values()) else None,
         topology=request.topology,
         n_devices=request.topology.n_devices,

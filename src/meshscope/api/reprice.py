@@ -7,6 +7,7 @@ from meshscope.api.records import chip_profile
 from meshscope.backends.compile.compile import read_chunks
 from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
 from meshscope.cost.predicted import predicted_times, timed_predictions
+from meshscope.cost.sequence_lengths import parse_lengths
 from meshscope.errors import RunError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
@@ -62,6 +63,8 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
         topology=topology,
         mesh=Mesh(axes=tuple(experiment.mesh.items()), order=experiment.device_order),
         rules=[read_rules(rules)] if rules.exists() else [],
+        n_layers=experiment.extended_layers,
+        lengths=() if experiment.lengths is None else parse_lengths(experiment.lengths),
         chip_profile=chip_profile(profile_path, topology.chip),
     )
     return replace(run, rows=tuple(read.rows), times=read.times)

@@ -40,10 +40,25 @@ def command(  # noqa: PLR0913  the options of the command
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Model of the traces, to predict its collectives."),
+        typer.Option(
+            metavar="MODEL",
+            help="Model behind traces, to predict its collectives, or behind a dump of a few layers.",
+        ),
     ] = None,
     phase: Annotated[
         Phase | None, typer.Option(help="Phase of a dump whose names state none.")
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Layers of the whole model, if the dump has only a few."),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NxQ:K",
+            help="Sequences of a step on a device: N with Q new tokens at a context of K, for attention "
+            "kernels. 64x1:1024, or mixed 63x1:1024,1x2048:8192.",
+        ),
     ] = None,
     rules: Annotated[
         Path | None,
@@ -77,6 +92,8 @@ def command(  # noqa: PLR0913  the options of the command
             card=card,
             model=model,
             phase=phase,
+            layers=layers,
+            lengths=lengths,
             rules=rules,
             frontend=frontend,
             partial=partial,

@@ -1,6 +1,7 @@
 """Work of attention kernels from their operands: splash, cuDNN, paged and ragged paged attention."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -14,6 +15,7 @@ from meshscope.cost.kernel_work import (
 from meshscope.cost.rates import Rates
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.traffic import ArrayTraffic
+from meshscope.errors import SpecError
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
 from meshscope.spec.model.flops import causal_blocks
@@ -59,14 +61,17 @@ class PagedOperands:
 def attention_work(
     computation: Computation,
     instruction: Instruction,
-    lengths: SequenceLengths | None,
+    lengths: Sequence[SequenceLengths],
     rates: Rates,
 ) -> KernelWork | None:
     """Work of a known attention kernel; None for another kernel."""
     flops_per_cycle = rates.flops_per_s / (rates.clock_hz or 1e9)
     if _RAGGED_PAGED.match(instruction.name):
         operands = _ragged_paged_operands(computation, instruction)
-        return None if operands is None else _paged_work(operands, lengths, flops_per_cycle)
+        if operands is None:
+            return None
+        _check_lengths(operands, lengths, instruction.name)
+        return _paged_work(operands, lengths, flops_per_cycle)
     flops = attention_flops(computation, instruction)
     if flops is None:
         return None
@@ -136,14 +141,44 @@ def _bytes_of(array: ArrayShape) -> int:
     return array.n_bytes or 0
 
 
+def _check_lengths(operands: PagedOperands, lengths: Sequence[SequenceLengths], name: str) -> None:
+    """SpecError for more sequences or tokens than the program has room for."""
+    n_sequences = sum(group.n_sequences for group in lengths)
+    n_tokens = sum(group.n_sequences * group.n_queries for group in lengths)
+    if n_sequences > operands.n_sequences or n_tokens > operands.n_tokens:
+        raise SpecError(
+            f"the lengths have {n_sequences} sequences with {n_tokens} new tokens, but '{name}' of the "
+            f"program has room for {operands.n_sequences} with {operands.n_tokens}. Give the lengths of "
+            "one step of this program on one device."
+        )
+
+
 def _paged_work(
-    operands: PagedOperands, lengths: SequenceLengths | None, flops_per_cycle: float
+    operands: PagedOperands, lengths: Sequence[SequenceLengths], flops_per_cycle: float
+) -> KernelWork:
+    """The work for all sequences of the kernel's case; a kernel without sequences only starts."""
+    taken = lengths or (_assumed_lengths(operands),)
+    works = [
+        _sequences_work(operands, group, flops_per_cycle)
+        for group in taken
+        if operands.case != ("p" if group.n_queries == 1 else "d")
+        and not (operands.case == "m" and group.n_queries == 1)
+    ]
+    if not works:
+        return KernelWork(source=WorkSource.ALGORITHM, moved=ArrayTraffic(), cycles=FETCH_CYCLES)
+    return KernelWork(
+        source=WorkSource.ALGORITHM,
+        flops=sum(work.flops for work in works),
+        moved=sum((work.moved for work in works), start=ArrayTraffic()),
+        cycles=sum(work.cycles or 0.0 for work in works),
+        note=None if lengths else _note(taken[0]),
+    )
+
+
+def _sequences_work(
+    operands: PagedOperands, taken: SequenceLengths, flops_per_cycle: float
 ) -> KernelWork:
     """Each block of queries runs over all blocks of keys of its sequence, present positions only."""
-    taken = lengths or _assumed_lengths(operands)
-    is_decode = taken.n_queries == 1
-    if operands.case == ("p" if is_decode else "d") or (operands.case == "m" and is_decode):
-        return KernelWork(source=WorkSource.ALGORITHM, moved=ArrayTraffic(), cycles=FETCH_CYCLES)
     n_query_blocks = taken.n_sequences * ceil(taken.n_queries / operands.block_queries)
     n_bodies = n_query_blocks * ceil(taken.n_keys / operands.block_keys)
     body = _body_cycles(operands, min(operands.block_queries, taken.n_queries), flops_per_cycle)
@@ -160,7 +195,6 @@ def _paged_work(
             hbm_written_bytes=round(written),
         ),
         cycles=n_bodies * (body + FETCH_CYCLES),
-        note=None if lengths else _note(taken),
     )
 
 

@@ -7,6 +7,7 @@ from math import prod
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
 from meshscope.cost.traffic import ArrayTraffic
+from meshscope.readers.hlo.fused_experts import fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
@@ -56,6 +57,34 @@ def grouped_work(
             hbm_written_bytes=round(written_bytes),
         ),
         note=None if load else _note(operands),
+    )
+
+
+def fused_work(
+    computation: Computation, instruction: Instruction, load: ExpertLoad | None
+) -> KernelWork | None:
+    """Work of a mixture of experts in one kernel; None for another kernel.
+
+    Under balanced routing a device computes as many rows as it sends. It reads the weights of the experts
+    that get any rows.
+    """
+    sizes = fused_experts(computation, instruction)
+    if sizes is None:
+        return None
+    n_rows = sizes.n_tokens * sizes.n_active
+    miss_frac = (1 - 1 / sizes.n_experts) ** (n_rows * sizes.n_ranks)
+    read_frac = 1 - miss_frac if load is None else load.experts / sizes.n_local
+    token_bytes = sizes.exchanged_bytes // (2 * sizes.n_active)
+    return KernelWork(
+        source=WorkSource.ALGORITHM,
+        flops=2 * n_rows * sizes.n_expert_weights,
+        moved=ArrayTraffic(
+            hbm_bytes=round(sizes.weights_bytes * min(1.0, read_frac)) + 2 * token_bytes,
+            hbm_written_bytes=token_bytes,
+        ),
+        note=None
+        if load
+        else f"fused experts are timed for balanced routing of {n_rows} rows over {sizes.n_experts} experts",
     )
 
 

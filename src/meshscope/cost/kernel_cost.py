@@ -1,13 +1,14 @@
 """Work and time of kernels: by their algorithm if it is known, else as their author states, else by bytes.
 
-Custom calls that communicate are priced as collectives, not here.
+What custom calls communicate is priced as a collective, not here.
 """
 
 import re
+from collections.abc import Sequence
 
 from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.grouped_kernels import grouped_work
+from meshscope.cost.grouped_kernels import fused_work, grouped_work
 from meshscope.cost.kernel_work import (
     KernelWork,
     WorkSource,
@@ -51,11 +52,12 @@ def kernel_work(
     rates: Rates,
     *,
     experts: ExpertLoad | None = None,
-    lengths: SequenceLengths | None = None,
+    lengths: Sequence[SequenceLengths] = (),
 ) -> KernelWork:
     """The work of a kernel, for the given load of experts and lengths of sequences."""
     return (
-        grouped_work(computation, instruction, experts)
+        fused_work(computation, instruction, experts)
+        or grouped_work(computation, instruction, experts)
         or _stated_work(computation, instruction)
         or attention_work(computation, instruction, lengths, rates)
         or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))

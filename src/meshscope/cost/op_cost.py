@@ -1,6 +1,6 @@
 """Time, FLOPs and bytes of each instruction on the core, and the basis of its time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -86,7 +86,7 @@ class OpCostModel:
         rates: Rates,
         profile: Mapping[str, int] | None = None,
         experts: ExpertLoad | None = None,
-        lengths: SequenceLengths | None = None,
+        lengths: Sequence[SequenceLengths] = (),
     ) -> None:
         self._experts = experts
         self._lengths = lengths

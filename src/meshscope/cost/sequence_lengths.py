@@ -1,15 +1,19 @@
 """Sequences of one step on one device: how many, and how many queries and keys each has."""
 
+import re
 from dataclasses import dataclass
 
+from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import local_tokens
 
+_LENGTHS = re.compile(r"([1-9]\d*)x([1-9]\d*):([1-9]\d*)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceLengths:
-    """Sequences of a step, with the queries and the keys present of each."""
+    """Equal sequences of a step, with the queries and the keys present of each."""
 
     n_sequences: int
     n_queries: int
@@ -26,3 +30,23 @@ def sequence_lengths(experiment: Experiment, phase: Phase) -> SequenceLengths:
         n_queries=local_tokens(plan, phase, experiment.n_positions(phase)),
         n_keys=workload.prompt if is_prefill else workload.mean_context,
     )
+
+
+def parse_lengths(text: str) -> tuple[SequenceLengths, ...]:
+    """Parses `63x1:1024,1x2048:8192`: sequences x new tokens of each : tokens of each that attention reads."""
+    lengths: list[SequenceLengths] = []
+    for piece in text.split(","):
+        match = _LENGTHS.fullmatch(piece.strip())
+        if match is None:
+            raise SpecError(
+                f"lengths '{text}': '{piece.strip()}' is not SEQUENCESxTOKENS:CONTEXT. Give for example "
+                "'64x1:1024' for 64 sequences that decode one token at a context of 1024."
+            )
+        n_sequences, n_queries, n_keys = map(int, match.groups())
+        if n_queries > n_keys:
+            raise SpecError(
+                f"lengths '{text}': {n_queries} new tokens exceed the context of {n_keys}, which includes "
+                "them. Give a context of at least the new tokens."
+            )
+        lengths.append(SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys))
+    return tuple(lengths)

@@ -166,6 +166,9 @@ class _Simulation:
 
     def _execute_one(self, computation: Computation, instruction: Instruction, depth: int) -> None:
         issued = self.schedule.issued.get(id(instruction), ())
+        if issued and instruction.opcode == "custom-call":
+            self._run_kernel(computation, instruction, issued)
+            return
         for collective in issued:
             self._issue(collective)
         self._work(computation, instruction, depth, is_collective=bool(issued))
@@ -209,16 +212,25 @@ class _Simulation:
         self.op_costs[instruction.name] = cost
         self.machine.run(self._task(instruction, CORE_LANE, cost.time, part_of(instruction)))
 
+    def _run_kernel(
+        self,
+        computation: Computation,
+        instruction: Instruction,
+        issued: Sequence[ScheduledCollective],
+    ) -> None:
+        """Runs a kernel that communicates while it computes, if the work of either is known."""
+        in_flight = [self._issued(collective) for collective in issued]
+        cost = self.schedule.op_costs.cost(computation, instruction)
+        if cost is not None and cost.is_known:
+            self._compute(computation, instruction)
+        for collective in in_flight:
+            self.machine.wait(collective)
+        self._repeat_fold(instruction.name)
+
     def _issue(self, collective: ScheduledCollective) -> None:
         """Starts a collective; a synchronous one is awaited, one without an estimate takes no time."""
-        first, estimate = collective.operations[0], collective.estimate
-        task = Task(
-            name=collective.name,
-            lane=LINK_LANE,
-            seconds=estimate.seconds.value_s if estimate else 0.0,
-            key=(LINK_LANE, collective.name),
-        )
-        issued = self.machine.issue(task, estimate.resources if estimate else ())
+        first = collective.operations[0]
+        issued = self._issued(collective)
         if not first.is_async:
             self.machine.wait(issued)
             return
@@ -228,6 +240,16 @@ class _Simulation:
         if first.scheduled_op.result is None:
             self.notes.append(f"'{collective.name}' has no done; treated as synchronous")
             self._await(collective.name)
+
+    def _issued(self, collective: ScheduledCollective) -> InFlight:
+        estimate = collective.estimate
+        task = Task(
+            name=collective.name,
+            lane=LINK_LANE,
+            seconds=estimate.seconds.value_s if estimate else 0.0,
+            key=(LINK_LANE, collective.name),
+        )
+        return self.machine.issue(task, estimate.resources if estimate else ())
 
     def _await(self, name: str) -> None:
         if (issued := self._in_flight.pop(name, None)) is not None:

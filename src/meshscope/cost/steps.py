@@ -1,7 +1,7 @@
 """Time of a compiled step from its simulated schedule."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,7 @@ def timed_step(  # noqa: PLR0913  a module, its hardware and its profiles
     cycle_profile: Mapping[str, int] | None = None,
     experts: ExpertLoad | None = None,
     layers: ShallowLayers | None = None,
-    lengths: SequenceLengths | None = None,
+    lengths: Sequence[SequenceLengths] = (),
     notes: tuple[str, ...] = (),
 ) -> TimedStep:
     """One step of a compiled module on one device; SpecError for a chip without published figures.

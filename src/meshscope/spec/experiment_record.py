@@ -130,6 +130,8 @@ class ExperimentRecord:
     device_order: tuple[int, ...] | None = None  # device at each mesh position; None: 0, 1, 2, ...
     # By file in hlo/, in the order of a step; None unless the user says which programs make a step.
     program_phases: Mapping[str, Phase | None] | None = None
+    extended_layers: int | None = None  # to which those of an imported program are extended
+    lengths: str | None = None  # sequences of a step, as typed, of an imported program
 
     @property
     def layout(self) -> str | None:
@@ -173,11 +175,12 @@ class ExperimentRecord:
         return {name: value for name, value in stored.items() if name not in _IMPORT_ONLY}
 
 
-_IMPORT_ONLY = ("imported", "phase", "function", "device_order", "program_phases")
+_OF_IMPORTS = ("device_order", "program_phases", "extended_layers", "lengths")
+_IMPORT_ONLY = ("imported", "phase", "function", *_OF_IMPORTS)
 _FUNCTION = ("model", "function", "mesh", "topology", "n_devices", "n_chips", "phase")
 _IMPORTED = (
     *("imported", "model", "plan", "mesh", "topology", "n_devices", "n_chips", "phase"),
-    *("device_order", "program_phases"),
+    *_OF_IMPORTS,
 )
 
 

@@ -92,7 +92,10 @@ def _request(workload: Workload | None) -> str:
 
 def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
     if experiment.imported is not None:
-        return f"imported from {', '.join(experiment.imported)}"
+        n_layers, lengths = experiment.extended_layers, experiment.lengths
+        depth = "" if n_layers is None else f"; extended to {counted(n_layers, 'layer')}"
+        sequences = "" if lengths is None else f"; a device's sequences: {lengths}"
+        return f"imported from {', '.join(experiment.imported)}{depth}{sequences}"
     program = experiment.program
     if experiment.engine is Engine.VLLM:
         return f"{experiment.engine}'s conventions"

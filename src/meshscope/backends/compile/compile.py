@@ -350,7 +350,7 @@ def _read_timed(  # noqa: PLR0913  a program, its hardware and its profile
         experts=expert_load(experiment, phase),
         layers=layers,
         notes=notes,
-        lengths=sequence_lengths(experiment, phase),
+        lengths=(sequence_lengths(experiment, phase),),
     )
     return step.rows(rows), step
 

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshscope.backends.compile.whole_depth import depth_note, rows_of_all_layers, whole_depth
 from meshscope.cost.chunk_times import summed_time
+from meshscope.cost.sequence_lengths import SequenceLengths
+from meshscope.cost.shallow_rows import deep_rows
 from meshscope.cost.steps import TimedStep, timed_step
-from meshscope.errors import ParseError
+from meshscope.errors import ParseError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
@@ -16,6 +19,7 @@ from meshscope.readers.hlo.scope_rules import EngineRules
 from meshscope.readers.hlo.scopes import with_scopes
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.mesh import Mesh
 
 
@@ -44,6 +48,18 @@ class _Read:
     program: ImportedProgram
     collectives: ModuleCollectives
     rows: list[Collective]
+    layers: ShallowLayers | None  # if the user states how many layers the model has
+
+    @property
+    def all_rows(self) -> list[Collective]:
+        """The rows of all layers of the model."""
+        return self.rows if self.layers is None else rows_of_all_layers(self.rows, self.layers)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the time assumes of layers that the program lacks."""
+        note = None if self.layers is None else depth_note(self.layers)
+        return () if note is None else (note,)
 
     @property
     def phases(self) -> set[Phase | None]:
@@ -52,28 +68,36 @@ class _Read:
         return {row.phase for row in self.rows} or {named}
 
 
-def read_imported(
+def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read them
     programs: Sequence[ImportedProgram],
     *,
     topology: Topology,
     mesh: Mesh,
     rules: Sequence[EngineRules] = (),
+    n_layers: int | None = None,
+    lengths: Sequence[SequenceLengths] = (),
     chip_profile: ChipProfile | None = None,
 ) -> ImportedPrograms:
     """The rows and step times of the programs; ParseError for a program of another mesh.
 
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
     gets a time if a single whole TPU module contains it and no other phase, or if the user says which
-    modules it runs one after the other.
+    modules it runs one after the other. `n_layers` are those of the model, if a program has only a few of
+    them, and `lengths` the sequences of a step on one device.
     """
-    reads = [_read(program, topology, mesh, rules) for program in programs]
+    reads = [_read(program, topology, mesh, rules, n_layers) for program in programs]
+    if n_layers is not None and all(read.layers is None for read in reads):
+        raise SpecError(
+            f"no program names layers that stand for the {n_layers} of the model. Leave --layers and "
+            "--model out."
+        )
     rows: list[Collective] = []
     steps: list[TimedStep] = []
     in_step = _in_steps(reads, topology)
     for read in reads:
         phase = in_step.get(id(read))
         if phase is None:
-            rows += read.rows
+            rows += read.all_rows
             continue
         step = timed_step(
             read.program.module,
@@ -81,15 +105,26 @@ def read_imported(
             phase=phase,
             topology=topology,
             chip_profile=chip_profile,
+            layers=read.layers,
+            lengths=lengths,
+            notes=read.notes,
         )
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
-        rows += _later(step.rows(read.rows), start_s)
+        rows += _later(_timed(read, step), start_s)
         steps.append(replace(step, start_s=start_s))
     times = (
         summed_time([s.time for s in steps if s.time.phase is phase])
         for phase in dict.fromkeys(step.time.phase for step in steps)
     )
     return ImportedPrograms(rows=rows, steps=tuple(steps), times=tuple(times))
+
+
+def _timed(read: _Read, step: TimedStep) -> list[Collective]:
+    """The rows of all layers of the model with their times."""
+    rows = step.rows(read.rows)
+    if read.layers is None:
+        return rows
+    return deep_rows(rows_of_all_layers(rows, read.layers), rows, step, read.layers).rows
 
 
 def _later(rows: Sequence[Collective], start_s: float) -> Iterator[Collective]:
@@ -99,7 +134,11 @@ def _later(rows: Sequence[Collective], start_s: float) -> Iterator[Collective]:
 
 
 def _read(
-    program: ImportedProgram, topology: Topology, mesh: Mesh, rules: Sequence[EngineRules]
+    program: ImportedProgram,
+    topology: Topology,
+    mesh: Mesh,
+    rules: Sequence[EngineRules],
+    n_layers: int | None,
 ) -> _Read:
     module = with_scopes(program.module, rules)
     collectives = module_collectives(module, mesh=mesh, crosses_slices=topology.crosses_slices)
@@ -111,7 +150,12 @@ def _read(
     )
     _check_phase(program, rows)
     _check_mesh(module, rows, mesh)
-    return _Read(program=replace(program, module=module), collectives=collectives, rows=rows)
+    return _Read(
+        program=replace(program, module=module),
+        collectives=collectives,
+        rows=rows,
+        layers=None if n_layers is None else whole_depth(module, rows, n_layers),
+    )
 
 
 def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
@@ -126,10 +170,10 @@ def _check_phase(program: ImportedProgram, rows: Sequence[Collective]) -> None:
 
 def _check_mesh(module: HloModule, rows: Sequence[Collective], mesh: Mesh) -> None:
     """ParseError if devices communicate, but never along an axis of the mesh."""
-    grouped = [row for row in rows if row.groups and row.group_size > 1]
+    grouped = [row for row in rows if row.groups and len(row.groups[0]) > 1]
     if not grouped or any(row.axis is not None for row in grouped):
         return
-    sizes = sorted({row.group_size for row in grouped})
+    sizes = sorted({len(row.groups[0]) for row in grouped})
     axes = ",".join(f"{name}={size}" for name, size in mesh.axes)
     raise ParseError(
         f"{module.origin}:1: its collectives have groups of {' and '.join(map(str, sizes))} devices, "

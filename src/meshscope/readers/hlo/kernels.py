@@ -2,18 +2,24 @@
 
 import re
 from fractions import Fraction
+from itertools import combinations
+from math import prod
 
-from meshscope.events.enums import Kind
+from meshscope.events.collective import Groups
+from meshscope.events.enums import Kind, wire_factor
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import Devices
 from meshscope.readers.hlo.executions import CallSite
+from meshscope.readers.hlo.fused_experts import FusedExperts, fused_experts
 from meshscope.readers.hlo.module import Instruction
 from meshscope.readers.hlo.operations import Operation
 from meshscope.readers.hlo.provenance import explicit_op_name, is_asynchronous
 from meshscope.readers.hlo.semantics import scheduled_op_of
+from meshscope.spec.plan.mesh import Mesh
 
 _REMOTE_BYTES = re.compile(r'"remote_bytes_transferred":\s*"?(\d+)"?')
+_NUMBER = re.compile(r"(\.\d+)+$")
 _COMMUNICATES = re.compile(r'"has_communication":\s*true')
 
 
@@ -30,8 +36,11 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     """The operation of a kernel: a permute without groups, with the bytes that it declares, if any.
 
     A Pallas kernel copies to chips of its choice (`make_async_remote_copy`), which the text does
-    not show.
+    not show. A fused mixture of experts is the exchange of rows that its shapes imply.
     """
+    sizes = fused_experts(site.context.computation, site.instruction)
+    if sizes is not None and sizes.n_ranks > 1:
+        return _exchange_of(flow, site, devices, sizes)
     n_bytes = _remote_bytes(site.instruction)
     op_name = explicit_op_name(site)
     caveats = (*site.caveats, "the kernel chooses its target chips at run time")
@@ -53,11 +62,59 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         op_name=op_name,
         scope=scope_of(op_name),
         is_async=is_asynchronous(site),
-        algorithm=f"kernel {site.instruction.custom_call_target}",
+        algorithm=f"kernel {_name(site.instruction)}",
         inserted_by="program",
         count=site.count,
         caveats=caveats,
     )
+
+
+def _exchange_of(
+    flow: Dataflow, site: CallSite, devices: Devices, sizes: FusedExperts
+) -> Operation:
+    """The all-to-all of rows to experts and back, under balanced routing."""
+    groups = _groups_of_size(devices.mesh, sizes.n_ranks)
+    op_name = explicit_op_name(site)
+    n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes
+    unknown = () if groups else (f"no axis of the mesh has the {n_ranks} devices of the experts",)
+    return Operation(
+        site=site,
+        scheduled_op=scheduled_op_of(flow, site),
+        kind=Kind.ALL_TO_ALL,
+        opcode="custom-call",
+        groups=groups,
+        group_size=n_ranks,
+        is_pairs=False,
+        dtype=sizes.dtype,
+        shape=None,
+        payload_bytes=n_bytes,
+        wire_bytes=n_bytes * wire_factor(Kind.ALL_TO_ALL, n_ranks),
+        hlo_shape=site.instruction.shape,
+        op_name=op_name,
+        scope=scope_of(op_name),
+        is_async=is_asynchronous(site),
+        algorithm=f"kernel {_name(site.instruction)}, balanced routing",
+        inserted_by="program",
+        count=site.count,
+        caveats=(*site.caveats, *unknown),
+    )
+
+
+def _groups_of_size(mesh: Mesh, size: int) -> Groups:
+    """The groups of the only axis or axes of this size; () if there are none or several."""
+    names = [name for name, n in mesh.axes if n > 1]
+    fitting = [
+        axes
+        for n_axes in range(1, len(names) + 1)
+        for axes in combinations(names, n_axes)
+        if prod(mesh.size(name) for name in axes) == size
+    ]
+    return mesh.groups(*fitting[0]) if len(fitting) == 1 else ()
+
+
+def _name(kernel: Instruction) -> str:
+    """The kernel's name without XLA's number."""
+    return _NUMBER.sub("", kernel.name)
 
 
 def _remote_bytes(instruction: Instruction) -> int | None:

@@ -109,6 +109,8 @@ class _Placement:
         self.scopes[computation.name] = scopes = {}
         flow = _Flow(self, computation, is_counted=not self._has_layers)
         for instruction in computation.instructions:
+            if instruction.opcode == "parameter":
+                continue
             place = flow.places[instruction.name]
             if outer.layers is not None or place.part is None:
                 place = _Place(layers=outer.layers or place.layers, part=place.part or outer.part)
@@ -221,6 +223,7 @@ class _Flow:
             if (n := placement.looped_layers(computation, i))
         }
         self._positions: dict[str, _Position | None] = {}
+        self._shared: set[str] = set()  # computed once, ahead of the layers that use it
         self._place_along_stream()
         self.places: dict[str, _Place] = {}
         self._place_by_users()
@@ -265,9 +268,12 @@ class _Flow:
             self._positions[instruction.name] = self._position(instruction, furthest)
         for instruction in reversed(self._computation.instructions):
             if self._positions[instruction.name] is None:
-                users = (self._positions[user.name] for user in self._users[instruction.name])
-                nearest = min((p for p in users if p is not None), default=None)
-                self._positions[instruction.name] = nearest
+                users = [user.name for user in self._users[instruction.name]]
+                known = [p for name in users if (p := self._positions[name]) is not None]
+                if len({layer for layer, _ in known}) > 1 or not self._shared.isdisjoint(users):
+                    self._shared.add(instruction.name)
+                else:
+                    self._positions[instruction.name] = min(known, default=None)
 
     def _position(self, instruction: Instruction, before: _Position | None) -> _Position | None:
         """The position of an instruction behind its furthest producer; None if it depends on no layer."""
@@ -307,6 +313,8 @@ class _Flow:
         """Places what has a name, and what is used in one place only."""
         for instruction in reversed(self._computation.instructions):
             part = self._named[instruction.name].part
+            if part is None and instruction.name in self._shared:
+                part = Part.EMBED
             if part is not None or instruction.name in self._loops:
                 self.places[instruction.name] = self._placed(instruction, part)
             elif not _communicates(self._placement, instruction) or _is_gather(instruction):
@@ -333,7 +341,8 @@ class _Flow:
             self.places[instruction.name] = place
 
     def _is_placed(self, producer: Instruction) -> bool:
-        return producer.opcode != "parameter" and self.places[producer.name].part is not None
+        is_of_one_place = producer.opcode != "parameter" and producer.name not in self._shared
+        return is_of_one_place and self.places[producer.name].part is not None
 
 
 def _communicates(placement: _Placement, instruction: Instruction) -> bool:

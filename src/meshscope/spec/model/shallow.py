@@ -8,7 +8,7 @@ from meshscope.spec.model.repeats import Repeat, repeats_of
 
 # libtpu schedules the layers of a deep program in groups of up to four: a decode step of Llama-3.1-70B
 # (80 layers, v5e:4x4, tp=16) repeats the times 115.3, 132.0, 114.2 and 118.0 us from its third layer on.
-_FOLDED_LAYERS = 4
+FOLDED_LAYERS = 4
 # The first layers are scheduled in their own way, and the last one has no weights to fetch ahead. With
 # fewer than eight layers in all, the schedule is another one: six layers take 77 us each in a decode step
 # of Qwen3-8B (v6e-4, tp=4), while those of eight and of 36 layers take 95.4 us.
@@ -68,7 +68,7 @@ def shallow_layers(layers: Sequence[Layer]) -> ShallowLayers:
 def _fold(repeat: Repeat, n_kept: int) -> Fold | None:
     """The fold of a loop's middle, between its first and last bodies; None if the loop is short."""
     period = len(repeat.body)
-    n_folded = max(1, _FOLDED_LAYERS // period)
+    n_folded = max(1, FOLDED_LAYERS // period)
     n_around = -(-_LAYERS_AROUND // period)
     times, n_more = divmod(repeat.times - 2 * n_around, n_folded)
     if times <= 1:
