@@ -17,7 +17,7 @@ def test_the_answer_has_twelve_lines(meshscope, options: tuple[str, ...]) -> Non
     assert "rate      stable: " in out
     assert "requests/s, 100.0% of all, within TTFT 500 ms and TPOT 50 ms" in out
     assert "bound by  the device" in out
-    assert "not compared with a server on a TPU" in out
+    assert "assumed   predicted step times" in out
 
 
 def test_out_writes_a_file_and_never_over_one(meshscope) -> None:
@@ -29,6 +29,13 @@ def test_out_writes_a_file_and_never_over_one(meshscope) -> None:
     assert "Use --force to replace it" in meshscope(*ask).err
     assert meshscope(*ask, "--force").status == 0
     assert "the ending says what to write" in meshscope(*ask[:-1], "page").err
+
+
+def test_a_client_with_requests_in_flight_needs_no_rate(meshscope) -> None:
+    out = meshscope(*ASK, "--max-concurrency", "4", "--separate-steps", "--full").out
+    assert "all requests arrive at once" in out
+    assert "100 requests, at once, at most 4 in flight" in out
+    assert "steps either prefill or decode" in out
 
 
 def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
@@ -145,6 +152,9 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
         (("--rate", "1", "--host-overhead", "1e300"), "host_s=1e+300 is not in 0 to 10"),
         (("--rate", "1e-308"), "--rate 1e-308 is not in 1e-06 to 1,000,000"),
         (("--rate", "1", "--host-overhead", "-1"), "host_s=-1.0 is not in 0 to 10"),
+        (("--max-concurrency", "0"), "--max-concurrency 0 is too small"),
+        (("--max-concurrency", "2", "--apart", "1:1"), "Give --rate"),
+        (("--rate", "1", "--reserve-output", "2"), "reserved_frac=2.0 is not in [0, 1]"),
         (("--rate", "1", "--instances", "0"), "--instances 0 is not in 1 to 256"),
         (("--rate", "1", "--apart", "2"), "--apart '2' is not PREFILL:DECODE"),
         (("--rate", "1", "--apart", "0:1"), "Use for example 1:3"),

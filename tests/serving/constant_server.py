@@ -38,6 +38,10 @@ def poisson(rate_per_s: float, n: int, *, output: int = 1, is_geometric: bool = 
     )
 
 
+def at_once(n: int, *, prompt: int = 100, output: int = 1) -> Load:
+    return Load(arrival_s=np.zeros(n), n_prompt=np.full(n, prompt), n_output=np.full(n, output))
+
+
 def pool(
     policy: EnginePolicy = ONE,
     blocks: CacheBlocks = ROOMY,

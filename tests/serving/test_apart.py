@@ -131,8 +131,8 @@ def test_transfers_of_an_engine_follow_each_other() -> None:
 def test_the_stable_rate_is_that_of_the_slowest() -> None:
     load = poisson(1.0, 200, output=11)
     prefill, decode = pool(n_engines=2), pool(n_engines=3)
-    assert prefill_rate(load, prefill) == pytest.approx(2 / PREFILL_S)
-    assert decode_rate(load, decode) == pytest.approx(3 / (10 * DECODE_S))
+    assert prefill_rate(load, prefill) == pytest.approx(2 / PREFILL_S, rel=0.02)
+    assert decode_rate(load, decode) == pytest.approx(3 / (10 * DECODE_S), rel=0.02)
     result = simulated_apart(
         load,
         prefill=prefill,

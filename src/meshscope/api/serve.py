@@ -58,6 +58,7 @@ class ServeRequest:
     transfer: TransferPath | None = None
     rate: float | None = None
     arrivals: str = Arrivals.POISSON.value
+    max_concurrency: int | None = None
     requests: int | None = None
     prompt: int = 1024
     output: int = 128
@@ -69,6 +70,8 @@ class ServeRequest:
     layers: int | None = None
     max_sequences: int = 256
     max_step_tokens: int = 2048
+    separate_steps: bool = False
+    reserve_output: float = 0.0
     prefix_hit: float = 0.0
     host_overhead: float = 0.0
     calibrate_host: Path | None = None
@@ -132,6 +135,7 @@ def serve_sim(  # noqa: PLR0913  the options of the command
     transfer: TransferPath | str | None = None,
     rate: float | None = None,
     arrivals: Arrivals | str | Path = Arrivals.POISSON,
+    max_concurrency: int | None = None,
     requests: int | None = None,
     prompt: int = 1024,
     output: int = 128,
@@ -143,6 +147,8 @@ def serve_sim(  # noqa: PLR0913  the options of the command
     layers: int | None = None,
     max_sequences: int = 256,
     max_step_tokens: int = 2048,
+    separate_steps: bool = False,
+    reserve_output: float = 0.0,
     prefix_hit: float = 0.0,
     host_overhead: float = 0.0,
     calibrate_host: str | Path | None = None,
@@ -167,6 +173,7 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
         rate: Requests per second, over all instances.
         arrivals: `poisson`, `burst`, or an Azure or Mooncake trace.
+        max_concurrency: Requests in flight at most; the others wait at the client.
         requests: Requests, 1,000 by default.
         prompt: Mean input tokens of a request.
         output: Mean output tokens of a request.
@@ -179,6 +186,8 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         layers: Only the first N layers of the model.
         max_sequences: Sequences of an engine in a step.
         max_step_tokens: Tokens of an engine in a step, prompts included.
+        separate_steps: Steps prefill or decode, prompts first; by default they do both.
+        reserve_output: Share of each output that must fit in the cache before its prompt is admitted.
         prefix_hit: Share of each prompt in the prefix cache.
         host_overhead: Seconds of the host, added to every step.
         calibrate_host: A result of `vllm bench serve`, to fit the overhead to its median ITL.
@@ -225,7 +234,8 @@ def simulated(request: ServeRequest) -> ServingRun:
             load, prefill=others[0].pool, decode=main.pool, transfer=transfer, objective=objective
         )
     else:
-        simulation = simulated_load(load, main.pool, objective)
+        limit = request.max_concurrency
+        simulation = simulated_load(load, main.pool, objective, max_concurrency=limit)
     return ServingRun(
         request=request,
         outcome=ServingOutcome(
@@ -251,16 +261,27 @@ def _check_options(request: ServeRequest) -> None:
         raise SpecError(
             f"--instances {request.instances} is not in 1 to {MAX_INSTANCES}. Change it."
         )
+    if request.max_concurrency is not None and request.max_concurrency < 1:
+        raise SpecError(f"--max-concurrency {request.max_concurrency} is too small. Use 1 or more.")
     if request.apart is None:
-        for name in ("prefill_topology", "prefill_plan", "transfer"):
-            if (value := getattr(request, name)) is not None:
-                option = name.replace("_", "-")
-                raise SpecError(
-                    f"--{option} {value} needs instances that only prefill. Add --apart 1:1."
-                )
-        return
+        _check_together(request)
+    else:
+        _check_apart(request)
+
+
+def _check_together(request: ServeRequest) -> None:
+    for name in ("prefill_topology", "prefill_plan", "transfer"):
+        if (value := getattr(request, name)) is not None:
+            raise SpecError(
+                f"--{name.replace('_', '-')} {value} needs instances that only prefill. Add --apart 1:1."
+            )
+
+
+def _check_apart(request: ServeRequest) -> None:
     if request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
+    if request.max_concurrency is not None:
+        raise SpecError("--max-concurrency is not simulated with --apart. Give --rate.")
     if request.calibrate_host is not None:
         raise SpecError(
             "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "
@@ -310,6 +331,8 @@ def _placed(request: ServeRequest, place: _Place, *, max_context: int) -> Placed
         max_step_tokens=request.max_step_tokens,
         prefix_hit_frac=request.prefix_hit,
         host_s=request.host_overhead,
+        reserved_frac=request.reserve_output,
+        has_mixed_steps=not request.separate_steps,
     )
     costs = tabulated_costs(
         place.experiment,
@@ -355,8 +378,10 @@ def _load(request: ServeRequest) -> tuple[Load, int]:
         n_requests = DEFAULT_REQUESTS if request.requests is None else request.requests
         _check_recorded(request)
         return recorded_load(Path(request.arrivals), rate_per_s=request.rate, n_requests=n_requests)
-    if request.rate is None:
-        raise SpecError("--rate is missing. Give requests per second, such as --rate 4.")
+    if request.rate is None and request.max_concurrency is None:
+        raise SpecError(
+            "--rate is missing. Give requests per second, such as --rate 4, or --max-concurrency."
+        )
     for name in ("prompt", "output"):
         if (n_tokens := getattr(request, name)) < 1:
             raise SpecError(
@@ -386,9 +411,12 @@ def _check_recorded(request: ServeRequest) -> None:
 
 
 def _load_text(request: ServeRequest, load: Load) -> str:
+    limit = request.max_concurrency
+    flight = "" if limit is None else f", at most {limit:,} in flight"
     sizes = f", prompt {request.prompt}, output {request.output} ({request.lengths})"
     is_random = request.arrivals in set(Arrivals)
-    return f"{load.n_requests:,} requests, {request.arrivals}{sizes if is_random else ''}"
+    arrivals = "at once" if is_random and request.rate is None else request.arrivals
+    return f"{load.n_requests:,} requests, {arrivals}{flight}{sizes if is_random else ''}"
 
 
 def _fitting(load: Load, places: Sequence[_Place]) -> tuple[Load, LeftOut]:

@@ -53,6 +53,12 @@ def command(  # noqa: PLR0913  the options of the command
             metavar="poisson|burst|FILE", help="Random arrivals, or an Azure or Mooncake trace."
         ),
     ] = "poisson",
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Requests in flight at most; the others wait at the client."
+        ),
+    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Requests.", show_default=str(DEFAULT_REQUESTS)),
@@ -74,6 +80,17 @@ def command(  # noqa: PLR0913  the options of the command
     max_step_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens of an engine in a step, prompts included.")
     ] = 2048,
+    separate_steps: Annotated[
+        bool,
+        typer.Option("--separate-steps", help="Steps prefill or decode, prompts first."),
+    ] = False,
+    reserve_output: Annotated[
+        float,
+        typer.Option(
+            metavar="FRAC",
+            help="Share of each output that the cache must have room for at admission.",
+        ),
+    ] = 0.0,
     prefix_hit: Annotated[
         float, typer.Option(metavar="FRAC", help="Share of each prompt in the prefix cache.")
     ] = 0.0,

@@ -33,12 +33,18 @@ MAX_STEPS = 20_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePolicy:
-    """Limits of a step, the share of prompts that is in the prefix cache, and time of the host."""
+    """Limits of a step, the share of prompts that is in the prefix cache, and time of the host.
+
+    A sequence is admitted when its prompt and `reserved_frac` of its output fit beside what the others
+    will need of theirs. With `has_mixed_steps` false, decoding waits while there are prompts to compute.
+    """
 
     max_sequences: int = 256
     max_step_tokens: int = 2048
     prefix_hit_frac: float = 0.0
     host_s: float = 0.0  # added to every step
+    reserved_frac: float = 0.0
+    has_mixed_steps: bool = True
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -48,6 +54,8 @@ class EnginePolicy:
         _check_range("max_step_tokens", self.max_step_tokens, (least, MAX_STEP_TOKENS))
         if not 0 <= self.prefix_hit_frac < 1:
             raise SpecError(f"prefix_hit_frac={self.prefix_hit_frac} is not in [0, 1).")
+        if not 0 <= self.reserved_frac <= 1:
+            raise SpecError(f"reserved_frac={self.reserved_frac} is not in [0, 1]. Use 0 or 1.")
         if not 0 <= self.host_s <= MAX_HOST_S:
             raise SpecError(f"host_s={self.host_s} is not in 0 to {MAX_HOST_S:g}. Use seconds.")
 
@@ -120,7 +128,7 @@ class BatchingEngine:
     @property
     def next_s(self) -> float:
         """When the engine can act; inf if nothing is left, or while it waits for another engine."""
-        if self.running or self.filling or self._can_admit():
+        if self.running or self.filling or self._can_admit(self._n_reserved()):
             return self.now_s
         return max(self.now_s, self._next_event_s())
 
@@ -136,10 +144,11 @@ class BatchingEngine:
         self._receive()
         self._make_room()
         chunks = self._chunks()
-        n_prompt, n_decoded = sum(n for _, n in chunks), len(self.running)
+        is_decoding = not chunks or self.policy.has_mixed_steps
+        n_prompt, n_decoded = sum(n for _, n in chunks), is_decoding * len(self.running)
         self._sample(n_prompt, n_decoded)
         if chunks:
-            self._mixed_step(chunks)
+            self._prefill_step(chunks, is_decoding=is_decoding)
         elif self.running:
             self._decode_steps(inf if horizon_s is None else horizon_s())
         if n_prompt + n_decoded and not (self.running or self.filling):
@@ -211,23 +220,41 @@ class BatchingEngine:
         self.n_free += sequence.n_blocks
         sequence.n_blocks = 0
 
-    def _can_admit(self, n_reserved: int = 0) -> bool:
+    def _can_admit(self, n_reserved: int) -> bool:
         """Whether the first waiting sequence has room beside the blocks that running ones need."""
         if not self.waiting or self.n_admitted >= self.policy.max_sequences:
             return False
-        return self.blocks.of(self.waiting[0].n_target + 1) + n_reserved <= self.n_free
+        return self._n_whole(self.waiting[0], 0) + n_reserved <= self.n_free
+
+    def _n_whole(self, sequence: ServedSequence, n_present: int) -> int:
+        """Blocks that the sequence will need, as far as admission reserves them."""
+        n_least = max(sequence.n_target, n_present) + 1
+        n_later = int(self.policy.reserved_frac * max(sequence.n_left - 1, 0))
+        return self.blocks.of(n_least + n_later)
+
+    def _n_reserved(self) -> int:
+        """Blocks that admitted sequences do not have and will need."""
+        if not self.policy.reserved_frac:
+            return self._n_new_blocks(1)
+        fetched = (sequence for _, sequence in self.fetched)
+        admitted = (*self.running, *self.filling, *fetched)
+        return sum(max(self._n_whole(s, s.n_present) - s.n_blocks, 0) for s in admitted)
 
     def _chunks(self) -> list[tuple[ServedSequence, int]]:
         """The prompt tokens of this step, by sequence; admits waiting ones while there is room."""
-        budget = self.policy.max_step_tokens - len(self.running)
+        budget = self.policy.max_step_tokens
+        if self.policy.has_mixed_steps:
+            budget -= len(self.running)
         chunks: list[tuple[ServedSequence, int]] = []
-        n_reserved = self._n_new_blocks(1)
         for sequence in self.filling:
             n_tokens = min(budget, sequence.n_target - sequence.n_present)
             if n_tokens > 0:
                 chunks.append((sequence, n_tokens))
                 budget -= n_tokens
+        n_reserved = self._n_reserved() if self.waiting else 0
         while budget > 0 and self._can_admit(n_reserved):
+            head = self.waiting[0]
+            n_reserved += self._n_whole(head, 0) - self.blocks.of(head.n_target + 1)
             sequence = self._admitted()
             if sequence is not None:
                 n_tokens = min(budget, sequence.n_target - sequence.n_present)
@@ -252,14 +279,20 @@ class BatchingEngine:
         n_prompt = int(self.log.load.n_prompt[sequence.number])
         return min(int(self.policy.prefix_hit_frac * n_prompt), sequence.n_target - 1)
 
-    def _mixed_step(self, chunks: list[tuple[ServedSequence, int]]) -> None:
-        """Prefills the chunks and decodes one token of every running sequence."""
+    def _prefill_step(self, chunks: list[tuple[ServedSequence, int]], *, is_decoding: bool) -> None:
+        """Prefills the chunks, and decodes one token of every running sequence in a mixed step."""
         n_tokens = sum(n for _, n in chunks)
         past = past_of([(n, sequence.n_present) for sequence, n in chunks])
-        step_s = self.costs.mixed_s(len(self.running), self._mean_context, n_tokens, past)
+        n_sequences, context = 0, 0.0
+        if is_decoding:
+            n_sequences, context = len(self.running), self._mean_context
+        step_s = self.costs.mixed_s(n_sequences, context, n_tokens, past)
         seconds = np.array([step_s + self.policy.host_s])
         self._advance(seconds)
-        self._decoded(seconds)
+        if is_decoding:
+            self._decoded(seconds)
+        else:
+            self.fresh = self.running.copy()
         for sequence, n in chunks:
             sequence.n_present += n
         done = [s for s in self.filling if s.n_present == s.n_target]
@@ -317,7 +350,7 @@ class BatchingEngine:
         self.running = [s for s in self.running if s.n_left]
 
     def _add_gaps(self, seconds: NDArray[np.float64]) -> None:
-        """Times between tokens; those of sequences just fetched began before their transfer."""
+        """Times between tokens; those of fresh sequences began before a transfer or a prefill."""
         first_s = self.now_s - float(seconds[1:].sum())
         for sequence in self.fresh:
             assert sequence.last_token_s is not None  # the prefill gave the first token

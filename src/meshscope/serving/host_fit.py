@@ -97,18 +97,13 @@ def _bench(document: Any) -> BenchResult:
 
 
 def fitted_host(bench: BenchResult, pool: EnginePool) -> HostFit:
-    """The host time at which the simulated median ITL is the measured one; 0 if it is longer anyway.
-
-    A limit of concurrent requests is taken as the most sequences in a step.
-    """
-    load = bench.load().every(pool.n_engines)
-    most = pool.policy.max_sequences
-    if bench.max_concurrency is not None:
-        most = min(most, max(1, bench.max_concurrency // pool.n_engines))
+    """The host time at which the simulated median ITL is the measured one; 0 if it is longer anyway."""
+    load, most = bench.load().every(pool.n_engines), bench.max_concurrency
+    of_engine = None if most is None else max(1, most // pool.n_engines)
 
     def itl_s(host_s: float) -> float:
-        limits = replace(pool.policy, host_s=host_s, max_sequences=most)
-        requests, _ = served_alone(load, replace(pool, policy=limits))
+        limits = replace(pool.policy, host_s=host_s)
+        requests, _ = served_alone(load, replace(pool, policy=limits), max_concurrency=of_engine)
         gaps = percentiles(requests.gaps_s, requests.n_gaps)
         assert gaps is not None  # requests have at least two output tokens
         return gaps.p50_s

@@ -71,20 +71,23 @@ class Load:
 def random_load(  # noqa: PLR0913  the figures of a load
     arrivals: Arrivals,
     *,
-    rate_per_s: float,
+    rate_per_s: float | None,
     n_requests: int,
     prompt: int,
     output: int,
     is_geometric: bool,
     seed: int,
 ) -> Load:
-    """Requests with random gaps; lengths are fixed, or geometric with the given means."""
-    check_rate(rate_per_s)
+    """Requests with random gaps, or all at once without a rate; lengths are fixed or geometric."""
+    if rate_per_s is not None:
+        check_rate(rate_per_s)
     if not 1 <= n_requests <= MAX_REQUESTS:
         raise SpecError(f"--requests {n_requests}: use 1 to {MAX_REQUESTS:,}.")
     rng = np.random.default_rng(seed)
     shape = BURST_SHAPE if arrivals is Arrivals.BURST else 1.0
-    gaps_s = rng.gamma(shape, 1 / (shape * rate_per_s), n_requests)
+    gaps_s = np.zeros(n_requests)
+    if rate_per_s is not None:
+        gaps_s = rng.gamma(shape, 1 / (shape * rate_per_s), n_requests)
 
     def lengths(mean: int) -> NDArray[np.int64]:
         return rng.geometric(1 / mean, n_requests) if is_geometric else np.full(n_requests, mean)

@@ -1,7 +1,8 @@
 """Requests on their way through a server, and when their tokens came."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,15 @@ class TokenLog:
 
     load: Load
     n_tokens: int = 0
+    sent_s: NDArray[np.float64] = field(init=False)
     first_token_s: NDArray[np.float64] = field(init=False)
     finish_s: NDArray[np.float64] = field(init=False)
     gaps: list[tuple[NDArray[np.float64], int]] = field(default_factory=list)
+    finished: Callable[[float], None] | None = None  # called with the time when a request is done
 
     def __post_init__(self) -> None:
         """No token has come."""
+        self.sent_s = self.load.arrival_s.copy()
         self.first_token_s = np.full(self.load.n_requests, np.nan)
         self.finish_s = np.full(self.load.n_requests, np.nan)
 
@@ -76,13 +80,15 @@ class TokenLog:
         self.n_tokens += n
         if not sequence.n_left:
             self.finish_s[sequence.number] = now_s
+            if self.finished is not None:
+                self.finished(now_s)
 
     def requests(self) -> ServedRequests:
         """What has been collected."""
         seconds = [np.empty(0), *(seconds for seconds, _ in self.gaps)]
         counts = [np.empty(0, int), *(np.full(len(seconds), n) for seconds, n in self.gaps)]
         return ServedRequests(
-            arrival_s=self.load.arrival_s,
+            arrival_s=self.sent_s,
             first_token_s=self.first_token_s,
             finish_s=self.finish_s,
             n_output=self.load.n_output,
@@ -101,3 +107,22 @@ def arriving(load: Load, numbers: Iterable[int]) -> Iterator[tuple[float, int, S
             n_left=int(load.n_output[number]),
         )
         yield float(load.arrival_s[number]), number, sequence
+
+
+def limited_inbox(log: TokenLog, max_concurrency: int) -> list[tuple[float, int, ServedSequence]]:
+    """The inbox of an engine whose client has at most so many requests in flight.
+
+    The others wait at the client, and are sent when one is done: their times count from then on.
+    """
+    load = log.load
+    waiting = list(arriving(load, range(load.n_requests)))
+    inbox = [heappop(waiting) for _ in range(min(max_concurrency, len(waiting)))]
+
+    def send(now_s: float) -> None:
+        if waiting:
+            arrival_s, number, sequence = heappop(waiting)
+            log.sent_s[number] = max(arrival_s, now_s)
+            heappush(inbox, (float(log.sent_s[number]), number, sequence))
+
+    log.finished = send
+    return inbox

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshscope.serving.apart import ApartServer, EnginePool, FetchedCache
 from meshscope.serving.engine import EngineTrace, check_longest
@@ -19,10 +18,16 @@ from meshscope.serving.results import (
     pool_figures,
     request_figures,
 )
-from meshscope.serving.sequences import ServedRequests, TokenLog, arriving
+from meshscope.serving.sequences import (
+    ServedRequests,
+    ServedSequence,
+    TokenLog,
+    arriving,
+    limited_inbox,
+)
 from meshscope.serving.transfer import CacheTransfer
 
-# The busiest stretch of a saturated engine: ramp-up and the last requests are left out.
+# The middle of a saturated run: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
 MIN_SATURATED = 64  # requests
 STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals grow for long
@@ -75,11 +80,17 @@ class Simulation:
     traces: Mapping[EngineRole, tuple[EngineTrace, ...]]
 
 
-def simulated_load(load: Load, pool: EnginePool, objective: ServiceLimits) -> Simulation:
-    """The load dealt to the engines of a pool in turn, and simulated on the first."""
+def simulated_load(
+    load: Load, pool: EnginePool, objective: ServiceLimits, *, max_concurrency: int | None = None
+) -> Simulation:
+    """The load dealt to the engines of a pool in turn, and simulated on the first.
+
+    The engines share the requests that may be in flight equally.
+    """
     n = pool.n_engines
     of_rank = load.every(n)
-    requests, trace = served_alone(of_rank, pool)
+    limit = None if max_concurrency is None else max(1, max_concurrency // n)
+    requests, trace = served_alone(of_rank, pool, max_concurrency=limit)
     saturated = n * saturated_rate(of_rank, pool)
     result = SimulatedLoad(
         offered_per_s=_offered(load),
@@ -172,18 +183,24 @@ def _transfer_figures(
     )
 
 
-def served_alone(load: Load, pool: EnginePool) -> tuple[ServedRequests, EngineTrace]:
-    """All requests on one engine of the pool."""
+def served_alone(
+    load: Load, pool: EnginePool, *, max_concurrency: int | None = None
+) -> tuple[ServedRequests, EngineTrace]:
+    """All requests on one engine of the pool, with at most so many of its own in flight."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
     log = TokenLog(load=load)
-    trace = pool.engine(log, list(arriving(load, range(load.n_requests)))).run()
+    if max_concurrency is None:
+        inbox = list(arriving(load, range(load.n_requests)))
+    else:
+        inbox = limited_inbox(log, max_concurrency)
+    trace = pool.engine(log, inbox).run()
     return log.requests(), trace
 
 
 def saturated_rate(load: Load, pool: EnginePool) -> float:
     """Requests per second of an engine that never lacks requests of these lengths."""
     requests, _ = served_alone(_many(load, pool), pool)
-    return _rate(requests.finish_s)
+    return _rate(requests)
 
 
 def prefill_rate(load: Load, pool: EnginePool) -> float:
@@ -208,9 +225,14 @@ def decode_rate(load: Load, pool: EnginePool) -> float:
     for _, _, sequence in inbox:
         sequence.n_left -= 1
         sequence.last_token_s, sequence.prefill_engine = 0.0, 0
-    replace(pool, policy=limits).engine(log, inbox, fetch=lambda _, now_s: now_s).run()
+
+    def fetch(sequence: ServedSequence, now_s: float) -> float:
+        log.first_token_s[sequence.number] = now_s
+        return now_s
+
+    replace(pool, policy=limits).engine(log, inbox, fetch=fetch).run()
     share = decoded.n_requests / load.n_requests
-    return pool.n_engines * _rate(log.finish_s) / share
+    return pool.n_engines * _rate(log.requests()) / share
 
 
 def _saturated_apart(
@@ -219,7 +241,7 @@ def _saturated_apart(
     many = _many(load, decode)
     server = _apart(many, prefill, decode, transfer)
     server.run()
-    return _rate(server.log.finish_s)
+    return _rate(server.log.requests())
 
 
 def _n_at_once(load: Load, pool: EnginePool) -> int:
@@ -238,10 +260,20 @@ def _many(load: Load, pool: EnginePool) -> Load:
     )
 
 
-def _rate(finish_s: NDArray[np.float64]) -> float:
-    """Requests per second over the middle of the run."""
-    finish_s = np.sort(finish_s)
-    first, last = (int(frac * (len(finish_s) - 1)) for frac in _SATURATED)
-    span_s = float(finish_s[last] - finish_s[first])
-    whole = len(finish_s) / float(finish_s[-1])
-    return (last - first) / span_s if span_s > 0 else whole
+def _rate(requests: ServedRequests) -> float:
+    """Requests per second over the middle of the run, by their tokens.
+
+    Requests of equal lengths finish together, so the tokens that have come are a steadier measure than
+    the requests that are done. The tokens of a request are taken as evenly spread.
+    """
+    first_s, finish_s = requests.first_token_s, requests.finish_s
+    end_s = float(finish_s.max())
+    n_later, later_s = requests.n_output - 1, finish_s - first_s
+
+    def n_tokens(at_s: float) -> float:
+        share = np.divide(at_s - first_s, later_s, out=np.ones_like(later_s), where=later_s > 0)
+        return float(((first_s <= at_s) * (1 + np.clip(share, 0, 1) * n_later)).sum())
+
+    window_s = [frac * end_s for frac in _SATURATED]
+    n_between = n_tokens(window_s[1]) - n_tokens(window_s[0])
+    return n_between / (window_s[1] - window_s[0]) / float(requests.n_output.mean())

@@ -44,7 +44,7 @@ def engine_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     for pool in outcome.result.pools:
         yield pool.role, _utilization(pool)
     yield "bound by", bound_verdict(outcome)
-    yield "assumed", "predicted step times, not compared with a server on a TPU"
+    yield "assumed", "predicted step times; docs/serving.md has their errors on v6e"
 
 
 def _labeled(facts: Iterable[Fact]) -> Iterator[str]:
@@ -156,7 +156,8 @@ def condition_facts(outcome: ServingOutcome) -> Iterator[Fact]:
     of_step = f"{policy.max_sequences} sequences and {policy.max_step_tokens:,} tokens a step"
     yield "limits", f"{of_step}, {main.n_cache_tokens:,} tokens of cache an engine"
     host = format_seconds(policy.host_s) if policy.host_s else "no time"
-    yield "host", f"{host} a step; prefix hits {policy.prefix_hit_frac:.0%}"
+    steps = "prefill and decode" if policy.has_mixed_steps else "either prefill or decode"
+    yield "host", f"{host} a step; prefix hits {policy.prefix_hit_frac:.0%}; steps {steps}"
     if main.pool.n_engines > 1 and outcome.prefill is None:
         yield "engines", f"{main.pool.n_engines}, which requests take in turn; one is simulated"
     for pool in outcome.result.pools:
@@ -184,14 +185,14 @@ def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
         return
     rates = {pool.role: pool.saturated_per_s for pool in outcome.result.pools}
     prefill, decode = rates[EngineRole.PREFILL], rates[EngineRole.DECODE]
-    n_prefill, n_decode = _even_ratio(
+    n_prefill, n_decode = even_ratio(
         prefill / outcome.prefill.n_instances, decode / outcome.main.n_instances
     )
     alone = f"prefill alone serves {prefill:.3g} requests/s, decode {decode:.3g}"
     yield "balance", f"{alone}; --apart {n_prefill}:{n_decode} comes close to even"
 
 
-def _even_ratio(prefill_per_s: float, decode_per_s: float) -> tuple[int, int]:
+def even_ratio(prefill_per_s: float, decode_per_s: float) -> tuple[int, int]:
     """Numbers of instances that serve about the same rate, from the rate of one of each."""
     counts = range(1, MAX_RATIO + 1)
     pairs = ((n_prefill, n_decode) for n_prefill in counts for n_decode in counts)
