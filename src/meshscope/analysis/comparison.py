@@ -32,18 +32,26 @@ def compare_sources(
 ) -> Comparison | None:
     """`left`, by default the prediction, compared with `source`, by default the strongest source.
 
-    None if the run lacks one of them.
+    None if the run lacks one of them, or is a trace that names no parts of the model.
     """
     source = source or run.manifest.source
-    if source is left or not {left, source} <= set(run.sources):
+    if source is left or not {left, source} <= set(run.sources) or is_without_parts(run):
         return None
     return compare_sides(source_side(run, left), source_side(run, source))
 
 
 def compare_all_sources(run: RunRecord) -> dict[tuple[Source, Source], Comparison]:
     """The comparison of every pair of the run's sources, (weaker, stronger)."""
+    if is_without_parts(run):
+        return {}
     pairs = [(a, b) for i, a in enumerate(run.sources) for b in run.sources[i + 1 :]]
     return {(a, b): compare_sides(source_side(run, a), source_side(run, b)) for a, b in pairs}
+
+
+def is_without_parts(run: RunRecord) -> bool:
+    """Whether the run is a trace whose rows have no part of the model, which a row by row join needs."""
+    is_trace = run.measured is not None and run.measured.trace is not None
+    return is_trace and all(row.part is None for row in run.rows_of(Source.MEASURED))
 
 
 def n_promoted_collectives(run: RunRecord) -> int:

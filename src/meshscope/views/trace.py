@@ -82,6 +82,9 @@ def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[Vie
         of_label = [row for row in rows if StepLabel.of_row(row.phase, row.axis_reason) is label]
         if of_label:
             yield collectives_view(label, of_label, max_rows=max_rows)
+            predicted = [row for row in run.rows_of(Source.PREDICTED) if row.phase is label.phase]
+            if predicted and label.phase is not None:
+                yield predicted_view(label, of_label, predicted)
     for benchmark in facts.benchmarks:
         yield benchmark_view(benchmark)
 
@@ -108,10 +111,10 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
             )
         )
     return ViewTable(
-        title="steps, device time",
+        title="steps: device time from the first op to the end of the last",
         columns=(
-            text_column("", key="step"),
-            figure_column("steps"),
+            text_column("steps"),
+            figure_column("n"),
             figure_column("mean", Unit.SECONDS),
             figure_column("p99", Unit.SECONDS),
             figure_column("prefill\ntokens"),
@@ -156,6 +159,49 @@ def collectives_view(
     )
 
 
+def predicted_view(
+    label: StepLabel, measured: Sequence[Collective], predicted: Sequence[Collective]
+) -> ViewTable:
+    """The collectives of a mean step as the model predicts them, beside those of the trace."""
+    keys = dict.fromkeys((row.kind, row.axis) for row in (*predicted, *measured))
+    rows: list[tuple[CellValue, ...]] = []
+    for kind, axis in keys:
+        sides = [
+            [row for row in side if (row.kind, row.axis) == (kind, axis)]
+            for side in (measured, predicted)
+        ]
+        rows.append(
+            (
+                kind.value,
+                axis or UNKNOWN_LABEL,
+                *(sum(row.count for row in side) for side in sides),
+                *(_step_bytes(side) for side in sides),
+            )
+        )
+    return ViewTable(
+        title=f"{label.value}: measured beside predicted, a step of the mean tokens",
+        columns=(
+            text_column("collective"),
+            text_column("axis"),
+            figure_column("measured\ncount"),
+            figure_column("predicted\ncount"),
+            figure_column("measured\npayload", Unit.BYTES),
+            figure_column("predicted\npayload", Unit.BYTES),
+        ),
+        rows=tuple(rows),
+        notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),
+    )
+
+
+def _step_bytes(rows: Sequence[Collective]) -> CellValue:
+    """Payload of all operations of a step; unknown if that of one is, empty without operations."""
+    if not rows:
+        return EMPTY_LABEL
+    is_known = all(row.payload_bytes is not None for row in rows)
+    total = sum((row.payload_bytes or 0) * row.count for row in rows)
+    return Figure(value=total if is_known else None, unit=Unit.BYTES)
+
+
 def axis_reason(row: Collective) -> str:
     """Why the axis of a row is unknown."""
     return (row.axis_reason or "").partition("; ")[0]
@@ -182,7 +228,7 @@ def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
     return ViewTable(
         title=f"serving benchmark {benchmark.path}{requests}",
         columns=(
-            text_column("", key="latency"),
+            text_column("latency"),
             *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
         ),
         rows=tuple(

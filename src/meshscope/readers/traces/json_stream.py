@@ -25,6 +25,8 @@ MAX_DEPTH = 64
 # Traces inflate 10 to 30 times. Deflate cannot exceed 1032; a file near that has no events.
 MAX_INFLATION = 300
 MIN_BOMB_BYTES = 256 << 20
+# What msgspec raises for text that is no JSON, of another form, nested too deeply, or no UTF-8.
+FAULTS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _GZIP = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -86,17 +88,19 @@ class JsonTrace(Generic[E]):
         """Reads up to the first event; the bytes after the opening bracket."""
         buffer = b""
         while (piece := pieces.next()) is not None:
-            buffer += piece
-            start = buffer[:3].removeprefix(_UTF8_BOM).strip()[:1] or buffer.strip()[:1]
+            buffer = (buffer + piece).removeprefix(_UTF8_BOM)
+            start = buffer.lstrip()[:1]
             if buffer.startswith(_UTF16_BOMS):
                 raise TraceError(f"{self.path}: the text is UTF-16. Convert it to UTF-8.")
+            if not start:
+                continue
             if start == b"[":
                 self._is_array = True
                 return buffer[buffer.index(b"[") + 1 :]
             if start != b"{":
                 break
             for match in _EVENTS_KEY.finditer(buffer):
-                head = _document(buffer[: match.end()].removeprefix(_UTF8_BOM) + b"]}")
+                head = _document(buffer[: match.end()] + b"]}")
                 if head is not None:
                     self.head = {k: v for k, v in head.items() if k != "traceEvents"}
                     return buffer[match.end() :]
@@ -127,14 +131,14 @@ class JsonTrace(Generic[E]):
         """All events of an array, and where it ended if text follows it; None if one is invalid."""
         try:
             return self._many.decode(text), 0
-        except (msgspec.DecodeError, RecursionError) as error:
+        except FAULTS as error:
             trailing = _TRAILING.search(str(error))
             if trailing is None:
                 return None, 0
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
         try:
             return self._many.decode(text[:end]), end
-        except (msgspec.DecodeError, RecursionError):
+        except FAULTS:
             return None, 0
 
     def _one_by_one(self, buffer: bytes) -> tuple[list[E], int, bool]:
@@ -160,7 +164,7 @@ class JsonTrace(Generic[E]):
         for variant in (text, _NOT_A_NUMBER.sub(b"null", text), _as_utf8(text)):
             try:
                 batch.append(self._one.decode(variant))
-            except (msgspec.DecodeError, RecursionError):
+            except FAULTS:
                 continue
             return
         self.n_unreadable += 1
@@ -266,7 +270,7 @@ def _last_cut(buffer: bytes) -> int | None:
 def _document(text: bytes) -> dict[str, Any] | None:
     try:
         document = msgspec.json.decode(_NOT_A_NUMBER.sub(b"null", text))
-    except (msgspec.DecodeError, RecursionError):
+    except FAULTS:
         return None
     return document if isinstance(document, dict) else None
 

@@ -37,7 +37,7 @@ from meshscope.readers.traces.columns import (
     steps_table,
     whole_numbers,
 )
-from meshscope.readers.traces.json_stream import JsonTrace
+from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
 from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
@@ -297,7 +297,7 @@ def _n_elements(shape: object) -> int | None:
 def _plain(raw: msgspec.Raw) -> object:
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except FAULTS:
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
+from meshscope.readers.traces.json_stream import FAULTS
 from meshscope.readers.traces.trace import ProcessGroup
 
 MAX_RANKS = 1 << 20
@@ -69,7 +70,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
+        except FAULTS:
             return {}
     return value if isinstance(value, dict) else {}
 

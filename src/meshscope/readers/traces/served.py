@@ -15,6 +15,7 @@ import numpy as np
 
 from meshscope.errors import TraceError
 from meshscope.events.measured import ServedBenchmark, ServedTime
+from meshscope.readers.traces.json_stream import FAULTS
 
 MAX_BYTES = 1 << 30
 MS = 1e-3
@@ -55,7 +56,7 @@ def _document(data: bytes) -> Mapping[str, Any] | None:
     for text in (data, *reversed(data.strip().splitlines()[-1:])):
         try:
             document = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except FAULTS:
             continue
         if isinstance(document, dict):
             return document

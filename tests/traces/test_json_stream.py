@@ -1,0 +1,169 @@
+"""Hostile and broken JSON: an error with the remedy, or a marked row, in bounded memory."""
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshscope.errors import TraceError
+from meshscope.readers.traces import json_stream
+from meshscope.readers.traces.kineto import read_kineto
+from meshscope.readers.traces.trace import Trace
+
+from . import made_kineto as made
+
+N = 400
+
+
+def content() -> bytes:
+    events = [made.kernel(f"kernel_{i % 7}", 10.0 * i, 4.0) for i in range(N)]
+    return json.dumps(made.document(events), indent=1).encode()
+
+
+def read(folder: Path, data: bytes, name: str = "t.json") -> Trace:
+    (folder / name).write_bytes(data)
+    return read_kineto(folder / name)
+
+
+@pytest.mark.parametrize("piece_bytes", [200, 1000, 5000, 1 << 20])
+def test_pieces_of_any_size_give_the_same_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", piece_bytes)
+    for name, data in (("a.json", content()), ("b.json.gz", gzip.compress(content()))):
+        trace = read(tmp_path, data, name)
+        assert (len(trace.events), trace.n_events, trace.findings) == (N, N, ())
+        assert trace.device_name == "NVIDIA H100 80GB HBM3"
+        assert trace.origin_unix_ns == made.BASE_NS
+        assert trace.events["start_ns"].to_list() == [10_000 * i for i in range(N)]
+
+
+def test_keys_behind_the_events_are_read(tmp_path: Path) -> None:
+    head = made.document([])
+    events = [made.kernel("k", 1.0, 1.0)]
+    late = {"traceEvents": events, **{k: v for k, v in head.items() if k != "traceEvents"}}
+    assert read(tmp_path, json.dumps(late).encode()).rank == 0
+
+
+def test_a_bare_array_without_its_end_is_a_trace(tmp_path: Path) -> None:
+    text = json.dumps([made.kernel("k", float(i), 0.5) for i in range(5)])[:-1]
+    trace = read(tmp_path, text.encode())
+    assert (len(trace.events), trace.findings) == (5, ())
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["json", "gzip"])
+def test_half_a_file_yields_the_events_before_its_end(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    data = pack(content())
+    trace = read(tmp_path, data[: len(data) // 2])
+    assert N // 3 < len(trace.events) < 2 * N // 3
+    assert trace.findings[0].startswith("truncated: ")
+
+
+def test_not_a_number_and_negative_times_are_left_out_and_counted(tmp_path: Path) -> None:
+    events = [
+        made.kernel("a", float("nan"), 1.0),
+        made.kernel("b", 5.0, -1.0),
+        made.kernel("c", float("inf"), 1.0),
+        made.kernel("d", 1e30, 1.0),
+        made.kernel("e", 7.0, 1.0),
+    ]
+    trace = read(tmp_path, json.dumps(made.document(events)).encode())
+    assert trace.events["start_ns"].to_list() == [7000]
+    assert trace.findings == (
+        "4 device events have no start or a negative duration, and were left out",
+    )
+
+
+def test_repeated_events_count_once(tmp_path: Path) -> None:
+    events = [made.kernel("a", 1.0, 1.0)] * 3 + [made.kernel("a", 3.0, 1.0)]
+    trace = read(tmp_path, json.dumps(made.document(events)).encode())
+    assert len(trace.events) == 2
+    assert trace.findings == ("2 device events are in the file twice, and count once",)
+
+
+def test_events_of_another_form_are_left_out_and_counted(tmp_path: Path) -> None:
+    good, bad = json.dumps(made.kernel("a", 1.0, 1.0)), '{"ph": "X", "cat": "kernel", "ts": "soon"}'
+    deep = '{"args": {"x": ' + "[" * 2000 + "]" * 2000 + "}}"
+    broken = b'{"ph": "X", "name": "\xff\xfe"}'.decode("latin-1")
+    text = f'{{"traceEvents": [{good}, {bad}, {deep}, {broken}, 5, {good.replace("1.0", "9.0")}]}}'
+    trace = read(tmp_path, text.encode("latin-1"))
+    assert trace.events["start_ns"].to_list() == [1000, 9000]
+    assert any("events are not valid JSON or no events" in finding for finding in trace.findings)
+
+
+def test_nesting_100_deep_is_no_fault(tmp_path: Path) -> None:
+    event = made.kernel("a", 1.0, 1.0)
+    nested: object = 0
+    for _ in range(100):
+        nested = {"x": [nested]}
+    event["args"]["nested"] = nested
+    assert len(read(tmp_path, json.dumps(made.document([event])).encode()).events) == 1
+
+
+def test_strings_that_look_like_the_end_of_an_event_do_not_split_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 150)
+    events = [made.kernel('k"}, {"name": [', 10.0 * i, 1.0) for i in range(50)]
+    assert len(read(tmp_path, json.dumps(made.document(events)).encode()).events) == 50
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_stream, "MIN_BOMB_BYTES", 1 << 20)
+    bomb = gzip.compress(b'{"traceEvents": [' + b" " * (20 << 20))
+    with pytest.raises(TraceError, match="inflates to more than 300 times its size"):
+        read(tmp_path, bomb, "bomb.json.gz")
+
+
+def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(json_stream, "MAX_EVENT_BYTES", 1 << 18)
+    with pytest.raises(TraceError, match="an event is longer than"):
+        read(tmp_path, b'{"traceEvents": [{"name": "' + b"a" * (1 << 20))
+
+
+def test_utf_16_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="Convert it to UTF-8"):
+        read(tmp_path, content().decode().encode("utf-16"))
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+    assert len(read(tmp_path, b"\xef\xbb\xbf" + content()).events) == N
+
+
+def test_distinct_names_beyond_the_limit_share_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("columns", "kineto"):
+        monkeypatch.setattr(f"meshscope.readers.traces.{module}.MAX_OPS", 10)
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 1000)
+    events = [made.kernel(f"kernel_{i}", float(i), 0.5) for i in range(300)]
+    trace = read(tmp_path, json.dumps(made.document(events)).encode())
+    assert len(trace.events) == 300
+    assert len(trace.ops) < 40
+    assert "more than 10 distinct kernel names" in trace.findings[0]
+
+
+def test_memory_is_that_of_a_piece_and_the_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25 MB of text, of which 1 MB is held at a time, beside some 50 bytes for each event."""
+    monkeypatch.setattr(json_stream, "PIECE_BYTES", 1 << 20)
+    padding = "x" * 1000
+    events = [made.kernel(f"k{i % 9}", float(i), 0.5, note=padding) for i in range(22_000)]
+    data = json.dumps(made.document(events)).encode()
+    del events
+    (tmp_path / "t.json").write_bytes(data)
+    n_bytes = len(data)
+    del data
+    tracemalloc.start()
+    trace = read_kineto(tmp_path / "t.json")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(trace.events) == 22_000
+    assert peak < n_bytes / 2

@@ -1,0 +1,124 @@
+"""Names of kernels, of steps, and formats by content."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from meshscope.events.enums import Kind
+from meshscope.readers.traces.annotations import StepKind, kind_of_tokens, read_annotation
+from meshscope.readers.traces.collectives import kernel_collective, kind_of
+from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.trace import TraceFormat
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype", "group_size"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Kind.ALL_REDUCE, "bf16", None),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Kind.ALL_REDUCE, "f32", None),
+        ("ncclDevKernel_ReduceScatter_Sum_f16_RING_LL(x)", Kind.REDUCE_SCATTER, "f16", None),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", Kind.ALL_REDUCE, "bf16", None),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", Kind.PERMUTE, None, None),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)", None, None, None),
+        ("void vllm::cross_device_reduce_2stage<c10::Half, 4>(vllm::RankData*)", Kind.ALL_REDUCE, "f16", 4),
+        ("void sglang::cross_device_reduce_1stage<__nv_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
+        ("multimem_all_reduce_kernel<c10::BFloat16>", Kind.ALL_REDUCE, "bf16", None),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>", Kind.ALL_REDUCE, None, None),
+        ("mscclpp::allreduce_kernel", Kind.ALL_REDUCE, None, None),
+        ("void deep_ep::internode_ll::dispatch<true>(void*)", Kind.ALL_TO_ALL, None, None),
+        ("nvshmemi_transfer_rma", None, None, None),
+    ],
+)  # fmt: skip
+def test_kernels_that_communicate(
+    name: str, kind: Kind | None, dtype: str | None, group_size: int | None
+) -> None:
+    kernel = kernel_collective(name)
+    assert kernel is not None
+    assert (kernel.kind, kernel.dtype, kernel.group_size) == (kind, dtype, group_size)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["void at::native::reduce_kernel<512, 1>(x)", "nvjet_hsh_128x256", "broadcast_add_kernel"],
+)
+def test_kernels_that_compute(name: str) -> None:
+    assert kernel_collective(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("allreduce", Kind.ALL_REDUCE),
+        ("_allgather_base", Kind.ALL_GATHER),
+        ("all_gather_into_tensor_coalesced", Kind.ALL_GATHER),
+        ("reduce_scatter_tensor_coalesced", Kind.REDUCE_SCATTER),
+        ("nccl:all_to_all", Kind.ALL_TO_ALL),
+        ("ALLTOALL_BASE", Kind.ALL_TO_ALL),
+        ("send", Kind.SEND),
+        ("reduce", None),
+    ],
+)
+def test_names_of_collectives(name: str, kind: Kind | None) -> None:
+    assert kind_of(name) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "tokens"),
+    [
+        ("execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)", StepKind.PREFILL, (8155, 37)),
+        ("execute_context_2(4096)_generation_30(30)", StepKind.PREFILL, (4096, 30)),
+        ("execute_context_0(0)_generation_64(64)", StepKind.DECODE, (0, 64)),
+        ("execute_context_1(50)_generation_50(50)", StepKind.MIXED, (50, 50)),
+        ("execute_new_2_cached_0", StepKind.PREFILL, (None, None)),
+        ("execute_new_2_cached_9", StepKind.MIXED, (None, None)),
+        ("execute_new_0_cached_9", None, (None, None)),
+        ("step[DECODE bs=16]", StepKind.DECODE, (0, 16)),
+        ("step[EXTEND bs=2 toks=4096]", StepKind.PREFILL, (4096, 0)),
+        ("step[MIXED bs=2]", StepKind.MIXED, (None, None)),
+        ("ProfilerStep#12", None, (None, None)),
+    ],
+)  # fmt: skip
+def test_annotations_of_steps(
+    name: str, kind: StepKind | None, tokens: tuple[int | None, int | None]
+) -> None:
+    step = read_annotation(name)
+    assert step is not None
+    assert (step.kind, (step.prefill_tokens, step.decode_tokens)) == (kind, tokens)
+
+
+@pytest.mark.parametrize("name", ["aten::mm", "execute_model", "nccl:all_reduce", "step"])
+def test_other_annotations_are_no_steps(name: str) -> None:
+    assert read_annotation(name) is None
+
+
+def test_thresholds_of_phases() -> None:
+    """At least 0.9 of the tokens: prefill; at most 0.2: decode."""
+    shares = {(90, 10): "prefill", (89, 11): "mixed", (21, 79): "mixed", (20, 80): "decode"}
+    assert {tokens: kind_of_tokens(*tokens) for tokens in shares} == shares
+    assert kind_of_tokens(0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"schemaVersion": 1, "traceEvents": []}', TraceFormat.KINETO),
+        (b'[{"ph": "X", "cat": "kernel"}]', TraceFormat.KINETO),
+        (b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[]}', TraceFormat.CHROME_TPU),
+        (b'{"mean_ttft_ms": 12.5}', TraceFormat.SERVING_BENCHMARK),
+        (b"SQLite format 3\0...", TraceFormat.NSYS),
+        (b"HloModule jit_f, is_scheduled=true", TraceFormat.HLO),
+        (b"\x0a\x80\x01\x08\x01\x12\x10/host:CPU\0", TraceFormat.XPLANE),
+        (b"root:x:0:0", None),
+        (b"", None),
+        (b"\x1f\x8b\x08damaged", None),
+    ],
+)  # fmt: skip
+def test_the_content_decides_the_format(
+    tmp_path: Path, content: bytes, kind: TraceFormat | None
+) -> None:
+    (tmp_path / "any.name").write_bytes(content)
+    assert format_of(tmp_path / "any.name") is kind
+    if not content.startswith(b"\x1f\x8b"):
+        (tmp_path / "other").write_bytes(gzip.compress(content))
+        assert format_of(tmp_path / "other") is kind
