@@ -1,6 +1,6 @@
 """Profiles that others recorded, read from the folder that MESHSCOPE_TRACES names.
 
-The figures were read from the files by hand: counted, added and divided without this package. The
+The figures were counted and added from the events of the files without this package. The
 profiles are those of facebookresearch/HolisticTraceAnalysis (tests/data at f4d0062c382f, MIT),
 AMD-AGI/TraceLens (tests/traces/inference at 171dd74721ca, MIT) and openxla/xprof
 (test_xplanes/tpu_inference_2.xplane.pb at 01d85deb6a7a, Apache-2.0); they are not distributed here.

@@ -38,9 +38,9 @@ def read_nsys(path: Path) -> Trace:
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = lambda data: data.decode("utf-8", errors="replace")
             return _trace(path, database)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, pl.exceptions.PolarsError, OverflowError) as error:
         raise TraceError(
-            f"{path}: cannot be read as SQLite of nsys: {error}. Export the report again with "
+            f"{path}: cannot be read as SQLite of nsys: {str(error)[:200]}. Export the report again with "
             "`nsys export --type sqlite`."
         ) from error
 
@@ -60,6 +60,8 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
     marks = list(_marks(database)) if RANGES in tables else []
     steps = steps_table(marks)
     at_ns = _launch_ns(database, frame) if LAUNCHES in tables else frame["start"].to_numpy()
+    read = [KERNELS, *(table for table in COPIES if table in tables)]
+    n_other = sum(_count(database, table) for table in read) - len(frame)
     codes = pl.DataFrame({"name": names}).with_row_index("op")
     ops = frame.join(codes, on="name", maintain_order="left")
     events, n_invalid, n_repeated = events_table(
@@ -80,10 +82,14 @@ def _trace(path: Path, database: sqlite3.Connection) -> Trace:
         steps=steps,
         n_events=len(frame) + len(marks),
         device_name=_device_name(database) if GPUS in tables else None,
-        findings=tuple(left_out(n_unreadable=0, n_invalid=n_invalid, n_repeated=n_repeated)),
+        findings=tuple(
+            left_out(n_unreadable=0, n_invalid=n_invalid + n_other, n_repeated=n_repeated)
+        ),
     )
 
 
+# SQLite stores any type in any column.
+_WHOLE = "typeof(start) = 'integer' and typeof(end) = 'integer' and typeof(deviceId) = 'integer'"
 _FRAME: dict[str, Any] = {
     "name": pl.String,
     "start": pl.Int64,
@@ -103,6 +109,10 @@ def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -
     return pl.concat(parts)
 
 
+def _count(database: sqlite3.Connection, table: str) -> int:
+    return database.execute(f"select count(*) from {table}").fetchone()[0]  # noqa: S608
+
+
 def _columns_of(database: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in database.execute(f"pragma table_info({table})")}
 
@@ -113,7 +123,7 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
     name = "demangledName" if "demangledName" in columns else "shortName"
     codes = _rows(
         database,
-        f"select {name}, start, end, deviceId, streamId, correlationId from {KERNELS}",  # noqa: S608
+        f"select {name}, start, end, deviceId, streamId, correlationId from {KERNELS} where {_WHOLE}",  # noqa: S608
         {**_FRAME, "name": pl.Int64},
     )
     used = codes["name"].unique()
@@ -133,7 +143,7 @@ def _kernels(database: sqlite3.Connection) -> pl.DataFrame:
 
 
 def _copies(database: sqlite3.Connection, table: str, word: str) -> pl.DataFrame:
-    query = f"select '{word}', start, end, deviceId, streamId, correlationId from {table}"  # noqa: S608
+    query = f"select '{word}', start, end, deviceId, streamId, correlationId from {table} where {_WHOLE}"  # noqa: S608
     return _rows(database, query, _FRAME)
 
 

@@ -1,0 +1,108 @@
+"""SQLite of nsys, built by the documented schema: no public sample of the export was found."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from meshscope.errors import TraceError
+from meshscope.events.enums import Kind, Phase
+from meshscope.readers.traces.attribution import attributed
+from meshscope.readers.traces.merge import merged
+from meshscope.readers.traces.nsys import read_nsys
+from meshscope.spec.plan.plan import parse_plan
+
+SCHEMA = """
+create table StringIds (id integer primary key, value text not null);
+create table TARGET_INFO_GPU (id integer, name text);
+create table CUPTI_ACTIVITY_KIND_KERNEL (
+  start integer, end integer, deviceId integer, contextId integer, streamId integer,
+  correlationId integer, globalPid integer, demangledName integer, shortName integer);
+create table CUPTI_ACTIVITY_KIND_MEMCPY (
+  start integer, end integer, deviceId integer, streamId integer, correlationId integer,
+  bytes integer, copyKind integer);
+create table CUPTI_ACTIVITY_KIND_RUNTIME (
+  start integer, end integer, correlationId integer, globalTid integer, nameId integer);
+create table NVTX_EVENTS (
+  start integer, end integer, eventType integer, text text, textId integer, globalTid integer);
+"""
+NAMES = {
+    1: "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    2: "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)",
+    3: "nvjet_hsh_128x256_64x4",
+    4: "execute_context_0(0)_generation_64(64)",
+}
+
+
+def database(path: Path, *, without: str = "") -> Path:
+    """Two GPUs; in each a GEMM of 30 us, and two all-reduces, the first of them half hidden."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(SCHEMA)
+        db.executemany("insert into StringIds values (?, ?)", NAMES.items())
+        db.execute("insert into TARGET_INFO_GPU values (0, 'NVIDIA H100 80GB HBM3')")
+        for device in range(2):
+            first = 10 * device
+            for n, (name, start, end, stream) in enumerate(
+                ((3, 1000, 31_000, 7), (1, 16_000, 46_000, 20), (2, 50_000, 56_000, 7)), start=1
+            ):
+                row = (start, end, device, 1, stream, first + n, 0, name, name)
+                db.execute(
+                    f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({','.join('?' * 9)})", row
+                )
+                launch = (500 + n, 600 + n, first + n, 0, 0)
+                db.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?, ?, ?, ?, ?)", launch)
+            copy = (60_000, 61_000, device, 7, 99 + device, 4096, 1)
+            db.execute("insert into CUPTI_ACTIVITY_KIND_MEMCPY values (?, ?, ?, ?, ?, ?, ?)", copy)
+        db.execute("insert into NVTX_EVENTS values (400, 900, 59, null, 4, 0)")
+        if without:
+            db.execute(f"drop table {without}")
+    return path
+
+
+def test_kernels_of_all_gpus_in_steps_of_nvtx(tmp_path: Path) -> None:
+    trace = read_nsys(database(tmp_path / "report.sqlite"))
+    assert (trace.n_events, trace.device_name) == (9, "NVIDIA H100 80GB HBM3")
+    read = attributed(merged([trace]), parse_plan("tp=2").mesh)
+    rows = [(r.phase, r.kind, r.axis, r.dtype, r.count, r.payload_bytes) for r in read.rows]
+    assert rows == [(Phase.DECODE, Kind.ALL_REDUCE, "tp", "bf16", 1, None)] * 2
+    nccl, custom = read.rows
+    assert (nccl.dur_s, nccl.exposed_s) == pytest.approx((30e-6, 15e-6))
+    assert (custom.dur_s, custom.exposed_s) == pytest.approx((6e-6, 6e-6))
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "TARGET_INFO_GPU", "CUPTI_ACTIVITY_KIND_MEMCPY"],
+)
+def test_tables_that_nsys_leaves_out_are_not_needed(tmp_path: Path, table: str) -> None:
+    read = attributed(merged([read_nsys(database(tmp_path / "r", without=table))]), None)
+    assert sum(row.count for row in read.rows) == 2
+
+
+@pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"])
+def test_a_missing_table_of_kernels_is_one_message(tmp_path: Path, table: str) -> None:
+    with pytest.raises(TraceError, match=f"has no table {table}.*Record with"):
+        read_nsys(database(tmp_path / "report.sqlite", without=table))
+
+
+def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.sqlite")
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + b"\xff" * 4000 + data[4100:])
+    with pytest.raises(TraceError, match="Export the report again"):
+        read_nsys(path)
+
+
+def test_text_in_the_place_of_numbers_is_left_out(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "insert into CUPTI_ACTIVITY_KIND_KERNEL values ('soon', 'late', 0, 1, 7, 9, 0, 3, 3)"
+        )
+        db.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (90, 10, 0, 1, 7, 9, 0, 77, 77)")
+    trace = read_nsys(path)
+    assert len(trace.events) == 8
+    assert trace.findings == (
+        "2 device events have no start or a negative duration, and were left out",
+    )
