@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshscope.api.check import check
     from meshscope.api.compare import RunComparison, compare
     from meshscope.api.compile import compile  # noqa: A004
     from meshscope.api.import_ import import_
@@ -25,6 +26,7 @@ _PUBLIC = {
     "RunComparison": "meshscope.api.compare",
     "RunSet": "meshscope.api.runs",
     "ServingRun": "meshscope.api.serve",
+    "check": "meshscope.api.check",
     "compare": "meshscope.api.compare",
     "compile": "meshscope.api.compile",
     "import_": "meshscope.api.import_",
@@ -43,6 +45,7 @@ __all__ = [
     "RunSet",
     "ServingRun",
     "__version__",
+    "check",
     "compare",
     "compile",
     "import_",

@@ -62,6 +62,10 @@ COMMANDS: dict[str, Subcommand] = {
     "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
+    "check": Subcommand(
+        module="check",
+        summary="Check programs against a budget for CI.",
+    ),
     "report": Subcommand(module="report", summary="Write a report for the browser, one HTML file."),
     "export": Subcommand(
         module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."

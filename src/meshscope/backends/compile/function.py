@@ -115,8 +115,7 @@ class FunctionCompiler:
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         try:
-            self._worker.stdin.write(f"{request}\n".encode())
-            self._worker.stdin.flush()
+            os.write(self._worker.stdin.fileno(), f"{request}\n".encode())  # keeps no unsent text
         except BrokenPipeError:
             return ""
         return self._worker.stdout.readline().decode().strip()

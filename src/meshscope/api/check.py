@@ -1,0 +1,153 @@
+"""`meshscope.check`: programs against a budget for their communication, time and memory."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from meshscope.analysis.budget import Check, checks_of
+from meshscope.api.budget_file import BudgetedProgram, read_budget_file
+from meshscope.api.compile import compile as compile_
+from meshscope.api.predict import predict
+from meshscope.api.run import Run
+from meshscope.api.runs import open as open_runs
+from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.store.scratch import scratch_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedProgram:
+    """A program of a budget file with its run and the outcome of its limits."""
+
+    program: BudgetedProgram
+    run: Run
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """The outcome of a budget file."""
+
+    path: Path
+    programs: tuple[CheckedProgram, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether every limit is kept."""
+        return all(check.is_kept for program in self.programs for check in program.checks)
+
+    @property
+    def broken(self) -> tuple[tuple[CheckedProgram, Check], ...]:
+        """The limits that are not kept, with their programs."""
+        return tuple((p, check) for p in self.programs for check in p.checks if not check.is_kept)
+
+
+def check(path: str | Path) -> CheckResult:
+    """Makes the run of every program in a budget file, and compares it with the limits.
+
+    Example:
+        >>> meshscope.check("budget.toml").is_kept
+
+    Args:
+        path: A budget file (docs/your-program.md).
+
+    Returns:
+        The value of each limit, and the collectives behind it.
+
+    Raises:
+        MeshscopeError: The file is not understood, or a program cannot be made.
+    """
+    file = Path(path)
+    programs = read_budget_file(file)
+    return CheckResult(path=file, programs=tuple(_checked(program, file) for program in programs))
+
+
+def _checked(program: BudgetedProgram, file: Path) -> CheckedProgram:
+    try:
+        run = _run_of(program, file.parent)
+    except MeshscopeError as error:
+        raise type(error)(f"{file}:{program.line}: {error}") from error
+    checks = checks_of(run.record, program.budgets)
+    return CheckedProgram(program=program, run=run, checks=checks)
+
+
+def _run_of(program: BudgetedProgram, folder: Path) -> Run:
+    """The run of a program; paths are relative to the folder of the budget file."""
+    if program.entry is not None:
+        return _entry_run(program.entry, folder)
+    if program.run is not None:
+        return _single(open_runs(folder / program.run), program.run)
+    assert program.model is not None
+    options: dict[str, Any] = dict(program.options)
+    missing = [name for name in ("topology", "plan") if name not in options]
+    if missing:
+        raise SpecError(f"'{program.model}' has no {missing[0]}. Give one.")
+    if program.is_predicted:
+        return predict(program.model, **options)
+    with scratch_folder() as scratch:
+        return compile_(program.model, **options, out=scratch / "run")
+
+
+def _single(runs: Sequence[Run], path: str) -> Run:
+    if len(runs) != 1:
+        raise RunError(f"'{path}' matches {len(runs)} runs. Name one.")
+    return runs[0]
+
+
+def _entry_run(entry: str, folder: Path) -> Run:
+    """The run that the function `file.py:function` returns."""
+    path, separator, name = entry.rpartition(":")
+    file = folder / path
+    if not separator or not file.is_file():
+        raise SpecError(f"entry '{entry}' names no file. Use file.py:function.")
+    with _importable(file.parent):
+        module = _module(file, entry)
+        function = getattr(module, name, None)
+        if not callable(function):
+            names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+            raise SpecError(f"{file} has no function '{name}'. {nearest(name, names)}")
+        run = _called(function, entry)
+    if not isinstance(run, Run):
+        raise SpecError(
+            f"entry '{entry}' returns {type(run).__name__}. Return the run of meshscope.compile(...)."
+        )
+    return run
+
+
+@contextmanager
+def _importable(folder: Path) -> Generator[None]:
+    """Modules beside the entry file can be imported, as if the file were a script."""
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+def _module(file: Path, entry: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"entry '{entry}': {file} is not a Python file. Use file.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    loader = spec.loader
+    _called(lambda: loader.exec_module(module), entry)
+    return module
+
+
+def _called(function: Any, entry: str) -> Any:
+    """What the user's function returns; SpecError with its last frame if it raises."""
+    try:
+        return function()
+    except MeshscopeError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SpecError(
+            f"entry '{entry}' failed: {type(error).__name__}: {error}\n"
+            f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        ) from error

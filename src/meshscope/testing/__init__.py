@@ -1,0 +1,1 @@
+"""The pytest plugin: assertions on the collectives of a user's functions."""

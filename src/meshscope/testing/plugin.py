@@ -1,0 +1,56 @@
+"""The pytest fixture `meshscope_compile` and the option `--meshscope-update`.
+
+Imported by every pytest session of an environment with meshscope, so it loads no library before its use.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from meshscope.testing.communication import Communication
+
+SNAPSHOTS = "__meshscope__"  # folder of the snapshots, beside the test file
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--meshscope-update`."""
+    group = parser.getgroup("meshscope", "collectives of compiled functions")
+    group.addoption(
+        "--meshscope-update",
+        action="store_true",
+        help="rewrite the snapshots of collectives that the tests compare",
+    )
+
+
+@pytest.fixture
+def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communication]":
+    """Compiles a function as `meshscope.compile` does, and returns its collectives with assertions.
+
+    Each call in a test has a snapshot of its own.
+    """
+    is_updated = bool(request.config.getoption("--meshscope-update"))
+    n_calls = 0
+
+    def compile_(function: Any, *arguments: Any, **options: Any) -> "Communication":
+        from meshscope.api.compile import compile as compile_function  # noqa: PLC0415  slow to import
+        from meshscope.testing.communication import Communication  # noqa: PLC0415
+
+        nonlocal n_calls
+        n_calls += 1
+        return Communication(
+            run=compile_function(function, *arguments, **options),
+            snapshot=_snapshot(request.path, request.node.name, n_calls),
+            is_updated=is_updated,
+        )
+
+    return compile_
+
+
+def _snapshot(file: Path, test: str, number: int) -> Path:
+    """`__meshscope__/test_train-test_step.json` beside the test file; later calls have a number."""
+    name = re.sub(r"[^\w.-]+", "-", f"{file.stem}-{test}").strip("-")
+    return file.parent / SNAPSHOTS / f"{name}{'' if number == 1 else f'-{number}'}.json"

@@ -1,0 +1,178 @@
+"""`meshscope check`: budgets of entry points, models and saved runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import meshscope
+from meshscope.cli.check import command
+
+pytestmark = [pytest.mark.slow, pytest.mark.tpu]
+
+ENTRY = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import meshscope
+from programs import REPLICATED, SLICE, SPLIT, data_parallel
+
+def good():
+    return meshscope.compile(data_parallel, *REPLICATED, topology=SLICE, mesh="dp=4")
+
+def split():
+    return meshscope.compile(data_parallel, *SPLIT, topology=SLICE, mesh="dp=4")
+
+def nothing():
+    return None
+
+def fails():
+    return 1 / 0
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "entry.py").write_text(ENTRY)
+    path = tmp_path / "budget.toml"
+    path.write_text(text)
+    return path
+
+
+BROKEN = """\
+[[program]]
+name = "train"
+entry = "entry.py:split"
+
+[[program.budget]]
+kind = "all_gather"
+axis = "dp"
+count = 0
+max_wire_bytes = 1e6
+
+[[program.budget]]
+max_memory_bytes = 1e6
+min_flops = 1e9
+"""
+
+
+def checked(path: Path, *options: str) -> Result:
+    import typer  # noqa: PLC0415
+
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(path), *options])
+
+
+def test_a_broken_limit_exits_with_1_and_names_the_collective(tmp_path: Path) -> None:
+    result = checked(written(tmp_path, BROKEN))
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].endswith("budget.toml: 2 of 4 limits not kept")
+    assert lines[1] == "FAIL train: all_gather over dp: count 1, exactly 0"
+    assert "1 x all_gather bf16[256,512] over dp, 197 kB sent each by the partitioner" in lines[2]
+    assert lines[3].startswith("ok   train: all_gather over dp: wire_bytes 197 kB, at most 1 MB")
+    assert lines[5].startswith("FAIL train: flops 4.194e+06, at least 1e+09")
+
+
+def test_json_has_every_check(tmp_path: Path) -> None:
+    document = json.loads(checked(written(tmp_path, BROKEN), "--format", "json").output)
+    assert document["is_kept"] is False
+    assert [(c["limit"], c["is_kept"], c["line"]) for c in document["checks"]] == [
+        ("count", False, 8),
+        ("max_wire_bytes", True, 9),
+        ("max_memory_bytes", True, 12),
+        ("min_flops", False, 13),
+    ]
+    assert document["checks"][0]["collectives"][0]["wire_bytes"] == 256 * 512 * 2 * 3 / 4
+
+
+def test_sarif_and_github_name_the_place(tmp_path: Path) -> None:
+    path = written(tmp_path, BROKEN)
+    sarif = json.loads(checked(path, "--format", "sarif").output)
+    results = sarif["runs"][0]["results"]
+    assert [result["ruleId"] for result in results] == ["count", "min_flops"]
+    region = results[1]["locations"][0]["physicalLocation"]
+    assert region == {"artifactLocation": {"uri": str(path)}, "region": {"startLine": 13}}
+    annotations = checked(path, "--format", "github").output.splitlines()
+    assert annotations[0].startswith("::error file=")
+    assert "title=count::train: all_gather over dp: count 1, exactly 0%0A" in annotations[0]
+
+
+def test_models_saved_runs_and_predictions_have_budgets_too(tmp_path: Path) -> None:
+    meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", out=tmp_path / "run")
+    path = written(
+        tmp_path,
+        """\
+topology = "v6e-8"
+plan = "tp=8"
+
+[[program]]
+model = "Qwen/Qwen3-4B"
+predict = true
+budget = [{phase = "decode", axis = "tp", kind = "all_reduce", count = 73}]
+
+[[program]]
+run = "run"
+[[program.budget]]
+phase = "decode"
+max_step_s = 1.0
+""",
+    )
+    result = meshscope.check(path)
+    assert [check.is_kept for program in result.programs for check in program.checks] == [
+        True,
+        True,
+    ]
+    assert checked(path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            BROKEN.replace("max_wire", "max_wires"),
+            "budget.toml:9: 'max_wires_bytes' is no key of a budget. Did you mean 'max_wire_bytes'",
+        ),
+        (
+            BROKEN.replace("name", "nam"),
+            "budget.toml:2: 'nam' is no key of a program. Did you mean 'name'",
+        ),
+        (
+            "topologie = 'v6e-8'\n" + BROKEN,
+            "budget.toml:1: 'topologie' is no key of a budget file. Did you mean 'topology'",
+        ),
+        (
+            BROKEN.replace("all_gather", "allgather"),
+            "budget.toml:6: 'allgather' is no kind. Did you mean 'all_gather'",
+        ),
+        (BROKEN.replace("count = 0", "count = -1"), "budget.toml:8: count=-1 must be a number"),
+        (
+            BROKEN.replace("count = 0", "max_step_s = 1"),
+            "budget.toml:8: max_step_s is of the whole step",
+        ),
+        (
+            BROKEN.replace("entry.py:split", "entry.py:splits"),
+            "has no function 'splits'. Did you mean 'split'",
+        ),
+        (
+            BROKEN.replace("entry.py:split", "none.py:f"),
+            "budget.toml:3: entry 'none.py:f' names no file",
+        ),
+        (
+            BROKEN.replace("entry.py:split", "entry.py:nothing"),
+            "returns NoneType. Return the run of",
+        ),
+        (BROKEN.replace("entry.py:split", "entry.py:fails"), "failed: ZeroDivisionError"),
+        ("[[program]", "not TOML"),
+        ("", "there is no [[program]]"),
+        ("[[program]]\nentry = 'a.py:f'\n", "has no [[program.budget]]"),
+        (
+            "[[program]]\nmodel = 'm'\nrun = 'r'\n",
+            "budget.toml:1: a program has one of entry, model and run",
+        ),
+    ],
+)
+def test_bad_input_is_one_message_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(meshscope.MeshscopeError) as caught:
+        meshscope.check(written(tmp_path, text))
+    assert message in str(caught.value)
