@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from browser import Browser, chromium
 
+import meshscope
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.store.run import RunRecord
@@ -68,6 +70,24 @@ def browser(compiled_run: RunRecord, tmp_path_factory: pytest.TempPathFactory) -
     with Browser(folder / "profile") as session:
         session.visit(path, f"{READY} && {OPENED}")
         yield session
+
+
+def test_the_front_of_a_search_follows_the_chosen_figures(tmp_path: Path) -> None:
+    result = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
+    path = result.report(tmp_path / "plan.html")
+    with Browser(tmp_path / "profile") as session:
+        session.visit(path, f"{READY} && {OPENED}")
+        figure = "document.querySelector('figure')"
+        n_marks = session.ask(f"{figure}.querySelectorAll('svg .mark').length")
+        n_points = len({*result.front, *result.search.best})
+        assert n_marks == n_points + 1  # and the limit of TTFT
+        assert not session.ask("/NaN|undefined/.test(document.querySelector('main').innerHTML)")
+        session.ask(
+            f"(() => {{ const pick = {figure}.querySelectorAll('select')[1]; pick.value = '1';"
+            " pick.dispatchEvent(new Event('change')); })()"
+        )
+        assert session.ask(f"{figure}.querySelectorAll('svg .mark').length") == n_points + 2
+        assert session.ask("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def test_every_chart_is_drawn_with_marks(browser: Browser) -> None:

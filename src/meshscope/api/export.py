@@ -6,7 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
-from meshscope.errors import MissingToolError, SpecError
+from meshscope.api.plot_tools import plot_tools
+from meshscope.errors import SpecError
 from meshscope.exporters.card import card_text
 from meshscope.exporters.ccl_bench import write_ccl_bench
 from meshscope.exporters.chakra import write_chakra
@@ -122,13 +123,8 @@ def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool
 
 def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:
     """Writes a folder of PNG and SVG files; returns which plots are missing, and why."""
-    try:
+    with plot_tools():
         from meshscope.views.plots.write import write_plots  # noqa: PLC0415  only plots need matplotlib
-    except ImportError as error:
-        raise MissingToolError(
-            "plots need matplotlib, which is not installed. "
-            "Install the extra in your clone: pip install -e '.[plots]'."
-        ) from error
     with new_directory(path, force=force) as partial:
         drawn = write_plots(list(runs), partial)
         _mark(partial, ExportFormat.PLOTS)

@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from meshscope.errors import SpecError
+from meshscope.api.plot_tools import plot_tools
+from meshscope.api.request import AUTO
+from meshscope.errors import RunError, SpecError
+from meshscope.exporters.files import check_new, new_file
 from meshscope.interconnect.profile import load_profile
 from meshscope.planner.batches import parse_batches
 from meshscope.planner.cheapest import SliceSearch, search_slices
@@ -15,9 +18,12 @@ from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import Choice, PlanSearch, search
 from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
+from meshscope.spec.experiment import first_layers
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.stored_format import weight_dtype_of
+from meshscope.spec.plan.chunks import ChunkRule, chunk_option
+from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 from meshscope.spec.workload import Workload
 from meshscope.store.folder_names import default_folder
 from meshscope.sweep.queue import SweepEngine
@@ -32,8 +38,8 @@ from meshscope.views.plan import (
 from meshscope.views.slices import slice_search_document, slice_search_lines
 from meshscope.workers.spawn import Progress
 
-PRECISIONS = "bf16,s8"  # of the KV cache
-WEIGHT_PRECISIONS = "auto,s8"  # auto is that of the checkpoint
+PICTURES = (".png", ".svg", ".pdf")
+QUANTIZED = "s8"  # tried beside --dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,11 @@ class PlanRequest:
     batch: str | None = None
     prompt: int = 1024
     output: int = 128
-    weight_dtype: str = WEIGHT_PRECISIONS
-    cache_dtype: str = PRECISIONS
+    dtype: str = AUTO
+    weight_dtype: str | None = None
+    cache_dtype: str | None = None
+    layers: int | None = None
+    prefill_chunk: str = ChunkRule.AUTO.value
     verify: int = 0
     engine: SweepEngine = SweepEngine.LOCAL
     address: str | None = None
@@ -66,15 +75,23 @@ class PlanRequest:
     def space(self) -> SearchSpace:
         """What the search varies on the first slice; a MeshscopeError for an impossible option."""
         model = read_model(self.model)
+        wide = UNQUANTIZED_DTYPE if self.dtype == AUTO else dtype_name(self.dtype)
         return SearchSpace(
-            model=model,
+            model=model if self.layers is None else first_layers(model, self.layers),
             topology=self.slices()[0],
-            workload=Workload(batch=1, prompt=self.prompt, output=self.output),
+            workload=Workload(
+                batch=1, prompt=self.prompt, output=self.output, activation_dtype=wide
+            ),
             batches=parse_batches(self.batch),
             weight_dtypes=_dtypes(
-                "--weight-dtype", self.weight_dtype, partial(weight_dtype_of, model)
+                "--weight-dtype",
+                self.weight_dtype or f"{self.dtype},{QUANTIZED}",
+                partial(weight_dtype_of, model),
             ),
-            cache_dtypes=_dtypes("--cache-dtype", self.cache_dtype, dtype_name),
+            cache_dtypes=_dtypes(
+                "--cache-dtype", self.cache_dtype or f"{wide},{QUANTIZED}", dtype_name
+            ),
+            chunk=chunk_option(self.prefill_chunk),
             profile=None if self.profile is None else load_profile(self.profile),
         )
 
@@ -106,6 +123,30 @@ class PlanResult:
     def front(self) -> tuple[Choice, ...]:
         """The Pareto front of TTFT, TPOT and tokens/s/chip, the best first."""
         return self.search.front
+
+    def report(self, path: str | Path, *, force: bool = False) -> Path:
+        """Writes the page for the browser, one HTML file; an existing file only with `force`."""
+        from meshscope.views.html.plan_page import plan_html  # noqa: PLC0415  only a page needs it
+
+        with new_file(Path(path), force=force) as partial:
+            partial.write_text(plan_html(self.search, self.slices, self.verified), encoding="utf-8")
+        return Path(path)
+
+    def plot(self, path: str | Path, *, force: bool = False) -> Path:
+        """Writes the Pareto front as a picture: PNG, SVG or PDF by the ending of the path."""
+        target = Path(path)
+        _check_picture(target)
+        if not self.front:
+            raise RunError(
+                "there is no Pareto front to draw: no plan meets the objective. "
+                "Relax --slo, or drop --plot."
+            )
+        with plot_tools():
+            from meshscope.views.plots.front import write_front_plot  # noqa: PLC0415  it loads matplotlib
+
+        with new_file(target, force=force) as partial:
+            write_front_plot(self.search, partial, to=target.suffix[1:].lower())
+        return target
 
     def as_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -140,8 +181,11 @@ def plan(  # noqa: PLR0913  the options of the command
     batch: int | str | None = None,
     prompt: int = 1024,
     output: int = 128,
-    weight_dtype: str = WEIGHT_PRECISIONS,
-    cache_dtype: str = PRECISIONS,
+    dtype: str = AUTO,
+    weight_dtype: str | None = None,
+    cache_dtype: str | None = None,
+    layers: int | None = None,
+    prefill_chunk: int | str = ChunkRule.AUTO.value,
     verify: int = 0,
     engine: SweepEngine | str = SweepEngine.LOCAL,
     address: str | None = None,
@@ -167,8 +211,13 @@ def plan(  # noqa: PLR0913  the options of the command
         batch: Sequences over all devices, a number or a range such as `8:256`; all if None.
         prompt: Input tokens of a sequence.
         output: Output tokens of a sequence.
-        weight_dtype: Number formats of the weights to try, joined by commas.
-        cache_dtype: Number formats of the KV cache to try, joined by commas.
+        dtype: Number format of weights, activations and KV cache; `auto` for weights as in the checkpoint and the
+            others in bf16.
+        weight_dtype: Number formats of the weights to try, joined by commas; `dtype` and s8 if None.
+        cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and s8 if None.
+        layers: Only the first layers of the model; all if None.
+        prefill_chunk: Prompt tokens of a data-parallel rank that prefill processes at a time, `off` for
+            whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens.
         verify: How many of the best plans to compile, which corrects their order.
         engine: Where plans are compiled: `local`, or `ray` for a Ray cluster.
         address: Address of the Ray cluster; None for a running one, else one on this machine.
@@ -195,8 +244,11 @@ def plan(  # noqa: PLR0913  the options of the command
         batch=None if batch is None else str(batch),
         prompt=prompt,
         output=output,
+        dtype=dtype,
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
+        layers=layers,
+        prefill_chunk=str(prefill_chunk),
         verify=verify,
         engine=SweepEngine(engine),
         address=address,
@@ -211,6 +263,20 @@ def plan(  # noqa: PLR0913  the options of the command
     )
 
 
+def check_files(report: Path | None, plot: Path | None, *, force: bool) -> None:
+    """RunError for a file that exists, unless `force` replaces it, and for a plot that is no picture."""
+    for path in (report, plot):
+        if path is not None:
+            check_new(path, force=force)
+    if plot is not None:
+        _check_picture(plot)
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix.lower() not in PICTURES:
+        raise RunError(f"--plot '{path}' is no picture. Use an ending of {', '.join(PICTURES)}.")
+
+
 def verified_result(
     request: PlanRequest, result: PlanResult, *, out: Path | None, progress: Progress | None
 ) -> PlanResult:
@@ -223,6 +289,7 @@ def verified_result(
     verified = verified_choices(
         result.search,
         model=request.model,
+        layers=request.layers,
         n_choices=request.verify,
         out=out or default_folder("plan", name, space.topology.name),
         options=SweepOptions(retry_failed=True, engine=request.engine, address=request.address),
@@ -264,5 +331,5 @@ def fit_request(request: PlanRequest) -> tuple[SliceFit, ...]:
 def _dtypes(option: str, text: str, dtype_of: Callable[[str], str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(dtype_of(name.strip()) for name in text.split(",") if name))
     if not names:
-        raise SpecError(f"{option} '{text}' names no dtype. Use for example {PRECISIONS}.")
+        raise SpecError(f"{option} '{text}' names no dtype. Use for example bf16,s8.")
     return names

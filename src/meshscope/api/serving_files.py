@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from meshscope.errors import MissingToolError, RunError, SpecError
+from meshscope.api.plot_tools import plot_tools
+from meshscope.errors import SpecError
 from meshscope.exporters.chrome import write_chrome
-from meshscope.exporters.files import new_file
+from meshscope.exporters.files import check_new, new_file
 from meshscope.exporters.perfetto import write_perfetto
 from meshscope.exporters.serving_timeline import serving_timeline
 from meshscope.serving.outcome import ServingOutcome
@@ -20,10 +21,7 @@ def check_place(path: Path, *, force: bool) -> None:
     """SpecError for an unknown ending, RunError if the file exists and `force` is not set."""
     if not path.name.endswith(ENDINGS):
         raise SpecError(f"--out '{path}': the ending says what to write. Use {', '.join(ENDINGS)}.")
-    if path.exists() and not force:
-        raise RunError(
-            f"'{path}' exists. Use --force to replace it, or another --out to keep both."
-        )
+    check_new(path, force=force)
 
 
 def save_serving(outcome: ServingOutcome, path: Path, *, force: bool = False) -> None:
@@ -47,11 +45,6 @@ def _write(outcome: ServingOutcome, path: Path, partial: Path) -> None:
 
 
 def _write_plot(outcome: ServingOutcome, partial: Path, *, to: str) -> None:
-    try:
+    with plot_tools():
         from meshscope.views.plots.serving import write_serving_plot  # noqa: PLC0415  only plots need matplotlib
-    except ImportError as error:
-        raise MissingToolError(
-            "plots need matplotlib, which is not installed. "
-            "Install the extra in your clone: pip install -e '.[plots]'."
-        ) from error
     write_serving_plot(outcome, partial, to=to)

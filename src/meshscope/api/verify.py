@@ -49,6 +49,7 @@ def verified_choices(  # noqa: PLR0913  a search, and how to compile its choices
     search: PlanSearch,
     *,
     model: str,
+    layers: int | None = None,
     n_choices: int,
     out: Path,
     options: SweepOptions,
@@ -57,7 +58,9 @@ def verified_choices(  # noqa: PLR0913  a search, and how to compile its choices
     """The best choice of each of the best plans, compiled into folders below `out`, the best first."""
     choices = search.best[:n_choices]
     plan = SweepPlan(
-        file=None, runs=tuple(_planned(choice, model) for choice in choices), n_repeated=0
+        file=None,
+        runs=tuple(_planned(choice, _request(choice, model, layers)) for choice in choices),
+        n_repeated=0,
     )
 
     def show(left: Sequence[PlannedRun], n_jobs: int) -> nullcontext[CompileProgress]:
@@ -78,9 +81,8 @@ def _verified(choice: Choice, experiment: SweepExperiment, out: Path) -> Verifie
     return verified_choice(choice, read_run(folder), str(folder))
 
 
-def _planned(choice: Choice, model: str) -> PlannedRun:
+def _planned(choice: Choice, request: CompileRequest) -> PlannedRun:
     """The compilation of the choice; SpecError if no compiler can take it."""
-    request = _request(choice, model)
     changed = changed_options(request)
     words = tuple(option_words(changed))
     return PlannedRun(
@@ -92,7 +94,7 @@ def _planned(choice: Choice, model: str) -> PlannedRun:
     )
 
 
-def _request(choice: Choice, model: str) -> CompileRequest:
+def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
     experiment, workload = choice.experiment, choice.experiment.workload
     return CompileRequest(
         model=model,
@@ -101,8 +103,10 @@ def _request(choice: Choice, model: str) -> CompileRequest:
         batch=workload.batch,
         prompt=workload.prompt,
         output=workload.output,
+        dtype=workload.activation_dtype,
         weight_dtype=workload.weight_dtype,
         cache_dtype=workload.cache_dtype,
+        layers=layers,
         prefill_chunk=str(workload.prefill_chunk or "off"),
     )
 

@@ -7,22 +7,27 @@ from typing import Annotated
 import typer
 
 from meshscope.api.plan import (
-    PRECISIONS,
     PlanRequest,
+    check_files,
     fit_request,
     plan_request,
     verified_result,
 )
+from meshscope.api.request import AUTO
 from meshscope.cli.options import OPTIONS, PROFILE, AddressOption, EngineOption, JsonOption
-from meshscope.cli.output import new_console, print_all, print_json
+from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import WorkProgress
 from meshscope.planner.objective import PRESETS, Goal
 from meshscope.planner.search import N_BEST
 from meshscope.planner.slices import ANY
+from meshscope.spec.plan.chunks import ChunkRule
 from meshscope.sweep.queue import SweepEngine
 from meshscope.views.plan import DEFAULT_ROWS
 from meshscope.views.slices import fit_notes, slice_fit_document, slice_fits_table
 
+TIMED_OPTIONS = (
+    "--slo, --for, --top, --launch, --verify, --profile, --prefill-chunk, --report and --plot"
+)
 SLO = f"Limits in seconds, ttft=0.5,tpot=0.03, or a preset: {', '.join(PRESETS)}."
 
 
@@ -51,12 +56,19 @@ def command(  # noqa: PLR0913  the options of the command
     ] = None,
     prompt: Annotated[int, OPTIONS["prompt"]] = 1024,
     output: Annotated[int, OPTIONS["output"]] = 128,
+    dtype: Annotated[str, OPTIONS["dtype"]] = AUTO,
     weight_dtype: Annotated[
-        str, typer.Option(metavar="DTYPES", help="Weight dtypes to try.")
-    ] = PRECISIONS,
+        str | None,
+        typer.Option(metavar="DTYPES", help="Weight dtypes to try.", show_default="--dtype and s8"),
+    ] = None,
     cache_dtype: Annotated[
-        str, typer.Option(metavar="DTYPES", help="KV cache dtypes to try.")
-    ] = PRECISIONS,
+        str | None,
+        typer.Option(
+            metavar="DTYPES", help="KV cache dtypes to try.", show_default="--dtype and s8"
+        ),
+    ] = None,
+    layers: Annotated[int | None, OPTIONS["layers"]] = None,
+    prefill_chunk: Annotated[str, OPTIONS["prefill_chunk"]] = ChunkRule.AUTO.value,
     prices: Annotated[
         str | None,
         typer.Option(
@@ -84,6 +96,15 @@ def command(  # noqa: PLR0913  the options of the command
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the compiled runs, which are used again."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the result as a page for the browser."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw the Pareto front: .png, .svg or .pdf."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier FILE.")] = False,
     engine: EngineOption = SweepEngine.LOCAL,
     address: AddressOption = None,
     profile: Annotated[Path | None, PROFILE] = None,
@@ -94,15 +115,14 @@ def command(  # noqa: PLR0913  the options of the command
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
     It takes the cheapest of several slices that meets the limits.
     """
-    timed = slo or launch or verify or profile or goal is not Goal.THROUGHPUT or top != DEFAULT_ROWS
-    if fit and timed:
-        raise typer.BadParameter(
-            "--fit predicts no times: omit --slo, --for, --top, --launch, --verify and --profile"
-        )
-    if out is not None and not verify:
-        raise typer.BadParameter("--out is the folder of the runs that --verify compiles: add it")
-    if not verify and (address is not None or engine is not SweepEngine.LOCAL):
-        raise typer.BadParameter("--engine and --address are those of --verify: add it")
+    timed = (slo, launch, verify, profile, goal is not Goal.THROUGHPUT, top != DEFAULT_ROWS)
+    _check_options(
+        fit_with_times=fit and any((*timed, report, plot, prefill_chunk != ChunkRule.AUTO)),
+        force_without_file=force and not (report or plot),
+        out_without_verify=out is not None and not verify,
+        engine_without_verify=not verify
+        and (address is not None or engine is not SweepEngine.LOCAL),
+    )
     request = PlanRequest(
         model=model,
         topology=topology,
@@ -111,8 +131,11 @@ def command(  # noqa: PLR0913  the options of the command
         batch=batch,
         prompt=prompt,
         output=output,
+        dtype=dtype,
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
+        layers=layers,
+        prefill_chunk=prefill_chunk,
         verify=verify,
         engine=engine,
         address=address,
@@ -122,15 +145,44 @@ def command(  # noqa: PLR0913  the options of the command
     if fit:
         _print_fits(request, as_json=as_json)
         return
+    check_files(report, plot, force=force)
     result = plan_request(request)
     if verify:
         with WorkProgress() as progress:
             result = verified_result(request, result, out=out, progress=progress)
+    if report is not None:
+        note(f"wrote {result.report(report, force=force)}")
+    if plot is not None:
+        note(f"wrote {result.plot(plot, force=force)}")
     if as_json:
         print_json(result.as_dict())
         return
     lines = result.lines(n_rows=top, has_launch=launch)
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _check_options(
+    *,
+    fit_with_times: bool,
+    force_without_file: bool,
+    out_without_verify: bool,
+    engine_without_verify: bool,
+) -> None:
+    """A usage error for options that have no effect together."""
+    for is_wrong, message in (
+        (
+            fit_with_times,
+            f"--fit predicts no times: omit {TIMED_OPTIONS}",
+        ),
+        (force_without_file, "--force replaces the FILE of --report or --plot: add one"),
+        (
+            out_without_verify,
+            "--out is the folder of the runs that --verify compiles: add it",
+        ),
+        (engine_without_verify, "--engine and --address are those of --verify: add it"),
+    ):
+        if is_wrong:
+            raise typer.BadParameter(message)
 
 
 def _print_fits(request: PlanRequest, *, as_json: bool) -> None:

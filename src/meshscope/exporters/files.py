@@ -17,12 +17,12 @@ def new_file(path: Path, *, force: bool) -> Generator[Path]:
 
     RunError if `path` exists; `force` replaces a file.
     """
-    _check(path, force=force)
+    check_new(path, force=force)
     if path.is_dir():
         raise RunError(f"'{path}' exists and is a folder. Choose another --out.")
     with _partial(path) as partial:
         yield partial
-        _check(path, force=force)
+        check_new(path, force=force)
         partial.replace(path)
 
 
@@ -32,7 +32,7 @@ def new_directory(path: Path, *, force: bool) -> Generator[Path]:
 
     RunError if `path` exists; `force` replaces an earlier export, and nothing else.
     """
-    _check(path, force=force)
+    check_new(path, force=force)
     if os.path.lexists(path) and not (path / MARK).is_file():
         raise RunError(
             f"'{path}' exists and is not an export of meshscope, so it is never replaced. "
@@ -41,13 +41,14 @@ def new_directory(path: Path, *, force: bool) -> Generator[Path]:
     with _partial(path) as partial:
         partial.mkdir()
         yield partial
-        _check(path, force=force)
+        check_new(path, force=force)
         if path.exists():
             shutil.rmtree(path)
         partial.rename(path)
 
 
-def _check(path: Path, *, force: bool) -> None:
+def check_new(path: Path, *, force: bool) -> None:
+    """RunError if `path` exists, unless `force` replaces it."""
     if os.path.lexists(path) and not force:
         raise RunError(
             f"'{path}' exists. Use --force to replace it, or another --out to keep both."

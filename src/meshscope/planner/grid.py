@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch
+from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.batches import Batches
@@ -24,7 +25,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.checks import cut_block
-from meshscope.spec.plan.chunks import DEFAULT_CHUNK, with_auto_chunk
+from meshscope.spec.plan.chunks import DEFAULT_CHUNK, ChunkRule, check_chunks, with_auto_chunk
 from meshscope.spec.plan.memory import Memory
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import default_microbatches
@@ -39,6 +40,7 @@ CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and that of v
 BLOCK = 4096  # steps of one evaluation
 TOO_LARGE = "the weights and one batch exceed the memory of a device"
 NO_BATCH = "the data axis divides no batch"
+NO_CHUNK = "prefill cannot run in chunks of this size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class SearchSpace:
     batches: Batches
     weight_dtypes: tuple[str, ...]
     cache_dtypes: tuple[str, ...]
+    chunk: int | ChunkRule = ChunkRule.AUTO  # of prefill; AUTO tries those up to CHUNK_LIMITS
     program: Program = field(default_factory=Program)
     profile: ChipProfile | None = None
 
@@ -159,7 +162,7 @@ def grid_of(space: SearchSpace, plans: PlanSpace) -> Grid:
         candidates_of_plan = list(_candidates(space, plan, batches, table, steps))
         candidates += candidates_of_plan
         if not candidates_of_plan:
-            refused[TOO_LARGE if batches else NO_BATCH] += 1
+            refused[_why_none(space, plan, batches)] += 1
     seconds = steps.seconds(table.forms, space.workload)
     return Grid(
         space=space,
@@ -168,6 +171,14 @@ def grid_of(space: SearchSpace, plans: PlanSpace) -> Grid:
         tpot_s=seconds[[c.decode for c in candidates]],
         n_refused=dict(refused),
     )
+
+
+def _why_none(space: SearchSpace, plan: Plan, batches: Sequence[int]) -> str:
+    """Why a plan has no candidates."""
+    if not batches:
+        return NO_BATCH
+    chunks = (_chunks(space, plan, replace(space.workload, batch=batch)) for batch in batches)
+    return TOO_LARGE if any(chunks) else NO_CHUNK
 
 
 def _candidates(
@@ -206,7 +217,16 @@ def _candidates(
 
 
 def _chunks(space: SearchSpace, plan: Plan, workload: Workload) -> tuple[int | None, ...]:
-    """The chunks of prefill to try, each once."""
+    """The chunks of prefill to try, each once; none if the plan does not support the one asked for."""
+    if space.chunk is ChunkRule.OFF:
+        return (None,)
+    if not isinstance(space.chunk, ChunkRule):
+        chosen = replace(workload, prefill_chunk=space.chunk)
+        try:
+            check_chunks(space.model, plan, chosen, space.program, Engine.MESHSCOPE)
+        except SpecError:
+            return ()
+        return (space.chunk,)
     chunks = (
         with_auto_chunk(
             space.model, plan, workload, space.program, Engine.MESHSCOPE, limit=limit

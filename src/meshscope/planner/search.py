@@ -13,6 +13,7 @@ from meshscope.cost.predicted import evaluated, has_figures, predicted_times
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.grid import Grid, SearchSpace, grid_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.pareto import pareto_front
@@ -50,10 +51,12 @@ class WonBy:
     """The winner against the best plan with other axes, both with the winner's batch and precision.
 
     Seconds and bytes are those of the runner-up minus the winner's, so positive ones are the winner's
-    gain. They are empty, and `sentence` says why, if the runner-up does not take the winner's batch.
+    gain. `times` are the steps of the winner and of the runner-up. They are empty, and `sentence` says
+    why, if the runner-up does not take the winner's batch.
     """
 
     runner_up: Choice
+    times: tuple[tuple[StepTime, ...], ...]
     seconds: Mapping[str, float]
     wire_bytes: Mapping[str, float]
     sentence: str
@@ -78,7 +81,8 @@ class PlanSearch:
     """The result of a search; `winner` is None if nothing meets the objective, or nothing fits.
 
     `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
-    the best first. `best` are the best choices of the best plans, one of each. `closest` comes closest to the limits that nothing meets.
+    the best first. `best` are the best choices of the best plans, one of each. If nothing meets the limits,
+    `closest` comes closest to them, and `fastest` says how far each latency alone can go.
     """
 
     space: SearchSpace
@@ -91,6 +95,7 @@ class PlanSearch:
     front: tuple[Choice, ...]
     best: tuple[Choice, ...]
     closest: Choice | None
+    fastest: tuple[Choice, ...]  # of any choice that fits: the least TTFT, and the least TPOT
     won_by: WonBy | None
     unquantized: Choice | None  # the best with weights and cache as wide as the activations
     apart: Apart | None
@@ -130,6 +135,7 @@ def search(space: SearchSpace, objective: Objective) -> PlanSearch:
         front=front,
         best=tuple(islice(ranking.best_of_plans(), N_BEST)),
         closest=closest,
+        fastest=() if front else tuple(ranking.fastest()),
         won_by=None if winner is None else ranking.won_by(winner),
         unquantized=None if winner is None else ranking.unquantized(),
         apart=None if winner is None else ranking.apart(),
@@ -222,6 +228,14 @@ class _Ranking:
         at = self.best(np.ones(len(excess), dtype=bool), excess)
         return None if at is None else self.choice(at)
 
+    def fastest(self) -> Iterator[Choice]:
+        """The choices that fit with the least TTFT, and with the least TPOT."""
+        every = np.ones(len(self.grid.candidates), dtype=bool)
+        for seconds in (self.grid.ttft_s, self.grid.tpot_s):
+            at = self.best(every, seconds)
+            if at is not None:
+                yield self.choice(at)
+
     def choice(self, at: int) -> Choice:
         """A candidate with its figures."""
         grid = self.grid
@@ -256,7 +270,10 @@ class _Ranking:
         plan = winner.experiment.plan
         others = self.meets & np.array([c.plan != plan for c in self.grid.candidates])
         at = self.best(others)
-        return None if at is None else _comparison(winner, self.choice(at), self._same(winner, at))
+        if at is None:
+            return None
+        same = self._same(winner, at)
+        return _comparison(winner, self.choice(at), same, self.grid.space.profile)
 
     def _same(self, winner: Choice, at: int) -> Experiment | None:
         """The plan of a candidate with the workload of the winner, but for the chunk; None if none fits."""
@@ -301,13 +318,17 @@ def _prompt_bytes(experiment: Experiment) -> int:
     return n_bytes * workload.prompt // workload.context
 
 
-def _comparison(winner: Choice, runner_up: Choice, same: Experiment | None) -> WonBy:
+def _comparison(
+    winner: Choice, runner_up: Choice, same: Experiment | None, profile: ChipProfile | None
+) -> WonBy:
     """Why the winner is better than the runner-up, at the winner's batch and precision."""
     name, batch = runner_up.experiment.plan, winner.experiment.workload.batch
     if same is None:
         sentence = f"'{name}' does not take batch {batch} at this precision in its memory"
-        return WonBy(runner_up=runner_up, seconds={}, wire_bytes={}, sentence=sentence)
-    mine, other = (_request_costs(e) for e in (winner.experiment, same))
+        return WonBy(runner_up=runner_up, times=(), seconds={}, wire_bytes={}, sentence=sentence)
+    sides = (winner.experiment, same)
+    times = tuple(predicted_times(side, profile) for side in sides)
+    mine, other = (_request_costs(*pair, profile) for pair in zip(sides, times, strict=True))
     seconds, wire_bytes = (
         {key: b.get(key, 0.0) - a.get(key, 0.0) for key in dict.fromkeys((*a, *b))}
         for a, b in zip(mine, other, strict=True)
@@ -315,7 +336,13 @@ def _comparison(winner: Choice, runner_up: Choice, same: Experiment | None) -> W
     clauses = [_clause(key, value, wire_bytes.get(key)) for key, value in _ranked(seconds)]
     sentence = f"over '{name}' at the same batch and precision, a request "
     sentence += ", ".join(clauses) if clauses else "takes the same time"
-    return WonBy(runner_up=runner_up, seconds=seconds, wire_bytes=wire_bytes, sentence=sentence)
+    return WonBy(
+        runner_up=runner_up,
+        times=times,
+        seconds=seconds,
+        wire_bytes=wire_bytes,
+        sentence=sentence,
+    )
 
 
 def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -332,26 +359,30 @@ def _clause(key: str, gain_s: float, gain_bytes: float | None) -> str:
     return text
 
 
-def _request_costs(experiment: Experiment) -> tuple[dict[str, float], dict[str, float]]:
+def _request_costs(
+    experiment: Experiment, times: tuple[StepTime, ...], profile: ChipProfile | None
+) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds by cause and sent bytes by axis of a device in a request: prefill and all decode steps."""
     seconds: dict[str, float] = {}
     wire_bytes: dict[str, float] = {}
-    for time in predicted_times(experiment):
+    for time in times:
         is_decode = time.phase is Phase.DECODE
         n = experiment.workload.n_decode_steps if is_decode else 1
         causes = {f"communication over {a}": s for a, s in time.exposed_by_axis_s.items()}
         causes |= {"compute": time.compute_s, "waiting for stages": time.idle_s}
         for key, value in causes.items():
             seconds[key] = seconds.get(key, 0.0) + n * value
-        for axis, n_bytes in _wire_by_axis(experiment, time.phase).items():
+        for axis, n_bytes in _wire_by_axis(experiment, time.phase, profile).items():
             key = f"communication over {axis}"
             wire_bytes[key] = wire_bytes.get(key, 0.0) + n * n_bytes
     return seconds, wire_bytes
 
 
-def _wire_by_axis(experiment: Experiment, phase: Phase) -> dict[str, float]:
+def _wire_by_axis(
+    experiment: Experiment, phase: Phase, profile: ChipProfile | None
+) -> dict[str, float]:
     """Bytes that a device sends in a step, by axis."""
-    form = plan_form(experiment, phase)
+    form = plan_form(experiment, phase, profile=profile)
     steps, _ = evaluated(form, experiment.workload)
     by_axis: dict[str, float] = {}
     for m, collective in enumerate(form.collectives):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.why import why_sentences
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
 from meshscope.planner.objective import Goal, Objective
@@ -15,6 +16,7 @@ class VerifiedChoice:
     """A compiled choice; `failure` is the compiler's message if it refused the program.
 
     Times are those of the simulated schedule, and `why` says what binds it. `fits` is the compiler's account.
+    `misses` compares each step with its prediction, cause by cause.
     """
 
     choice: Choice
@@ -26,6 +28,7 @@ class VerifiedChoice:
     tokens_per_s_per_chip: float | None = None
     fits: bool | None = None
     why: dict[Phase, str] | None = None
+    misses: tuple[TimeAgreement, ...] = ()
 
     @property
     def missed(self) -> str | None:
@@ -54,6 +57,7 @@ def verified_choice(choice: Choice, run: RunRecord, folder: str) -> VerifiedChoi
         tokens_per_s_per_chip=workload.batch * workload.output / e2e_s / n_chips,
         fits=None if memory is None else memory.fits,
         why=why_sentences(run),
+        misses=time_agreements(run, Source.PREDICTED, Source.COMPILED),
     )
 
 

@@ -331,6 +331,16 @@ def experiment_of_record(record: ExperimentRecord) -> Experiment:
     )
 
 
+def first_layers(model: Model, n_layers: int) -> Model:
+    """The model of --layers: only its first layers; SpecError for a number that it does not have."""
+    if not 1 <= n_layers <= model.n_layers:
+        raise SpecError(
+            f"--layers {n_layers} is invalid: {model.name} has {model.n_layers} layers. "
+            f"Use 1 to {model.n_layers}."
+        )
+    return model.first(n_layers)
+
+
 def experiment_of(  # noqa: PLR0913  the five types and the engine
     *,
     model: Model,
@@ -343,12 +353,7 @@ def experiment_of(  # noqa: PLR0913  the five types and the engine
 ) -> Experiment:
     """Build and check an experiment; fills the plan to the slice and truncates the model."""
     if n_layers is not None:
-        if not 1 <= n_layers <= model.n_layers:
-            raise SpecError(
-                f"--layers {n_layers} is invalid: {model.name} has {model.n_layers} layers. "
-                f"Use 1 to {model.n_layers}."
-            )
-        model = model.first(n_layers)
+        model = first_layers(model, n_layers)
     plan = plan.filled(topology.n_devices)
     if model.max_position is not None and workload.context > model.max_position:
         raise SpecError(

@@ -1,22 +1,28 @@
 """The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor, log10
 from typing import Any
 
+from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.events.step_time import TimeEstimate
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.plan.memory import FitState
-from meshscope.units import format_bytes, format_gib, format_seconds
-from meshscope.views.words import counted
+from meshscope.units import format_bytes, format_seconds
+from meshscope.views.answer import fit_of
+from meshscope.views.model import Figure, joined
+from meshscope.views.times import time_figure
+from meshscope.views.words import counted, signed_seconds
 from meshscope.views.wrapping import wrapped
 
 DEFAULT_ROWS = 8
+MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
+MAX_CAUSES = 4
+NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
 _GOALS = {Goal.THROUGHPUT: "output tokens/s/chip", Goal.LATENCY: "end-to-end latency"}
 
 
@@ -43,23 +49,25 @@ def _head(result: PlanSearch) -> Iterator[str]:
     if winner is None:
         yield from _nothing(result)
         return
-    yield from wrapped(f"best for {_goal(result)}: {_name(winner)}")
-    ttft, tpot = (interval_of(result.times, phase) for phase in REQUEST_PHASES)
+    yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
+    ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} tokens/s/chip"
     yield from wrapped(f"TTFT {_interval(ttft)}, TPOT {_interval(tpot)}, {rates}")
-    yield from wrapped(_memory(winner))
+    yield from wrapped(f"fits: {fit_of(winner.memory).text.replace(': ', ', ', 1)}")
     for sentence in result.why.values():
         yield from wrapped(f"why: {sentence}")
     if result.won_by is not None:
         yield from wrapped(f"why it wins: {result.won_by.sentence}")
 
 
-def _goal(result: PlanSearch) -> str:
+def goal_text(result: PlanSearch) -> str:
+    """What is optimized, and within which limits."""
     text = _GOALS[result.objective.goal]
-    return f"{text} within {_limits(result)}" if result.objective.has_limits else text
+    return f"{text} within {limits_text(result)}" if result.objective.has_limits else text
 
 
-def _limits(result: PlanSearch) -> str:
+def limits_text(result: PlanSearch) -> str:
+    """`TTFT 500 ms, TPOT 30 ms`, behind the name of a preset."""
     objective = result.objective
     limits = {"TTFT": objective.ttft_s, "TPOT": objective.tpot_s}
     text = ", ".join(f"{k} {format_seconds(v)}" for k, v in limits.items() if v is not None)
@@ -75,57 +83,73 @@ def _nothing(result: PlanSearch) -> Iterator[str]:
         )
         return
     closest = result.closest
-    yield from wrapped(f"no plan meets {_limits(result)}")
-    times = f"TTFT {format_seconds(closest.ttft_s)}, TPOT {format_seconds(closest.tpot_s)}"
-    yield from wrapped(f"closest: {_name(closest)}: {times}")
-    exceeded = " and ".join(
-        f"{value / limit:.1f} times the limit of {name}"
-        for name, value, limit in (
-            ("TTFT", closest.ttft_s, result.objective.ttft_s),
-            ("TPOT", closest.tpot_s, result.objective.tpot_s),
-        )
-        if limit is not None and value > limit
-    )
+    yield from wrapped(f"no plan meets {limits_text(result)}")
+    yield from wrapped(f"closest: {choice_name(closest)}: {_latencies(closest)}")
+    yield from wrapped(f"it takes {exceeded_text(result)}")
+    yield from wrapped(needed_text(result))
     chip = result.space.topology.chip
-    wider = (
-        f"--topology {chip.name} searches"
-        if chip.kind is ChipKind.TPU
-        else "--topology any searches"
-    )
+    wider = chip.name if chip.kind is ChipKind.TPU else "any"
     yield from wrapped(
-        f"it takes {exceeded}. {wider} other slices; a smaller --batch shortens both."
+        f"--topology {wider} searches other slices; a smaller --batch shortens both."
     )
 
 
-def _name(choice: Choice) -> str:
+def exceeded_text(result: PlanSearch) -> str:
+    """`3.4 times the limit of TTFT and 2.8 times the limit of TPOT`."""
+    assert result.closest is not None
+    return joined(
+        [
+            f"{value / limit:.1f} times the limit of {name}"
+            for name, value, limit in (
+                ("TTFT", result.closest.ttft_s, result.objective.ttft_s),
+                ("TPOT", result.closest.tpot_s, result.objective.tpot_s),
+            )
+            if limit is not None and value > limit
+        ]
+    )
+
+
+def needed_text(result: PlanSearch) -> str:
+    """The limits that the closest choice meets, and the least latency of any choice."""
+    closest, objective = result.closest, result.objective
+    assert closest is not None
+    limits = ",".join(
+        f"{name}={_rounded_up(max(value, limit))}"
+        for name, value, limit in (
+            ("ttft", closest.ttft_s, objective.ttft_s),
+            ("tpot", closest.tpot_s, objective.tpot_s),
+        )
+        if limit is not None
+    )
+    least = (
+        f"{name} {format_seconds(getattr(choice, key))} ({choice_name(choice)})"
+        for (name, key), choice in zip(
+            (("TTFT", "ttft_s"), ("TPOT", "tpot_s")), result.fastest, strict=True
+        )
+    )
+    return f"it meets --slo {limits}; the least of any choice: {joined(list(least))}"
+
+
+def _rounded_up(seconds: float) -> str:
+    """Three digits, not below the value."""
+    step = 10.0 ** (floor(log10(seconds)) - 2)
+    return f"{ceil(seconds / step - NEAR) * step:.6g}"
+
+
+def _latencies(choice: Choice) -> str:
+    return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
+
+
+def choice_name(choice: Choice) -> str:
+    """`dp=2,tp=4, batch 16, weights s8, cache s8, chunk 8192`."""
     workload = choice.experiment.workload
     text = f"{choice.experiment.plan}, batch {workload.batch}"
     text += f", weights {workload.weight_dtype}, cache {workload.cache_dtype}"
     return text if workload.prefill_chunk is None else f"{text}, chunk {workload.prefill_chunk}"
 
 
-def _interval(step: TimeEstimate | None) -> str:
-    if step is None:
-        return "?"
-    value = format_seconds(step.value_s)
-    if step.low_s is None or step.high_s is None:
-        return value
-    return f"{value} ({format_seconds(step.low_s)} to {format_seconds(step.high_s)})"
-
-
-def _memory(choice: Choice) -> str:
-    memory = choice.memory
-    known = memory.known_bytes
-    total = known if memory.total_bytes is None else memory.total_bytes
-    least = "at least " if memory.total_bytes is None else ""
-    states = {
-        FitState.YES: "fits",
-        FitState.NO: "does not fit",
-        FitState.CLOSE: "close to the limit",
-        FitState.UNKNOWN: "temporaries unknown",
-    }
-    fits = states[memory.fit]
-    return f"memory {least}{format_gib(total)} of {format_gib(memory.hbm_bytes)} a device: {fits}"
+def _interval(figure: Figure) -> str:
+    return figure.text if figure.low is None else f"{figure.text} ({figure.range_text})"
 
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
@@ -149,8 +173,7 @@ def _others(result: PlanSearch) -> Iterator[str]:
     wide, winner = result.unquantized, result.winner
     if wide is not None and winner is not None and wide.experiment != winner.experiment:
         rate = f"{wide.tokens_per_s_per_chip:,.0f} tokens/s/chip"
-        times = f"TTFT {format_seconds(wide.ttft_s)}, TPOT {format_seconds(wide.tpot_s)}"
-        yield from wrapped(f"without quantization: {_name(wide)}: {times}, {rate}")
+        yield from wrapped(f"without quantization: {choice_name(wide)}: {_latencies(wide)}, {rate}")
     if result.apart is not None:
         yield from _apart(result.apart)
 
@@ -169,19 +192,43 @@ def verified_lines(verified: Sequence[VerifiedChoice]) -> Iterator[str]:
             f"{one.tokens_per_s_per_chip or 0:>11,.0f} {fits}"
         )
         yield from wrapped(f"{one.missed}; {one.folder}", indent=2)
+        for miss in one.misses:
+            yield from wrapped(miss_sentence(miss), indent=4)
         for sentence in (one.why or {}).values():
             yield from wrapped(sentence, indent=2)
+
+
+def miss_sentence(miss: TimeAgreement) -> str:
+    """`decode: compiled 15.1 ms, predicted 12.9 ms: +1.4 ms matmuls, +0.6 ms exposed tp communication`."""
+    seconds = f"compiled {format_seconds(miss.right.value_s)}, predicted {format_seconds(miss.left.value_s)}"
+    causes = [c for c in miss.changes if abs(c.change_s) >= MIN_MISS_FRAC * miss.left.value_s]
+    largest = sorted(causes, key=lambda change: -abs(change.change_s))[:MAX_CAUSES]
+    named = ", ".join(f"{signed_seconds(c.change_s)} {c.share}" for c in largest)
+    within = "" if miss.is_within else "; the intervals do not overlap"
+    return f"{miss.phase}: {seconds}{': ' if named else ''}{named}{within}"
 
 
 def _apart(apart: Apart) -> Iterator[str]:
     rate = f"{apart.prompts_per_s_per_chip:.3g} prompts/s/chip"
     yield from wrapped(
-        f"prefill apart: {_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
+        f"prefill apart: {choice_name(apart.prefill)}: TTFT {format_seconds(apart.prefill.ttft_s)}, {rate}"
     )
     rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} tokens/s/chip"
     yield from wrapped(
-        f"decode apart: {_name(apart.decode)}: TPOT {format_seconds(apart.decode.tpot_s)}, {rate}; "
+        f"decode apart: {choice_name(apart.decode)}: TPOT {format_seconds(apart.decode.tpot_s)}, {rate}; "
         f"leaves out the move of {format_bytes(apart.kv_bytes)} of cache a prompt"
+    )
+
+
+def search_notes(result: PlanSearch) -> Iterator[str]:
+    """What the figures assume."""
+    if result.is_extrapolated:
+        yield "times are extrapolated beyond measured collectives"
+    if result.objective.source is not None:
+        yield f"limits: {result.objective.source}"
+    yield (
+        "tokens/s/chip: output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
+        f"the whole batch. Placement: device ids in mesh order. Assumes {ASSUMPTION}."
     )
 
 
@@ -193,14 +240,8 @@ def _notes(result: PlanSearch) -> Iterator[str]:
     )
     for reason, n in result.n_refused.items():
         yield from wrapped(f"refused: {counted(n, 'plan')}, as {reason}")
-    if result.is_extrapolated:
-        yield from wrapped("times are extrapolated beyond measured collectives")
-    if result.objective.source is not None:
-        yield from wrapped(f"limits: {result.objective.source}")
-    yield from wrapped(
-        "tokens/s/chip: output tokens of a batch over its prefill and all decode steps. TTFT: prefill of "
-        f"the whole batch. Placement: device ids in mesh order. Assumes {ASSUMPTION}."
-    )
+    for text in search_notes(result):
+        yield from wrapped(text)
 
 
 def _launch_lines(choice: Choice) -> Iterator[str]:
@@ -246,6 +287,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "front": [_choice_document(choice) for choice in result.front],
         "best": [_choice_document(choice) for choice in result.best],
         "closest": None if result.closest is None else _choice_document(result.closest),
+        "fastest": [_choice_document(choice) for choice in result.fastest],
         "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
         "apart": None if result.apart is None else _apart_document(result.apart),
         "space": {
@@ -291,6 +333,21 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
         "run": verified.folder,
         **{name: getattr(verified, name) for name in figures},
         "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
+        "misses": [_miss_document(miss) for miss in verified.misses],
+    }
+
+
+def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
+    """The step of a phase by prediction and compiler, and seconds by cause and by part of the model."""
+    return {
+        "phase": miss.phase.value,
+        "predicted_s": miss.left.value_s,
+        "compiled_s": miss.right.value_s,
+        "is_within_intervals": miss.is_within,
+        **{
+            name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in changes}
+            for name, changes in (("causes", miss.activities), ("parts", miss.parts))
+        },
     }
 
 

@@ -6,7 +6,8 @@ from itertools import chain
 from meshscope.analysis.metric_inputs import MetricInputs
 from meshscope.analysis.roofline import BETWEEN_PARTS
 from meshscope.events.enums import Phase
-from meshscope.views.charts.cost import COMPUTE, CostBar
+from meshscope.events.step_time import StepTime
+from meshscope.views.charts.cost import COMPUTE, CostBar, segments_of
 
 WHOLE = "step"  # of a step whose parts are unknown
 
@@ -27,6 +28,13 @@ def _breakdown(inputs: MetricInputs, bar: CostBar) -> Iterator[tuple[str, float]
     yield from ((part.part or BETWEEN_PARTS, part.compute_s) for part in parts)
     rest = (segment for segment in bar.segments if not (parts and segment[0] == COMPUTE))
     yield from rest if bar.segments else [(WHOLE, bar.step_s)]
+
+
+def time_breakdown(time: StepTime) -> Breakdown:
+    """A modeled step: compute by part, exposed communication by axis, and waiting."""
+    parts = ((part.part or BETWEEN_PARTS, part.compute_s) for part in time.parts if part.compute_s)
+    waits = (segment for segment in segments_of(time) if segment[0] != COMPUTE)
+    return dict(chain(parts, waits))
 
 
 def request_breakdown(steps: Mapping[Phase, Breakdown], n_decode_steps: int) -> Breakdown:

@@ -122,9 +122,10 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advices:
-    """What to try next."""
+    """Changes or commands to try."""
 
     block: ClassVar[str] = "advices"
+    title: str = "Try next"
     advices: tuple[Advice, ...]
 
 

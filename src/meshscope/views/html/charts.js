@@ -14,7 +14,7 @@
     ["between parts", "c-between"], ["stage", "c-stages"], ["no breakdown", "c-idle"],
   ]);
   const MAX_CHANGES = 9;  // named rows of a waterfall
-  const ZOOMED = ["timeline", "matrix", "torus", "roofline"];  // kinds with buttons to zoom
+  const ZOOMED = ["timeline", "matrix", "torus", "roofline", "front"];  // kinds with buttons to zoom
   const axes = [];
   // The CSS class of a name. A name keeps its class in every chart of the page.
   function classOf(name) {
@@ -74,6 +74,16 @@
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
     const ticks = [];
     for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) ticks.push(t);
+    return ticks;
+  }
+
+  // Ticks at 1, 2 and 5 times powers of ten; more of them on a short scale.
+  function logTicks(low, high) {
+    const steps = high / low > 4 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9];
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += 1) {
+      ticks.push(...steps.map((step) => Number((step * 10 ** power).toPrecision(6))).filter((t) => t >= low && t <= high));
+    }
     return ticks;
   }
 
@@ -267,6 +277,22 @@
       const half = attributes["text-anchor"] === "middle" ? textWidth(text) / 2 : 0;
       const inside = half ? Math.max(half, Math.min(x, this.width - half)) : x;
       return make("text", { x: inside, y, ...attributes }, this.svg, text);
+    }
+
+    // Labels [text, x, y] go to the first free position around their mark; one without room is only in the tooltip.
+    labels(marks, field) {
+      const taken = marks.map(([, x, y]) => boxAt(x - 8, y - 8, 16, 16));
+      const labeled = [];
+      for (const [text, x, y] of marks) {
+        const wide = textWidth(text);
+        if (labeled.some(([name, u, v]) => name === text && Math.hypot(u - x, v - y) < 30)) continue;
+        const places = [[x + 11, y - 7], [x - 11 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 9], [x + 9, y - 20], [x + 9, y + 6], [x - 9 - wide, y - 20], [x - 9 - wide, y + 6]];
+        const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => overlaps(one, other)));
+        if (!box) continue;
+        taken.push(box);
+        labeled.push([text, x, y]);
+        this.text(box.x, box.y + 11, text, { class: "value" });
+      }
     }
 
     // Draws the x axis with ticks in `unit`.
@@ -583,21 +609,60 @@
         const roofHere = Math.min(peak, intensity * hbm);
         chart.mark(node, `${part}, ${phase} (${source})\n${format(rate, "FLOP/s")}, ${percent(rate, roofHere)} of the roofline at ${three(intensity)} FLOPs/byte\n${format(seconds, "s")} of compute per step`);
       }
-      // Labels go to the first free position around their mark; a label without room is only in the tooltip.
-      const taken = points.map(([, , , intensity, rate]) => boxAt(toX(intensity) - 8, toY(rate) - 8, 16, 16));
-      const field = boxAt(chart.left, top, chart.right - chart.left, bottom - top);
-      const labeled = [];
-      for (const [, , part, intensity, rate] of points) {
-        const [x, y, wide] = [toX(intensity), toY(rate), textWidth(part)];
-        if (labeled.some(([name, u, v]) => name === part && Math.hypot(u - x, v - y) < 30)) continue;
-        const places = [[x + 11, y - 7], [x - 11 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 9], [x + 9, y - 20], [x + 9, y + 6], [x - 9 - wide, y - 20], [x - 9 - wide, y + 6]];
-        const box = places.map(([a, b]) => boxAt(a, b, wide, 14)).find((one) => isInside(one, field) && !taken.some((other) => overlaps(one, other)));
-        if (!box) continue;
-        taken.push(box);
-        labeled.push([part, x, y]);
-        chart.text(box.x, box.y + 11, part, { class: "value" });
-      }
+      chart.labels(points.map(([, , part, intensity, rate]) => [part, toX(intensity), toY(rate)]), boxAt(chart.left, top, chart.right - chart.left, bottom - top));
       return chart.legend(phases, bottom + 58, (phase) => (phases.indexOf(phase) ? "ax1" : "c-compute"));
+    },
+
+    // Plans by two of their figures, on logarithmic scales; the limits are dashed.
+    front(chart, { best, measures, limits, points }) {
+      const [across, up] = chart.picked;
+      chart.left = 74;
+      chart.right = chart.width - 14;
+      const [top, bottom] = [14, Math.min(420, 200 + chart.width * 0.2)];
+      const field = boxAt(chart.left, top, chart.right - chart.left, bottom - top);
+      const scale = (of, from, to) => {
+        const logs = [...points.map((p) => p[2][of]), ...(limits[of] ? [limits[of]] : [])].map(Math.log);
+        const [low, high] = [Math.min(...logs), Math.max(...logs)];
+        const pad = Math.max(0.04 * (high - low), 0.02);
+        const toPlace = (v) => from + ((to - from) * (Math.log(v) - low + pad)) / (high - low + 2 * pad);
+        return { toPlace, ticks: logTicks(Math.exp(low - pad), Math.exp(high + pad)) };
+      };
+      const [x, y] = [scale(across, chart.left, chart.right), scale(up, bottom, top)];
+      let free = -Infinity;
+      for (const tick of x.ticks) {
+        const at = x.toPlace(tick);
+        make("line", { x1: at, x2: at, y1: top, y2: bottom, class: "grid" }, chart.svg);
+        const half = textWidth(format(tick, measures[across][1])) / 2 + 4;
+        if (at - half < free) continue;
+        free = at + half;
+        chart.text(at, bottom + 16, format(tick, measures[across][1]), { class: "tick", "text-anchor": "middle" });
+      }
+      for (const tick of y.ticks) {
+        make("line", { x1: chart.left, x2: chart.right, y1: y.toPlace(tick), y2: y.toPlace(tick), class: "grid" }, chart.svg);
+        chart.text(chart.left - 8, y.toPlace(tick) + 4, format(tick, measures[up][1]), { class: "tick", "text-anchor": "end" });
+      }
+      chart.text((chart.left + chart.right) / 2, bottom + 36, `across: ${measures[across][0]}, up: ${measures[up][0]}`, { class: "tick", "text-anchor": "middle" });
+      for (const [of, place] of [[across, x.toPlace], [up, y.toPlace]]) {
+        if (!limits[of]) continue;
+        const at = place(limits[of]);
+        const d = of === across && place === x.toPlace ? `M${at} ${top}V${bottom}` : `M${chart.left} ${at}H${chart.right}`;
+        chart.mark(make("path", { d, class: "ideal" }, chart.svg), `limit of ${measures[of][0]}: ${format(limits[of], measures[of][1])}`);
+      }
+      const groups = [...new Set(points.map((p) => p[3]))];
+      const toClass = (group) => (group === best ? "ax0" : `c-compute${group === "best of another plan" ? " hollow" : ""}`);
+      const placed = points.map(([name, , values]) => [name, x.toPlace(values[across]), y.toPlace(values[up])]);
+      // The best is drawn last, above the others.
+      for (const i of [...points.keys()].reverse()) {
+        const [, details, values, group] = points[i];
+        const [, u, v] = placed[i];
+        const node = group === best
+          ? make("path", { d: `M${u} ${v - 9}l9 9l-9 9l-9 -9z`, class: toClass(group) }, chart.svg)
+          : make("circle", { cx: u, cy: v, r: 5, class: toClass(group) }, chart.svg);
+        const figures = measures.map(([name, unit], m) => `${name} ${format(unit ? values[m] : Number(values[m].toPrecision(3)), unit)}`);
+        chart.mark(node, `${details} (${group})\n${figures.join(", ")}`);
+      }
+      chart.labels(placed, field);
+      return chart.legend(groups, bottom + 58, toClass);
     },
 
     // Step times of several runs over the number of devices.

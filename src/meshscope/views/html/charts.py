@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshscope.analysis.roofline import Roofline
+from meshscope.planner.search import Choice, PlanSearch
 from meshscope.views.charts.breakdown import Breakdown
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.serving import ServingChart
@@ -11,11 +12,14 @@ from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
 from meshscope.views.charts.traffic import Torus, TrafficMatrix
 from meshscope.views.charts.volume import SizeCount
 from meshscope.views.plain import short
+from meshscope.views.plan import choice_name
 
 # Lane, start, duration, label, name that decides the color, and (times, period) of its loops.
 LaneSpan = tuple[str, float, float, str, str, Sequence[tuple[int, float]]]
 
 MAX_NAME = 80  # characters of a name in a chart
+WINNER, ON_FRONT, OTHER_PLANS = "winner", "Pareto front", "best of another plan"
+CLOSEST, FASTEST = "closest", "least latency"
 MAX_CHIPS = 1024  # of a torus chart
 
 
@@ -56,6 +60,35 @@ def waterfall_data(
         "spans": [
             [{_name(part): seconds for part, seconds in of_run.items()} for of_run in breakdowns]
             for breakdowns in spans.values()
+        ],
+    }
+
+
+def front_data(
+    search: PlanSearch, shown: Sequence[Choice], others: Sequence[Choice]
+) -> dict[str, Any]:
+    """Choices as points (plan, details, TTFT, TPOT, tokens/s/chip, group), the best first."""
+    objective = search.objective
+    measures = ["TTFT", "TPOT", "tokens/s per chip"]
+    names = (WINNER, ON_FRONT) if search.front else (CLOSEST, FASTEST)
+    groups = [(names[0], shown[:1]), (names[1], shown[1:]), (OTHER_PLANS, others)]
+    return {
+        "measures": [[name, unit] for name, unit in zip(measures, ("s", "s", ""), strict=True)],
+        "best": names[0],
+        "limits": [objective.ttft_s, objective.tpot_s, None],
+        "selects": [
+            {"label": "across", "options": measures, "at": 0},
+            {"label": "up", "options": measures, "at": 2},
+        ],
+        "points": [
+            [
+                _name(choice.experiment.plan),
+                _name(choice_name(choice)),
+                [choice.ttft_s, choice.tpot_s, choice.tokens_per_s_per_chip],
+                group,
+            ]
+            for group, choices in groups
+            for choice in choices
         ],
     }
 

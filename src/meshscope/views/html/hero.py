@@ -6,7 +6,7 @@ from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import step_totals
 from meshscope.planner.suggestions import Suggestion
-from meshscope.spec.plan.memory import TempBasis
+from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.answer import Fit, FitState, SourceAnswer
 from meshscope.views.html.blocks import (
@@ -63,7 +63,7 @@ def hero_blocks(run: PageRun) -> Iterator[Block]:
         yield from (Paragraph(text=text, class_name="say") for text in _bytes_sentences(run))
     yield from _fit_bars(run)
     yield from _agreements(run)
-    why = tuple((phase.value, _sentence(text)) for phase, text in run.answer.why.items())
+    why = tuple((phase.value, sentence(text)) for phase, text in run.answer.why.items())
     if why:
         yield DescriptionList(pairs=why)
     yield from advices(run)
@@ -74,9 +74,9 @@ def _trace_blocks(run: PageRun) -> Iterator[Block]:
     measured = run.run.measured
     assert measured is not None
     assert measured.trace is not None
-    yield Paragraph(text=_sentence(capture_sentence(measured.trace)), class_name="say")
+    yield Paragraph(text=sentence(capture_sentence(measured.trace)), class_name="say")
     for finding in measured.findings:
-        yield Paragraph(text=_sentence(finding), class_name="banner")
+        yield Paragraph(text=sentence(finding), class_name="banner")
     for number, table in enumerate(trace_tables(run.run)):
         yield page_table(run.html_id(f"trace{number}"), table)
 
@@ -95,12 +95,12 @@ def warnings(run: PageRun) -> Iterator[tuple[str, str]]:
     for agreement in run.answer.agreements:
         if agreement.agreement is not Agreement.EQUAL:
             style = "banner" if agreement.agreement is Agreement.SAME_MEANING else "banner bad"
-            yield _sentence(agreement.collectives), style
+            yield sentence(agreement.collectives), style
         if agreement.is_time_within is False:
             sentences = (text for text in agreement.time_sentences if "within" not in text)
-            yield " ".join(map(_sentence, sentences)), "banner bad"
+            yield " ".join(map(sentence, sentences)), "banner bad"
     if run.costs and runs_on_cpu(run.run):
-        yield _sentence(SHARED_CORES), "banner"
+        yield sentence(SHARED_CORES), "banner"
 
 
 def _agreements(run: PageRun) -> Iterator[Paragraph]:
@@ -108,11 +108,12 @@ def _agreements(run: PageRun) -> Iterator[Paragraph]:
     for agreement in run.answer.agreements:
         if agreement.agreement is Agreement.EQUAL and agreement.is_time_within is not False:
             times = (f"times of {text}" for text in agreement.time_sentences)
-            text = _sentence("; ".join([agreement.collectives, *times]))
+            text = sentence("; ".join([agreement.collectives, *times]))
             yield Paragraph(text=text, class_name="verdict is-equal")
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """The text as a sentence: with a capital letter and a full stop."""
     whole = short(text, MAX_SENTENCE)
     return f"{whole[:1].upper()}{whole[1:].removesuffix('.')}."
 
@@ -155,15 +156,20 @@ def _fit_bars(run: PageRun) -> Iterator[FitBar]:
     for fit, memory in known[-1:]:
         rooms = () if fit.state is FitState.NO else (_room(other) for other, _ in known)
         room = next(filter(None, rooms), "")
-        segments = memory_segments(memory)
-        widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
-        yield FitBar(
-            text=f"{FIT_HEADS[fit.state]}: {fit.text.partition(': ')[2]}{' of HBM' if memory.hbm_bytes else ''}",
-            class_name=FIT_CLASSES.get(fit.state, ""),
-            segments=tuple(_segments(segments, widest)),
-            limit=None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
-            note=" ".join(filter(None, (_reason(fit), room))),
-        )
+        yield fit_bar(fit, memory, room=room)
+
+
+def fit_bar(fit: Fit, memory: Memory, *, room: str = "") -> FitBar:
+    """The memory of one device; `room` says how much more fits."""
+    segments = memory_segments(memory)
+    widest = max(sum(n for _, n in segments), memory.hbm_bytes or 0, 1)
+    return FitBar(
+        text=f"{FIT_HEADS[fit.state]}: {fit.text.partition(': ')[2]}{' of HBM' if memory.hbm_bytes else ''}",
+        class_name=FIT_CLASSES.get(fit.state, ""),
+        segments=tuple(_segments(segments, widest)),
+        limit=None if memory.hbm_bytes is None else 100 * memory.hbm_bytes / widest,
+        note=" ".join(filter(None, (_reason(fit), room))),
+    )
 
 
 def _segments(parts: Iterable[tuple[str, float]], widest: float) -> Iterator[BarSegment]:
@@ -182,7 +188,7 @@ def _segments(parts: Iterable[tuple[str, float]], widest: float) -> Iterator[Bar
 
 def _reason(fit: Fit) -> str:
     if fit.reason is not None:
-        return _sentence(fit.reason)
+        return sentence(fit.reason)
     return ESTIMATED if fit.known.basis == TempBasis.ESTIMATE else ""
 
 
@@ -199,7 +205,7 @@ def advices(run: PageRun) -> Iterator[Advices]:
         Advice(
             change=short(s.change),
             gain=joined(list(_gains(run, s))),
-            reason=_sentence(s.reason) if s.reason else "",
+            reason=sentence(s.reason) if s.reason else "",
             command=short(s.command, 2000),
         )
         for s in run.answer.suggestions

@@ -53,28 +53,34 @@ def page_html(runs: Sequence[RunRecord]) -> str:
     """The report of one run, or of several runs ranked and compared."""
     shown_runs = page_runs(runs)
     groups = rankings(shown_runs)
-    comparison = tuple(comparison_blocks(groups)) if len(runs) > 1 else ()
     ordered = [run for ranking in groups for run in ranking.runs]
     pages = [_run_page(run) for run in ordered[:MAX_PAGES]]
-    blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
-    title = headline(groups) if len(runs) > 1 else pages[0].title
-    return _rendered(title, comparison, pages, blocks, n_hidden=len(ordered) - len(pages))
+    if len(runs) == 1:
+        return _rendered(pages[0].title, lead=pages[0].request, pages=pages)
+    n_hidden = len(ordered) - len(pages)
+    return _rendered(
+        headline(groups),
+        comparison=tuple(comparison_blocks(groups)),
+        pages=pages,
+        n_hidden=n_hidden,
+    )
 
 
-def blocks_html(title: str, blocks: Sequence[Block]) -> str:
+def blocks_html(title: str, blocks: Sequence[Block], *, lead: str = "") -> str:
     """A page of these blocks, for results that are no runs."""
-    return _rendered(short(title, MAX_TITLE), blocks, [], [*flattened(blocks)], n_hidden=0)
+    return _rendered(short(title, MAX_TITLE), lead=lead, comparison=blocks)
 
 
 def _rendered(
     title: str,
-    comparison: Sequence[Block],
-    pages: Sequence[_RunPage],
-    blocks: Sequence[Block],
     *,
-    n_hidden: int,
+    lead: str = "",
+    comparison: Sequence[Block] = (),
+    pages: Sequence[_RunPage] = (),
+    n_hidden: int = 0,
 ) -> str:
-    """The file: blocks over all runs, a page for each run, and the charts of all `blocks`."""
+    """One HTML file."""
+    blocks = [*flattened(comparison), *(block for page in pages for block in page.blocks)]
     style, script = _text(STYLE), _text(SCRIPT)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -83,6 +89,7 @@ def _rendered(
         title=f"meshscope: {title}",
         version=__version__,
         headline=title,
+        lead=lead,
         comparison=comparison,
         pages=pages,
         n_hidden=n_hidden,

@@ -1,0 +1,86 @@
+"""`meshscope plan`: options of the search, its page, and options without effect."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Meshscope = Callable[..., Outcome]
+SMALL = ("plan", "Qwen/Qwen3-4B", "--topology", "v6e-4", "--batch", "8")
+
+
+def test_the_page_and_the_picture_are_written_beside_the_answer(
+    meshscope: Meshscope, tmp_path: Path
+) -> None:
+    files = [tmp_path / "plan.html", tmp_path / "front.png"]
+    words = ("--report", str(files[0]), "--plot", str(files[1]))
+    answer = meshscope(*SMALL, *words)
+    assert "best for output tokens/s/chip" in answer.out
+    assert all(path.stat().st_size > 1000 for path in files)
+    before = files[0].read_bytes()
+    refused = meshscope(*SMALL, *words)
+    assert refused.status == 1
+    assert "--force" in refused.err
+    assert files[0].read_bytes() == before
+    meshscope(*SMALL, *words, "--force")
+
+
+def test_fewer_layers_take_less_time(meshscope: Meshscope) -> None:
+    whole, half = (
+        json.loads(meshscope(*SMALL, *words, "--json").out)["winner"]
+        for words in ((), ("--layers", "18"))
+    )
+    assert half["tpot_s"] < 0.7 * whole["tpot_s"]
+    refused = meshscope(*SMALL, "--layers", "99")
+    assert refused.status == 1
+    assert "Use 1 to 36" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("chunk", "expected"), [("off", {None}), ("2048", {2048}), ("auto", {None, 2048, 8192})]
+)
+def test_prefill_chunk_chooses_the_chunks_to_try(
+    meshscope: Meshscope, chunk: str, expected: set[int | None]
+) -> None:
+    document = json.loads(meshscope(*SMALL, "--prefill-chunk", chunk, "--json").out)
+    assert {choice["prefill_chunk"] for choice in document["front"]} <= expected
+    plans = {choice["plan"] for choice in document["best"]}
+    assert any("pp=" in plan for plan in plans) is (chunk != "2048")
+
+
+def test_plans_without_the_chunk_are_counted_with_the_reason(meshscope: Meshscope) -> None:
+    document = json.loads(meshscope(*SMALL, "--prefill-chunk", "2048", "--json").out)
+    assert document["space"]["n_refused"]["prefill cannot run in chunks of this size"] > 0
+
+
+def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope: Meshscope) -> None:
+    document = json.loads(meshscope(*SMALL, "--dtype", "f32", "--json").out)
+    choices = [*document["front"], document["unquantized"]]
+    assert {choice["weight_dtype"] for choice in choices} == {"f32", "s8"}
+    assert document["unquantized"]["cache_dtype"] == "f32"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("--force",), "--report or --plot"),
+        (("--fit", "--report", "x.html"), "omit --slo"),
+        (("--fit", "--prefill-chunk", "off"), "omit --slo"),
+        (("--out", "x"), "--verify"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    meshscope: Meshscope, words: tuple[str, ...], remedy: str
+) -> None:
+    refused = meshscope(*SMALL, *words)
+    assert refused.status == 2
+    assert remedy in refused.err
