@@ -12,6 +12,7 @@ from pathlib import Path
 from meshscope.exporters.protobuf import number, span
 
 N_KINDS = 3_000  # different ops of one program
+N_BETWEEN = 16  # kinds for each kind of collective
 N_CPU_DEVICES = 8
 
 Value = int | float | str
@@ -54,23 +55,39 @@ def names(field: int, entries: dict[int, str]) -> bytes:
 
 
 def tpu_plane(ordinal: int, n_events: int, seed: random.Random) -> bytes:
-    """A chip; its events have the two stats of TPU op events."""
-    shape = "bf16[8,1024,5120]{2,1,0:T(8,128)(2,1)}"
-    kinds = {
-        index: f"%fusion.{index} = {shape} fusion({shape} %param.{index}), kind=kLoop, calls=%f.{index}"
-        for index in range(1, N_KINDS)
-    }
+    """A chip that runs one program; its events have the two stats of TPU op events."""
+    kinds = {index: _hlo_line(index) for index in range(1, N_KINDS)}
+    kinds[N_KINDS] = "jit_decode(77)"
     events: list[bytes] = []
-    offset_ps = 10**12
+    first_ps = offset_ps = 10**12
     for _ in range(n_events):
         dur_ps = seed.randrange(10**5, 10**7)
         stats = (span(4, stat(1, offset_ps)), span(4, stat(2, dur_ps)))
         events.append(event(seed.randrange(1, N_KINDS), offset_ps, dur_ps, stats))
         offset_ps += dur_ps
     line = message(number(1, 3), span(2, "XLA Ops"), *events)
-    stat_names = {1: "device_offset_ps", 2: "device_duration_ps"}
-    parts = span(2, f"/device:TPU:{ordinal}"), span(3, line)
-    return span(1, message(*parts, names(4, kinds), names(5, stat_names)))
+    run = event(N_KINDS, first_ps, offset_ps - first_ps, (span(4, stat(3, 1)),))
+    modules = message(number(1, 2), span(2, "XLA Modules"), run)
+    stat_names = {1: "device_offset_ps", 2: "device_duration_ps", 3: "run_id", 4: "program_id"}
+    stat_names |= {5: "hlo_category", 6: "fusion", 7: "all-reduce"}
+    parts = span(2, f"/device:TPU:{ordinal}"), span(3, modules), span(3, line)
+    return span(1, message(*parts, *map(_kind, kinds.items()), names(5, stat_names)))
+
+
+def _hlo_line(index: int) -> str:
+    """The name of an event; one in sixteen is a collective."""
+    shape = "bf16[8,1024,5120]{2,1,0:T(8,128)(2,1)}"
+    if index % N_BETWEEN:
+        return f"%fusion.{index} = {shape} fusion({shape} %param.{index}), kind=kLoop, calls=%f.{index}"
+    return f"%all-reduce.{index} = {shape} all-reduce({shape} %p), replica_groups=[8,4]<=[32]"
+
+
+def _kind(entry: tuple[int, str]) -> bytes:
+    """The metadata of a kind of events, with the stats that all of them share."""
+    ident, name = entry
+    stats = (stat(4, 77), stat(5, 6 if ident % N_BETWEEN else 7, is_ref=True))
+    text = span(2, message(number(1, ident), span(2, name), *(span(5, s) for s in stats)))
+    return span(4, message(number(1, ident), text))
 
 
 def cpu_plane(n_events: int, seed: random.Random) -> bytes:

@@ -64,12 +64,6 @@ def test_a_done_names_the_start_that_it_waits_for() -> None:
         ("while.12", "while", None),
         ("divide_multiply_fusion.3", None, None),
         ("wrapped_reduce-scatter", None, None),
-        (
-            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-            None,
-            Kind.ALL_REDUCE,
-        ),
-        ("ncclDevKernel_SendRecv(x)", None, Kind.PERMUTE),
     ],
 )
 def test_a_bare_name_identifies_collectives_and_containers(

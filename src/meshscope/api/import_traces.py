@@ -1,5 +1,6 @@
 """Imports traces that other tools recorded: measured rows, times and the quality of the capture."""
 
+import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,30 +10,27 @@ from meshscope.api.predicted_steps import predicted_steps
 from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import option_words
 from meshscope.api.run import Run
+from meshscope.backends.trace_files import read_traces
 from meshscope.errors import MeshscopeError, SpecError, TraceError
+from meshscope.events.collective import Groups
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
 from meshscope.exporters.card_reading import WorkloadCard, is_card, read_card
-from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.session import profile_of, read_profile
 from meshscope.readers.traces.attribution import TraceRows, attributed
-from meshscope.readers.traces.chrome import read_chrome
 from meshscope.readers.traces.folder import trace_folder
-from meshscope.readers.traces.from_profile import trace_of_profile
-from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.merge import MergedTrace, merged
-from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.served import read_served
 from meshscope.readers.traces.sniff import format_of
-from meshscope.readers.traces.trace import Trace, TraceFormat
+from meshscope.readers.traces.trace import TraceFormat
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Model
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.store.folder import new_folder
-from meshscope.store.folder_names import default_folder
+from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import RunRecord
+from meshscope.store.write import HLO
 
 Files = list[tuple[Path, TraceFormat]]
 
@@ -45,6 +43,10 @@ class _Layout:
     topology: Topology | None
     model: Model | None
     findings: tuple[str, ...] = ()
+
+    def crosses_slices(self, groups: Groups) -> bool | None:
+        """Whether a group spans slices; None on a single slice, or if the slices are unknown."""
+        return None if self.topology is None else self.topology.crosses_slices(groups)
 
 
 def are_traces(paths: Sequence[Path]) -> bool:
@@ -76,9 +78,13 @@ def import_traces(  # noqa: PLR0913  the options of the command
     read = None if card_path is None else read_card(card_path)
     layout = _layout(read, topology=topology, plan=plan, model=model)
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
-    trace = merged(list(_traces(files)))
+    trace = merged(read_traces(files))
     _check_size(layout, trace)
-    rows = attributed(trace, None if layout.plan is None else layout.plan.mesh)
+    rows = attributed(
+        trace,
+        None if layout.plan is None else layout.plan.mesh,
+        crosses_slices=layout.crosses_slices,
+    )
     predicted, notes = _predicted(layout, rows)
     measured = _measured(trace, rows, benchmarks, (*findings, *layout.findings, *notes))
     words = option_words({"topology": topology, "plan": plan, "card": card, "out": out})
@@ -97,8 +103,18 @@ def import_traces(  # noqa: PLR0913  the options of the command
     )
     path = out or _default_folder(paths[0], layout)
     with new_folder(path, force=force) as partial:
+        _write_programs(trace.programs, partial)
         write_record(record, partial)
     return Run(record=replace(record, path=path))
+
+
+def _write_programs(programs: Mapping[str, str], folder: Path) -> None:
+    """Keeps the HLO of the trace, which `import` reads, too."""
+    if programs:
+        (folder / HLO).mkdir()
+    for name, text in programs.items():
+        with gzip.open(folder / HLO / f"{safe_name(name)}.hlo.txt.gz", "wt", 1) as file:
+            file.write(text)
 
 
 _BENCHMARK = TraceFormat.SERVING_BENCHMARK
@@ -127,32 +143,6 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
             f"{files[0][0]}: a serving benchmark has no operations. Give the trace of a server, too."
         )
     return files, cards, findings
-
-
-def _traces(files: Files) -> Iterable[Trace]:
-    """One trace for each file of a process, and one for the hosts of a TPU profile together."""
-    for path, kind in files:
-        if kind is TraceFormat.KINETO:
-            yield read_kineto(path)
-        elif kind is TraceFormat.NSYS:
-            yield read_nsys(path)
-    xplanes = [path for path, kind in files if kind is TraceFormat.XPLANE]
-    if xplanes:
-        profile = read_profile(*xplanes)
-        n_events = sum(len(plane.events) for space in profile.spaces for plane in space.planes)
-        faults = [fault.message for fault in capture_faults(profile, profile.ops)]
-        yield trace_of_profile(profile, TraceFormat.XPLANE, n_events=n_events, findings=faults)
-    exported = [read_chrome(path) for path, kind in files if kind is TraceFormat.CHROME_TPU]
-    if exported:
-        profile = profile_of([one.space for one in exported])
-        faults = [fault.message for fault in capture_faults(profile, profile.ops)]
-        left_out = [finding for one in exported for finding in one.findings]
-        yield trace_of_profile(
-            profile,
-            TraceFormat.CHROME_TPU,
-            n_events=sum(one.n_events for one in exported),
-            findings=[*left_out, *faults],
-        )
 
 
 def _layout(
@@ -241,6 +231,7 @@ def _measured(
             n_devices=trace.n_devices,
             window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
             steps=read.steps,
+            programs=read.programs,
             benchmarks=tuple(benchmarks),
         ),
     )

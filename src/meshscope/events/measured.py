@@ -112,6 +112,21 @@ class StepClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """A program in a trace that holds its HLO: its collectives as compiled and as recorded.
+
+    `n_as_compiled` of the `n_collectives` instructions executed as often as the HLO says, and
+    `n_missing` were not recorded at all.
+    """
+
+    name: str
+    n_runs: int  # on one device
+    n_collectives: int
+    n_as_compiled: int
+    n_missing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedTime:
     """One latency of a serving benchmark over its requests; None for what its file lacks."""
 
@@ -145,6 +160,7 @@ class TraceFacts:
     n_devices: int  # of the session
     window_s: float
     steps: tuple[StepClass, ...] = ()
+    programs: tuple[ProgramFacts, ...] = ()
     benchmarks: tuple[ServedBenchmark, ...] = ()
 
 

@@ -7,7 +7,13 @@ from rich.text import Text
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
-from meshscope.events.measured import Measured, ServedBenchmark, StepLabel, TraceFacts
+from meshscope.events.measured import (
+    Measured,
+    ProgramFacts,
+    ServedBenchmark,
+    StepLabel,
+    TraceFacts,
+)
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.collectives import UNITS
@@ -77,11 +83,16 @@ def trace_tables(run: RunRecord, *, max_rows: int | None = None) -> Iterator[Vie
     measured, facts = _facts(run)
     if facts.steps:
         yield steps_view(measured, facts)
+    if facts.programs:
+        yield programs_view(facts.programs)
     rows = run.rows_of(Source.MEASURED)
+    n_steps = {step.label: step.n_steps for step in facts.steps}
     for label in StepLabel:
         of_label = [row for row in rows if StepLabel.of_row(row.phase, row.axis_reason) is label]
         if of_label:
-            yield collectives_view(label, of_label, max_rows=max_rows)
+            yield collectives_view(
+                label, of_label, n_steps=n_steps.get(label, 1), max_rows=max_rows
+            )
             predicted = [row for row in run.rows_of(Source.PREDICTED) if row.phase is label.phase]
             if predicted and label.phase is not None:
                 yield predicted_view(label, of_label, predicted)
@@ -126,16 +137,45 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
     )
 
 
+def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
+    """The programs whose HLO is in the trace: their collectives as compiled and as recorded."""
+    modules = [p.name.partition("(")[0] for p in programs]
+    names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
+    return ViewTable(
+        title="programs, by the HLO in the trace",
+        columns=(
+            text_column("", key="program"),
+            figure_column("runs"),
+            figure_column("collectives\ncompiled"),
+            figure_column("recorded\nas compiled"),
+            figure_column("with another\ncount"),
+            figure_column("not\nrecorded"),
+        ),
+        rows=tuple(
+            (
+                plain(name),
+                p.n_runs,
+                p.n_collectives,
+                p.n_as_compiled,
+                p.n_collectives - p.n_as_compiled - p.n_missing,
+                p.n_missing,
+            )
+            for name, p in zip(names, programs, strict=True)
+        ),
+    )
+
+
 def collectives_view(
-    label: StepLabel, rows: Sequence[Collective], *, max_rows: int | None = None
+    label: StepLabel, rows: Sequence[Collective], *, n_steps: int, max_rows: int | None = None
 ) -> ViewTable:
-    """The collectives of a class of steps, those that take most time first."""
-    ordered = sorted(rows, key=lambda row: -(row.dur_s or 0.0) * row.count)
+    """The collectives of a class of `n_steps` steps, those that take most time first."""
+    ordered = sorted(rows, key=lambda row: -(row.dur_s or 0.0) * row.count * row.n_steps)
     shown = ordered[:max_rows]
     n_hidden = len(ordered) - len(shown)
-    n = sum(row.count for row in rows)
-    n_unsized = sum(row.count for row in rows if row.payload_bytes is None)
-    known = sum(float(row.wire_bytes) * row.count for row in rows if row.wire_bytes is not None)
+    counts = {id(row): row.count * row.n_steps / n_steps for row in rows}
+    n = round(sum(counts.values()))
+    n_unsized = round(sum(counts[id(row)] for row in rows if row.payload_bytes is None))
+    known = sum(float(row.wire_bytes or 0) * counts[id(row)] for row in rows)
     sent = f"{format_bytes(known)} sent"
     if n_unsized:
         sent = "bytes unknown" if n_unsized == n else f"{sent}, and {n_unsized:,} of unknown bytes"
@@ -154,7 +194,7 @@ def collectives_view(
             figure_column("exposed", Unit.SECONDS),
             figure_column("busbw", Unit.BYTES_PER_S),
         ),
-        rows=tuple(_cells(row) for row in shown),
+        rows=tuple(_cells(row, counts[id(row)]) for row in shown),
         notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
     )
 
@@ -207,14 +247,14 @@ def axis_reason(row: Collective) -> str:
     return (row.axis_reason or "").partition("; ")[0]
 
 
-def _cells(row: Collective) -> tuple[CellValue, ...]:
+def _cells(row: Collective, count: float) -> tuple[CellValue, ...]:
     dtype = f" {row.dtype}" if row.dtype else ""
     sent, dur_s = row.wire_bytes, row.dur_s
     return (
         f"{row.kind.value}{dtype}",
         row.axis or UNKNOWN_LABEL,
         group_text(row),
-        row.count,
+        round(count) if count == round(count) else f"{count:,.1f}",
         Figure(value=row.payload_bytes, unit=Unit.BYTES),
         dur_s,
         row.exposed_s,

@@ -1,4 +1,4 @@
-"""Event names of profiles: a line of optimized HLO, an instruction name or an NCCL kernel.
+"""Event names of profiles: a line of optimized HLO, or an instruction name.
 
 A line cannot show trip counts, callers or the device mesh. Those come from the HLO module, which
 `meshscope.readers.profile.joining` reads.
@@ -31,16 +31,6 @@ _NAMED_OPCODES = frozenset({*KIND_OF, *_MOVES, *CONTAINERS})
 
 _NAME = re.compile(r"\s*(?:ROOT\s+)?%?([^\s=%(]+)\s+=(?:\s|$)")
 _SUFFIX = re.compile(r"\.\d+$|\.(?:clone|remat)[\w.]*$")
-# NCCL and RCCL name their kernels after the operation: ncclDevKernel_AllReduce_Sum_bf16_RING_LL.
-_NCCL = re.compile(r"(?i)^[nr]ccl\w*kernel_(\w+?)(?:_|\(|$)")
-_NCCL_KINDS = {
-    "allreduce": Kind.ALL_REDUCE,
-    "allgather": Kind.ALL_GATHER,
-    "reducescatter": Kind.REDUCE_SCATTER,
-    "alltoall": Kind.ALL_TO_ALL,
-    "sendrecv": Kind.PERMUTE,
-    "broadcast": Kind.BROADCAST,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +85,11 @@ def opcode_of_name(name: str) -> str | None:
 
 
 def kind_of(opcode: str | None, *, name: str) -> Kind | None:
-    """The kind of a collective, by its opcode or the name of its fusion or NCCL kernel."""
+    """The kind of a collective, by its opcode or the name of its fusion."""
     for label in (opcode, opcode_of_name(name)):
         if label and base_opcode(label) in KIND_OF:
             return KIND_OF[base_opcode(label)]
-    kernel = _NCCL.match(name)
-    return _NCCL_KINDS.get(kernel[1].lower()) if kernel else None
+    return None
 
 
 def _name_only(text: str) -> HloLine:

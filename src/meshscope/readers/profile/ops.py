@@ -16,6 +16,7 @@ from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, rea
 from meshscope.readers.profile.nesting import contains_another, innermost
 from meshscope.readers.profile.plane import Plane
 from meshscope.readers.profile.xplane import XSpace
+from meshscope.readers.traces.collectives import kernel_collective
 
 ROLES = pl.Enum(["leaf", "container", "covered", "transfer"])
 EVENTS_SCHEMA: dict[str, Any] = {
@@ -50,6 +51,7 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "groups": pl.List(pl.List(pl.Int32)),
     "text": pl.String,  # name of the event: on TPUs the whole HLO line
 }
+COPY_KERNEL = "(?i)^mem(?:cpy|set)|copyBuffer|fillBuffer"  # of CUDA and ROCm
 UNIX_NS = 10**17  # a later timestamp is Unix time, an earlier one counts from the profile start
 PS = 1e-12
 
@@ -245,7 +247,20 @@ def _gpu_ops(plane: Plane, device: int) -> Ops:
         "start_ps",
         "dur_ps",
     )
-    return _with_roles(device_events, _instructions_of_stats(firsts), pl.lit(value=False))
+    return _with_roles(device_events, _kernels(firsts), pl.lit(value=False))
+
+
+def _kernels(firsts: pl.DataFrame) -> pl.DataFrame:
+    """Kernels as instructions; a copy for a collective is no execution of the collective."""
+    kernels = [kernel_collective(text) for text in firsts["text"]]
+    op = pl.when(~pl.col("text").str.contains(COPY_KERNEL)).then("hlo_op")
+    instructions = _instructions_of_stats(firsts.with_columns(op.alias("hlo_op")))
+    kinds = [k.kind.value if k and k.kind else None for k in kernels]
+    dtypes = [k.dtype if k else None for k in kernels]
+    return instructions.with_columns(
+        pl.col("kind").fill_null(pl.Series(kinds, dtype=pl.String)),
+        pl.col("dtype").fill_null(pl.Series(dtypes, dtype=pl.String)),
+    )
 
 
 def _cpu_ops(plane: Plane) -> Ops:
@@ -301,10 +316,8 @@ def _codes(column: pl.Series) -> Any:
 
 def _instructions_of_stats(firsts: pl.DataFrame) -> pl.DataFrame:
     lines = [read_hlo_line(name) for name in firsts["hlo_op"].fill_null(firsts["text"])]
-    kernel_kinds = [kind_of(None, name=text) for text in firsts["text"]]
-    kernels = pl.Series([kind.value if kind else None for kind in kernel_kinds], dtype=pl.String)
     facts = firsts.select("module", "program_id", "op_name", "source_line", "text")
-    return _line_columns(lines).with_columns(pl.col("kind").fill_null(kernels), *facts)
+    return _line_columns(lines).with_columns(*facts)
 
 
 def _with_roles(events: pl.DataFrame, instructions: pl.DataFrame, is_transfer: pl.Expr) -> Ops:

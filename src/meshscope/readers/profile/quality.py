@@ -50,14 +50,16 @@ def capture_faults(
     *,
     expected: Mapping[tuple[str, str], int] | None = None,
     expected_by_device: Mapping[tuple[str, str], Mapping[int, int]] | None = None,
+    runs: pl.DataFrame | None = None,
 ) -> list[Finding]:
     """The faults of a profile; empty if its numbers can be trusted.
 
-    `ops` are the ops of the profile with the facts of the HLO. `expected` has the executions of
+    `ops` are the ops of the profile with the facts of the HLO. `runs` are their executions, if the
+    caller has them: at least those of asynchronous ops. `expected` has the executions of
     each (module, instruction) in one run of its module on one device; `expected_by_device` has
     them by device, for instructions that only some devices execute.
     """
-    runs = executions(ops)
+    runs = executions(ops) if runs is None else runs
     return [
         *_profiler_errors(profile),
         *_empty_planes(profile, ops),

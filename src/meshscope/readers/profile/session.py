@@ -152,7 +152,7 @@ def _numbered(part: Ops, host: int, positions: Mapping[tuple[int, int], int]) ->
 
 def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
     """Offsets in s from the earliest profile, by Unix time, and the method in words."""
-    starts = [_start_unix_ns(space) for space in spaces]
+    starts = [start_unix_ns(space) for space in spaces]
     if len(spaces) == 1:
         return [(0.0, "one host")]
     known = [start for start in starts if start is not None]
@@ -163,7 +163,7 @@ def _by_stamps(spaces: Sequence[XSpace]) -> list[tuple[float, str]]:
     return [((start - min(known)) * 1e-9, method) for start in known]
 
 
-def _start_unix_ns(space: XSpace) -> int | None:
+def start_unix_ns(space: XSpace) -> int | None:
     """Start of the profile in ns since 1970; None if it has no stamp."""
     if (zero := zero_ns(space)) > UNIX_NS:
         return zero

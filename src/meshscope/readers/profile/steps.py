@@ -5,6 +5,7 @@ line. Annotations and modules (`jit_prefill`, `jit_decode`) name phases.
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ STEPS_SCHEMA: dict[str, Any] = {
 }
 
 
+@lru_cache(maxsize=1 << 16)
 def phase_of(name: str) -> str | None:
     """The phase in a name: `jit_decode` -> `decode`; None if it contains none or both."""
     phases = {phase.lower() for phase in re.findall(PHASE_PATTERN, name)}

@@ -18,6 +18,8 @@ from meshscope.readers.profile.source import ProfileBytes, check_limit, read_byt
 from meshscope.readers.profile.wire import Message, WireError
 
 MAX_PLANES = 10_000
+SAMPLE_BYTES = 1 << 20  # enough of a damaged file to see what changed it
+MIN_MARKS = 8  # replaced characters that do not occur by chance
 
 _PLANE, _ERROR, _WARNING, _HOST = 1, 2, 3, 4
 
@@ -43,10 +45,25 @@ def read_xspace(path: Path, *, stats: Collection[str] | None = None) -> XSpace:
     try:
         return _xspace(path, file)
     except WireError as error:
+        position = min(error.position, len(file.data))
         raise TraceError(
-            f"{path}: damaged or truncated at byte {error.position:,} of {len(file.data):,}: {error.reason}. "
-            "Record the profile again, or copy the file again and compare its size with the original."
+            f"{path}: damaged or truncated at byte {position:,} of {len(file.data):,}: {error.reason}. "
+            f"{_remedy(bytes(file.data[:SAMPLE_BYTES]))}"
         ) from error
+
+
+def _remedy(start: bytes) -> str:
+    """What to do about a damaged file; bytes that were treated as text leave traces at its start."""
+    is_replaced = start.count(b"\xef\xbf\xbd") > MIN_MARKS
+    n_lines = start.count(b"\n")
+    if is_replaced or (n_lines > MIN_MARKS and start.count(b"\r\n") == n_lines):
+        return (
+            "Its bytes were changed as if they were text, by an editor or a transfer in text mode. "
+            "Copy the original as a binary file."
+        )
+    return (
+        "Record the profile again, or copy the file again and compare its size with the original."
+    )
 
 
 def host_of(path: Path) -> str:

@@ -15,11 +15,13 @@ import polars as pl
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase, Source, wire_factor
-from meshscope.events.measured import CollectiveTime, DeviceLoad, StepClass, StepLabel
+from meshscope.events.measured import CollectiveTime, DeviceLoad, ProgramFacts, StepClass, StepLabel
+from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.profile.nesting import Ints
 from meshscope.readers.traces.covered_time import CoveredTime
 from meshscope.readers.traces.groups import GroupAxis, RankOrder, group_axis, rank_order
 from meshscope.readers.traces.merge import MergedTrace
+from meshscope.readers.traces.programs import program_rows
 from meshscope.readers.traces.trace import Category
 from meshscope.spec.plan.mesh import Mesh
 
@@ -37,6 +39,7 @@ class TraceRows:
     """The contents of a trace for a run."""
 
     rows: tuple[Collective, ...]
+    programs: tuple[ProgramFacts, ...]
     steps: tuple[StepClass, ...]
     loads: tuple[DeviceLoad, ...]
     times: tuple[CollectiveTime, ...]
@@ -48,8 +51,13 @@ class TraceRows:
     )  # those of the merged trace with `label`, `exposed_ns`; devices as positions
 
 
-def attributed(trace: MergedTrace, mesh: Mesh | None) -> TraceRows:
-    """The rows of the trace; SpecError if it has ranks beyond the mesh."""
+def attributed(
+    trace: MergedTrace, mesh: Mesh | None, *, crosses_slices: CrossesSlices = lambda _: None
+) -> TraceRows:
+    """The rows of the trace; SpecError if it has ranks beyond the mesh.
+
+    If the trace has the HLO of its programs, they have compiled rows, too.
+    """
     order = _order(trace, mesh)
     ops = _ops_with_axes(trace.ops, mesh, order)
     events = _positioned(trace.events, order).with_columns(_labels(trace).alias("label"))
@@ -57,16 +65,22 @@ def attributed(trace: MergedTrace, mesh: Mesh | None) -> TraceRows:
     collectives = _collectives(events, ops, mesh)
     counts = _n_steps(trace)
     devices = events["device"].unique().sort().to_list()
-    rows, findings = _rows(collectives, ops, counts, _devices_of_stage(devices, mesh))
+    programs = program_rows(
+        trace.programs, _named(collectives, ops), mesh=mesh, crosses_slices=crosses_slices
+    )
+    others = collectives.filter(~pl.col("op").is_in(list(programs.ops)))
+    rows, findings = _rows(others, ops, counts, _devices_of_stage(devices, mesh))
     steps = _step_table(events, trace.steps, counts)
     return TraceRows(
-        rows=tuple(rows),
+        rows=(*programs.rows, *rows),
+        programs=programs.programs,
         steps=tuple(_step_classes(steps, counts)),
         loads=tuple(_loads(events, steps)),
         times=tuple(_times(collectives, ops)),
         n_profiled_steps={label.phase: n for label, n in counts.items() if label.phase is not None},
         findings=(
             *_order_findings(order),
+            *programs.findings,
             *findings,
             *_unnamed(events, ops),
             *_unsized(collectives),
@@ -80,6 +94,8 @@ def _order(trace: MergedTrace, mesh: Mesh | None) -> RankOrder | None:
     if mesh is None:
         return None
     known = trace.ops.filter(pl.col("group").is_not_null())
+    if known.is_empty() and trace.ops["groups"].is_not_null().any():
+        return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))  # as HLO counts
     is_pair = pl.col("kind").is_in([kind.value for kind in _PAIRS])
     groups, pairs = (
         known.filter(condition)["group"].unique(maintain_order=True).to_list()
@@ -210,6 +226,15 @@ def _devices_of_stage(devices: Sequence[int], mesh: Mesh | None) -> Mapping[int 
         stage = device // (mesh.n_devices // n_stages) if mesh is not None else 0
         counts[stage] = counts.get(stage, 0) + 1
     return counts
+
+
+def _named(collectives: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """The collectives with the names of their ops and the phases of their steps."""
+    phases = pl.Series([label.phase for label in _LABELS], dtype=pl.String)
+    return collectives.with_columns(
+        ops["name"].gather(collectives["op"]).alias("name"),
+        phases.gather(collectives["label"]).alias("phase"),
+    )
 
 
 _ROW_KEYS = ["label", "stage", "kind", "opcode", "axis", "dtype", "payload_bytes", "group_size"]

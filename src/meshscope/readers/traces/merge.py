@@ -5,7 +5,7 @@ all its devices within microseconds, so the ends of shared collectives tell the 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,7 @@ class MergedTrace:
     steps: pl.DataFrame
     n_devices: int  # that the session had, as far as the files say
     findings: tuple[str, ...]
+    programs: Mapping[str, str]  # HLO text by name
 
 
 def merged(traces: Sequence[Trace]) -> MergedTrace:
@@ -65,6 +66,7 @@ def merged(traces: Sequence[Trace]) -> MergedTrace:
             *skews,
             *_jumps(events),
         ),
+        programs={name: text for t in numbered for name, text in t.programs.items()},
     )
 
 

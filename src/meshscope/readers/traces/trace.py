@@ -1,5 +1,6 @@
 """A trace in columns: the schema that all readers of traces fill."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -86,6 +87,7 @@ class Trace:
     origin_unix_ns: int | None = None
     groups: tuple[ProcessGroup, ...] = ()
     findings: tuple[str, ...] = field(default=())
+    programs: Mapping[str, str] = field(default_factory=dict[str, str])  # HLO text by name
 
 
 def empty(schema: dict[str, Any]) -> pl.DataFrame:

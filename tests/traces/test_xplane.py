@@ -1,0 +1,240 @@
+"""XPlanes of any program, read into rows: by the HLO inside, else by the names of their events."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import meshscope
+from meshscope.backends.compile.import_hlo import ImportedProgram, read_imported
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind, Phase, Source
+from meshscope.events.measured import ProgramFacts
+from meshscope.readers.hlo.parse import parse_hlo
+from meshscope.readers.traces.attribution import TraceRows, attributed
+from meshscope.readers.traces.merge import merged
+from meshscope.readers.traces.xplane import read_xplane
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+
+from . import made_xplane as made
+from .made_xplane import made as profiles
+
+UNTIMED = {"start_s": None, "dur_s": None, "exposed_s": None, "time_basis": None}
+V6E_8 = parse_topology("v6e-8")
+
+
+def rows_of(paths: list[Path], plan: str | None = "tp=8") -> TraceRows:
+    mesh = None if plan is None else parse_plan(plan).filled(8).mesh
+    trace = merged([read_xplane(path) for path in paths])
+    return attributed(trace, mesh, crosses_slices=V6E_8.crosses_slices)
+
+
+def of_source(read: TraceRows, source: Source) -> list[Collective]:
+    return [row for row in read.rows if row.source is source]
+
+
+def untimed(rows: list[Collective]) -> list[Collective]:
+    return [replace(row, source=Source.COMPILED, **UNTIMED) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("v6e_tp8_decode_scan", "tp=8"),
+        ("v5e_dp2tp4_prefill_scan", "dp=2,tp=4"),
+        ("v6e_several", "tp=8"),
+    ],
+)
+def test_recorded_rows_equal_those_of_the_hlo_inside(name: str, plan: str, tmp_path: Path) -> None:
+    read = rows_of(made.hosts(tmp_path, name), plan)
+    measured, compiled = (untimed(of_source(read, s)) for s in (Source.MEASURED, Source.COMPILED))
+    imported = read_imported(
+        [ImportedProgram(module=parse_hlo(made.golden_text(name), name))],
+        topology=V6E_8,
+        mesh=parse_plan(plan).mesh,
+    )
+    recorded = [row for row in compiled if row.hlo_name in {m.hlo_name for m in measured}]
+    assert measured == recorded
+    n_loops = [replace(row, n_steps=1) for row in compiled]
+    assert n_loops == [replace(row, **UNTIMED) for row in imported.rows]
+    assert measured
+    assert {row.n_steps for row in measured} == {2}
+
+
+def test_hosts_that_number_their_chips_alike_stay_apart(tmp_path: Path) -> None:
+    read = rows_of(made.hosts(tmp_path, "v6e_tp8_decode_scan"))
+    assert sorted(load.device for load in read.loads) == list(range(8))
+    (program,) = read.programs
+    assert program.n_runs == 2
+    assert program.n_as_compiled == program.n_collectives > 0
+
+
+def test_lost_events_are_a_count_other_than_compiled(tmp_path: Path) -> None:
+    (program,) = rows_of(made.hosts(tmp_path, "v6e_tp8_decode_scan", lost=1)).programs
+    assert program == ProgramFacts(
+        name=program.name,
+        n_runs=2,
+        n_collectives=program.n_collectives,
+        n_as_compiled=program.n_collectives - 1,
+        n_missing=0,
+    )
+
+
+def test_times_are_means_over_devices(tmp_path: Path) -> None:
+    rows = of_source(
+        rows_of(made.hosts(tmp_path, "v5e_dp2tp4_prefill_scan"), "dp=2,tp=4"), Source.MEASURED
+    )
+    assert {(round((row.dur_s or 0) * 1e6), round((row.exposed_s or 0) * 1e6)) for row in rows} == {
+        (10, 10)
+    }
+
+
+def test_names_of_events_serve_where_the_profile_has_no_hlo(tmp_path: Path) -> None:
+    name = "v5e_dp2tp4_prefill_scan"
+    (tmp_path / "hlo").mkdir()
+    (tmp_path / "bare").mkdir()
+    with_hlo = rows_of(made.hosts(tmp_path / "hlo", name), "dp=2,tp=4")
+    bare = rows_of(made.hosts(tmp_path / "bare", name, with_hlo=False), "dp=2,tp=4")
+    assert not bare.programs
+
+    def totals(rows: list[Collective]) -> set[tuple[object, ...]]:
+        frame = pl.DataFrame(
+            [
+                (r.kind, r.axis, r.dtype, r.payload_bytes, r.group_size, r.count * r.n_steps)
+                for r in rows
+            ],
+            schema=["kind", "axis", "dtype", "payload", "size", "n"],
+            orient="row",
+        )
+        keys = ["kind", "axis", "dtype", "payload", "size"]
+        return set(frame.group_by(keys).agg(pl.col("n").sum()).iter_rows())
+
+    assert totals(of_source(bare, Source.MEASURED)) == totals(of_source(with_hlo, Source.MEASURED))
+
+
+def test_without_a_plan_the_axis_is_unknown(tmp_path: Path) -> None:
+    rows = rows_of(made.hosts(tmp_path, "v5e_dp2tp4_prefill_scan"), None).rows
+    assert {row.axis for row in rows} == {None}
+    assert all((row.axis_reason or "").startswith("the plan is unknown") for row in rows)
+    assert all(row.payload_bytes for row in rows)
+
+
+def gpu(kernels: list[tuple[str, str | None]]) -> object:
+    """A GPU that ran these (kernel, HLO op)."""
+    events = [
+        profiles.Event(
+            kernel,
+            index * 100 * made.US,
+            10 * made.US,
+            {
+                "hlo_op": profiles.Ref(op),
+                "hlo_module": profiles.Ref("jit_f"),
+                "program_id": 3,
+            }
+            if op
+            else {},
+        )
+        for index, (kernel, op) in enumerate(kernels)
+    ]
+    return profiles.Plane(name="/device:GPU:0", lines=[profiles.Line("Stream #7(Kernel)", events)])
+
+
+REDUCE_KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_nccl_kernels_without_hlo_have_unknown_bytes(tmp_path: Path) -> None:
+    path = profiles.write(tmp_path / "gpu.xplane.pb", gpu([(REDUCE_KERNEL, None), ("gemm", None)]))
+    read = rows_of([path], None)
+    (row,) = read.rows
+    assert (row.kind, row.dtype, row.payload_bytes, row.count) == (Kind.ALL_REDUCE, "bf16", None, 1)
+    assert any("bytes" in finding for finding in read.findings)
+
+
+HLO = """HloModule jit_f, num_partitions=2, is_scheduled=true
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %c = bf16[] add(%a, %b)
+}
+
+ENTRY %main (p: bf16[512]) -> bf16[512] {
+  %p = bf16[512]{0} parameter(0)
+  ROOT %all-reduce.1 = bf16[512]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=%add
+}
+"""
+
+
+def test_kernels_get_their_size_from_the_hlo_and_copies_do_not_count(tmp_path: Path) -> None:
+    kernels = [("MemcpyD2D", "all-reduce.1"), (REDUCE_KERNEL, "all-reduce.1"), ("gemm", "fusion.2")]
+    inside = made.metadata_plane({"jit_f(3)": made.hlo_proto(HLO, 2)})
+    path = profiles.write(tmp_path / "gpu.xplane.pb", inside, gpu(kernels))
+    trace = merged([read_xplane(path)])
+    read = attributed(trace, parse_plan("tp=2").mesh)
+    (row,) = of_source(read, Source.MEASURED)
+    assert (row.payload_bytes, row.axis, row.count, row.n_steps) == (1024, "tp", 1, 1)
+    assert any("1 of 2 ranks" in finding for finding in trace.findings)
+
+
+def test_steps_of_a_server_give_phases(tmp_path: Path) -> None:
+    """The annotation is on the host; the device runs later what was launched inside of it."""
+    reduce, us = "%all-reduce.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0}}", made.US
+    runs = [
+        profiles.Event(f"jit_step({n})", n * 1000 * us, 500 * us, {"run_id": n}) for n in (1, 2, 3)
+    ]
+    ops = [profiles.Event(reduce, n * 1000 * us, 100 * us) for n in (1, 2, 3)]
+    chip = profiles.Plane(
+        name="/device:TPU:0",
+        lines=[profiles.Line("XLA Modules", runs), profiles.Line("XLA Ops", ops)],
+    )
+    names = (
+        "execute_context_1(512)_generation_0(0)",
+        "execute_context_0(0)_generation_8(8)",
+        "execute_context_0(0)_generation_9(9)",
+    )
+    steps = [profiles.Event(name, n * 100 * us, 90 * us) for n, name in enumerate(names, start=1)]
+    launches = [
+        profiles.Event("Launch", (n * 100 + 10) * us, 5 * us, {"run_id": n, "device_ordinal": 0})
+        for n in (1, 2, 3)
+    ]
+    host = profiles.Plane(name="/host:CPU", lines=[profiles.Line("main", [*steps, *launches])])
+    path = profiles.write(tmp_path / "server.xplane.pb", chip, host)
+    read = rows_of([path], None)
+    assert [(row.phase, row.count, row.n_steps) for row in read.rows] == [
+        (Phase.PREFILL, 1, 1),
+        (Phase.DECODE, 1, 2),
+    ]
+
+
+def test_planes_that_are_not_read_are_named(tmp_path: Path) -> None:
+    chip = profiles.tpu(profiles.Event(profiles.REDUCE, 0, 100))
+    sparse = profiles.tpu(profiles.Event(profiles.FUSION, 0, 100), core=" SparseCore 1")
+    megascale = profiles.Plane(
+        "/device:CUSTOM:Megascale Trace", [profiles.Line("dcn", [profiles.Event("send", 0, 9)])]
+    )
+    trace = read_xplane(profiles.write(tmp_path / "a.xplane.pb", chip, sparse, megascale))
+    assert len(trace.events) == 1
+    for name in ("SparseCore 1", "Megascale"):
+        assert sum(name in finding for finding in trace.findings) == 1
+
+
+def test_the_imported_run_keeps_the_hlo(tmp_path: Path) -> None:
+    paths = made.hosts(tmp_path, "v6e_tp8_decode_scan")
+    run = meshscope.import_(paths, topology="v6e-8", plan="tp=8", out=tmp_path / "run")
+    (text,) = (tmp_path / "run" / "hlo").iterdir()
+    again = meshscope.import_(text, topology="v6e-8", plan="tp=8", out=tmp_path / "again")
+    compiled = run.record.rows_of(Source.COMPILED)
+    assert [replace(row, **UNTIMED) for row in again.record.rows] == [
+        replace(row, n_steps=1, **UNTIMED) for row in compiled
+    ]
+
+
+def test_damaged_hlo_is_a_finding(tmp_path: Path) -> None:
+    inside = made.metadata_plane({"jit_decode(12345678901234567890)": b"\x0a\x05\xff\xff"})
+    chip = profiles.tpu(profiles.Event(profiles.REDUCE, 0, 100))
+    path = profiles.write(tmp_path / "a.xplane.pb", inside, chip)
+    trace = read_xplane(path)
+    assert any("damaged" in finding for finding in trace.findings)
+    assert [row.payload_bytes for row in rows_of([path], None).rows] == [16]
