@@ -14,7 +14,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.catalog import CATALOG
 from meshscope.spec.model.catalog_entry import CatalogEntry
 from meshscope.spec.model.config import catalog_ids, read_model
-from meshscope.spec.quantization import FP8_BLOCKS, MXFP4_EXPERTS
+from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, MXFP4_EXPERTS
 from meshscope.units import format_gib
 from meshscope.views.tables import new_table
 
@@ -95,6 +95,7 @@ SHORT_DTYPES = {
     "f8e4m3fn": "fp8",
     FP8_BLOCKS: "fp8",
     MXFP4_EXPERTS: "mxfp4",
+    FP8_MXFP4: "fp8+mxfp4",
     "s8": "int8",
     "s4": "int4",
 }
