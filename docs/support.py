@@ -28,7 +28,7 @@ GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
 
 FAMILY_NAMES = {
     Family.LLAMA: "Llama",
-    Family.MISTRAL: "Mistral",
+    Family.MISTRAL: "Mistral, Ministral",  # the latter: a config.json of one
     Family.PHI3: "Phi-3, Phi-4",
     Family.GEMMA2: "Gemma 2",
     Family.GEMMA3: "Gemma 3",

@@ -22,7 +22,7 @@ from meshscope.analysis.request import basis_of, modeled_request_time
 from meshscope.analysis.totals import request_totals
 from meshscope.api.records import predicted_record
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Kind, Phase
+from meshscope.events.enums import REQUEST_PHASES, Kind, Phase
 from meshscope.spec.experiment import experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -133,7 +133,7 @@ def figure_4() -> Iterator[Point]:
             run = run_of(model, "tp=4", engine=engine)
             rows = [row for row in run.rows if row.kind is Kind.ALL_REDUCE]
             counts = request_totals(rows)
-            for phase in Phase:
+            for phase in REQUEST_PHASES:
                 panel = f"all-reduces in {phase}"
                 yield _point(
                     4, panel, model, run, series, _short(model), counts[phase].count, "count"

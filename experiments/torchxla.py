@@ -14,7 +14,7 @@ from cases import ROOT
 
 from meshscope.analysis.join import Comparison, Verdict, compare
 from meshscope.analysis.totals import step_totals
-from meshscope.events.enums import Phase, Source
+from meshscope.events.enums import REQUEST_PHASES, Source
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
@@ -62,7 +62,7 @@ def _lines(left: RunRecord, right: RunRecord) -> Iterator[dict[str, Any]]:
     experiment = right.manifest.experiment
     assert experiment.program is not None
     rows = [run.rows_of(Source.COMPILED) for run in (left, right)]
-    for phase in Phase:
+    for phase in REQUEST_PHASES:
         both = [[row for row in side if row.phase is phase] for side in rows]
         predicted = [row for row in right.rows_of(Source.PREDICTED) if row.phase is phase]
         line = {

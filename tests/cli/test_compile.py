@@ -85,6 +85,8 @@ def test_progress_is_on_standard_error(meshscope, compiler) -> None:
         "weights_bytes": 1,
         "kv_cache_bytes": 2,
         "temp_bytes": 3,
+        "argument_bytes": None,
+        "output_bytes": None,
         "total_bytes": 6,
         "hbm_bytes": 10,
         "fits": True,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -238,13 +237,18 @@ def test_a_command_that_is_told_twice_to_end_leaves_nothing(
 def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path, n_bytes: int) -> None:
     """Wherever the writing ends: at the mark, in the table, in the manifest."""
     words = ("Qwen3-4B", "--topology", "v6e-8", "--plan", "tp=8", "--out", "runs/one")
+    limited = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({n_bytes}, {n_bytes}))\n"
+        "from meshscope.cli.main import main\n"
+        "main()\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "meshscope", "predict", *words],
+        [sys.executable, "-c", limited, "predict", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
     )
     message = "meshscope: cannot write the run 'runs/one': File too large. Choose another --out.\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)

@@ -47,7 +47,7 @@ DENSE = {"model": "Qwen/Qwen3-4B", "topology": "v6e-8", "plan": "tp=8"}
     ("options", "end"),
     [
         ({}, ""),
-        ({"batch": 1, "dtype": "bf16"}, ""),
+        ({"batch": 1, "dtype": "auto"}, ""),
         ({"batch": 8}, "-batch8"),
         (
             {"batch": 8, "prompt": 1024, "output": 64, "layers": 4},

@@ -75,7 +75,8 @@ COMMANDS: dict[str, Subcommand] = {
         module="serve_sim", summary="Simulate a server under load: TTFT, TPOT, goodput."
     ),
     "models": Subcommand(
-        module="models", summary="List the model catalog: layers, parameters, context, weights."
+        module="models",
+        summary="List the model catalog: layers, parameters, context, format of weights.",
     ),
     "topologies": Subcommand(
         module="topologies", summary="List chips and slices: HBM, peaks and links."
