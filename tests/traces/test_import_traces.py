@@ -1,0 +1,119 @@
+"""`meshscope import` of traces: what users see, and every fault as one message."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshscope
+from meshscope.cli.main import main
+from meshscope.events.enums import Kind, Phase, Source
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
+FOLDER = GOLDEN / "vllm-tp2"
+
+
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["meshscope", *words])
+    with pytest.raises(SystemExit) as status:
+        main()
+    out, err = capsys.readouterr()
+    return int(status.value.code or 0), out, err
+
+
+def test_the_golden_trace_is_that_of_its_script(tmp_path: Path) -> None:
+    script = (
+        (GOLDEN / "make_traces.py")
+        .read_text()
+        .replace("Path(__file__).parent", f"Path({str(tmp_path)!r})")
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    names = sorted(path.name for path in FOLDER.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "vllm-tp2").iterdir())
+    for name in names:
+        assert (tmp_path / "vllm-tp2" / name).read_bytes() == (FOLDER / name).read_bytes()
+
+
+def test_a_trace_agrees_with_the_prediction_of_its_model(tmp_path: Path) -> None:
+    """73 all-reduces of 2,056 x 2,560 bf16 in prefill; as many of unknown bytes in decode."""
+    run = meshscope.import_(FOLDER, out=tmp_path / "run")
+    rows = {
+        (row.source, row.phase): row
+        for row in run.record.rows
+        if row.kind is Kind.ALL_REDUCE and row.part is None
+    }
+    prefill, decode = (rows[Source.MEASURED, phase] for phase in (Phase.PREFILL, Phase.DECODE))
+    assert (prefill.count, prefill.n_steps, prefill.payload_bytes) == (73, 1, 2056 * 2560 * 2)
+    assert (decode.count, decode.n_steps, decode.payload_bytes) == (73, 3, None)
+    predicted = [row for row in run.record.rows_of(Source.PREDICTED) if row.kind is Kind.ALL_REDUCE]
+    for phase, n_tokens in ((Phase.PREFILL, 2056), (Phase.DECODE, 10)):
+        of_phase = [row for row in predicted if row.phase is phase]
+        assert sum(row.count for row in of_phase) == 73
+        assert {row.payload_bytes for row in of_phase} == {n_tokens * 2560 * 2}
+
+
+def test_the_quality_of_the_capture_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = str(tmp_path / "run")
+    status, text, _ = command(
+        capsys, monkeypatch, "import", str(FOLDER / "rank0.pt.trace.json.gz"), "--out", out
+    )
+    assert status == 0
+    lines = text.splitlines()
+    assert lines[1].startswith("kineto: 1 file, 596 events, 588 ops on 1 device of 2 in ")
+    assert lines[2].startswith("- 1 of 2 ranks have a trace (0)")
+    assert max(map(len, lines)) <= 80
+    page = meshscope.open(out).report(tmp_path / "report.html").read_text()
+    assert page.index("1 of 2 ranks have a trace (0)") < page.index("all_reduce")
+    status, text, _ = command(capsys, monkeypatch, "show", out, "--json")
+    document = json.loads(text)
+    assert document["measured"]["findings"][0].startswith("1 of 2 ranks have a trace (0)")
+    assert document["collectives"][0]["axis"] is None
+
+
+def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
+    run = meshscope.import_(FOLDER, topology="a100:2", plan="dp=2", out=tmp_path / "run")
+    assert run.experiment.topology is not None
+    assert run.experiment.topology.name == "a100:2"
+    assert {row.axis for row in run.record.rows_of(Source.MEASURED)} == {"dp"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{folder}", "--plan", "tp=2", "--card", "{none}"), "cannot be read: No such file"),
+        (("{rank}", "--plan", "tp=2"), "Give --topology, too"),
+        (("{rank}", "--topology", "h100:2", "--plan", "dp=1"), "needs 1 device"),
+        (("{rank}", "--topology", "h100:1", "--plan", "tp=1"), "Give the plan and the topology of all"),
+        (("{rank}", "--mesh", "x=2", "--topology", "h100:2"), "--mesh is for HLO text"),
+        (("{rank}", "{hlo}"), "Import HLO text and traces one by one"),
+        (("{bench}",), "Give the trace of a server, too"),
+        (("{empty}",), "contains no trace"),
+        (("{hlo}", "--card", "{none}"), "--card is for traces"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_one_message_and_leaves_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("step.hlo.txt").write_text("HloModule jit_f, is_scheduled=true")
+    names = {
+        "folder": FOLDER, "rank": FOLDER / "rank0.pt.trace.json.gz", "bench": FOLDER / "bench.json",
+        "none": "none.yaml", "empty": "empty", "hlo": "step.hlo.txt",
+    }  # fmt: skip
+    status, out, err = command(
+        capsys, monkeypatch, "import", *(word.format(**names) for word in words)
+    )
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+    assert not Path("runs").exists()
