@@ -8,6 +8,7 @@ from typing import Any
 
 from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.compile_function import compile_user_function, function_request
+from meshscope.api.idle_options import idle_option
 from meshscope.api.progress import compile_progress, report_tracing_python
 from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
 from meshscope.api.request import (
@@ -23,6 +24,7 @@ from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.programs.engines.environments import environment_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
@@ -63,6 +65,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     routing_skew: float = 1.0,
     profile: str | Path | None = None,
     cycles: Cycles | str = Cycles.ESTIMATED,
+    engine_version: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -91,6 +94,8 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
         phase: `prefill` or `decode` if the function is one; by default what its scopes say, else `step`.
         cache: Take an unchanged program from the cache.
         cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
+        engine_version: Release of the engine that is the `frontend`; by default the newest one that
+            is installed.
         out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
@@ -159,8 +164,25 @@ def compilable_experiment(request: ExperimentRequest) -> Experiment:
     """The experiment; SpecError if no compiler can take it."""
     if request.engine is not Engine.MESHSCOPE:
         raise SpecError(
-            f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}."
+            f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}, "
+            f"or --frontend {Frontend.VLLM_TPU} for vLLM's own programs on TPUs."
         )
-    experiment = request.experiment()
+    experiment = _with_engine_version(request.experiment(), request)
     check_can_compile(experiment)
     return experiment
+
+
+def _with_engine_version(experiment: Experiment, request: ExperimentRequest) -> Experiment:
+    """The experiment with the release of its engine, which must be installed."""
+    version = request.engine_version if isinstance(request, CompileRequest) else None
+    program = experiment.program
+    if not program.frontend.is_engine:
+        if version is not None:
+            raise idle_option(
+                "engine_version", version, f"--frontend {program.frontend} is no serving engine"
+            )
+        return experiment
+    if isinstance(request, CompileRequest) and request.cycles is not Cycles.ESTIMATED:
+        raise SpecError(f"--cycles {request.cycles} is not supported for engines. Drop it.")
+    release = environment_of(program.frontend, version).release
+    return replace(experiment, program=replace(program, engine_version=release.version))

@@ -27,6 +27,10 @@ def _is_vllm(experiment: Experiment) -> bool:
     return experiment.engine is Engine.VLLM
 
 
+def _is_engine(experiment: Experiment) -> bool:
+    return experiment.program.frontend.is_engine
+
+
 def _exchanges_nothing(experiment: Experiment) -> bool:
     """Whether no rows of experts move between devices by a program of our own."""
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
@@ -42,6 +46,8 @@ def _is_gathered(experiment: Experiment) -> bool:
 _NO_EXPERTS = "{model} has no experts"
 _NO_EXCHANGE = "plan '{plan}' exchanges no rows of experts: it has no ep over dp or fsdp"
 _VLLM = "--engine vllm predicts the collectives of vLLM, not of a program of meshscope"
+
+_ENGINE = "--frontend vllm-tpu compiles the engine's own program"
 
 RULES: tuple[IdleRule, ...] = (
     IdleRule(
@@ -67,6 +73,10 @@ RULES: tuple[IdleRule, ...] = (
     *(
         IdleRule(option=option, is_idle=_is_vllm, reason=_VLLM)
         for option in ("partitioner", "frontend", "dispatch", "capacity_factor")
+    ),
+    *(
+        IdleRule(option=option, is_idle=_is_engine, reason=_ENGINE)
+        for option in ("partitioner", "loop", "context", "kernels", "dispatch", "capacity_factor")
     ),
 )
 

@@ -72,9 +72,16 @@ class ExperimentRequest:
 
     # Whether a program is built, which lacks some formats of weights.
     has_program: ClassVar[bool] = False
+    # Whether a serving engine's own model code may be the program.
+    takes_engines: ClassVar[bool] = False
 
     def experiment(self) -> Experiment:
         """The checked experiment; a MeshscopeError for an impossible one."""
+        if self.frontend.is_engine and not self.takes_engines:
+            raise SpecError(
+                f"--frontend {self.frontend} compiles the engine's own programs, which only compile can "
+                "do. Drop the option, or use meshscope compile."
+            )
         chunk = chunk_option(self.prefill_chunk)
         model = read_model(self.model)
         wide = dtype_name(UNQUANTIZED_DTYPE if self.dtype == AUTO else self.dtype)
@@ -133,7 +140,9 @@ class CompileRequest(ExperimentRequest):
     """The options of `compile`."""
 
     has_program: ClassVar[bool] = True
+    takes_engines: ClassVar[bool] = True
     cycles: Cycles = Cycles.ESTIMATED
+    engine_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +284,8 @@ def run_folder(request: ExperimentRequest, experiment: Experiment, out: Path | N
         experiment.topology.name,
         str(experiment.plan).replace("=", ""),
         *workload,
-        "torchxla" if program.frontend is Frontend.TORCHXLA else "",
+        "" if program.frontend is Frontend.JAX else program.frontend,
+        program.engine_version or "",
         "auto" if program.partitioner is Partitioner.AUTO else "",
         "scan" if program.loop is Loop.SCAN else "",
         "" if program.context is ContextForm.AUTO else program.context,

@@ -42,7 +42,10 @@ def _tpu(function: str, summary: str) -> Subcommand:
 
 
 # Commands of several words, such as `tpu create`, and what those of a group have in common.
-GROUPS: dict[str, str] = {"tpu": "Run experiments on TPU slices of Google Cloud."}
+GROUPS: dict[str, str] = {
+    "tpu": "Run experiments on TPU slices of Google Cloud.",
+    "engines": "Install serving engines, to compile with their own model code.",
+}
 
 # In the order of --help. A summary is the first line of the command's docstring.
 COMMANDS: dict[str, Subcommand] = {
@@ -91,6 +94,17 @@ COMMANDS: dict[str, Subcommand] = {
     "tpu ssh": _tpu("ssh", "Run a shell command on the workers of a slice."),
     "tpu delete": _tpu("delete", "Delete a slice and its request."),
     "tpu manifest": _tpu("manifest", "Print a Kubernetes job that runs experiments on GKE."),
+    "engines list": Subcommand(
+        module="engines.list",
+        summary="List known releases of serving engines, and which are installed.",
+    ),
+    "engines install": Subcommand(
+        module="engines.install",
+        summary="Install a release of a serving engine into an environment of its own.",
+    ),
+    "engines remove": Subcommand(
+        module="engines.remove", summary="Remove the environment of a release of a serving engine."
+    ),
 }
 
 

@@ -84,6 +84,9 @@ OPTIONS: dict[str, Any] = {
     "cycles": typer.Option(
         help="Compute time by the compiler's estimates, or by its slower cycle profile."
     ),
+    "engine_version": typer.Option(
+        metavar="V", help="Release of the engine; by default the newest one installed."
+    ),
     "repeats": typer.Option(metavar="N", min=1, help="Timed requests."),
     "warmup": typer.Option(metavar="N", min=1, help="Untimed requests before them."),
     "profiled_steps": typer.Option(

@@ -86,8 +86,8 @@ class Experiment:
     @property
     def is_scanned(self) -> bool:
         """Whether the layers are compiled as a loop."""
-        if self.program.frontend is Frontend.TORCHXLA:
-            return False  # a trace has no loops
+        if self.program.frontend is not Frontend.JAX:
+            return False  # a trace has no loops, and engines write none
         match self.program.loop:
             case Loop.SCAN:
                 return True
@@ -283,7 +283,7 @@ class Experiment:
             layers_are=LayerForm.SCANNED if self.is_scanned else LayerForm.UNROLLED,
             microbatches={phase: self.n_microbatches(phase) for phase in self.phases},
             prefill_chunks=self.prefill_chunks,
-            kernels=self.kernels.as_dict(),
+            kernels={} if self.program.frontend.is_engine else self.kernels.as_dict(),
             context=self.context_form if self.plan.cp > 1 else None,
             engine=self.engine,
             dispatch=self._dispatch_record,

@@ -14,6 +14,12 @@ class Frontend(StrEnum):
 
     JAX = "jax"
     TORCHXLA = "torchxla"
+    VLLM_TPU = "vllm-tpu"
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether a serving engine's own model code is the program."""
+        return self is Frontend.VLLM_TPU
 
 
 class Partitioner(StrEnum):
@@ -43,7 +49,8 @@ class Program:
     """Options of the program that runs a model.
 
     `microbatches` is the number of prefill micro-batches per device in a pipeline; None selects the
-    largest divisor of the local batch up to the number of stages.
+    largest divisor of the local batch up to the number of stages. `engine_version` is the release of
+    the serving engine that is the front end.
     """
 
     frontend: Frontend = Frontend.JAX
@@ -54,6 +61,7 @@ class Program:
     context: ContextForm = ContextForm.AUTO
     microbatches: int | None = None
     kernels: Kernels = Kernels.AUTO
+    engine_version: str | None = None
 
     def __post_init__(self) -> None:
         """Check the capacity factor and the number of micro-batches."""

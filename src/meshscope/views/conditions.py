@@ -101,6 +101,11 @@ def _program(experiment: ExperimentRecord, *, is_timed_apart: bool) -> str:
         return f"{experiment.engine}'s conventions"
     if program is None:
         return ""
+    if program.frontend.is_engine:
+        version = f" {program.engine_version}" if program.engine_version else ""
+        return (
+            f"the model code of {program.frontend}{version}, layers unrolled{_chunks(experiment)}"
+        )
     frontend = f"{program.frontend}, {program.partitioner} partitioner"
     layers = "" if experiment.layers_are is None else f", layers {experiment.layers_are}"
     layers += ", timed unrolled" if is_timed_apart else ""

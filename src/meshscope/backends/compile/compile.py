@@ -26,6 +26,8 @@ from meshscope.backends.compile.cycles import (
     read_profile,
     write_profile,
 )
+from meshscope.backends.compile.engine_step import check_can_compile_engine, read_engine_phase
+from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.chunk_times import placed_chunks, prefill_time
@@ -38,6 +40,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.programs.engines.environments import engine_variables, environment_of
 from meshscope.programs.torchxla.configs import transformers_config
 from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
@@ -112,7 +115,7 @@ class _Program:
     @property
     def text(self) -> Path:
         """Its HLO text."""
-        return self.folder / f"{self.phase}.hlo.txt.gz"
+        return self.folder / program_file(self.phase)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -184,7 +187,8 @@ def compile_step_time(
 def _programs(experiment: Experiment, hlo_dir: Path) -> Iterator[_Program]:
     """The programs of all layers: one per phase, and the first chunk of a prompt beside the last."""
     for phase in experiment.phases:
-        if len(experiment.programs(phase)) > 1:
+        is_engine = experiment.program.frontend.is_engine  # chunks differ only in its arguments
+        if len(experiment.programs(phase)) > 1 and not is_engine:
             folder = hlo_dir / FIRST_CHUNK
             folder.mkdir(exist_ok=True)
             yield _Program(experiment=experiment, phase=phase, folder=folder, chunk=0)
@@ -226,13 +230,19 @@ def read_chunks(  # noqa: PLR0913  a program, its hardware and its profile
     notes: tuple[str, ...] = (),
 ) -> CompiledPhase:
     """The collectives of one phase with their times, and the time of its step, over all chunks."""
+    if experiment.program.frontend.is_engine:
+        precision = precision_notes(experiment.workload, experiment.topology.chip)
+        rows, time, steps = read_engine_phase(
+            experiment, phase, hlo_dir, chip_profile=chip_profile, notes=(*notes, *precision)
+        )
+        return CompiledPhase(rows=rows, time=time, steps=steps)
     is_cut = len(experiment.programs(phase)) > 1
     folders = (hlo_dir / FIRST_CHUNK, hlo_dir) if is_cut else (hlo_dir,)
     read = [
         read_phase(
             experiment,
             phase,
-            folder / f"{phase}.hlo.txt.gz",
+            folder / program_file(phase),
             layers=layers,
             chip_profile=chip_profile,
             notes=notes,
@@ -394,6 +404,9 @@ def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collecti
 def check_can_compile(experiment: Experiment) -> None:
     """Raises an error if the experiment cannot be compiled here."""
     check_program_dtype(experiment.workload.weight_dtype)
+    if experiment.program.frontend.is_engine:
+        check_can_compile_engine(experiment)
+        return
     topology, is_torchxla = experiment.topology, experiment.program.frontend is Frontend.TORCHXLA
     if topology.chip.kind is ChipKind.CPU:
         raise SpecError(
@@ -508,23 +521,35 @@ def _worker(
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """The worker of a program, run by the Python that has its frontend; it logs to `_log`."""
     chunk = str(program.chunk)
-    is_torchxla = program.experiment.program.frontend is Frontend.TORCHXLA
-    environment = torchxla_environment() if is_torchxla else dict(os.environ)
+    python, environment = _interpreter(program.experiment, experiment_file.parent)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
     return worker_process(
         (*WORKER, str(experiment_file), str(program.folder), program.phase.value, chunk),
         _log(experiment_file, program.phase),
-        python=torchxla_python() if is_torchxla else sys.executable,
+        python=python,
         environment=environment,
         is_piped=False,
     )
 
 
+def _interpreter(experiment: Experiment, scratch: Path) -> tuple[str, dict[str, str]]:
+    """The Python that has the experiment's front end, and the environment variables of its worker."""
+    program = experiment.program
+    if program.frontend.is_engine:
+        python = environment_of(program.frontend, program.engine_version).python
+        return python, engine_variables(scratch)
+    if program.frontend is Frontend.TORCHXLA:
+        return torchxla_python(), torchxla_environment()
+    return sys.executable, dict(os.environ)
+
+
 def _task(target: _Program) -> WorkerTask:
     experiment = target.experiment
     compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
+    if experiment.program.frontend.is_engine:
+        compiler = f"{experiment.program.frontend} {experiment.program.engine_version}"
     program = (
         f"{target.phase} of {experiment.model.name} ({experiment.model.n_layers} layers, "
         f"plan '{experiment.plan}') for {experiment.topology.name}"

@@ -11,12 +11,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import gpu_devices, plugin
 from meshscope.events.enums import Phase
+from meshscope.programs.engines.preparation import prepare_tpu_inference
 from meshscope.programs.jax.analysis import memory_analysis
 from meshscope.programs.torchxla.interpreter import tracing_environment
 from meshscope.spec.experiment import Experiment, experiment_from_dict
@@ -99,36 +103,70 @@ def slice_devices(topology: Topology) -> list[Any]:
 def compile_program(
     experiment: Experiment, phase: Phase, chunk: int, out_dir: Path
 ) -> dict[str, Any]:
-    """Compiles a program, writes `PHASE.hlo.txt.gz`, and returns the report as JSON values."""
+    """Compiles the programs of a step, writes their HLO texts, and returns the report as JSON values."""
     started = time.perf_counter()
-    if experiment.program.frontend is Frontend.TORCHXLA:
+    build = _builder(experiment, chunk)
+    devices = topology_devices(experiment)
+    described = time.perf_counter()
+    step = build(experiment, phase, devices)
+    seconds = {"import": described - started, "lower": 0.0, "compile": 0.0, "write": 0.0}
+    analyses: list[dict[str, int]] = []
+    lowering_since = described
+    for name, program in step.programs.items():
+        lowered = program.lower()
+        lowered_at = time.perf_counter()
+        compiled = lowered.compile()
+        compiled_at = time.perf_counter()
+        path = out_dir / program_file(phase, name)
+        with gzip.open(path, "wt", GZIP_LEVEL, encoding="utf-8") as file:
+            file.write(compiled.as_text())
+        analyses.append(memory_analysis(compiled))
+        seconds["lower"] += lowered_at - lowering_since
+        seconds["compile"] += compiled_at - lowered_at
+        lowering_since = time.perf_counter()
+        seconds["write"] += lowering_since - compiled_at
+    return {
+        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
+        "seconds": seconds,
+        "memory": max(analyses, key=_peak_bytes),
+        "versions": _versions(experiment),
+        "order": [devices.index(device) for device in step.devices],
+        "devices": [_device(device, experiment.topology.chip.kind) for device in step.devices],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
+
+    programs: Mapping[str, Any]
+    devices: list[Any]
+
+
+def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
+    """The function that builds the programs of a step with the experiment's front end."""
+    frontend = experiment.program.frontend
+    if frontend.is_engine:
+        prepare_tpu_inference(experiment)
+        from meshscope.programs.engines.tpu_inference import build_step  # noqa: PLC0415  the engine's Python
+
+        return build_step
+    if frontend is Frontend.TORCHXLA:
         from meshscope.programs.torchxla.program import build_program  # noqa: PLC0415  torch_xla before JAX
     else:
         from meshscope.programs.jax.build import build_program as build_jax_program  # noqa: PLC0415  imports JAX
 
         build_program = partial(build_jax_program, chunk=chunk)
-    devices = topology_devices(experiment)
-    described = time.perf_counter()
-    program = build_program(experiment, phase, devices)
-    lowered = program.lower()
-    lowered_at = time.perf_counter()
-    compiled = lowered.compile()
-    compiled_at = time.perf_counter()
-    with gzip.open(out_dir / f"{phase}.hlo.txt.gz", "wt", GZIP_LEVEL, encoding="utf-8") as file:
-        file.write(compiled.as_text())
-    written_at = time.perf_counter()
-    return {
-        "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
-        "seconds": {
-            "import": described - started,
-            "lower": lowered_at - described,
-            "compile": compiled_at - lowered_at,
-            "write": written_at - compiled_at,
-        },
-        "memory": memory_analysis(compiled),
-        "versions": _versions(experiment),
-        "devices": [_device(device, experiment.topology.chip.kind) for device in devices],
-    }
+
+    def single(experiment: Experiment, phase: Phase, devices: list[Any]) -> _Step:
+        return _Step(programs={"": build_program(experiment, phase, devices)}, devices=devices)
+
+    return single
+
+
+def _peak_bytes(analysis: Mapping[str, int]) -> int:
+    written = analysis["output_bytes"] - analysis["alias_bytes"]
+    return analysis["argument_bytes"] + analysis["temp_bytes"] + written
 
 
 def _versions(experiment: Experiment) -> dict[str, str]:
@@ -138,6 +176,8 @@ def _versions(experiment: Experiment) -> dict[str, str]:
     names = ["jax", "jaxlib", plugin() if is_gpu else "libtpu"]
     if experiment.program.frontend is Frontend.TORCHXLA:
         names = ["torch", "torch_xla", "transformers", *names]
+    if experiment.program.frontend.is_engine:
+        names = ["tpu-inference", "flax", *names]
     return {name: version(name) for name in names if name is not None}
 
 

@@ -45,7 +45,14 @@ def transformers_config(model: Model) -> dict[str, Any]:
             f"not be sharded: {_largest(model)} and more. "
             f"Use --frontend jax, or one of {', '.join(FAMILIES)}."
         )
-    # A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
+    return hugging_face_config(model)
+
+
+def hugging_face_config(model: Model) -> dict[str, Any]:
+    """The config with the key names of transformers 5, for a family of `FAMILIES`.
+
+    A model truncated to fewer layers keeps the kinds of its layers, so lists are explicit.
+    """
     return {
         "model_type": model.family.value,
         "hidden_size": model.hidden,
@@ -154,6 +161,10 @@ def _rope(rope: Rope) -> dict[str, Any]:
                 **({} if rope.is_truncated else {"truncate": False}),
                 **{name: value for name, value in optional.items() if value is not None},
             }
+        case RopeType.LONGROPE:
+            raise SpecError(
+                "angles scaled by longrope are not supported by --frontend torchxla. Use --frontend jax."
+            )
         case _:
             assert_never(rope.rope_type)
     return parameters

@@ -5,7 +5,6 @@ end traces in a separate process, with the interpreter named by an environment v
 default, the one that runs meshscope.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -14,24 +13,12 @@ from pathlib import Path
 
 import meshscope
 from meshscope.errors import MissingToolError
+from meshscope.workers.interpreter import installed_versions
 
 VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
 NEEDED = ("torch", "torch_xla", "transformers", "jax", "libtpu")
 LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
 EXTRA = "pip install -e '.[torchxla]' in your clone (Linux x86-64, Python 3.11)"
-ASK_TIMEOUT_S = 60.0
-
-_ASK = """
-import json, sys
-from importlib.metadata import PackageNotFoundError, version
-versions = {"python": sys.version.split()[0]}
-for name in sys.argv[1:]:
-    try:
-        versions[name] = version(name)
-    except PackageNotFoundError:
-        pass
-print(json.dumps(versions))
-"""
 
 
 def torchxla_python() -> str:
@@ -92,11 +79,9 @@ def _release(version: str) -> tuple[int, int]:
 
 def _versions(python: str) -> Mapping[str, str]:
     """Installed versions of the required packages, read without importing torch."""
-    command = [python, "-c", _ASK, *NEEDED]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, check=True)
+        return installed_versions(python, NEEDED)
     except (OSError, subprocess.SubprocessError) as error:
         raise MissingToolError(
             f"the Python of {VARIABLE}, '{python}', does not run: {error}. Name one that does, or unset it."
         ) from error
-    return json.loads(done.stdout)

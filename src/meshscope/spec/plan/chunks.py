@@ -118,7 +118,7 @@ def why_no_chunks(plan: Plan, program: Program, engine: Engine) -> str | None:
     """The reason why prefill cannot run in chunks; None if it can."""
     if engine is not Engine.MESHSCOPE:
         return f"--engine {engine} prefills all sequences in one step"
-    if program.frontend is not Frontend.JAX:
+    if program.frontend is Frontend.TORCHXLA:
         return f"--frontend {program.frontend} traces a whole prompt"
     if program.partitioner is not Partitioner.MANUAL:
         return f"--partitioner {program.partitioner} has no rows of one device"

@@ -1,0 +1,76 @@
+"""Adds the scopes of phase, layer and part around the modules of an engine's model.
+
+No file of the engine changes: the classes' `__call__` enters the scope that belongs to the module's
+path in the model, such as `model.layers.3.self_attn`.
+"""
+
+# pyright: reportMissingImports=false
+import functools
+import re
+from typing import Any
+
+import jax
+from flax import nnx
+
+from meshscope.events.enums import Part
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)$")
+# The first pattern that the end of a module's path matches gives the part.
+PARTS: tuple[tuple[str, Part], ...] = (
+    (r"(^|\.)embed(der|_tokens)?$", Part.EMBED),
+    (r"(^|\.)lm_head$", Part.LM_HEAD),
+    (r"(^|\.)layers\.\d+\.(self_attn|attn|input_layernorm|pre_attention_norm)$", Part.ATTN),
+    (r"(^|\.)(gate|router)$", Part.MOE_ROUTER),
+    (r"(^|\.)shared_experts$", Part.MOE_SHARED),
+    (r"(^|\.)(mlp|custom_module)\.experts$", Part.MOE_EXPERTS),
+    (r"(^|\.)layers\.\d+\.(mlp|post_attention_layernorm|pre_mlp_norm)$", Part.MLP),
+    (r"^model\.norm$", Part.LM_HEAD),
+)
+
+_scope_of_module: dict[int, str] = {}
+_wrapped: set[type] = set()
+
+
+def scope_of_path(path: str, *, has_experts: bool) -> str | None:
+    """The scope of the module at this path; None if it has none.
+
+    A module with experts has no scope of its own: its router and its experts are parts.
+    """
+    if match := _LAYER.search(path):
+        return f"layer{match[1]}"
+    if has_experts:
+        return None
+    return next((part.value for pattern, part in PARTS if re.search(pattern, path)), None)
+
+
+def with_scopes(model: Any) -> Any:
+    """The model, whose modules enter their scopes when they are called."""
+    iterate = getattr(nnx, "iter_modules", None)  # a method in flax 0.11
+    nodes = model.iter_modules() if iterate is None else iterate(model)
+    modules = [(".".join(map(str, path)), module) for path, module in nodes]
+    paths = [path for path, _ in modules]
+    for path, module in modules:
+        has_experts = f"{path}.experts" in paths
+        scope = scope_of_path(path, has_experts=has_experts)
+        if scope is not None and callable(module):
+            _scope_of_module[id(module)] = scope
+            _wrap(type(module))
+    return model
+
+
+def _wrap(kind: type) -> None:
+    """Makes calls of instances enter the scope of the instance; once for each class."""
+    if kind in _wrapped:
+        return
+    _wrapped.add(kind)
+    call = kind.__call__
+
+    @functools.wraps(call)
+    def scoped(self: Any, *arguments: Any, **options: Any) -> Any:
+        scope = _scope_of_module.get(id(self))
+        if scope is None:
+            return call(self, *arguments, **options)
+        with jax.named_scope(scope):
+            return call(self, *arguments, **options)
+
+    kind.__call__ = scoped  # type: ignore[method-assign]

@@ -1,0 +1,155 @@
+"""Empty modules for those of an engine's dependencies that its model code imports but never uses.
+
+The packages of an engine import vllm, torch and others at the top of their files: for types, base
+classes and the server. A lowered program uses few of their functions, which `VALUES` defines.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+
+class _Shell(type):
+    """A class with any attribute, index and argument; used as a type, a decorator or a base class."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _shell(name)
+
+    def __or__(cls, other: Any) -> Any:
+        return cls
+
+    def __ror__(cls, other: Any) -> Any:
+        return cls
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+
+def _shell(name: str) -> type:
+    """An empty class. A call of an instance returns its first argument, as decorators do."""
+    return _Shell(name, (_Anything,), {})
+
+
+class _Anything:
+    """Takes any arguments."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if arguments else None
+
+
+class _EmptyModule(ModuleType):
+    """A package whose every attribute is an empty class, unless `VALUES` defines it."""
+
+    __path__ = []  # noqa: RUF012  marks a package
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        path = f"{self.__name__}.{name}"
+        if path in VALUES:
+            value = VALUES[path]
+        elif any(known.startswith(f"{path}.") for known in VALUES):
+            value = importlib.import_module(path)
+        else:
+            value = _shell(name)
+        setattr(self, name, value)
+        return value
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules at and below the given names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of an empty package."""
+        del path, target
+        if any(fullname == name or fullname.startswith(f"{name}.") for name in self._names):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """The empty package."""
+        return _EmptyModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to execute."""
+
+
+class _Logger(logging.Logger):
+    """vLLM's logger has methods that log a message once."""
+
+    def warning_once(self, message: str, *args: Any, **_: Any) -> None:
+        self.warning(message, *args)
+
+    def info_once(self, *_: Any, **__: Any) -> None:
+        return
+
+    def debug_once(self, *_: Any, **__: Any) -> None:
+        return
+
+
+def _logger(name: str) -> logging.Logger:
+    logger = _Logger(name)
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.WARNING)
+    return logger
+
+
+def _ceil_divided(a: int, b: int) -> int:
+    return -(a // -b)
+
+
+def _all_layers(n_layers: int, rank: int, n_ranks: int) -> tuple[int, int]:
+    """The layers of a pipeline's only stage."""
+    assert (rank, n_ranks) == (0, 1)
+    return 0, n_layers
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class _Activations(dict[str, Any]):
+    """Activation functions by Hugging Face's names, which are those of `jax.nn`."""
+
+    def __missing__(self, name: str) -> Any:
+        import jax  # noqa: PLC0415  the stubs are installed before JAX is imported
+
+        return getattr(jax.nn, name)
+
+
+# What the model code and the runner's buckets use of these packages, with the packages' own results.
+VALUES: dict[str, Any] = {
+    "transformers.modeling_flax_utils.ACT2FN": _Activations(),
+    "vllm.logger.init_logger": _logger,
+    "vllm.logger._VllmLogger": _Logger,
+    "vllm.envs.VLLM_TPU_BUCKET_PADDING_GAP": 0,
+    "vllm.utils.cdiv": _ceil_divided,
+    "vllm.utils.math_utils.cdiv": _ceil_divided,
+    "vllm.utils.next_power_of_2": _next_power_of_2,
+    "vllm.utils.math_utils.next_power_of_2": _next_power_of_2,
+    "vllm.distributed.utils.get_pp_indices": _all_layers,
+    "vllm.distributed.get_pp_indices": _all_layers,
+}
+
+
+def install_stubs(missing: Iterable[str], *, replaced: Iterable[str] = ()) -> None:
+    """Makes `missing` importable where they are not installed, and `replaced` empty although they are."""
+    sys.meta_path.insert(0, _Finder(replaced))
+    sys.meta_path.append(_Finder(missing))  # last, so that what is installed wins

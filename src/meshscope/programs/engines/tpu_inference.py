@@ -1,0 +1,289 @@
+"""Lowers one step of tpu-inference, vLLM's JAX back end for TPUs, on abstract weights and caches.
+
+The engine's own code makes the mesh with its device order, the token buckets, the model, the shapes and
+shardings of weights and caches, the sampler and the compiler options. This module stands for what a
+server does around them. It was read in releases 0.12 to 0.32, and inspects what differs among them.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tpu_inference import utils
+from tpu_inference.distributed import jax_parallel_state
+from tpu_inference.layers.common.attention_metadata import AttentionMetadata
+from tpu_inference.layers.common.sharding import ShardingAxisName, ShardingConfigManager
+from tpu_inference.layers.jax.sample.sampling import sample
+from tpu_inference.layers.jax.sample.sampling_metadata import TPUSupportedSamplingMetadata
+from tpu_inference.models.common import model_loader
+from tpu_inference.runner import kv_cache, tpu_runner
+from tpu_inference.runner import utils as runner_utils
+
+from meshscope.events.enums import Part, Phase
+from meshscope.programs.engines.engine_config import vllm_config
+from meshscope.programs.engines.page_size import PallasAttentionBackend
+from meshscope.programs.engines.scopes import with_scopes
+from meshscope.programs.engines.step_names import LOGITS, MODEL, SAMPLE, SELECT
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import LatentAttention
+
+DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
+LANES = 128  # MLA caches pad both parts of a latent to it (kv_cache_manager.get_kv_cache_spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProgram:
+    """A jitted function of the engine and its abstract arguments."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    mesh: Any
+
+    def lower(self) -> Any:
+        """Lowers the function to StableHLO."""
+        with jax.set_mesh(self.mesh):
+            return self.function.lower(*self.arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStep:
+    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
+
+    programs: Mapping[str, EngineProgram]
+    devices: list[Any]
+
+
+def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
+    """The programs of one step: the model, the selection of rows, the logits and the sampler."""
+    jax.devices = lambda *_, **__: devices  # tables of block sizes read the kind of chip there
+    jax_parallel_state.init_pp_distributed_environment("", 0, 1, devices[0], need_pp=False)
+    runner = _runner(experiment, devices)
+    with jax.set_mesh(runner.mesh):
+        builder = _StepBuilder(experiment=experiment, phase=phase, runner=runner)
+        programs = {
+            name: EngineProgram(function=function, arguments=tuple(arguments), mesh=runner.mesh)
+            for name, (function, *arguments) in builder.functions().items()
+        }
+    return EngineStep(programs=programs, devices=list(runner.mesh.devices.flat))
+
+
+def _runner(experiment: Experiment, devices: list[Any]) -> Any:
+    """The engine's model runner with mesh and buckets, without weights, caches and requests."""
+    config = vllm_config(experiment, DTYPES[experiment.workload.activation_dtype])
+    config.sharding_config = ShardingConfigManager.from_vllm_config(config)
+    config.cache_config.block_size = _page_size(config)
+    runner = tpu_runner.TPUModelRunner.__new__(tpu_runner.TPUModelRunner)
+    runner.vllm_config = config
+    for name in ("model", "cache", "parallel", "scheduler", "speculative", "lora", "load"):
+        setattr(runner, f"{name}_config", getattr(config, f"{name}_config"))
+    runner.devices, runner.rank = devices, 0
+    runner.dtype = config.model_config.dtype
+    runner.dp_size = config.sharding_config.total_dp_size
+    runner._init_mesh()  # noqa: SLF001  the engine has no public one
+    tpu_runner.InputBatch = lambda **_: None  # torch tensors of requests
+    runner._init_inputs()  # noqa: SLF001  the engine has no public one
+    return runner
+
+
+def _page_size(config: Any) -> int:
+    """Tokens of a page of the cache, as the engine's platform chooses them."""
+    path = "tpu_inference.layers.vllm.backends.flash_attn"
+    if config.model_config.use_mla:
+        return import_module(f"{path}_mla").PallasMLAttentionBackend.get_page_size(config)
+    try:
+        backend = import_module(path).PallasAttentionBackend
+    except ModuleNotFoundError:
+        backend = PallasAttentionBackend
+    return max(backend.get_page_size(config), backend.get_min_page_size(config))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepBuilder:
+    """Builds the functions of one step with their abstract arguments."""
+
+    experiment: Experiment
+    phase: Phase
+    runner: Any
+
+    def functions(self) -> dict[str, tuple[Any, ...]]:
+        """Each function followed by its arguments, in the order of a step."""
+        merged, leaves = self._abstract_model()
+
+        def step(leaves: Any, caches: Any, token_ids: Any, metadata: Any) -> Any:
+            with jax.named_scope(self.phase.value):
+                caches, hidden, *others = merged(leaves)(caches, token_ids, metadata)
+            return caches, hidden, others
+
+        def logits(leaves: Any, hidden: Any) -> Any:
+            with jax.named_scope(self.phase.value), jax.named_scope(Part.LM_HEAD.value):
+                return merged(leaves).compute_logits(hidden)
+
+        rows = self._sharding(ShardingAxisName.ATTN_DATA, None)
+        vocabulary = self._sharding(ShardingAxisName.MLP_DATA, ShardingAxisName.MLP_TENSOR)
+        caches = self._caches()
+        model = jax.jit(
+            step,
+            out_shardings=([cache.sharding for cache in caches], rows, None),
+            donate_argnums=1,
+            compiler_options=_compiler_options("get_step_fn_compiler_options"),
+        )
+        hidden = self._array((self._n_tokens, self._hidden), self.runner.dtype, rows)
+        selected = self._array((self._n_requests, self._hidden), self.runner.dtype, rows)
+        scores = jax.eval_shape(logits, leaves, selected)
+        return {
+            MODEL: (model, leaves, caches, *self._inputs()),
+            SELECT: (self._selection(), hidden, self._integers(self._n_requests)),
+            LOGITS: (jax.jit(logits, out_shardings=vocabulary), leaves, selected),
+            SAMPLE: self._sampler(self._array(scores.shape, scores.dtype, vocabulary)),
+        }
+
+    def _abstract_model(self) -> tuple[Callable[[Any], Any], Any]:
+        """A function that merges leaves into the model with scopes, and abstract leaves."""
+        config, mesh = self.runner.vllm_config, self.runner.mesh
+        kind = model_loader._get_model_architecture(config.model_config.hf_config)  # noqa: SLF001  the engine has no public one
+        if (quantization := getattr(model_loader, "get_tpu_quantization_config", None)) is not None:
+            config.quant_config = quantization(config)
+
+        def loaded() -> Any:
+            model = kind(config, jax.random.key(0), mesh)
+            if hasattr(
+                model.model, "initialize_cache"
+            ):  # the engine calls it after loading weights
+                model.model.initialize_cache()
+            return model
+
+        options = {"graph_updates": False}
+        known = inspect.signature(nnx.eval_shape).parameters
+        model = nnx.eval_shape(loaded, **{n: v for n, v in options.items() if n in known})
+        graph, state = nnx.split(model)
+        state = jax.tree.map(self._leaf, state, nnx.get_partition_spec(state), is_leaf=_is_array)
+        leaves, treedef = jax.tree.flatten(state)
+        return lambda leaves: with_scopes(nnx.merge(graph, treedef.unflatten(leaves))), leaves
+
+    def _leaf(self, array: Any, spec: Any) -> Any:
+        """A weight with its sharding; without one, or for a scalar, it is replicated."""
+        is_fit = isinstance(spec, P) and len(spec) <= array.ndim
+        return self._array(array.shape, array.dtype, self._sharding(*(spec if is_fit else ())))
+
+    def _caches(self) -> list[Any]:
+        """The paged caches of all layers, with the engine's shape and sharding."""
+        model, runner = self.experiment.model, self.runner
+        attention = model.attention
+        is_latent = isinstance(attention, LatentAttention)
+        if is_latent:
+            n_heads = 1
+            head_dim = sum(ceil(n / LANES) * LANES for n in (attention.kv_rank, attention.rope_dim))
+        else:
+            n_shards = runner.mesh.shape["model"]
+            n_heads = utils.get_padded_num_heads(attention.n_kv_heads, n_shards)
+            head_dim = utils.get_padded_head_dim(attention.head_dim)
+        n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
+        dtype = self._cache_dtype()
+        size = (n_pages, runner.block_size, n_heads, head_dim)
+        is_latent_argument = (True,) if is_latent else ()  # which 0.12 lacks
+        shardings: list[Any] = []
+
+        def recorded(*spec: Any) -> NamedSharding:
+            shardings.append(NamedSharding(*spec))
+            return shardings[-1]
+
+        kv_cache.NamedSharding = recorded
+        (cache,) = jax.eval_shape(
+            lambda: kv_cache.create_kv_caches(
+                *size, runner.mesh, ["layer"], dtype, *is_latent_argument
+            )
+        )
+        return [self._array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
+
+    def _cache_dtype(self) -> Any:
+        name = self.runner.cache_config.cache_dtype
+        if name == "auto":
+            return self.runner.dtype
+        return utils.get_jax_dtype_from_str_dtype(name)
+
+    def _inputs(self) -> tuple[Any, Any]:
+        """Token ids and attention metadata; the latter has other fields in each release."""
+        runner = self.runner
+        n_sequences = getattr(runner, "attn_max_num_seqs", runner.max_num_reqs)
+        arrays = {
+            "input_positions": self._integers(self._n_tokens),
+            "block_tables": self._integers(runner.max_num_reqs * runner.max_num_blocks_per_req),
+            "seq_lens": self._integers(n_sequences),
+            "query_start_loc": self._integers(n_sequences + runner.dp_size),
+            "request_distribution": self._integers(3 * runner.dp_size),
+            "padded_num_reqs": runner.max_num_reqs,
+        }
+        known = {field.name for field in fields(AttentionMetadata) if field.init}
+        metadata = AttentionMetadata(**{k: v for k, v in arrays.items() if k in known})
+        return self._integers(self._n_tokens), metadata
+
+    def _selection(self) -> Any:
+        """The selection of each sequence's last row; its signature differs among the releases."""
+        select = type(self.runner)._select_from_array_fn  # noqa: SLF001  the engine has no public one
+        if "mesh" in inspect.signature(select).parameters:
+            return jax.jit(lambda array, rows: select(array, rows, self.runner.mesh))
+        return jax.jit(lambda array, rows: select(self.runner, array, rows))
+
+    def _sampler(self, logits: Any) -> tuple[Any, ...]:
+        """Greedy sampling, under the scope of the part."""
+        metadata = TPUSupportedSamplingMetadata(do_sampling=False)
+        function = inspect.unwrap(sample)
+
+        def greedy(logits: Any) -> Any:
+            with jax.named_scope(self.phase.value), jax.named_scope(Part.SAMPLE.value):
+                return function(jax.random.key(0), self.runner.mesh, logits, metadata)
+
+        options = _compiler_options("get_sampling_compiler_options")
+        return jax.jit(greedy, compiler_options=options), logits
+
+    @property
+    def _hidden(self) -> int:
+        return self.experiment.model.hidden
+
+    @property
+    def _n_tokens(self) -> int:
+        """The token bucket of a step, over all data-parallel ranks."""
+        experiment = self.experiment
+        n_each = experiment.n_sequences(self.phase) * experiment.n_positions(self.phase)
+        n_all = n_each * experiment.plan.data_size
+        return runner_utils.get_padded_token_len(self.runner.num_tokens_paddings, n_all)
+
+    @property
+    def _n_requests(self) -> int:
+        """The bucket of sequences whose logits a step computes, over all data-parallel ranks."""
+        experiment = self.experiment
+        n_all = experiment.n_sequences(self.phase) * experiment.plan.data_size
+        return next(n for n in self.runner.num_reqs_paddings if n >= n_all)
+
+    def _sharding(self, *spec: Any) -> NamedSharding:
+        return NamedSharding(self.runner.mesh, P(*spec))
+
+    def _array(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def _integers(self, size: int) -> Any:
+        """A list over data-parallel ranks."""
+        return self._array((size,), jnp.int32, self._sharding(ShardingAxisName.ATTN_DATA))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct)
+
+
+def _compiler_options(name: str) -> dict[str, str] | None:
+    """The engine's compiler options for a program; None in releases without any."""
+    try:
+        module = import_module("tpu_inference.models.common.compiler_options")
+    except ModuleNotFoundError:
+        return None
+    make = getattr(module, name, None)
+    return None if make is None else make()

@@ -1,0 +1,108 @@
+"""The configuration of the engine follows from the experiment."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from meshscope.api.request import CompileRequest
+from meshscope.errors import PlanError, SpecError
+from meshscope.programs.engines.engine_config import architecture_config, vllm_config
+from meshscope.programs.engines.page_size import PallasAttentionBackend
+from meshscope.programs.engines.releases import RELEASES
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.config import read_model
+from meshscope.spec.program import Frontend
+
+
+def experiment(model: str, plan: str, **options: object) -> Experiment:
+    request = CompileRequest(
+        model=model, topology="v6e-8", plan=plan, frontend=Frontend.VLLM_TPU, **options
+    )
+    return request.experiment()
+
+
+def test_a_model_has_the_keys_of_its_published_config() -> None:
+    config = architecture_config(read_model("meta-llama/Llama-3.1-8B"))
+
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["num_key_value_heads"] == 8
+    assert config["head_dim"] == 128
+    assert config["rope_theta"] == 500000.0
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+    assert config["rope_parameters"]["factor"] == 8.0
+
+
+def test_unscaled_angles_have_no_scaling() -> None:
+    assert architecture_config(read_model("Qwen/Qwen3-32B"))["rope_scaling"] is None
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"no config of the family gpt_oss.*Use --frontend jax"):
+        architecture_config(read_model("openai/gpt-oss-120b"))
+
+
+def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
+    config = vllm_config(
+        experiment("Qwen/Qwen3-32B", "dp=2,tp=4", batch=16, prompt=2048, prefill_chunk="4096"),
+        None,
+    )
+
+    assert config.scheduler_config == SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=4096)
+    assert config.parallel_config.tensor_parallel_size == 4
+    assert config.parallel_config.data_parallel_size == 2
+    assert config.model_config.max_model_len == 2048 + 128
+    assert config.additional_config == {}
+
+
+def test_data_parallel_attention_takes_its_devices_from_tensor_parallelism() -> None:
+    config = vllm_config(
+        experiment("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", batch=8, dtype="bf16"), None
+    )
+
+    assert config.parallel_config.tensor_parallel_size == 8
+    assert config.parallel_config.data_parallel_size == 1
+    assert config.parallel_config.enable_expert_parallel
+    strategy = config.additional_config["sharding"]["sharding_strategy"]
+    assert strategy == {"enable_dp_attention": True, "attn_dp_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("length", "page"), [(200, 16), (1152, 128), (4096, 256), (8192, 256), (8193, 16)]
+)
+def test_the_page_is_a_sixteenth_of_the_length_within_limits(length: int, page: int) -> None:
+    config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=length))
+
+    assert PallasAttentionBackend.get_page_size(config) == page
+
+
+def test_page_numbers_of_many_long_sequences_fit_in_scalar_memory() -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=131072),
+        scheduler_config=SimpleNamespace(max_num_seqs=256),
+    )
+
+    assert PallasAttentionBackend.get_min_page_size(config) == 256
+
+
+def test_releases_are_sorted_from_old_to_new() -> None:
+    versions = [tuple(map(int, release.version.split("."))) for release in RELEASES]
+
+    assert versions == sorted(versions)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "message"),
+    [
+        ("pp=2,tp=4", {}, "takes tp, dp, ep, not pp"),
+        ("tp=8,sp", {}, "takes tp, dp, ep, not sp"),
+        ("tp=8", {"weight_dtype": "fp8"}, "the engine rewrites quantized weights"),
+        ("tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
+    ],
+)
+def test_what_the_front_end_does_not_support_is_refused(
+    plan: str, options: dict[str, str], message: str
+) -> None:
+    from meshscope.backends.compile.engine_step import check_can_compile_engine  # noqa: PLC0415
+
+    with pytest.raises((PlanError, SpecError), match=message):
+        check_can_compile_engine(experiment("Qwen/Qwen3-32B", plan, **options))
