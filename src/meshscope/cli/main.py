@@ -60,7 +60,7 @@ COMMANDS: dict[str, Subcommand] = {
     "sweep": Subcommand(
         module="sweep", summary="Run many experiments, and resume after interruptions."
     ),
-    "import": Subcommand(module="import_", summary="Read HLO text dumped by another tool."),
+    "import": Subcommand(module="import_", summary="Read HLO text or traces of another tool."),
     "show": Subcommand(module="show", summary="Show a run, or rank several."),
     "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
@@ -79,7 +79,7 @@ COMMANDS: dict[str, Subcommand] = {
     ),
     "models": Subcommand(
         module="models",
-        summary="List the model catalog: layers, parameters, context, format of weights.",
+        summary="List or search the models of the catalog.",
     ),
     "topologies": Subcommand(
         module="topologies", summary="List chips and slices: HBM, peaks and links."

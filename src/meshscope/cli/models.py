@@ -22,7 +22,7 @@ def command(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List the model catalog: layers, parameters, context, format of weights."""
+    """List or search the models of the catalog."""
     documents = model_documents(search)
     if as_json:
         print_json(documents)
