@@ -35,6 +35,7 @@ FAMILY_NAMES = {
     Family.QWEN2: "Qwen2",
     Family.QWEN3: "Qwen3",
     Family.MIXTRAL: "Mixtral",
+    Family.LLAMA4: "Llama 4",
     Family.QWEN3_MOE: "Qwen3-MoE",
     Family.GLM4_MOE: "GLM-4.5",
     Family.GPT_OSS: "gpt-oss",

@@ -38,7 +38,8 @@ V2_LITE, V3, V32 = (
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V3.2",
 )
-GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR = (
+SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR = (
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "google/gemma-2-2b",
     "google/gemma-3-4b-it",
     "mistralai/Mistral-7B-v0.1",
@@ -188,7 +189,8 @@ WHOLE_MATRIX += [
     for topology in ("v6e-8", "v5p-16")
     for plan in CLOSE_PLANS
 ] + [
-    Case(GLM_AIR, topology, plan, n_layers=3)
+    Case(model, topology, plan, n_layers=n_layers)
+    for model, n_layers in ((GLM_AIR, 3), (SCOUT, 4))
     for topology in ("v6e-8", "v5p-16")
     for plan in (*CLOSE_PLANS, "dp=2,tp=4,ep=8", "dp=4,tp=2,ep=8,sp", "fsdp=8,ep=8", "tp=8,ep=8")
 ]

@@ -118,6 +118,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     }
     | {"partial_rotary_factor": 0.5, "n_routed_experts": 8, "num_experts_per_tok": 2}
     | {"n_shared_experts": 1, "moe_intermediate_size": 16, "routed_scaling_factor": 2.0},
+    "llama4": BASE
+    | GROUPED
+    | {"model_type": "llama4_text", "num_hidden_layers": 4, "intermediate_size": 16}
+    | {"intermediate_size_mlp": 64, "num_local_experts": 8, "num_experts_per_tok": 1}
+    | {"interleave_moe_layer_step": 2, "no_rope_layer_interval": 2, "attention_chunk_size": 8}
+    | {"floor_scale": 4, "attn_scale": 0.5, "pad_token_id": 0},
     "mixtral": BASE
     | {"model_type": "mixtral", "num_attention_heads": 8, "num_key_value_heads": 4}
     | {"intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2},

@@ -104,7 +104,7 @@ def test_a_missing_required_key_is_named(key: str) -> None:
         ("rms_norm_eps", "small", "'rms_norm_eps' must be a number"),
         ("tie_word_embeddings", 1, "'tie_word_embeddings' must be true or false"),
         ("model_type", ["llama"], "'model_type' must be a string"),
-        ("model_type", "mamba", "model family 'mamba' is not supported. Supported: llama"),
+        ("model_type", "mamba", "model family 'mamba' is not supported. The nearest is"),
         ("hidden_act", "gelu", "hidden_act='gelu' is not supported. Supported: 'silu'"),
         ("use_sliding_window", True, "Set it to false"),
         (
@@ -363,10 +363,11 @@ WITHOUT_CONFIG = {
     "deepseek-ai/DeepSeek-V4-Flash",
     "deepseek-ai/DeepSeek-V4-Pro",
     "moonshotai/Kimi-K2.5",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
     *(f"Qwen/Qwen3-{size}-Instruct-2507" for size in ("4B", "30B-A3B", "235B-A22B")),
     *(entry.name for entry in DENSE_ENTRIES),
 }
-UNSUPPORTED = {"qwen3_5_moe", "llama4", "deepseek"}
+UNSUPPORTED = {"qwen3_5_moe", "deepseek"}
 
 
 def test_the_catalog_equals_the_published_configs() -> None:
@@ -393,7 +394,9 @@ def test_unsupported_families_are_refused_by_name() -> None:
     ]
     assert len(paths) == len(UNSUPPORTED)
     for path in paths:
-        with pytest.raises(SpecError, match=r"is not supported. Supported: llama, mistral"):
+        with pytest.raises(
+            SpecError, match=r"is not supported. The nearest is .*Supported: llama, "
+        ):
             read_model(str(path))
 
 
@@ -508,3 +511,57 @@ def test_mistral_has_a_window_in_all_layers_or_none(
     config = LLAMA | {"model_type": "mistral"} | changes
     model = model_from_config(config, name="small", source="small.json")
     assert {layer.attention for layer in model.layers} == kinds
+
+
+def test_llama_4_has_chunks_where_it_turns_and_experts_in_every_other_layer() -> None:
+    """Maverick: layers 3, 7, ... attend to all positions and do not turn; Scout has experts in all layers."""
+    maverick = read_model("meta-llama/Llama-4-Maverick-17B-128E-Instruct")
+    assert [layer.name for layer in maverick.layers[:4]] == [
+        *("chunked/dense", "chunked/moe", "chunked/dense", "full/moe"),
+    ]
+    attention = maverick.attention
+    assert isinstance(attention, GroupedAttention)
+    assert attention.rope_of(AttentionKind.FULL) is None
+    assert (attention.window, attention.has_l2_norm) == (8192, False)
+    scout = read_model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    assert {layer.mlp.value for layer in scout.layers} == {"moe"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok=2 is not supported for llama4_text"),
+        ({"no_rope_layers": [1]}, "'no_rope_layers' has 1 values for 2 layers"),
+    ],
+)
+def test_other_forms_of_llama_4_are_refused(changes: dict[str, Any], complaint: str) -> None:
+    config = LLAMA | {"model_type": "llama4_text", "num_local_experts": 4} | changes
+    with pytest.raises(SpecError, match=complaint):
+        model_from_config(config, name="small", source="small.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "nearest"),
+    [
+        ({"model_type": "olmo2"}, "The nearest is 'llama'; "),
+        (
+            {"model_type": "qwen3_next", "num_experts": 512, "linear_num_key_heads": 16},
+            "The nearest is 'qwen3_moe', which has no gated linear attention (linear_num_key_heads); ",
+        ),
+        (
+            {"model_type": "kimi_linear", "kv_lora_rank": 512, "num_experts": 256},
+            "The nearest is 'deepseek_v2'; ",
+        ),
+        (
+            {"model_type": "mamba2", "state_size": 128},
+            "which has no state space layers (state_size)",
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_an_unknown_family_names_the_nearest_and_what_it_lacks(
+    config: dict[str, Any], nearest: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        model_from_config(LLAMA | config, name="small", source="small.json")
+    assert nearest in str(caught.value)

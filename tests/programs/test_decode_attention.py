@@ -34,6 +34,7 @@ class Case(NamedTuple):
     slots: int = 384
     batch: int = 2
     window: int | None = None
+    is_chunked: bool = False
     has_sinks: bool = False
     value_width: int | None = None  # of values that are channels of the keys
     has_mask: bool = False
@@ -57,6 +58,8 @@ CASES = [
     Case("window-over-two-blocks", 260, window=128),
     Case("window-before-it-is-full", 50, window=128),
     Case("window-longer-than-a-block", 383, window=200),
+    Case("chunk", 300, window=128, is_chunked=True),
+    Case("start-of-chunk", 256, window=128, is_chunked=True),
     Case("sinks", 200, has_sinks=True),
     Case("sinks-at-first-position", 0, has_sinks=True),
     Case("window-and-sinks", 200, window=128, has_sinks=True, heads=1, group=8),
@@ -96,6 +99,7 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
         position=jnp.int32(case.position),
         scale=case.width**-0.5 / scale,
         window=case.window,
+        is_chunked=case.is_chunked,
         sinks=random(9, case.heads, case.group) if case.has_sinks else None,
         mask=(jnp.arange(case.slots) * 7 + jnp.arange(case.batch)[:, None]) % 3 == 1
         if case.has_mask
@@ -103,10 +107,13 @@ def random_inputs(case: Case, n_layers: int = 2) -> DecodeInputs:
     )
 
 
-@partial(jax.jit, static_argnames=("value_width", "scale", "window"))
-def interpreted(value_width: int, scale: float, window: int | None, **arrays: Any) -> Any:
+STATIC = ("value_width", "scale", "window", "is_chunked", "softcap")
+
+
+@partial(jax.jit, static_argnames=STATIC)
+def interpreted(**values: Any) -> Any:
     """The output and the new caches of the kernel; one program for all positions."""
-    inputs = DecodeInputs(value_width=value_width, scale=scale, window=window, **arrays)
+    inputs = DecodeInputs(**values)
     return decode_attention(inputs, mean_context=1, is_interpreted=True)
 
 
@@ -123,7 +130,9 @@ def plain(case: Case, inputs: DecodeInputs) -> np.ndarray:
     """Plain attention [B, K, G, V] of the query to layer 1."""
     dtype = inputs.q.dtype
     arrays = [cache[1].swapaxes(1, 2).astype(dtype) for cache in written(inputs)]
-    mask = causal_mask(inputs.position[None], jnp.arange(case.slots), case.window)
+    mask = causal_mask(
+        inputs.position[None], jnp.arange(case.slots), case.window, is_chunked=case.is_chunked
+    )
     if inputs.mask is not None:
         mask = mask & inputs.mask[:, None]
     out = dot_product_attention(

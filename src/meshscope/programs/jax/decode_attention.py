@@ -62,6 +62,7 @@ class DecodeKernel:
         scale: float,
         value_width: int,
         window: int | None = None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: Array | None = None,
         mask: Array | None = None,
@@ -85,6 +86,7 @@ class DecodeKernel:
                 position=at[1],
                 scale=scale,
                 window=window,
+                is_chunked=is_chunked,
                 softcap=softcap,
                 sinks=None if sinks is None else sinks.reshape(n_heads, -1),
                 mask=mask,
@@ -129,10 +131,16 @@ class DecodeBlocks:
         """The name of the kernel in the program."""
         return f"decode_attention_b{self.n_together}_k{self.n_keys}_block"
 
-    def first(self, position: Any, window: int | None) -> Any:
-        """The index of the first block that a query at this position attends to."""
+    def first(self, position: Any, window: int | None, *, is_chunked: bool = False) -> Any:
+        """The index of the first block that a query at this position attends to.
+
+        Chunks are whole blocks.
+        """
         if window is None:
             return 0
+        if is_chunked:
+            start = position // window if isinstance(position, int) else lax.div(position, window)
+            return start * (window // self.n_keys)
         if isinstance(position, int):
             return max(position - window + 1, 0) // self.n_keys
         return self.index(lax.max(position - window + 1, 0))
@@ -141,9 +149,11 @@ class DecodeBlocks:
         """The index of the block with this position; a shift, as sizes are powers of two."""
         return lax.shift_right_logical(position, self.n_keys.bit_length() - 1)
 
-    def n_fetched(self, n_present: int, n_slots: int, window: int | None) -> int:
+    def n_fetched(
+        self, n_present: int, n_slots: int, window: int | None, *, is_chunked: bool = False
+    ) -> int:
         """Slots that one sequence fetches when `n_present` positions are in the cache."""
-        start = self.first(n_present - 1, window) * self.n_keys
+        start = self.first(n_present - 1, window, is_chunked=is_chunked) * self.n_keys
         end = -(-n_present // self.n_keys) * self.n_keys
         return min(end, n_slots) - start
 
@@ -177,6 +187,7 @@ class DecodeInputs:
     position: Array
     scale: float
     window: int | None = None
+    is_chunked: bool = False
     softcap: float | None = None
     sinks: Array | None = None
     mask: Array | None = None
@@ -191,7 +202,7 @@ def decode_attention(
     """
     n_sequences, n_heads, n_group, _ = inputs.q.shape
     blocks = _blocks(inputs)
-    first = blocks.first(inputs.position, inputs.window)
+    first = blocks.first(inputs.position, inputs.window, is_chunked=inputs.is_chunked)
     n_blocks = blocks.index(inputs.position) + 1 - first
     scalars = jnp.stack([jnp.asarray(x, jnp.int32) for x in (inputs.layer, first, inputs.position)])
 
@@ -236,7 +247,7 @@ def decode_attention(
             _kernel,
             n_caches=n_caches,
             scale=inputs.scale,
-            window=inputs.window,
+            window=None if inputs.is_chunked else inputs.window,
             softcap=inputs.softcap,
             has_sinks=inputs.sinks is not None,
             has_mask=inputs.mask is not None,
@@ -283,7 +294,9 @@ def _cost(inputs: DecodeInputs, blocks: DecodeBlocks, n_present: int) -> pl.Cost
     """FLOPs and bytes of a step with `n_present` positions: those of the blocks that it fetches."""
     n_sequences, n_heads, n_group, width = inputs.q.shape
     n_slots = inputs.caches[0].shape[-2]
-    n_fetched = blocks.n_fetched(min(n_present, n_slots), n_slots, inputs.window)
+    n_fetched = blocks.n_fetched(
+        min(n_present, n_slots), n_slots, inputs.window, is_chunked=inputs.is_chunked
+    )
     n_rows = n_sequences * n_heads
     small = inputs.q.dtype.itemsize * n_rows * n_group * (width + inputs.value_width)
     cache_bytes = n_rows * sum(

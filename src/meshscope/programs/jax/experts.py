@@ -35,6 +35,13 @@ def routing(x: Array, w: LayerWeights, moe: MixtureOfExperts, ids: Array) -> tup
     return experts.astype(jnp.int32), shares * moe.scale
 
 
+def scaled_inputs(tokens: Array, shares: Array, moe: MixtureOfExperts) -> tuple[Array, Array]:
+    """The inputs [T, D] of experts and the weights [T, K] of their outputs, by what the scores scale."""
+    if not moe.scales_inputs:
+        return tokens, shares
+    return (tokens * shares).astype(tokens.dtype), jnp.ones_like(shares)
+
+
 def chosen_scores(scores: Array, experts: Array) -> Array:
     """The scores [T, K] of the chosen experts, of all [T, E]; XLA would gather them one by one."""
     is_chosen = experts[..., None] == jnp.arange(scores.shape[-1])

@@ -20,8 +20,10 @@ from meshscope.programs.jax.numerics import (
     dot_product_attention,
     rms_norm,
     rope_angles,
+    unscaled_rms_norm,
 )
 from meshscope.programs.jax.state import LayerCache, LayerWeights
+from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import AttentionKind, GroupedAttention, Layer, Model
 
 
@@ -46,10 +48,9 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     if attention.has_qk_norm:
         eps, offset = model.norm_eps, model.norm_offset
         q, k = (rms_norm(x, w(f"{n}_norm"), eps, offset=offset) for n, x in (("q", q), ("k", k)))
-    rope = attention.rope_of(layer.attention)
-    angles = rope_angles(rope, attention.head_dim, positions)
-    q, k = apply_rope(q, angles, rope), apply_rope(k, angles, rope)
-    window = attention.window if layer.attention is AttentionKind.SLIDING else None
+    q, k = _positioned(q, k, positions, attention, layer.attention, eps=model.norm_eps)
+    is_chunked = layer.attention is AttentionKind.CHUNKED
+    window = window_of(attention, layer.attention)
     sinks = w("sinks") if attention.has_sinks else None
     scores: dict[str, Any] = {
         "scale": attention.score_scale,
@@ -58,7 +59,8 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
     }
     new = _cached(k, v, cache)
     if isinstance(kernel, DecodeKernel):
-        out, cache = _decode(q, new, cache, positions[0], kernel, window=window, **scores)
+        seen = {"window": window, "is_chunked": is_chunked}
+        out, cache = _decode(q, new, cache, positions[0], kernel, **seen, **scores)
         return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
     for name, array in new.items():
         cache = cache.written(name, array)
@@ -67,23 +69,46 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
         k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype))
         k_positions = context.cache_positions(k.shape[1])
     elif context.n_cached:
-        slots = context.chunk_slots(x.shape[1], window)
+        slots = context.chunk_slots(x.shape[1], None if is_chunked else window)
         k, v = (x.swapaxes(1, 2) for x in _read(cache, x.dtype, n_rows=x.shape[0], slots=slots))
         k_positions = jnp.arange(slots.start, slots.stop)
     if context.is_split:
         inputs = AttentionInputs(
             q=q,
             keys=lambda k, v: (k, v),
-            mask_of=lambda of_keys: causal_mask(positions, of_keys, window),
+            mask_of=lambda of_keys: causal_mask(positions, of_keys, window, is_chunked=is_chunked),
             **scores,
         )
         out = context.attend(inputs, (k, v), k_positions)
     elif kernel is not None:
-        out = kernel(q, k, v, window=window, **scores)
+        out = kernel(q, k, v, window=None if is_chunked else window, **scores)
     else:
-        mask = causal_mask(positions, k_positions, window)
+        mask = causal_mask(positions, k_positions, window, is_chunked=is_chunked)
         out = dot_product_attention(q, k, v, mask, **scores)
     return w.einsum("bsnh,nhd->bsd", out, "wo"), cache
+
+
+def _positioned(  # noqa: PLR0913  queries, keys and where they are
+    q: Array,
+    k: Array,
+    positions: Array,
+    attention: GroupedAttention,
+    kind: AttentionKind,
+    *,
+    eps: float,
+) -> tuple[Array, Array]:
+    """Queries and keys [B, S, heads, H] turned by their positions, or queries scaled by them."""
+    rope, temperature = attention.rope_of(kind), attention.temperature
+    if rope is not None:
+        angles = rope_angles(rope, attention.head_dim, positions)
+        q, k = apply_rope(q, angles, rope), apply_rope(k, angles, rope)
+        is_normed = attention.has_l2_norm
+        return (unscaled_rms_norm(q, eps), unscaled_rms_norm(k, eps)) if is_normed else (q, k)
+    if temperature is not None:
+        steps = jnp.floor((positions.astype(jnp.float32) + 1) / temperature.floor)
+        scale = jnp.log1p(steps) * temperature.strength + 1
+        q = (q * scale[None, :, None, None]).astype(q.dtype)
+    return q, k
 
 
 def _heads(x: Array, w: LayerWeights, letter: str) -> Array:

@@ -49,11 +49,17 @@ def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
     return wide.astype(x.dtype) * scale.astype(x.dtype) + bias.astype(x.dtype)
 
 
-def causal_mask(q_positions: Array, k_positions: Array, window: int | None = None) -> Array:
-    """The causal mask [S, T], optionally with a sliding window of `window` positions."""
+def causal_mask(
+    q_positions: Array, k_positions: Array, window: int | None = None, *, is_chunked: bool = False
+) -> Array:
+    """The causal mask [S, T], optionally with a sliding window or chunks of `window` positions."""
     distance = q_positions[:, None] - k_positions[None, :]
     mask = distance >= 0
-    return mask if window is None else mask & (distance < window)
+    if window is None:
+        return mask
+    if is_chunked:
+        return mask & (q_positions[:, None] // window == k_positions[None, :] // window)
+    return mask & (distance < window)
 
 
 def dot_product_attention(  # noqa: PLR0913  the inputs of attention

@@ -66,8 +66,8 @@ class LayerWeights:
     def _gathered(self, name: str) -> Array:
         """The weight in its stored dtype, gathered over fsdp."""
         array, spec = self._of_layer(name), self.specs[name]
-        is_only_layer = self.index is not None and self.arrays[name].shape[0] == 1
-        if is_only_layer and self.collectives.gathers(spec):
+        is_outside_loops = isinstance(self.index, int)
+        if is_outside_loops and self.collectives.gathers(spec):
             array = lax.optimization_barrier(array)  # else XLA gathers [1, ...]
         return self.collectives.weight(array, spec)
 

@@ -62,6 +62,17 @@ _LLAMA3_8K = _LLAMA2 | {
     "max_position_embeddings": 8192,
 }
 _LLAMA3_70B = _LLAMA3 | sizes(hidden=8192, mlp=28672, layers=80, heads=64, kv_heads=8)
+_LLAMA_4 = {
+    **sizes(hidden=5120, mlp=8192, layers=48, heads=40, kv_heads=8),
+    "model_type": "llama4_text",
+    "head_dim": 128,
+    "intermediate_size_mlp": 16384,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "vocab_size": 202048,
+}
 _YARN = {"type": "yarn", "beta_fast": 32, "beta_slow": 1}
 _YARN_40 = {
     "type": "yarn",
@@ -492,6 +503,25 @@ _ENTRIES = (
         _QWEN3_MOE,
         sizes(hidden=4096, mlp=12288, layers=94, heads=64, kv_heads=4),
         moe_intermediate_size=1536,
+    ),
+    entry(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        _LLAMA_4,
+        num_local_experts=16,
+        interleave_moe_layer_step=1,
+        use_qk_norm=True,
+        rope_scaling=_LLAMA3_ROPE_SCALING | {"factor": 16.0, "high_freq_factor": 1.0},
+        max_position_embeddings=10485760,
+        source=f"{AICONFIGURATOR}; the text part",
+    ),
+    entry(
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+        _LLAMA_4,
+        num_local_experts=128,
+        interleave_moe_layer_step=2,
+        use_qk_norm=False,
+        max_position_embeddings=1048576,
+        source=f"{AICONFIGURATOR}; the text part",
     ),
     entry("openai/gpt-oss-120b", _GPT_OSS_120B),
     entry("openai/gpt-oss-20b", _GPT_OSS_120B, num_hidden_layers=24, num_local_experts=32),

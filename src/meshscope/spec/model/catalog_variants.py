@@ -60,6 +60,13 @@ _NAMED: dict[str, tuple[str, ...]] = {
     "meta-llama/Llama-2-7B": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf"),
     "meta-llama/Llama-2-13B": ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13b-chat-hf"),
     "meta-llama/Llama-2-70B": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-chat-hf"),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": ("meta-llama/Llama-4-Scout-17B-16E",),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (
+        *(
+            "meta-llama/Llama-4-Maverick-17B-128E",
+            "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8",
+        ),
+    ),
     "deepseek-ai/DeepSeek-V3.1-Base": ("deepseek-ai/DeepSeek-V3.1",),
     "deepseek-ai/DeepSeek-V3": (
         *("deepseek-ai/DeepSeek-V3-Base", "deepseek-ai/DeepSeek-V3-0324"),

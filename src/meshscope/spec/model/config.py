@@ -33,6 +33,7 @@ from meshscope.spec.model.model import (
 )
 from meshscope.spec.model.reader import MAX_LAYERS, ConfigReader, read_rope
 from meshscope.spec.model.stored_format import stored_format
+from meshscope.spec.model.unknown_family import unknown_family
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
 LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
@@ -138,7 +139,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         family=family,
         layers=layers,
         hidden=hidden,
-        ffn=reader.integer("intermediate_size") if has_dense else None,
+        ffn=reader.integer(_ffn_key(family)) if has_dense else None,
         vocab=reader.integer("vocab_size"),
         attention=_attention(reader, family),
         norm_eps=reader.number("rms_norm_eps", 1e-6),
@@ -198,6 +199,8 @@ def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
             return compressed_moe(reader)
         case Family.MIXTRAL | Family.QWEN3_MOE | Family.GPT_OSS:
             return _softmax_moe(reader, family)
+        case Family.LLAMA4:
+            return _llama4_moe(reader)
         case _:
             return _deepseek_moe(reader, family)
 
@@ -220,6 +223,26 @@ def _softmax_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:
         has_bias=True,
         activation=Activation.CLAMPED_SWIGLU,
         activation_limit=reader.number("swiglu_limit", 7.0),
+    )
+
+
+def _llama4_moe(reader: ConfigReader) -> MixtureOfExperts:
+    """Source: Llama4TextMoe of transformers."""
+    n_active = reader.integer("num_experts_per_tok", 1)
+    if n_active != 1:
+        raise SpecError(
+            f"{reader.source}: num_experts_per_tok={n_active} is not supported for llama4_text, whose scores "
+            "scale the inputs of experts. Supported: 1."
+        )
+    ffn = reader.integer("intermediate_size")
+    return MixtureOfExperts(
+        n_experts=reader.integer("num_local_experts"),
+        n_active=n_active,
+        ffn=ffn,
+        shared_ffn=ffn,
+        scoring=Scoring.SIGMOID,
+        is_normalized=False,
+        scales_inputs=True,
     )
 
 
@@ -269,6 +292,10 @@ def _layers(reader: ConfigReader, family: Family) -> tuple[Layer, ...]:
 def _mlp_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list[MlpKind]:
     if family in {Family.MIXTRAL, Family.GPT_OSS}:
         return [MlpKind.MOE] * n_layers
+    if family is Family.LLAMA4:
+        step = reader.integer("interleave_moe_layer_step", 1)
+        sparse = set(reader.integers("moe_layers") or range(step - 1, n_layers, step))
+        return [MlpKind.MOE if index in sparse else MlpKind.DENSE for index in range(n_layers)]
     if family is Family.QWEN3_MOE:
         step = reader.integer("decoder_sparse_step", 1)
         dense = set(reader.integers("mlp_only_layers"))
@@ -288,9 +315,7 @@ def _family(reader: ConfigReader) -> Family:
     model_type = reader.text("model_type")
     model_type = SAME_ARCHITECTURE.get(model_type, model_type)
     if model_type not in set(Family):
-        raise SpecError(
-            f"{reader.source}: model family '{model_type}' is not supported. Supported: {', '.join(Family)}."
-        )
+        raise SpecError(f"{reader.source}: {unknown_family(model_type, reader.config)}")
     return Family(model_type)
 
 
@@ -301,6 +326,11 @@ def _text_reader(config: Mapping[str, Any], source: str) -> tuple[ConfigReader, 
         return ConfigReader(config, source), None
     shared = {key: config[key] for key in OF_WHOLE_MODEL if key in config}
     return ConfigReader(shared | dict(text), source), str(config.get("model_type"))
+
+
+def _ffn_key(family: Family) -> str:
+    """The key of the width of dense layers."""
+    return "intermediate_size_mlp" if family is Family.LLAMA4 else "intermediate_size"
 
 
 def _check_activation(reader: ConfigReader, family: Family) -> None:

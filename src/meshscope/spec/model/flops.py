@@ -40,8 +40,12 @@ def attended_keys(attention: Attention, kind: AttentionKind, context: int) -> in
 
 
 def window_of(attention: Attention, kind: AttentionKind) -> int | None:
-    """The sliding window of a layer in positions; None if it attends to the whole context."""
-    if isinstance(attention, GroupedAttention) and kind is AttentionKind.SLIDING:
+    """The sliding window of a layer in positions; None if it attends to the whole context.
+
+    A chunk counts as a window of its size: twice the mean of long sequences.
+    """
+    kinds = {AttentionKind.SLIDING, AttentionKind.CHUNKED}
+    if isinstance(attention, GroupedAttention) and kind in kinds:
         return attention.window
     return None
 

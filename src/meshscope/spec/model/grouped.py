@@ -1,6 +1,15 @@
 """Reads grouped-query attention from a Hugging Face config: heads, windows, rotary embeddings by family."""
 
-from meshscope.spec.model.model import AttentionKind, Family, GroupedAttention, Rope
+from dataclasses import replace
+
+from meshscope.errors import SpecError
+from meshscope.spec.model.model import (
+    AttentionKind,
+    Family,
+    GroupedAttention,
+    Rope,
+    Temperature,
+)
 from meshscope.spec.model.reader import ConfigReader, check_factors, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -16,6 +25,9 @@ WINDOWS = {
     Family.GEMMA2: 4096,
     Family.GEMMA3: 4096,
 }
+LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
+LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
+LLAMA4_NOPE_INTERVAL = 4
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
 GEMMA3_THETA = 1_000_000.0
 
@@ -42,6 +54,18 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         sliding_rope=_sliding_rope(reader, family),
         scale=None if scalar is None else scalar**-0.5,
         softcap=_softcap(reader, family),
+        has_full_rope=family is not Family.LLAMA4,
+        has_l2_norm=family is Family.LLAMA4 and reader.boolean("use_qk_norm", default=True),
+        temperature=_temperature(reader) if family is Family.LLAMA4 else None,
+    )
+
+
+def _temperature(reader: ConfigReader) -> Temperature | None:
+    if not reader.boolean("attn_temperature_tuning", default=True):
+        return None
+    return Temperature(
+        floor=reader.integer("floor_scale", LLAMA4_TEMPERATURE.floor),
+        strength=reader.number("attn_scale", LLAMA4_TEMPERATURE.strength),
     )
 
 
@@ -56,6 +80,8 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             period = 2
         case Family.GEMMA3:
             period = reader.integer("sliding_window_pattern", 6)
+        case Family.LLAMA4:
+            return _llama4_kinds(reader, n_layers)
         case Family.MISTRAL | Family.MINISTRAL | Family.PHI3:
             has_window = _window(reader, family) is not None
             every = SLIDING if has_window else FULL
@@ -64,6 +90,18 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             return [AttentionKind.FULL] * n_layers
     default = [FULL if (index + 1) % period == 0 else SLIDING for index in range(n_layers)]
     return _kinds(reader, family, default)
+
+
+def _llama4_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
+    """From `no_rope_layers`, 1 for layers that turn, or every fourth layer without; only the others have chunks."""
+    interval = reader.integer("no_rope_layer_interval", LLAMA4_NOPE_INTERVAL)
+    default = [int((index + 1) % interval != 0) for index in range(n_layers)]
+    turns = reader.integers("no_rope_layers") or default
+    if len(turns) < n_layers:
+        raise SpecError(
+            f"{reader.source}: 'no_rope_layers' has {len(turns)} values for {n_layers} layers. Give one for each."
+        )
+    return [AttentionKind.CHUNKED if turn else AttentionKind.FULL for turn in turns[:n_layers]]
 
 
 def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[AttentionKind]:
@@ -87,6 +125,8 @@ def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
 
 
 def _window(reader: ConfigReader, family: Family) -> int | None:
+    if family is Family.LLAMA4:
+        return reader.integer("attention_chunk_size", LLAMA4_CHUNK)
     if family not in WINDOWS:
         return None
     if "sliding_window" in reader.config:
@@ -106,7 +146,7 @@ def _rope(reader: ConfigReader, family: Family) -> Rope:
     """The rotary embedding of layers that attend to all positions."""
     if family is Family.GEMMA3:
         reader = ConfigReader({"rope_theta": GEMMA3_THETA} | dict(reader.config), reader.source)
-    return read_rope(reader, FULL)
+    return replace(read_rope(reader, FULL), is_interleaved=family is Family.LLAMA4)
 
 
 def _sliding_rope(reader: ConfigReader, family: Family) -> Rope | None:

@@ -11,6 +11,7 @@ class Family(StrEnum):
     """Model families that the programs implement; values are the config's `model_type`."""
 
     LLAMA = "llama"
+    LLAMA4 = "llama4_text"
     MISTRAL = "mistral"
     MINISTRAL = "ministral"
     PHI3 = "phi3"
@@ -71,11 +72,25 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """A scale of queries that grows with their position p (arXiv 2501.19399).
+
+    It is `strength` log(1 + floor((p + 1) / `floor`)) + 1.
+    """
+
+    floor: int
+    strength: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
     """Grouped-query attention.
 
     `window` is the number of positions, including its own, that a query attends to in layers of
-    kind `sliding`, whose rotary embedding is `sliding_rope` if that is given. Scores are products times
+    kind `sliding`; in layers of kind `chunked` it attends to those of its own chunk of `window` positions.
+    The rotary embedding of `sliding` layers is `sliding_rope` if that is given; `full` layers have none if
+    `has_full_rope` is false, and scale queries by `temperature`. With `has_l2_norm`, turned queries and keys
+    are normed without a learned scale. Scores are products times
     `scale`, by default 1 / sqrt(head_dim), and at most `softcap` in magnitude.
     """
 
@@ -91,14 +106,19 @@ class GroupedAttention:
     sliding_rope: Rope | None = None
     scale: float | None = None
     softcap: float | None = None
+    has_full_rope: bool = True
+    has_l2_norm: bool = False
+    temperature: Temperature | None = None
 
     @property
     def score_scale(self) -> float:
         """The factor of products of queries and keys."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
-    def rope_of(self, kind: "AttentionKind") -> Rope:
-        """The rotary embedding of layers of this kind."""
+    def rope_of(self, kind: "AttentionKind") -> Rope | None:
+        """The rotary embedding of layers of this kind; None if they have none."""
+        if kind is AttentionKind.FULL and not self.has_full_rope:
+            return None
         is_sliding = kind is AttentionKind.SLIDING
         return self.sliding_rope if is_sliding and self.sliding_rope is not None else self.rope
 
@@ -228,6 +248,9 @@ class MixtureOfExperts:
     group_score: GroupScore = GroupScore.MAX
     has_correction_bias: bool = False  # added to the scores for expert selection only
     has_bias: bool = False  # router and experts have biases
+    scales_inputs: bool = (
+        False  # the score of the one chosen expert scales its input, not its output
+    )
     activation: Activation = Activation.SWIGLU
     activation_limit: float | None = None
 
@@ -237,6 +260,7 @@ class AttentionKind(StrEnum):
 
     FULL = "full"
     SLIDING = "sliding"
+    CHUNKED = "chunked"
     COMPRESSED_SPARSE = "compressed_sparse"
     HEAVILY_COMPRESSED = "heavily_compressed"
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from meshscope.spec.model.model import Family
 
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
 
 def moe_block(family: Family) -> str:
     """Prefix of the router's tensors within a layer."""
@@ -12,6 +14,8 @@ def moe_block(family: Family) -> str:
             return "block_sparse_moe.gate."
         case Family.GPT_OSS:
             return "mlp.router."
+        case Family.LLAMA4:
+            return "feed_forward.router."
         case Family.DEEPSEEK_V4:
             return "ffn.gate."
         case _:
@@ -26,14 +30,20 @@ def expert_tensors(family: Family) -> Mapping[str, str]:
         case Family.DEEPSEEK_V4:
             return _gated("ffn.experts.{expert}.", ("w1", "w3", "w2"))
         case _:
-            return _gated("mlp.experts.{expert}.", ("gate_proj", "up_proj", "down_proj"))
+            return _gated("mlp.experts.{expert}.", PROJECTIONS)
 
 
 def shared_tensors(family: Family) -> Mapping[str, str]:
     """Tensors of the shared experts, by role in the gated MLP."""
     if family is Family.DEEPSEEK_V4:
         return _gated("ffn.shared_experts.", ("w1", "w3", "w2"))
-    return _gated("mlp.shared_experts.", ("gate_proj", "up_proj", "down_proj"))
+    base = "feed_forward.shared_expert." if family is Family.LLAMA4 else "mlp.shared_experts."
+    return _gated(base, PROJECTIONS)
+
+
+def dense_tensors(family: Family) -> Mapping[str, str]:
+    """Tensors of the MLP of dense layers, by role."""
+    return _gated("feed_forward." if family is Family.LLAMA4 else "mlp.", PROJECTIONS)
 
 
 def norm_tensors(family: Family) -> tuple[str, str]:

@@ -9,7 +9,13 @@ from typing import assert_never
 
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
-from meshscope.spec.model.model import CompressedAttention, GroupedAttention, LatentAttention, Model
+from meshscope.spec.model.model import (
+    AttentionKind,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Model,
+)
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.quantization import quantization_of
@@ -155,8 +161,9 @@ def _common_reason(kernels: Kernels, chip: ChipKind, workload: Workload) -> str 
 
 def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     match model.attention:
-        case GroupedAttention():
-            pass
+        case GroupedAttention(window=window):
+            if _has_chunks(model) and window is not None and workload.prompt > window:
+                return f"prompt={workload.prompt} is longer than the chunks of attention ({window})"
         case LatentAttention(indexer=None):
             pass
         case _:
@@ -168,6 +175,10 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
         name = "prompt" if n_positions == workload.prompt else "prefill_chunk"
         return f"{name}={n_positions} is not a multiple of {SPLASH_BLOCKS[-1]}"
     return None
+
+
+def _has_chunks(model: Model) -> bool:
+    return any(layer.attention is AttentionKind.CHUNKED for layer in model.layers)
 
 
 def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
@@ -190,7 +201,10 @@ def _cudnn_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
 
 def _decode_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
     match model.attention:
-        case GroupedAttention() | LatentAttention():
+        case GroupedAttention(window=window):
+            if _has_chunks(model) and window is not None and window % DECODE_BLOCKS[0]:
+                return f"chunks of {window} positions are no multiple of {DECODE_BLOCKS[0]}"
+        case LatentAttention():
             pass
         case CompressedAttention():
             return "the kernel reads no compressed caches"

@@ -12,7 +12,6 @@ from math import prod
 from typing import assert_never
 
 from meshscope.spec.model.model import (
-    Activation,
     AttentionKind,
     CompressedAttention,
     Family,
@@ -26,6 +25,7 @@ from meshscope.spec.model.model import (
 from meshscope.spec.model.tensor_names import (
     POST_NORM_TENSORS,
     correction_tensor,
+    dense_tensors,
     expert_tensors,
     head_tensor,
     moe_block,
@@ -570,7 +570,7 @@ def mlp_weights(model: Model, layer: Layer) -> tuple[Weight, ...]:
 def dense_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of a dense layer's gated MLP."""
     assert model.ffn is not None
-    tensors = {role: f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")}
+    tensors = dense_tensors(model.family)
     weights = _gated(model.hidden, model.ffn, "", tensors, has_bias=model.has_mlp_bias)
     return tuple(_fused_mlp(weights, model.ffn) if model.family is Family.PHI3 else weights)
 
@@ -640,8 +640,13 @@ def expert_weights(model: Model) -> tuple[Weight, ...]:
     """The weights of the routed experts, stacked over experts."""
     moe = model.moe
     assert moe is not None
-    is_fused = moe.activation is Activation.CLAMPED_SWIGLU
-    weights = _fused_experts(model, moe) if is_fused else _single_experts(model, moe)
+    match model.family:
+        case Family.GPT_OSS:
+            weights = _fused_experts(model, moe, "mlp.experts.", step=2)
+        case Family.LLAMA4:
+            weights = _fused_experts(model, moe, "feed_forward.experts.", step=1)
+        case _:
+            weights = _single_experts(model, moe)
     return tuple(
         weight if weight.is_vector else replace(weight, is_row_major=True) for weight in weights
     )
@@ -655,22 +660,31 @@ def _single_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
     yield builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), tensors["down"], inputs=(1,))
 
 
-def _fused_experts(model: Model, moe: MixtureOfExperts) -> Iterator[Weight]:
-    """gpt-oss: gate and up columns alternate in one tensor [E, D, 2F], which is not transposed."""
-    builder = WeightBuilder(base="model.layers.{layer}.mlp.experts.")
+def _fused_experts(
+    model: Model, moe: MixtureOfExperts, block: str, *, step: int
+) -> Iterator[Weight]:
+    """Gate and up columns in one tensor [E, D, 2F], which is not transposed.
+
+    They alternate with `step` 2 (gpt-oss); with 1, those of the gate come first (Llama 4).
+    """
+    builder = WeightBuilder(base="model.layers.{layer}." + block)
     n, d, f = moe.n_experts, model.hidden, moe.ffn
-    for start, name in enumerate(("gate", "up")):
-        columns = ColumnSlice(whole=2 * f, start=start, stop=2 * f, step=2)
+    for number, name in enumerate(("gate", "up")):
+        start = number if step > 1 else number * f
+        columns = ColumnSlice(whole=2 * f, start=start, stop=start + step * (f - 1) + 1, step=step)
         into = builder.matrix(
             f"experts_w_{name}", _EXPERT_IN, (n, d, f), "gate_up_proj", inputs=(1,)
         )
         yield replace(into, columns=columns, is_transposed=False)
+        if not moe.has_bias:
+            continue
         bias = (Dim.EXPERT, Dim.EXPERT_FFN)
         tensor = "gate_up_proj_bias"
         yield builder.vector(f"experts_b_{name}", bias, (n, f), tensor, columns=columns)
     out = builder.matrix("experts_w_down", _EXPERT_OUT, (n, f, d), "down_proj", inputs=(1,))
     yield replace(out, is_transposed=False)
-    yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
+    if moe.has_bias:
+        yield builder.vector("experts_b_down", (Dim.EXPERT, Dim.NORM), (n, d), "down_proj_bias")
 
 
 def device_weight_bytes(model: Model, plan: Plan, dtype: str) -> int:
