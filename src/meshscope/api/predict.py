@@ -5,8 +5,10 @@ from pathlib import Path
 from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.idle_options import check_prediction_options
 from meshscope.api.records import chip_profile, predicted_record, saved
-from meshscope.api.request import ExperimentRequest, command_line, request_of
+from meshscope.api.request import PredictRequest, command_line, request_of
 from meshscope.api.run import Run
+from meshscope.api.speculate import predicted_speculation
+from meshscope.errors import SpecError
 from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -37,6 +39,7 @@ def predict(  # noqa: PLR0913  the options of the command
     prefill_chunk: int | str = "auto",
     routing_skew: float = 1.0,
     profile: str | Path | None = None,
+    speculate: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
 ) -> Run:
@@ -72,6 +75,8 @@ def predict(  # noqa: PLR0913  the options of the command
             (up to 8,192) or `off`.
         routing_skew: Load of the most loaded device's experts over the mean.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
+        speculate: Speculative decoding: `mtp:k=1,acceptance=0.85`, `eagle:...` or `draft:MODEL,...`;
+            the result is `Run.speculation`.
         out: Folder to save the run in; without it the run stays in memory.
         force: Replace the run in `out`.
 
@@ -81,17 +86,25 @@ def predict(  # noqa: PLR0913  the options of the command
     Raises:
         MeshscopeError: An option, the model or the plan is impossible, or `out` cannot be written.
     """
-    request = request_of(ExperimentRequest, locals())
+    request = request_of(PredictRequest, locals())
     return predict_request(request, out=None if out is None else Path(out), force=force)
 
 
-def predict_request(request: ExperimentRequest, *, out: Path | None, force: bool) -> Run:
+def predict_request(request: PredictRequest, *, out: Path | None, force: bool) -> Run:
     """The run that the request asks for; saved if `out` is given."""
     check_prediction_options(request.loop)
     experiment = request.experiment()
     profile = chip_profile(request.profile, experiment.topology.chip)
+    speculation = None
+    if request.speculate is not None:
+        if out is not None:
+            raise SpecError(
+                "--speculate is printed, not saved with a run. Drop --out or --speculate."
+            )
+        speculation = predicted_speculation(experiment, request.speculate, profile)
     record = predicted_record(experiment, command_line("predict", request, out=out), profile)
     return Run(
         record=record if out is None else saved(record, out, force=force),
         warnings=checkpoint_notes(request, experiment),
+        speculation=speculation,
     )

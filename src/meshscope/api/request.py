@@ -45,7 +45,7 @@ _FORMS: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentRequest:
-    """The options of `predict`, by the names that the command line uses."""
+    """The options that predict, compile and run share, by the names that the command line uses."""
 
     model: str
     topology: str
@@ -133,6 +133,13 @@ class ExperimentRequest:
         is_torchxla = self.frontend is Frontend.TORCHXLA
         is_lacking = self.has_program and model.default_weight_dtype not in PROGRAM_DTYPES
         return UNQUANTIZED_DTYPE if is_torchxla or is_lacking else model.default_weight_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictRequest(ExperimentRequest):
+    """The options of `predict` alone, beside those that all commands share."""
+
+    speculate: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshscope.analysis.request import Throughput, request_times, throughput_of
+from meshscope.api.speculate import speculation_document
 from meshscope.api.text import rendered
+from meshscope.cost.speculation import SpeculativeStep
 from meshscope.events.enums import Source
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.plan.memory import Memory
@@ -50,12 +52,14 @@ class Run:
     """One run: predicted, compiled or measured; figures are those of its strongest source.
 
     `warnings` are sentences about input that was read only in part, or differs from what is assumed. `hlo`
-    is the HLO text of a compiled function without a folder.
+    is the HLO text of a compiled function without a folder. `speculation` is the step of speculative
+    decoding that `predict(speculate=...)` asks for.
     """
 
     record: RunRecord
     warnings: tuple[str, ...] = ()
     hlo: Path | None = None
+    speculation: SpeculativeStep | None = None
 
     @property
     def path(self) -> Path | None:
@@ -152,7 +156,10 @@ class Run:
 
     def as_dict(self) -> Mapping[str, Any]:
         """The document that `--json` prints."""
-        return run_document(self.record)
+        document = run_document(self.record)
+        if self.speculation is None:
+            return document
+        return {**document, "speculation": speculation_document(self.speculation)}
 
     def __repr__(self) -> str:
         """One line: source, model, plan, slice, times, folder."""

@@ -81,6 +81,10 @@ OPTIONS: dict[str, Any] = {
         metavar="X", help="Load of the most loaded device's experts over the mean."
     ),
     "profile": PROFILE,
+    "speculate": typer.Option(
+        metavar="METHOD:k=N,acceptance=X",
+        help="Speculative decoding by mtp, eagle or draft:MODEL, e.g. mtp:k=1,acceptance=0.85.",
+    ),
     "cycles": typer.Option(
         help="Compute time by the compiler's estimates, or by its slower cycle profile."
     ),

@@ -117,6 +117,7 @@ _DEEPSEEK_V3 = {
     **sizes(hidden=7168, mlp=18432, layers=61, heads=128, kv_heads=128),
     "model_type": "deepseek_v3",
     "moe_intermediate_size": 2048,
+    "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
     "vocab_size": 129280,
     "n_routed_experts": 256,
@@ -150,6 +151,7 @@ _KIMI_K2 = {
     "vocab_size": 163840,
     "rope_theta": 50000.0,
     "rope_scaling": _KIMI_YARN,
+    "num_nextn_predict_layers": 0,
 }
 _DEEPSEEK_V32 = _DEEPSEEK_V3 | {
     "model_type": "deepseek_v32",
@@ -159,6 +161,7 @@ _DEEPSEEK_V32 = _DEEPSEEK_V3 | {
 }
 _DEEPSEEK_V4 = {
     "model_type": "deepseek_v4",
+    "num_nextn_predict_layers": 1,
     "hidden_size": 4096,
     "moe_intermediate_size": 2048,
     "num_hidden_layers": 43,

@@ -54,6 +54,7 @@ _PHI_4: dict[str, Any] = {
 }
 _GLM_45: dict[str, Any] = {
     "model_type": "glm4_moe",
+    "num_nextn_predict_layers": 1,
     "head_dim": 128,
     "vocab_size": 151552,
     "attention_bias": True,

@@ -157,6 +157,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
         embed_scale=hidden**0.5 if is_gemma else 1.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") if is_gemma else None,
         text_part_of=outer_type,
+        n_mtp_layers=reader.count("num_nextn_predict_layers", 0) or None,
         stored_as=None if stored is None else stored.text,
         stored_dtype=None if stored is None else stored.weight_dtype,
     )

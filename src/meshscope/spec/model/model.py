@@ -317,6 +317,8 @@ class Model:
     logit_softcap: float | None = None
     # The `model_type` of a multimodal config of which this is the text part.
     text_part_of: str | None = field(default=None, compare=False)
+    # Layers for multi-token prediction in the checkpoint, which only speculative decoding uses.
+    n_mtp_layers: int | None = field(default=None, compare=False)
     # How the config says that the checkpoint stores weights, and the weight dtype that counts its bytes.
     stored_as: str | None = field(default=None, compare=False)
     stored_dtype: str | None = field(default=None, compare=False)

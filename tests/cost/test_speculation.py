@@ -1,0 +1,117 @@
+"""Speculative decoding: tokens a step, what a verification costs, and refusals."""
+
+import json
+
+import pytest
+
+from meshscope.api.predict import predict
+from meshscope.cost.speculation import DraftMethod, Speculation, SpeculativeStep
+from meshscope.errors import SpecError
+
+LLAMA = "meta-llama/Llama-3.1-70B"
+DEEPSEEK = "deepseek-ai/DeepSeek-V3.1"
+
+
+def step(text: str, model: str = LLAMA, **options: object) -> SpeculativeStep:
+    values = {"topology": "v6e-8", "plan": "tp=8", "batch": 8, "output": 128, **options}
+    run = predict(model, speculate=text, **values)  # type: ignore[arg-type]  options of predict
+    assert run.speculation is not None
+    return run.speculation
+
+
+@pytest.mark.parametrize(
+    ("n_drafted", "acceptance", "n_tokens"),
+    [
+        (4, 0.8, 3.36),  # (1 - 0.8^5) / 0.2, arXiv 2211.17192, equation 1
+        (1, 0.85, 1.85),
+        (3, 0.0, 1.0),
+        (3, 1.0, 4.0),
+    ],
+)
+def test_tokens_of_a_step_follow_the_acceptance(
+    n_drafted: int, acceptance: float, n_tokens: float
+) -> None:
+    speculation = Speculation(method=DraftMethod.EAGLE, n_drafted=n_drafted, acceptance=acceptance)
+    assert speculation.tokens_per_step == pytest.approx(n_tokens, abs=0.005)
+
+
+def test_a_verification_sends_the_tokens_of_all_drafts() -> None:
+    """Four tokens for each of eight sequences: four times the bytes, in as many collectives."""
+    one, verified = (
+        predict(LLAMA, topology="v6e-8", plan="tp=8", batch=8),
+        step("eagle:k=3,acceptance=0.7"),
+    )
+    plain = [row for row in one.record.rows if row.phase == "decode"]
+    assert sum(row.count for row in verified.verify_rows) == sum(row.count for row in plain)
+    sent, sent_plain = (
+        sum(row.count * (row.payload_bytes or 0) for row in rows)
+        for rows in (verified.verify_rows, plain)
+    )
+    assert sent == 4 * sent_plain
+
+
+def test_a_verification_reads_the_cache_of_a_sequence_once() -> None:
+    """At 60,000 positions the cache is most of the bytes: five times the tokens take little longer."""
+    wide = predict(
+        LLAMA, topology="v6e-8", plan="tp=8", batch=40, prompt=60_000, output=128
+    ).time.tpot_s
+    verified = step("eagle:k=4,acceptance=0.7", prompt=60_000)
+    assert verified.plain.value_s < verified.verify.value_s < 1.3 * verified.plain.value_s
+    assert wide is not None
+    assert wide > 2 * verified.verify.value_s
+
+
+def test_time_per_token_is_that_of_the_step_over_its_tokens() -> None:
+    mtp = step(
+        "mtp:k=2,acceptance=0.5", DEEPSEEK, topology="v6e-64", plan="dp=8,tp=8,ep=64", batch=64
+    )
+    assert mtp.step_s == mtp.verify.value_s + 2 * mtp.draft.value_s
+    assert mtp.tpot_s == pytest.approx(mtp.step_s / 1.75)
+    assert mtp.gain == pytest.approx(mtp.plain.value_s / mtp.tpot_s)
+    assert (sum(row.count for row in mtp.draft_rows), mtp.fits) == (8, True)
+
+
+def test_a_draft_model_brings_its_weights_and_cache() -> None:
+    """Llama-3.1-8B in bf16 over eight devices: 16.06 GB / 8, and 33.6 MB of cache a sequence."""
+    drafted = step("draft:meta-llama/Llama-3.1-8B,k=4,acceptance=0.7")
+    cache_bytes = 8 * 256 * 2 * 32 * 1024 * 2 // 8
+    assert drafted.memory_bytes == pytest.approx(16.06e9 / 8 + cache_bytes, rel=0.002)
+
+
+def test_the_document_has_the_step() -> None:
+    run = predict(
+        LLAMA, topology="v6e-8", plan="tp=8", batch=8, speculate="eagle:k=3,acceptance=0.7"
+    )
+    entry = json.loads(json.dumps(run.as_dict(), default=str))["speculation"]
+    assert (entry["method"], entry["n_drafted"], entry["draft_model"]) == ("eagle", 3, None)
+    assert entry["tpot_s"] < entry["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "remedy"),
+    [
+        ("mtp:k=1,acceptance=0.8", LLAMA, "Use eagle or draft:MODEL"),
+        ("eagle:k=1,acceptance=0.8", "Qwen/Qwen3-30B-A3B", None),
+        ("eagle:k=1,acceptance=0.8", "openai/gpt-oss-20b", "Use mtp or draft:MODEL"),
+        ("medusa:k=1,acceptance=0.8", LLAMA, "Write it as mtp:k=1"),
+        ("eagle:k=0,acceptance=0.8", LLAMA, "Use 1 to 64"),
+        ("eagle:k=1,acceptance=80%", LLAMA, "Use 0 to 1"),
+        ("eagle:k=1", LLAMA, "is not of the form"),
+        ("draft:k=1,acceptance=0.5", LLAMA, "is not of the form"),
+        ("eagle:other,k=1,acceptance=0.5", LLAMA, "is not of the form"),
+    ],
+)
+def test_an_impossible_speculation_is_refused_with_a_remedy(
+    text: str, model: str, remedy: str | None
+) -> None:
+    if remedy is None:
+        remedy = "no dense layer"
+    with pytest.raises(SpecError, match=remedy):
+        step(text, model)
+
+
+def test_options_without_effect_are_refused(tmp_path: object) -> None:
+    with pytest.raises(SpecError, match="Drop --out or --speculate"):
+        step("eagle:k=1,acceptance=0.5", out=f"{tmp_path}/run")
+    with pytest.raises(SpecError, match="one output token needs no decode step"):
+        step("eagle:k=1,acceptance=0.5", output=1)
