@@ -219,6 +219,60 @@ def test_files_without_rank_get_that_of_their_name(tmp_path: Path) -> None:
     assert any("rank 3 is that of the file name" in finding for finding in trace.findings)
 
 
+def test_the_file_name_of_a_stage_of_sglang_is_its_phase(tmp_path: Path) -> None:
+    events = [made.collective(made.NCCL, 10.0 * i, 5.0, [0, 1], 100) for i in range(6)]
+    paths = [
+        made.write(tmp_path / f"17-TP-0-{stage}.trace.json.gz", made.document(events, world_size=2))
+        for stage in ("EXTEND", "DECODE")
+    ]
+    for path, phase in zip(paths, (Phase.PREFILL, Phase.DECODE), strict=True):
+        read = rows_of([path], "tp=2")
+        assert [(row.phase, row.count, row.n_steps) for row in read.rows] == [(phase, 6, 1)]
+    assert any(
+        "the file name says what its steps process" in f for f in read_kineto(paths[0]).findings
+    )
+
+
+def test_abridged_ranks_are_those_of_the_list_of_groups(tmp_path: Path) -> None:
+    """Kineto abridges long groups to `[0, 1, ..., 63]`; the head lists them whole."""
+    event = made.collective(made.NCCL, 1.0, 2.0, list(range(64)), 100)
+    event["args"]["Process Group Ranks"] = "[0, 1, 2, ..., 63]"
+    content = made.document([event], world_size=128)
+    content["distributedInfo"]["pg_config"] = [
+        {"pg_name": "1", "pg_desc": "undefined", "pg_size": 64, "ranks": list(range(64))}
+    ]
+    (row,) = rows_of([made.write(tmp_path / "t.json", content)], "dp=2,tp=64").rows
+    assert (row.axis, row.group_size) == ("tp", 64)
+
+
+def test_steps_on_the_timeline_of_the_device_count_if_no_launch_is_recorded(tmp_path: Path) -> None:
+    mark = made.annotation("step[DECODE bs=8]", 100.0, 50.0)
+    mark["cat"] = "gpu_user_annotation"
+    events = [mark, made.kernel(made.GEMM, 110.0, 5.0), made.kernel(made.GEMM, 500.0, 5.0)]
+    read = rows_of([made.write(tmp_path / "t.json", made.document(events))])
+    labels = {(step.label, step.n_steps, step.decode_tokens) for step in read.steps}
+    assert labels == {(StepLabel.DECODE, 1, 8), (StepLabel.OUTSIDE, 1, None)}
+
+
+def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(4):
+        stage = rank // 2
+        group = [2 * stage, 2 * stage + 1]
+        events = [made.collective(made.NCCL, 10.0 * i, 5.0, group, 100) for i in range(1 + stage)]
+        if stage == 0:
+            sent = made.collective(
+                "ncclDevKernel_SendRecv(x)", 90.0, 5.0, [rank, rank + 2], 50, kind="send"
+            )
+            events.append(sent)
+        paths.append(
+            made.write(tmp_path / f"r{rank}.json", made.document(events, rank=rank, world_size=4))
+        )
+    rows = rows_of(paths, "pp=2,tp=2").rows
+    facts = sorted((row.stage, row.kind.value, row.axis, row.count) for row in rows)
+    assert facts == [(0, "all_reduce", "tp", 1), (0, "send", "pp", 1), (1, "all_reduce", "tp", 2)]
+
+
 def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="has no 'traceEvents'"):
         read_kineto(made.write(tmp_path / "t.json", {"spans": []}))

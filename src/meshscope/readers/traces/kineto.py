@@ -47,6 +47,8 @@ _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 _ON_DEVICE = _COPIES | {"kernel"}
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"})
 _RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
+# SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
+_STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 _RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d+)")
 
 Scalar = int | str | float | None
@@ -129,6 +131,7 @@ class _Reading:
         self.launches = ColumnParts(("correlation", "tid", "at_ns"))
         self.ranges: list[_Range] = []
         self.n_lost_ranges = 0
+        self.has_steps_of_name = False
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
@@ -181,6 +184,9 @@ class _Reading:
         launch_ns, launch_tid = _launches_of(columns["correlation"], self.launches.taken())
         columns["op"], keys = self._with_ranges(columns["op"], launch_ns, launch_tid)
         steps, is_on_host = self._steps(has_launches=bool((launch_ns >= 0).any()))
+        if steps.is_empty():
+            steps, is_on_host = _steps_of_name(source.path, columns), False
+            self.has_steps_of_name = not steps.is_empty()
         columns["step"] = _step_of(steps, launch_ns if is_on_host else columns["start_ns"])
         events, n_invalid, n_repeated = events_table(columns)
         rank = _rank(head, source.path, events)
@@ -260,6 +266,8 @@ class _Reading:
             yield f"{self.n_lost_ranges:,} annotations beyond the first {MAX_RANGES:,} were left out"
         if head.rank is None and rank is not None:
             yield f"the trace names no rank; rank {rank} is that of the file name"
+        if self.has_steps_of_name:
+            yield "no step is annotated; the file name says what its steps process: they count as one"
 
 
 def _key(event: KinetoEvent, args: KinetoArgs) -> OpKey:
@@ -327,6 +335,16 @@ def _step_of(steps: pl.DataFrame, at_ns: Ints) -> Ints:
     if not len(start):
         return np.full(len(at_ns), -1, np.int64)
     return innermost(start, start + dur, at=at_ns)
+
+
+def _steps_of_name(path: Path, columns: Mapping[str, Ints]) -> pl.DataFrame:
+    """All ops as one step, if the name of the file says what its steps process."""
+    stage, start = _STAGE_IN_NAME.search(path.name), columns["start_ns"]
+    if stage is None or not (start >= 0).any():
+        return steps_table([])
+    first = int(start[start >= 0].min())
+    last = int((start + columns["dur_ns"]).max())
+    return steps_table([(f"step[{stage[1]}]", first, last + 1 - first)])
 
 
 def _rank(head: KinetoHead, path: Path, events: pl.DataFrame) -> int | None:
