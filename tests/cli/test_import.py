@@ -229,3 +229,28 @@ def test_a_bad_mesh_leaves_nothing(
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "plan", "verdict"),
+    [
+        ("data=2,model=4", "dp=2,tp=4", "equal"),
+        ("model=4,data=2", "dp=2,tp=4", "different"),
+        ("x=2,y=2,z=2", "dp=2,tp=4", "equal"),
+    ],
+    ids=["same", "other order", "two axes for one"],
+)
+def test_axes_compare_by_the_devices_that_they_group(
+    meshscope, dump: str, mesh: str, plan: str, verdict: str
+) -> None:
+    groups = "{{0,1,2,3},{4,5,6,7}}"
+    if verdict == "different":
+        groups = "{{0,2,4,6},{1,3,5,7}}"
+        Path("other.txt").write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", "{{0,1,2,3},{4,5,6,7}}"))
+    Path(dump).write_text(DUMP.replace("{{0,1,2,3,4,5,6,7}}", groups))
+    other = "other.txt" if verdict == "different" else dump
+    meshscope("import", dump, "--topology", "v6e-8", "--mesh", mesh, "--out", "a")
+    meshscope("import", other, "--topology", "v6e-8", "--plan", plan, "--out", "b")
+    for left, right in (("a", "b"), ("b", "a")):
+        document = json.loads(meshscope("compare", left, right, "--json").out)
+        assert document["verdict"] == verdict

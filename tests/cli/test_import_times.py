@@ -155,3 +155,16 @@ def test_bad_layers_and_lengths_leave_nothing(
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert message in err
     assert not Path("runs").exists()
+
+
+def test_a_program_of_unknown_requests_is_neither_faster_nor_slower(meshscope) -> None:
+    model = ("meta-llama/Llama-3.1-8B", "--topology", "v6e:1x2", "--plan", "tp=2")
+    engine = (*ON_TWO_CHIPS, "--model", model[0], "--lengths", "prefill=8x1024:1024")
+    meshscope("import", *engine, "--out", "engine")
+    meshscope("predict", *model, "--batch", "8", "--prompt", "1024", "--out", "own")
+    out = " ".join(meshscope("compare", "engine", "own").out.split())
+    assert "prefill: 1 extra" in out  # the gather of the logits, in another program of the engine
+    assert "Different settings: plan model=2 (A) and tp=2 (B)." in out
+    assert "is faster" not in out
+    one_phase = meshscope("import", *engine, "--out", "engine", "--force", "--json").out
+    assert set(json.loads(one_phase)["totals"]) == {"prefill"}

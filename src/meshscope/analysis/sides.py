@@ -71,7 +71,7 @@ def _settings(run: RunRecord) -> Iterator[tuple[str, tuple[str, bool]]]:
     for name, label in DTYPES.items():
         yield from _known(experiment.workload, name, label, is_work=True)
     yield from _known(experiment.topology, "name", "slice")
-    yield from _known(experiment, "plan", "plan")
+    yield from _known(experiment, "layout", "plan")
     yield from _known(experiment, "engine", "engine")
     for name in PROGRAM:
         yield from _known(experiment.program, name, name.replace("_", " "))

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from meshscope.analysis.axes import with_axes_of
 from meshscope.analysis.comparison import compare_sides
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison
@@ -112,7 +113,11 @@ def _own_sides(run: RunRecord) -> tuple[Side, Side]:
 
 
 def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
-    """The strongest source of each run."""
+    """The strongest source of each run; axes that only their names distinguish have one name."""
+    if left.manifest.experiment.plan is None:
+        left = with_axes_of(left, right)
+    else:
+        right = with_axes_of(right, left)
     return (
         Side(name="A", run=left, source=left.manifest.source),
         Side(name="B", run=right, source=right.manifest.source),

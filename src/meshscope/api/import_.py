@@ -114,7 +114,7 @@ def import_(  # noqa: PLR0913  the options of the command
             last layers stand for the others.
         lengths: Sequences of a step on one device, for attention kernels that read the present tokens:
             `64x1:1024` for 64 that decode at a context of 1024, and `,1x2048:8192` for a chunk of 2048
-            tokens at 8192; by default assumed from the operands.
+            tokens at 8192; `prefill=...,decode=...` by phase; by default assumed from the operands.
         rules: TOML file with rules that assign names to phases, layers and parts, before the built-in ones.
         frontend: `torchxla` compiles graphs that torch_xla saved, then reads them.
         partial: Read truncated text up to its last whole instruction.
@@ -259,7 +259,7 @@ def _imported_run(
         mesh=request.mesh,
         rules=request.rules,
         n_layers=request.n_layers,
-        lengths=() if request.lengths is None else parse_lengths(request.lengths),
+        lengths={} if request.lengths is None else parse_lengths(request.lengths),
     )
     record = RunRecord(
         path=None,

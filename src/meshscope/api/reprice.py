@@ -64,7 +64,7 @@ def _repriced_import(run: RunRecord, profile_path: Path) -> RunRecord:
         mesh=Mesh(axes=tuple(experiment.mesh.items()), order=experiment.device_order),
         rules=[read_rules(rules)] if rules.exists() else [],
         n_layers=experiment.extended_layers,
-        lengths=() if experiment.lengths is None else parse_lengths(experiment.lengths),
+        lengths={} if experiment.lengths is None else parse_lengths(experiment.lengths),
         chip_profile=chip_profile(profile_path, topology.chip),
     )
     return replace(run, rows=tuple(read.rows), times=read.times)

@@ -32,21 +32,33 @@ def sequence_lengths(experiment: Experiment, phase: Phase) -> SequenceLengths:
     )
 
 
-def parse_lengths(text: str) -> tuple[SequenceLengths, ...]:
-    """Parses `63x1:1024,1x2048:8192`: sequences x new tokens of each : tokens of each that attention reads."""
-    lengths: list[SequenceLengths] = []
+def parse_lengths(text: str) -> dict[Phase | None, tuple[SequenceLengths, ...]]:
+    """Parses `63x1:1024,1x2048:8192`: sequences x new tokens of each : tokens of each that attention reads.
+
+    `prefill=8x512:512,decode=64x1:1024` gives a list for each phase; without names, it is for all (None).
+    """
+    lengths: dict[Phase | None, tuple[SequenceLengths, ...]] = {}
+    phase: Phase | None = None
     for piece in text.split(","):
-        match = _LENGTHS.fullmatch(piece.strip())
-        if match is None:
-            raise SpecError(
-                f"lengths '{text}': '{piece.strip()}' is not SEQUENCESxTOKENS:CONTEXT. Give for example "
-                "'64x1:1024' for 64 sequences that decode one token at a context of 1024."
-            )
-        n_sequences, n_queries, n_keys = map(int, match.groups())
-        if n_queries > n_keys:
-            raise SpecError(
-                f"lengths '{text}': {n_queries} new tokens exceed the context of {n_keys}, which includes "
-                "them. Give a context of at least the new tokens."
-            )
-        lengths.append(SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys))
-    return tuple(lengths)
+        name, separator, rest = piece.strip().partition("=")
+        if separator and name in set(Phase):
+            phase = Phase(name)
+        sequences = _sequences(text, rest if separator else name)
+        lengths[phase] = (*lengths.get(phase, ()), sequences)
+    return lengths
+
+
+def _sequences(text: str, piece: str) -> SequenceLengths:
+    match = _LENGTHS.fullmatch(piece.strip())
+    if match is None:
+        raise SpecError(
+            f"lengths '{text}': '{piece.strip()}' is not SEQUENCESxTOKENS:CONTEXT. Give for example "
+            "'64x1:1024' for 64 sequences that decode one token at a context of 1024."
+        )
+    n_sequences, n_queries, n_keys = map(int, match.groups())
+    if n_queries > n_keys:
+        raise SpecError(
+            f"lengths '{text}': {n_queries} new tokens exceed the context of {n_keys}, which includes "
+            "them. Give a context of at least the new tokens."
+        )
+    return SequenceLengths(n_sequences=n_sequences, n_queries=n_queries, n_keys=n_keys)

@@ -229,6 +229,11 @@ def _ratio(ratio: float) -> str:
 def _verdict(explanation: Explanation, left: str, right: str) -> str:
     """Which side serves the request faster, by how much, and in which phase."""
     left_s, right_s = (explanation.request_s(side) for side in (0, 1))
+    sides = (explanation.left, explanation.right)
+    requests = [side.run.manifest.experiment.workload for side in sides]
+    if requests.count(None) == 1:
+        name = (left, right)[requests.index(None)]
+        return f"The faster side is unknown: the request of {name} is; compare the steps."
     if left_s is None or right_s is None:
         names = [name for name, s in ((left, left_s), (right, right_s)) if s is None]
         return f"The faster side is unknown: no step of {joined(names)} is timed or modeled."

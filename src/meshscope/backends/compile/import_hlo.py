@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from meshscope.backends.compile.whole_depth import depth_note, rows_of_all_layers, whole_depth
 from meshscope.cost.chunk_times import summed_time
@@ -75,7 +76,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
     mesh: Mesh,
     rules: Sequence[EngineRules] = (),
     n_layers: int | None = None,
-    lengths: Sequence[SequenceLengths] = (),
+    lengths: Mapping[Phase | None, Sequence[SequenceLengths]] = MappingProxyType({}),
     chip_profile: ChipProfile | None = None,
 ) -> ImportedPrograms:
     """The rows and step times of the programs; ParseError for a program of another mesh.
@@ -83,7 +84,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
     A dump does not show the number of steps in a request, so each phase counts as one step. A step
     gets a time if a single whole TPU module contains it and no other phase, or if the user says which
     modules it runs one after the other. `n_layers` are those of the model, if a program has only a few of
-    them, and `lengths` the sequences of a step on one device.
+    them, and `lengths` the sequences of a step on one device, by phase or for all of them.
     """
     reads = [_read(program, topology, mesh, rules, n_layers) for program in programs]
     if n_layers is not None and all(read.layers is None for read in reads):
@@ -106,7 +107,7 @@ def read_imported(  # noqa: PLR0913  programs, what they ran on, and how to read
             topology=topology,
             chip_profile=chip_profile,
             layers=read.layers,
-            lengths=lengths,
+            lengths=lengths.get(phase, lengths.get(None, ())),
             notes=read.notes,
         )
         start_s = sum(s.time.step.value_s for s in steps if s.time.phase is phase)
