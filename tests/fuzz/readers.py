@@ -2,19 +2,38 @@
 
 import gzip
 import importlib.util
+import json
+import random
+import sqlite3
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
-from mutations import Mutation, gzipped, protobuf_field, text_line
+from mutations import Mutation, gzipped, json_value, protobuf_field, text_line
 
+import meshscope
+from meshscope.errors import SpecError
+from meshscope.exporters.card_reading import read_card
+from meshscope.exporters.protobuf import number, span
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.quality import capture_faults
-from meshscope.readers.profile.session import read_profile
+from meshscope.readers.profile.session import profile_of, read_profile
+from meshscope.readers.traces.attribution import attributed
+from meshscope.readers.traces.chrome import read_chrome
+from meshscope.readers.traces.kineto import read_kineto
+from meshscope.readers.traces.merge import merged
+from meshscope.readers.traces.nsys import read_nsys
+from meshscope.readers.traces.served import read_served
+from meshscope.readers.traces.sniff import format_of
+from meshscope.readers.traces.trace import Trace, TraceFormat
+from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.spec.plan.mesh import Mesh
 
 TESTS = Path(__file__).parents[1]
@@ -45,37 +64,209 @@ def _read_hlo(path: Path) -> None:
 
 
 @cache
-def _made() -> ModuleType:
-    """The profiles that the tests of the reader write."""
-    path = TESTS / "profile" / "made_profiles.py"
-    spec = importlib.util.spec_from_file_location("made_for_fuzz", path)
+def _module(name: str) -> ModuleType:
+    """A module that writes files for other tests."""
+    path = TESTS / name
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_for_fuzz", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
 def _xplane_seeds() -> Sequence[bytes]:
-    made = _made()
+    made = _module("profile/made_profiles.py")
     chip = made.tpu(made.Event(made.REDUCE, 0, 400), made.Event(made.START, 400, 10))
-    return [made.xspace(chip), made.xspace(*made.v6e_host()), made.xspace(made.gpu())]
+    hosts = [made.xspace(chip), made.xspace(*made.v6e_host()), made.xspace(made.gpu())]
+    return [*hosts, _with_program(made)]
+
+
+def _any_seeds() -> Sequence[bytes]:
+    return [*_xplane_seeds(), *_kineto_seeds(), *_nsys_seeds(), *_hlo_seeds(), CARD]
+
+
+def _rows(*traces: Trace) -> None:
+    """What an import makes of traces, with a plan and without."""
+    trace = merged(traces)
+    attributed(trace, None)
+    try:
+        attributed(trace, MESH)
+    except SpecError:  # a damaged trace may have more devices than the plan
+        attributed(trace, Mesh(axes=(("tp", max(2, trace.n_devices)),)))
 
 
 def _read_xplane(path: Path) -> None:
     profile = read_profile(path)
     executions(profile.ops)
     capture_faults(profile, profile.ops)
+    _rows(read_xplane(path))
+
+
+def _with_program(made: ModuleType) -> bytes:
+    """A chip whose collective the HLO inside describes."""
+    line = made.Line("", [made.Event("jit_decode(12345678901234567890)", 0, 0)])
+    stats = {"jit_decode(12345678901234567890)": {"Hlo Proto": _hlo_proto()}}
+    inside = made.Plane(name="/host:metadata", lines=[line], kind_stats=stats)
+    return made.xspace(inside, made.tpu(made.Event(made.REDUCE, 0, 400)))
+
+
+def _hlo_proto() -> bytes:
+    """A module with one all-reduce of two devices, field by field as in xla/service/hlo.proto."""
+    shape = span(3, number(2, 11) + span(3, b"\x04"))
+    scalar = span(3, number(2, 11))
+    groups = span(87, span(1, span(1, b"\x00\x01")))
+    adder = b"".join(
+        span(2, span(1, name) + span(2, opcode) + scalar + number(35, ident) + extra)
+        for name, opcode, ident, extra in (
+            ("a", "parameter", 1, b""),
+            ("b", "parameter", 2, number(9, 1)),
+            ("c", "add", 3, span(36, b"\x01\x02")),
+        )
+    )
+    body = b"".join(
+        span(2, span(1, name) + span(2, opcode) + shape + number(35, ident) + extra)
+        for name, opcode, ident, extra in (
+            ("x", "parameter", 4, b""),
+            ("ar.1", "all-reduce", 5, span(36, b"\x04") + span(38, b"\x07") + groups),
+        )
+    )
+    computations = (
+        span(3, span(1, "add") + adder + number(5, 7) + number(6, 3)),
+        span(3, span(1, "main") + body + number(5, 8) + number(6, 5)),
+    )
+    assignment = span(15, number(1, 1) + number(2, 2))
+    return span(1, span(1, "jit_decode") + b"".join(computations) + number(6, 8) + assignment)
+
+
+def _kineto_seeds() -> Sequence[bytes]:
+    made = _module("traces/made_kineto.py")
+    name = "execute_context_1(512)_generation_3(3)"
+    step = made.vllm_step(name, 100.0, rank=0, payload=4096, ranks=[0, 1], first=1)
+    bare = made.vllm_step("ProfilerStep#7", 900.0, rank=0, payload=64, ranks=[0, 1], first=9)
+    return [json.dumps(made.document([*step, *bare], world_size=2)).encode()]
+
+
+def _chrome_seeds() -> Sequence[bytes]:
+    line = "%ar.1 = f32[4]{0} all-reduce(f32[4]{0} %x), replica_groups={{0,1}}"
+    names = [
+        {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:TPU:0"}},
+        {"ph": "M", "pid": 3, "tid": 3, "name": "thread_name", "args": {"name": "XLA Ops"}},
+    ]
+    ops = [
+        {
+            "ph": "X",
+            "pid": 3,
+            "tid": 3,
+            "ts": at,
+            "dur": 1.5,
+            "name": "ar.1",
+            "args": {"long_name": line, "hlo_category": "all-reduce", "run_id": "1"},
+        }
+        for at in (1.0, 3.0, 9.0)
+    ]
+    return [json.dumps({"displayTimeUnit": "ns", "traceEvents": [*names, *ops]}).encode()]
+
+
+def _read_chrome(path: Path) -> None:
+    read = read_chrome(path)
+    profile = profile_of([read.space])
+    _rows(trace_of_profile(profile, TraceFormat.CHROME_TPU, n_events=read.n_events))
+
+
+NSYS_TABLES = """
+create table StringIds (id integer primary key, value text);
+create table CUPTI_ACTIVITY_KIND_KERNEL (start int, end int, deviceId int, streamId int,
+  correlationId int, shortName int, demangledName int);
+create table CUPTI_ACTIVITY_KIND_MEMCPY (start int, end int, deviceId int, streamId int, correlationId int);
+create table CUPTI_ACTIVITY_KIND_RUNTIME (start int, end int, correlationId int, globalTid int);
+create table NVTX_EVENTS (start int, end int, text text, textId int, eventType int, globalTid int);
+create table TARGET_INFO_GPU (id int, name text);
+insert into StringIds values (1, 'ncclDevKernel_AllReduce_Sum_bf16_RING_LL'), (2, 'gemm');
+insert into CUPTI_ACTIVITY_KIND_KERNEL values (100, 200, 0, 7, 1, 1, 1), (200, 300, 0, 7, 2, 2, 2);
+insert into CUPTI_ACTIVITY_KIND_MEMCPY values (300, 310, 0, 7, 3);
+insert into CUPTI_ACTIVITY_KIND_RUNTIME values (50, 60, 1, 1), (70, 80, 2, 1);
+insert into NVTX_EVENTS values (40, 90, 'execute_context_0(0)_generation_8(8)', null, 59, 1);
+insert into TARGET_INFO_GPU values (0, 'H100');
+"""
+
+
+@cache
+def _nsys_seeds() -> Sequence[bytes]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(NSYS_TABLES)
+        return [database.serialize()]
+
+
+def _sql(rng: random.Random, data: bytes) -> bytes:
+    """Changes the tables of a database; the bytes if they are none."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.deserialize(data)
+            tables = [t for (t,) in database.execute("select name from sqlite_master")]
+            table = rng.choice(tables)
+            column = rng.choice([row[1] for row in database.execute(f"pragma table_info({table})")])
+            value = rng.choice(("null", "'text'", "-1", "1e300", "9223372036854775807", "x'ff00'"))
+            database.execute(
+                rng.choice(
+                    (
+                        f"drop table {table}",
+                        f"alter table {table} drop column {column}",
+                        f"alter table {table} rename column {column} to other",
+                        f"update {table} set {column} = {value}",
+                        f"insert into {table} select * from {table}",
+                        f"delete from {table}",
+                    )
+                )
+            )
+            database.commit()
+            return database.serialize()
+        except (sqlite3.Error, IndexError):
+            return data
+
+
+CARD = b"""version: 1
+description: serving
+hf_url: https://huggingface.co/meta-llama/Llama-3.1-8B
+trace_url: null
+workload:
+  model: {phase: inference, moe: false, granularity: model_fwd, model_family: llama-3.1-8b,
+    precision: bf16, epochs: 1, iteration: 2}
+  data: {batch_size: 8, seq_len: 1024, dataset: null}
+  hardware:
+    network_topo: {topology: slingshot, bandwidth_gbps: [200, 2000]}
+    xpu_spec: {type: GPU, model: nvidia_h100, total_count: 8, count_per_node: 8}
+    driver_version: cuda_12.4
+Model-executor:
+  framework: {name: vllm, compiler_tool_selection: plain}
+  model_plan_parallelization: {dp_replicate: 1, dp_shard: 1, tp: 8, pp: 1, cp: 1, ep: 1}
+metric_source: {traces: [json], metrics_specific_trace: []}
+"""
+
+
+@cache
+def _run_folder() -> dict[str, bytes]:
+    """The files of a predicted run."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", layers=1, out=path)
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
+
+def _read_run(name: str, path: Path) -> None:
+    """Reads a run of which one file is damaged."""
+    folder = path.parent / "run"
+    folder.mkdir(exist_ok=True)
+    for other, content in _run_folder().items():
+        (folder / other).write_bytes(path.read_bytes() if other == name else content)
+    run = meshscope.open(folder)[0]
+    list(run.record.rows)
+    run.text()
 
 
 READERS = (
-    Reader(
-        name="hlo",
-        ending=".txt",
-        seeds=_hlo_seeds,
-        read=_read_hlo,
-        structural=(text_line,),
-    ),
+    Reader(name="hlo", ending=".txt", seeds=_hlo_seeds, read=_read_hlo, structural=(text_line,)),
     Reader(
         name="hlo-gzip",
         ending=".txt.gz",
@@ -90,4 +281,62 @@ READERS = (
         read=_read_xplane,
         structural=(protobuf_field,),
     ),
+    Reader(
+        name="kineto",
+        ending=".json",
+        seeds=_kineto_seeds,
+        read=lambda path: _rows(read_kineto(path)),
+        structural=(json_value,),
+    ),
+    Reader(
+        name="kineto-gzip",
+        ending=".json.gz",
+        seeds=lambda: [gzip.compress(seed, 1) for seed in _kineto_seeds()],
+        read=lambda path: _rows(read_kineto(path)),
+        structural=(gzipped(json_value),),
+    ),
+    Reader(
+        name="chrome",
+        ending=".json",
+        seeds=_chrome_seeds,
+        read=_read_chrome,
+        structural=(json_value,),
+    ),
+    Reader(
+        name="nsys",
+        ending=".sqlite",
+        seeds=_nsys_seeds,
+        read=lambda path: _rows(read_nsys(path)),
+        structural=(_sql,),
+    ),
+    Reader(
+        name="served",
+        ending=".json",
+        seeds=lambda: [
+            json.dumps({"mean_ttft_ms": 5.0, "ttfts": [0.1, 0.2], "num_prompts": 2}).encode()
+        ],
+        read=read_served,
+        structural=(json_value,),
+    ),
+    Reader(
+        name="card",
+        ending=".yaml",
+        seeds=lambda: [CARD],
+        read=read_card,
+        structural=(text_line,),
+    ),
+    Reader(
+        name="manifest",
+        ending=".json",
+        seeds=lambda: [_run_folder()["manifest.json"]],
+        read=partial(_read_run, "manifest.json"),
+        structural=(json_value,),
+    ),
+    Reader(
+        name="events",
+        ending=".parquet",
+        seeds=lambda: [_run_folder()["events.parquet"]],
+        read=partial(_read_run, "events.parquet"),
+    ),
+    Reader(name="format", ending="", seeds=_any_seeds, read=format_of),
 )

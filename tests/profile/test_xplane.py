@@ -2,15 +2,29 @@
 
 import gzip
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
-from made_profiles import Event, Line, Plane, Ref, Unsigned, v6e_host, write
+from made_profiles import (
+    FUSION,
+    GOLDEN,
+    REDUCE,
+    Event,
+    Line,
+    Plane,
+    Ref,
+    Unsigned,
+    tpu,
+    v6e_host,
+    write,
+)
 
 from meshscope.errors import TraceError
 from meshscope.exporters.protobuf import number, span
 from meshscope.readers.profile import events, source
+from meshscope.readers.profile.session import read_profile
 from meshscope.readers.profile.xplane import read_xspace
 
 CHIP = Plane(
@@ -208,3 +222,26 @@ def test_the_chips_of_a_host_have_their_lines_and_peaks(tmp_path: Path) -> None:
     assert [plane.lines["name"].to_list() for plane in chips] == 4 * [
         ["XLA Modules", "XLA Ops", "Async XLA Ops", "Overlay", "XLA TraceMe"]
     ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [lambda d: d.decode(errors="replace").encode(), lambda d: d.replace(b"\n", b"\r\n")],
+    ids=["editor", "line-ends"],
+)
+def test_bytes_that_were_treated_as_text_are_named(
+    changed: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(changed(gzip.decompress(GOLDEN.read_bytes())))
+    with pytest.raises(TraceError, match="as a binary file"):
+        read_xspace(path)
+
+
+def test_the_number_of_distinct_ops_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshscope.readers.profile.ops.MAX_OPS", 1)
+    events = [Event(FUSION, 0, 10), Event(REDUCE, 10, 10)]
+    with pytest.raises(TraceError, match="2 distinct ops"):
+        read_profile(write(tmp_path / "a.xplane.pb", tpu(*events)))

@@ -8,13 +8,14 @@ AMD-AGI/TraceLens (tests/traces/inference at 171dd74721ca, MIT) and openxla/xpro
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import meshscope
 from meshscope import Run
-from meshscope.events.enums import Kind, Phase
+from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, StepLabel, TraceFacts
 
 VARIABLE = "MESHSCOPE_TRACES"
@@ -102,12 +103,15 @@ def test_a_step_of_vllm_with_8155_of_8192_tokens_in_prefill_is_prefill(tmp_path:
 def test_tpu_xplane_has_three_all_reduces_of_5_gb_on_four_of_eight_chips(tmp_path: Path) -> None:
     """`f32[5,1024,1024,256]` in groups {0,4}, {1,5}, {2,6}, {3,7}; 121.69 to 121.72 ms each."""
     run = imported(tmp_path, "tpu-v6e-xplane", topology="v6e-8", plan="dp=2,tp=4")
-    rows = [row for row in run.record.rows if row.kind is Kind.ALL_REDUCE]
+    rows = run.record.rows_of(Source.MEASURED)
     assert {(row.dtype, row.payload_bytes, row.axis) for row in rows} == {
         ("f32", 5_368_709_120, "dp")
     }
     assert {row.groups for row in rows} == {((0, 4), (1, 5), (2, 6), (3, 7))}
-    assert sum(row.count for row in rows) == 3
+    assert [(row.count, row.n_steps) for row in rows] == [(1, 3)]
+    untimed = {"start_s": None, "dur_s": None, "exposed_s": None, "time_basis": None}
+    (compiled,) = run.record.rows_of(Source.COMPILED)
+    assert [replace(row, source=Source.COMPILED, **untimed) for row in rows] == [compiled]
     assert all(121.6e-3 < (row.dur_s or 0) < 121.8e-3 for row in rows)
     measured, facts = facts_of(run)
     assert len(facts.devices) == 4

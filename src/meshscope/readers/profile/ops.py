@@ -15,6 +15,7 @@ import polars as pl
 from meshscope.readers.profile.hlo_line import CONTAINERS, HloLine, kind_of, read_hlo_line
 from meshscope.readers.profile.nesting import contains_another, innermost
 from meshscope.readers.profile.plane import Plane
+from meshscope.readers.profile.source import check_limit
 from meshscope.readers.profile.xplane import XSpace
 from meshscope.readers.traces.collectives import kernel_collective
 
@@ -52,6 +53,7 @@ INSTRUCTIONS_SCHEMA: dict[str, Any] = {
     "text": pl.String,  # name of the event: on TPUs the whole HLO line
 }
 COPY_KERNEL = "(?i)^mem(?:cpy|set)|copyBuffer|fillBuffer"  # of CUDA and ROCm
+MAX_OPS = 500_000  # distinct ops of a device; parsing their names takes 20 s and 1 GB
 UNIX_NS = 10**17  # a later timestamp is Unix time, an earlier one counts from the profile start
 PS = 1e-12
 
@@ -162,6 +164,7 @@ def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
     )
     run_ids = modules["run_id"].gather(pl.Series(at).replace(-1, None))
     used = plane.kinds.filter(pl.col("kind").is_in(events["kind"].unique().implode()))
+    check_limit(plane.name, "distinct ops", len(used), MAX_OPS)
     names = dict(modules.select("program_id", "module").drop_nulls().iter_rows())
     instructions = _instructions_of_kinds(used, names)
     new = np.zeros(len(plane.kinds), np.uint32)
@@ -293,6 +296,7 @@ def _different_ops(plane: Plane, events: pl.DataFrame) -> tuple[Any, pl.DataFram
             codes = _codes(events[f"stat.{name}"])
             key = key * (int(codes.max(initial=0)) + 1) + codes
     _, first, op = np.unique(key, return_index=True, return_inverse=True)
+    check_limit(plane.name, "distinct ops", len(first), MAX_OPS)
     rows = events[first] if len(first) else events.head(0)
     firsts = rows.select(
         "kind",

@@ -15,6 +15,7 @@ K = TypeVar("K", bound=Hashable)
 
 MAX_OPS = 200_000  # distinct ops of a file; later ones share a row
 MAX_NS = 1 << 62
+MAX_RANKS = 1 << 20  # more devices than any job has
 NS_PER_US = 1000
 
 
@@ -93,10 +94,11 @@ def events_table(columns: Mapping[str, NDArray[Any]]) -> tuple[pl.DataFrame, int
     """The events in order of time, and the numbers of invalid and of repeated ones, left out.
 
     `columns` are those of EVENTS_SCHEMA, with -1 for unknown steps. An event is invalid if its
-    duration is negative or its start unknown; it is repeated if another one is equal in all columns.
+    duration is negative, or its start or its device unknown; it is repeated if another one is equal in all columns.
     """
     frame = pl.DataFrame({name: columns[name] for name in EVENTS_SCHEMA})
-    valid = frame.filter(pl.col("dur_ns") >= 0, pl.col("start_ns") >= 0)
+    is_placed = pl.col("device").is_between(0, MAX_RANKS, closed="left") & (pl.col("start_ns") >= 0)
+    valid = frame.filter(pl.col("dur_ns") >= 0, is_placed)
     step = pl.when(pl.col("step") >= 0).then(pl.col("step"))
     typed = valid.with_columns(step).select(pl.col(n).cast(t) for n, t in EVENTS_SCHEMA.items())
     ordered = typed.sort("device", "start_ns", "stream", "op", maintain_order=True)
@@ -110,8 +112,21 @@ def events_table(columns: Mapping[str, NDArray[Any]]) -> tuple[pl.DataFrame, int
 
 def ops_table(keys: Sequence[K], facts: Callable[[K], Mapping[str, Any]]) -> pl.DataFrame:
     """The table of distinct ops from their keys, by code."""
-    records = [{"op": code, **facts(key)} for code, key in enumerate(keys)]
+    records = [{"op": code, **_in_range(facts(key))} for code, key in enumerate(keys)]
     return pl.DataFrame(records, schema=OPS_SCHEMA)
+
+
+def _in_range(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts without numbers that no group or array has."""
+    limits = {"group_size": MAX_RANKS, "payload_bytes": MAX_NS}
+    known = {name: fact for name, fact in facts.items() if not _exceeds(fact, limits.get(name))}
+    ranks = facts.get("group")
+    is_absurd = ranks is not None and not all(0 <= rank < MAX_RANKS for rank in ranks)
+    return known | ({"group": None} if is_absurd else {})
+
+
+def _exceeds(fact: object, limit: int | None) -> bool:
+    return limit is not None and isinstance(fact, int) and not 0 < fact < limit
 
 
 def steps_table(marks: Sequence[tuple[str, int, int]]) -> pl.DataFrame:

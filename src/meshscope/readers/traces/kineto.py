@@ -49,7 +49,7 @@ _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "privateuse
 _RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
-_RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d+)")
+_RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d{1,6})(?!\d)")
 
 Scalar = int | str | float | None
 

@@ -7,10 +7,9 @@ from typing import Any, Self
 
 import msgspec
 
+from meshscope.readers.traces.columns import MAX_NS, MAX_RANKS
 from meshscope.readers.traces.json_stream import FAULTS
 from meshscope.readers.traces.trace import ProcessGroup
-
-MAX_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ class KinetoHead:
         groups = distributed.get("pg_config")
         listed = [_group(_mapping(group)) for group in groups] if isinstance(groups, list) else []
         return cls(
-            rank=_whole(distributed.get("rank")),
-            world_size=_whole(distributed.get("world_size")),
+            rank=_number_of_ranks(distributed.get("rank")),
+            world_size=_number_of_ranks(distributed.get("world_size")),
             device_name=next((name for name in names if isinstance(name, str) and name), None),
             origin_unix_ns=_whole(head.get("baseTimeNanoseconds")),
             groups={group.name: group for group in listed if group is not None},
@@ -75,5 +74,13 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _number_of_ranks(value: object) -> int | None:
+    """A rank or a number of ranks; None if no job has so many."""
+    number = _whole(value)
+    return number if number is not None and number < MAX_RANKS else None
+
+
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < MAX_NS else None

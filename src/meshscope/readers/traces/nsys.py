@@ -18,7 +18,7 @@ from meshscope.errors import TraceError
 from meshscope.readers.profile.nesting import Ints, innermost
 from meshscope.readers.traces.annotations import read_annotation
 from meshscope.readers.traces.collectives import kernel_collective, short_name
-from meshscope.readers.traces.columns import MAX_OPS, events_table, left_out, steps_table
+from meshscope.readers.traces.columns import MAX_NS, MAX_OPS, events_table, left_out, steps_table
 from meshscope.readers.traces.trace import OPS_SCHEMA, Category, Trace, TraceFormat
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -29,6 +29,7 @@ STRINGS = "StringIds"
 GPUS = "TARGET_INFO_GPU"
 ROWS_AT_ONCE = 500_000
 MAX_RANGES = 1_000_000
+MAX_DEVICE = 1 << 16
 
 
 def read_nsys(path: Path) -> Trace:
@@ -101,8 +102,19 @@ _FRAME: dict[str, Any] = {
 
 
 def _rows(database: sqlite3.Connection, query: str, schema: Mapping[str, Any]) -> pl.DataFrame:
-    """The answer of a query, in columns."""
-    cursor = database.execute(query)
+    """The answer of a query, in columns; -1 for numbers that are none or too large."""
+    names, kinds = list(schema), list(schema.values())
+    largest = [MAX_DEVICE if kind == pl.Int32 else MAX_NS for kind in kinds]
+    columns = [
+        f'"{name}"'
+        if kind == pl.String
+        else f"case when typeof(\"{name}\") = 'integer' and "
+        f'"{name}" between 0 and {limit} then "{name}" else -1 end'
+        for name, kind, limit in zip(names, kinds, largest, strict=True)
+    ]
+    given = ", ".join(f'"{name}"' for name in names)
+    checked = f"with given({given}) as ({query}) select {', '.join(columns)} from given"  # noqa: S608
+    cursor = database.execute(checked)
     parts = [pl.DataFrame(schema=dict(schema))]
     while rows := cursor.fetchmany(ROWS_AT_ONCE):
         parts.append(pl.DataFrame(rows, schema=dict(schema), orient="row", strict=False))

@@ -25,7 +25,8 @@ def format_of(path: Path) -> TraceFormat | None:
         return _json_format(head)
     if b"HloModule" in head[:4096] and not _is_protobuf(head):
         return TraceFormat.HLO
-    return TraceFormat.XPLANE if _is_protobuf(head) else None
+    is_named = path.name.endswith((".xplane.pb", ".xplane.pb.gz"))  # its reader says what is wrong
+    return TraceFormat.XPLANE if is_named or _is_protobuf(head) else None
 
 
 def _json_format(head: bytes) -> TraceFormat:
