@@ -48,6 +48,7 @@ CASES = [
     _experiment(QWEN, "v6e-8", "cp=2,tp=4", (4, 1024), 3),
     _experiment(QWEN, "2xv6e:2x4", "dp=2,tp=8", (4, 1024), 3),
     _experiment(MOE, "v6e-8", "dp=2,tp=4,ep=8", (8, 256), 3),
+    _experiment(MOE, "v6e-8", "dp=2,tp=4,ep=8", (64, 256), 3),  # each tp device routes its share
     _experiment(MOE, "v6e-8", "dp=8,ep=8", (16, 128), 3),
     _experiment(MOE, "v5p-16", "tp=8,ep=8", (4, 256), 3),
     _experiment(MLA, "v6e-8", "dp=2,tp=4,ep=8", (8, 1024), 4),

@@ -61,8 +61,8 @@ VMEM_RETURNED_BYTES = 4 << 20
 class PlanForm:
     """The closed form of one phase of a plan, for any workload.
 
-    Valid for workloads with the same number of micro-batches, whose decode batch sp splits if and only
-    if it does in the original experiment.
+    Valid for workloads with the same number of micro-batches, whose decode batch is split over tp if and
+    only if it is in the original experiment.
     """
 
     phase: Phase
@@ -93,8 +93,12 @@ def plan_form(
     *,
     profile: ChipProfile | None = None,
     efficiency: ChipEfficiency | None = None,
+    devices: Sequence[int] | None = None,
 ) -> PlanForm:
-    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile."""
+    """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
+
+    `devices` are the device ids in the order of the mesh, if they do not follow it.
+    """
     chip, plan, model = experiment.topology.chip, experiment.plan, experiment.model
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
@@ -103,7 +107,7 @@ def plan_form(
         phase=phase,
         topology=experiment.topology,
         costs=plan_costs(experiment, phase, rates),
-        collectives=collective_costs(experiment, phase, constants),
+        collectives=collective_costs(experiment, phase, constants, devices),
         rates=rates,
         efficiency=efficiency or efficiency_of(chip, rates),
         constants=constants,

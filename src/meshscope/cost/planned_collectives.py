@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.cost.features import FloatArray
 from meshscope.cost.workload_features import Feature
-from meshscope.events.collective import Collective
+from meshscope.events.collective import Collective, Groups
 from meshscope.events.enums import Kind, Part, Phase, wire_factor
 from meshscope.interconnect import LinkConstants, collective_lines, geometry_of
 from meshscope.interconnect.geometry import GroupGeometry
@@ -22,6 +22,8 @@ from meshscope.prediction import planned_stages
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStage, PlannedStep
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.compiler_facts import compiler_facts
+from meshscope.spec.plan.dispatch import exchange_axes
+from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.stages import n_ticks, stage_layers
 from meshscope.spec.program import Engine
 from meshscope.units import array_bytes
@@ -102,9 +104,12 @@ class CollectiveCost:
 
 
 def collective_costs(
-    experiment: Experiment, phase: Phase, constants: LinkConstants
+    experiment: Experiment,
+    phase: Phase,
+    constants: LinkConstants,
+    devices: Sequence[int] | None = None,
 ) -> tuple[CollectiveCost, ...]:
-    """The collectives of one phase of a plan."""
+    """The collectives of one phase of a plan; `devices` are the ids in the order of the mesh, if other."""
     references = _references(experiment, phase)
     runs = [list(_runs(_with_workload(experiment, phase, ref), phase)) for ref in references]
     payloads = np.array([[_payload_bytes(run.collective) for run in of] for of in runs], float)
@@ -117,9 +122,9 @@ def collective_costs(
         collective = run.collective
         key = (collective.kind, id(collective.groups))
         if key not in transfers:
-            transfers[key] = _transfer(
-                collective.kind, geometry_of(experiment.topology, collective.groups), constants
-            )
+            groups = _on_devices(collective.groups, devices)
+            geometry = geometry_of(experiment.topology, groups)
+            transfers[key] = _transfer(collective.kind, geometry, constants)
         costs.append(
             CollectiveCost(
                 part=collective.part,
@@ -135,6 +140,13 @@ def collective_costs(
             )
         )
     return tuple(costs)
+
+
+def _on_devices(groups: Groups, devices: Sequence[int] | None) -> Groups:
+    """The groups of mesh positions as device ids."""
+    if devices is None:
+        return groups
+    return tuple(tuple(devices[position] for position in group) for group in groups)
 
 
 def with_weight_dtype(
@@ -213,13 +225,24 @@ class _Reference:
         return self.b * self.s
 
 
+def batch_is_split(plan: Plan, n_local: int) -> bool:
+    """Whether tp divides the decode batch of a device that sp, or an exchange with experts, splits over tp.
+
+    Otherwise sp uses plain tensor parallelism, and an exchange pads the tokens.
+    """
+    return _splits_batch(plan) and n_local % plan.tp == 0
+
+
+def _splits_batch(plan: Plan) -> bool:
+    return plan.sp or "tp" in exchange_axes(plan)
+
+
 def _references(experiment: Experiment, phase: Phase) -> list[_Reference]:
-    """Reference workloads in which sp splits the decode batch if and only if it does in the experiment."""
+    """Reference workloads whose decode batch is split over tp if and only if it is in the experiment."""
     plan = experiment.plan
     n_local = experiment.n_sequences(phase) // experiment.n_microbatches(phase)
-    step = plan.tp if plan.sp and n_local % plan.tp == 0 else 1
-    first = step if n_local % max(2, step) == 0 or step > 1 else 1
-    second = first + (plan.tp if plan.sp else 1)
+    first = plan.tp if batch_is_split(plan, n_local) else 1
+    second = first + (plan.tp if _splits_batch(plan) else 1)
     s = LANES * plan.tp
     references = [_Reference(b=first, s=s), _Reference(b=second, s=s)]
     return references if phase is Phase.DECODE else [*references, _Reference(b=first, s=2 * s)]

@@ -23,7 +23,7 @@ from meshscope.spec.workload import Workload
 class FormKey:
     """What a closed form depends on beside model, slice and lengths.
 
-    `n_microbatches` are those of the pipeline, and `is_split` says whether sp splits the decode batch.
+    `n_microbatches` are those of the pipeline, and `is_split` says whether the decode batch is split over tp.
     """
 
     plan: Plan

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch
+from meshscope.cost.planned_collectives import batch_is_split
 from meshscope.errors import SpecError
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.interconnect.profile import ChipProfile
@@ -245,5 +246,5 @@ def _key(plan: Plan, phase: Phase, workload: Workload) -> FormKey:
         weight_dtype=workload.weight_dtype,
         cache_dtype=workload.activation_dtype if is_prefill else workload.cache_dtype,
         n_microbatches=default_microbatches(n_local, plan.pp) if is_prefill else 1,
-        is_split=plan.sp and not is_prefill and n_local % plan.tp == 0,
+        is_split=not is_prefill and batch_is_split(plan, n_local),
     )
