@@ -17,6 +17,7 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.grid import Grid, SearchSpace, grid_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.pareto import pareto_front
+from meshscope.planner.placements import PlacementSearch, search_placements
 from meshscope.planner.space import plan_space
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
@@ -101,6 +102,7 @@ class PlanSearch:
     apart: Apart | None
     times: tuple[StepTime, ...]  # steps of the winner with intervals
     why: Mapping[Phase, str]
+    placements: PlacementSearch | None  # of the winner on the torus
 
     @property
     def winner(self) -> Choice | None:
@@ -141,6 +143,7 @@ def search(space: SearchSpace, objective: Objective) -> PlanSearch:
         apart=None if winner is None else ranking.apart(),
         times=times,
         why={time.phase: why_sentence(time, space.topology.chip) for time in times},
+        placements=None if winner is None else search_placements(winner.experiment, space.profile),
     )
 
 

@@ -9,6 +9,7 @@ from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
+from meshscope.planner.placements import PlacedPlan, PlacementSearch
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.spec.hardware.chips import ChipKind
@@ -58,6 +59,26 @@ def _head(result: PlanSearch) -> Iterator[str]:
         yield from wrapped(f"why: {sentence}")
     if result.won_by is not None:
         yield from wrapped(f"why it wins: {result.won_by.sentence}")
+    if result.placements is not None:
+        yield from wrapped(f"placement: {placement_text(result.placements)}")
+
+
+def placement_text(placements: PlacementSearch) -> str:
+    """Whether another placement of the axes on the torus is faster than device ids in mesh order."""
+    n, in_order, best = len(placements.placed), placements.in_order, placements.best
+    more = f" ({placements.n_left:,} more were not tried)" if placements.n_left else ""
+    if best is None:
+        slowest = placements.placed[-1].e2e_s / in_order.e2e_s
+        return (
+            f"none of {n} on the torus{more} is faster than device ids in mesh order; the slowest "
+            f"takes {slowest:.2f} x"
+        )
+    gain_s = in_order.e2e_s - best.e2e_s
+    return (
+        f"with '{best.placement}', the best of {n} on the torus{more}, a request would save "
+        f"{format_seconds(gain_s)} ({gain_s / in_order.e2e_s:.1%}). Programs are compiled in mesh order; "
+        "in JAX, order the devices of the Mesh (--json has the order)"
+    )
 
 
 def goal_text(result: PlanSearch) -> str:
@@ -283,6 +304,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         },
         "is_extrapolated": result.is_extrapolated,
         "why": {phase.value: sentence for phase, sentence in result.why.items()},
+        "placement": None if result.placements is None else _placement_document(result.placements),
         "won_by": None if result.won_by is None else _won_by_document(result),
         "front": [_choice_document(choice) for choice in result.front],
         "best": [_choice_document(choice) for choice in result.best],
@@ -348,6 +370,25 @@ def _miss_document(miss: TimeAgreement) -> dict[str, Any]:
             name: {c.share: {"predicted_s": c.left_s, "compiled_s": c.right_s} for c in changes}
             for name, changes in (("causes", miss.activities), ("parts", miss.parts))
         },
+    }
+
+
+def _placement_document(placements: PlacementSearch) -> dict[str, Any]:
+    """The placements of the winner with their times, and the order of devices of a faster one."""
+    best = placements.best
+    return {
+        "n_tried": len(placements.placed),
+        "n_left": placements.n_left,
+        "mesh_order_e2e_s": placements.in_order.e2e_s,
+        "best": None if best is None else _placed_document(best) | {"devices": list(best.devices)},
+        "placements": [_placed_document(placed) for placed in placements.placed],
+    }
+
+
+def _placed_document(placed: PlacedPlan) -> dict[str, Any]:
+    return {
+        "axes": str(placed.placement),
+        **{name: getattr(placed, name) for name in ("ttft_s", "tpot_s", "e2e_s")},
     }
 
 

@@ -38,6 +38,7 @@ from meshscope.views.plan import (
     limits_text,
     miss_sentence,
     needed_text,
+    placement_text,
     search_notes,
 )
 from meshscope.views.times import time_figure
@@ -91,6 +92,7 @@ def _blocks(
     if slices is not None:
         yield _slices(slices)
     yield from _apart(search)
+    yield from _placements(search)
     yield _dropped(search)
     yield from _tables(search)
     if search.winner is not None:
@@ -120,6 +122,8 @@ def _reasons(search: PlanSearch) -> Iterator[DescriptionList]:
     pairs = [(phase.value, sentence(text)) for phase, text in search.why.items()]
     if search.won_by is not None:
         pairs.append(("why it wins", sentence(search.won_by.sentence)))
+    if search.placements is not None:
+        pairs.append(("placement", sentence(placement_text(search.placements))))
     if pairs:
         yield DescriptionList(pairs=tuple(pairs))
 
@@ -278,6 +282,30 @@ def _slice_row(search: PlanSearch, price: float) -> tuple[str | float | None, ..
         choice_name(choice),
         *(choice.ttft_s, choice.tpot_s, choice.tokens_per_s_per_chip),
     )
+
+
+def _placements(search: PlanSearch) -> Iterator[FoldedBlocks]:
+    """The placements of the winner on the torus, the shortest request first."""
+    if search.placements is None:
+        return
+    in_order = search.placements.in_order
+    view = ViewTable(
+        title="Placements of the axes on the torus",
+        columns=(
+            text_column("dimension: axes, the fastest last"),
+            *(figure_column(name, Unit.SECONDS) for name in ("TTFT", "TPOT", "request")),
+            figure_column("over mesh order"),
+        ),
+        rows=tuple(
+            (
+                "device ids in mesh order" if one.placement is None else str(one.placement),
+                *(one.ttft_s, one.tpot_s, one.e2e_s),
+                one.e2e_s / in_order.e2e_s,
+            )
+            for one in (in_order, *search.placements.placed)
+        ),
+    )
+    yield from fold("Placement on the torus", [page_table("placements", view)])
 
 
 def _apart(search: PlanSearch) -> Iterator[FoldedBlocks]:
