@@ -175,7 +175,8 @@ class PlanBatch:
     Collectives and strategies are padded; line 0 takes no time.
     """
 
-    coefficients: FloatArray  # [plan, part, cost, feature]
+    is_used: NDArray[np.bool_]  # [part, cost] whether any plan has the cost
+    coefficients: FloatArray  # [plan, used part and cost, feature]
     cost_s: FloatArray  # [plan, cost] seconds per unit of cost
     streams_weights: FloatArray  # [plan]
     is_once: FloatArray  # [part]
@@ -233,8 +234,12 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     def by_line(value: Callable[[TransferLines], FloatArray], fill: float = 0.0) -> FloatArray:
         return _padded([np.zeros(1), *map(value, transfers.values())], fill)
 
+    no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
+    coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
+    is_used = coefficients.any(axis=(0, 3))
     return PlanBatch(
-        coefficients=np.array([form.costs.coefficients for form in forms]),
+        is_used=is_used,
+        coefficients=coefficients[:, is_used],
         cost_s=np.array([cost_s(form) for form in forms]),
         streams_weights=by_plan(lambda f: f.efficiency.streams_weights),
         is_once=forms[0].costs.is_once if forms else np.zeros(len(PARTS)),
@@ -311,8 +316,8 @@ def closed_steps(  # noqa: PLR0913  the sizes of a workload
     chunks = _chunks(plans, at, batch, prompt, chunk)
     n_chunks = chunks.count
     features = _features(plans, at, chunks, prompt, output)
-    # [n, part, cost] = [n, part, cost, feature] x [n, feature], as one product of small matrices
-    costs = (plans.coefficients[at] @ features[:, None, :, None])[..., 0]
+    costs = np.zeros((len(at), *plans.is_used.shape))
+    costs[:, plans.is_used] = (plans.coefficients[at] @ features[:, :, None])[..., 0]
     payload = (plans.payload[plans.row[at]] @ features[:, :, None])[..., 0]
     costs = _in_hbm(plans, at, costs, features)
     work = _work(plans, at, costs)
@@ -429,7 +434,7 @@ def _collectives_s(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[n, collective] seconds outside the ticks, per tick, and exposed per tick."""
     row = plans.row[at]
-    run_s = _strategy_s(plans, plans.line[row], payload[..., None])
+    run_s = _strategy_s(plans, plans.line[row], payload)
     tick_s = run_s * plans.n_tick[row]
     layers_s = np.where(plans.is_once > 0, 0.0, core_s).sum(axis=1)
     attention_s = core_s[:, PARTS.index(Part.ATTN)]
@@ -503,13 +508,25 @@ def _block_pairs(
 def _strategy_s(plans: PlanBatch, line: IntArray, payload: FloatArray) -> FloatArray:
     """[n, collective] seconds of the fastest strategy that the compiler takes for the payload.
 
-    `line` [n, collective] and `payload` [n, collective, 1] are those of each collective.
+    `line` [n, collective] and `payload` [n, collective] are those of each collective. One strategy after the
+    other: numpy is slow along short axes.
     """
-    bytes_s = payload * plans.s_per_byte[line]
-    whole = np.rint(payload)
-    is_taken = (plans.least_bytes[line] <= whole) & (whole <= plans.most_bytes[line])
-    by_strategy = plans.latency_s[line] + np.maximum(plans.hops_s[line], bytes_s)
-    return np.where(is_taken, by_strategy, np.inf).min(axis=-1)
+    whole, seconds = np.rint(payload), np.full(payload.shape, np.inf)
+    for at in range(plans.latency_s.shape[1]):
+        latency_s, hops_s, s_per_byte, least, most = (
+            np.take(values[:, at], line)
+            for values in (
+                plans.latency_s,
+                plans.hops_s,
+                plans.s_per_byte,
+                plans.least_bytes,
+                plans.most_bytes,
+            )
+        )
+        by_strategy = latency_s + np.maximum(hops_s, payload * s_per_byte)
+        by_strategy[(whole < least) | (whole > most)] = np.inf
+        np.minimum(seconds, by_strategy, out=seconds)
+    return seconds
 
 
 def _exposed(is_hidden: FloatArray, seconds: FloatArray, compute_s: FloatArray) -> FloatArray:
