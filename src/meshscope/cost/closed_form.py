@@ -236,7 +236,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
 
     no_costs = np.zeros((0, len(PARTS), len(Cost), len(Feature)))
     coefficients = np.array([form.costs.coefficients for form in forms]) if forms else no_costs
-    is_used = coefficients.any(axis=(0, 3))
+    is_used = np.asarray(coefficients.any(axis=(0, 3)), dtype=np.bool_)
     return PlanBatch(
         is_used=is_used,
         coefficients=coefficients[:, is_used],
