@@ -212,8 +212,8 @@ def planned_run(entry: SweepEntry) -> PlannedRun:
 
 def _command(entry: SweepEntry) -> RunCommand:
     name = entry.values.get(COMMAND, RunCommand.PREDICT.value)
-    if name not in set(RunCommand):
-        raise SpecError(f"command '{name}' makes no run. {nearest(str(name), RunCommand)}")
+    if name not in set(REQUESTS):
+        raise SpecError(f"command '{name}' makes no run. {nearest(str(name), REQUESTS)}")
     return RunCommand(str(name))
 
 
@@ -238,6 +238,8 @@ def _checked_experiment(command: RunCommand, request: ExperimentRequest) -> Expe
             return import_module("meshscope.api.compile").compilable_experiment(request)
         case RunCommand.RUN:
             return import_module("meshscope.api.live").prepared_run(request).experiment
+        case RunCommand.IMPORT:
+            raise AssertionError("a sweep file asks for no imports")
 
 
 def _check_places(folder: SweepFolder, runs: Sequence[PlannedRun], options: SweepOptions) -> None:

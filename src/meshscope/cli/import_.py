@@ -6,11 +6,24 @@ from typing import Annotated
 import typer
 
 from meshscope.api.import_ import import_
-from meshscope.cli.options import PLAN, TOPOLOGY, ForceOption, FullOption, JsonOption, OutOption
-from meshscope.cli.output import print_run
+from meshscope.api.import_each import import_each
+from meshscope.api.sweep import SweepOptions
+from meshscope.cli.options import (
+    PLAN,
+    TOPOLOGY,
+    AddressOption,
+    EngineOption,
+    ForceOption,
+    FullOption,
+    JsonOption,
+    OutOption,
+)
+from meshscope.cli.output import note, print_run
 from meshscope.cli.progress import WorkProgress
+from meshscope.cli.sweep import print_results, show_progress
 from meshscope.events.enums import Phase
 from meshscope.spec.program import Frontend
+from meshscope.sweep.queue import SweepEngine
 
 
 def command(  # noqa: PLR0913  the options of the command
@@ -71,6 +84,23 @@ def command(  # noqa: PLR0913  the options of the command
     partial: Annotated[
         bool, typer.Option("--partial", help="Read the complete part of truncated text.")
     ] = False,
+    each: Annotated[
+        bool,
+        typer.Option(
+            "--each", help="Every path into a run of its own, on all cores; --out is their folder."
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --each: paths at a time.", show_default="all cores"
+        ),
+    ] = None,
+    engine: EngineOption = SweepEngine.LOCAL,
+    address: AddressOption = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --each: retry paths that failed before.")
+    ] = False,
     out: OutOption = None,
     force: ForceOption = False,
     full: FullOption = False,
@@ -82,6 +112,31 @@ def command(  # noqa: PLR0913  the options of the command
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
     profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
     """
+    if each:
+        result = import_each(
+            files,
+            topology=topology,
+            plan=plan,
+            mesh=mesh,
+            device_order=device_order,
+            card=card,
+            model=model,
+            phase=phase,
+            rules=rules,
+            frontend=frontend,
+            partial=partial,
+            out=out,
+            sweep=SweepOptions(
+                force=force, retry_failed=retry_failed, n_jobs=jobs, engine=engine, address=address
+            ),
+            note=note,
+            show=show_progress,
+        )
+        print_results(result, as_json=as_json)
+        result.check()
+        return
+    if jobs or retry_failed or address is not None or engine is not SweepEngine.LOCAL:
+        raise typer.BadParameter("--jobs, --engine, --address and --retry-failed need --each")
     with WorkProgress() as progress:
         run = import_(
             files,

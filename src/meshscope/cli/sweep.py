@@ -80,12 +80,14 @@ def command(  # noqa: PLR0913  the options of the command
         _print(sweep_states(plan, path, options), _states_table, as_json=as_json)
         return
 
-    def show(left: Sequence[PlannedRun], n_jobs: int) -> SweepProgress:
-        return SweepProgress(left, n_jobs=n_jobs)
-
-    result = run_sweep(plan, path, options, note=note, show=show)
+    result = run_sweep(plan, path, options, note=note, show=show_progress)
     print_results(result, as_json=as_json)
     result.check()
+
+
+def show_progress(left: Sequence[PlannedRun], n_jobs: int) -> SweepProgress:
+    """The progress of the runs that are made."""
+    return SweepProgress(left, n_jobs=n_jobs)
 
 
 def print_results(result: SweepResult, *, as_json: bool = False) -> None:

@@ -162,9 +162,11 @@ def _wait_for_lock(lock: int, path: Path) -> None:
 
 def _difference(manifest: Manifest, planned: PlannedRun) -> str | None:
     """The first key in which the run is not the planned one; keys that an older run lacks are skipped."""
-    if manifest.source is not planned.command.source:
+    if planned.command.source not in {None, manifest.source}:
         return "source"
     stored, wanted = manifest.experiment.as_dict(), planned.experiment.as_dict()
+    if planned.experiment.imported is not None:  # the files say the rest
+        wanted = {"imported": wanted["imported"]}
     return next((k for k in wanted if stored.get(k) not in (None, {}, wanted[k])), None)
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from meshscope.events.enums import Source
 from meshscope.spec.experiment_record import ExperimentRecord
@@ -16,10 +17,11 @@ class RunCommand(StrEnum):
     PREDICT = "predict"
     COMPILE = "compile"
     RUN = "run"
+    IMPORT = "import"
 
     @property
-    def source(self) -> Source:
-        """The strongest source of the command's runs."""
+    def source(self) -> Source | None:
+        """The strongest source of the command's runs; None if the files that it reads decide."""
         match self:
             case RunCommand.PREDICT:
                 return Source.PREDICTED
@@ -27,6 +29,8 @@ class RunCommand(StrEnum):
                 return Source.COMPILED
             case RunCommand.RUN:
                 return Source.MEASURED
+            case RunCommand.IMPORT:
+                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,21 @@ class PlannedRun:
         short = ("model", "topology", "plan")
         texts = (str(v) if name in short else f"{name}={v}" for name, v in self.options.items())
         return " ".join([self.command.value, *texts])
+
+
+def planned_import(path: str, options: Mapping[str, str | bool]) -> PlannedRun:
+    """The import of one file or folder with these options, by the names of the command line."""
+    words = [path]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    command = RunCommand.IMPORT
+    return PlannedRun(
+        name=run_name(Path(path).name, command, tuple(words)),
+        command=command,
+        words=tuple(words),
+        experiment=ExperimentRecord(imported=(path,)),
+        options={"file": path, **options},
+    )
 
 
 def run_name(readable: str, command: RunCommand, words: tuple[str, ...]) -> str:

@@ -119,7 +119,7 @@ def summary_table(rows: Sequence[Row], options: Sequence[Mapping[str, Any]]) -> 
         columns=view_columns(("model", "slice", "plan", *differing, "source"), (*totals, *labels)),
         rows=tuple(
             (
-                row["model"].rsplit("/", 1)[-1],
+                (row["model"] or "").rsplit("/", 1)[-1],
                 row["topology"],
                 row["plan"],
                 *(str(of_run.get(name, "")) for name in differing),
