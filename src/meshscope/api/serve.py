@@ -218,6 +218,7 @@ def simulated(request: ServeRequest) -> ServingRun:
     if bench is not None:
         longest = max(longest, bench.prompt + bench.output)
     main, *others = (_placed(request, place, max_context=longest) for place in places)
+    others = [_without_outputs(one) for one in others]
     host_fit = None
     if bench is not None:
         host_fit = fitted_host(bench, main.pool)
@@ -352,6 +353,12 @@ def _placed(request: ServeRequest, place: _Place, *, max_context: int) -> Placed
             policy=policy,
         ),
     )
+
+
+def _without_outputs(placed: PlacedPool) -> PlacedPool:
+    """Instances that only prefill, which need no room for outputs."""
+    policy = replace(placed.pool.policy, reserved_frac=0.0)
+    return replace(placed, pool=replace(placed.pool, policy=policy))
 
 
 def _experiment(request: ServeRequest, topology: str, plan: str) -> Experiment:
