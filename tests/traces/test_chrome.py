@@ -91,6 +91,16 @@ def test_ops_of_chips_with_groups_of_their_hlo_lines(tmp_path: Path) -> None:
     assert gather.exposed_s == pytest.approx(10e-6)
 
 
+def test_devices_that_no_machine_has_are_unknown_groups(tmp_path: Path) -> None:
+    text = json.dumps(tpu_trace()).replace("{0,2}", "{0,99999999999999999999}")
+    (tmp_path / "t.json").write_text(text)
+    run = meshscope.import_(
+        tmp_path / "t.json", topology="v6e-4", plan="dp=2,tp=2", out=tmp_path / "run"
+    )
+    rows = {row.kind: row for row in run.record.rows}
+    assert (rows[Kind.ALL_REDUCE].axis, rows[Kind.ALL_GATHER].axis) == (None, "tp")
+
+
 def test_an_export_that_stops_at_its_cap_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,6 +273,13 @@ def test_stages_of_a_pipeline_have_rows_of_their_own(tmp_path: Path) -> None:
     assert facts == [(0, "all_reduce", "tp", 1), (0, "send", "pp", 1), (1, "all_reduce", "tp", 2)]
 
 
+def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
+    event = made.collective(made.NCCL, 1.0, 2.0, [0, 1], 10**20)
+    event["args"]["Group size"] = -7
+    (row,) = rows_of([made.write(tmp_path / "t.json", made.document([event]))], "tp=2").rows
+    assert (row.payload_bytes, row.group_size, row.axis) == (None, 2, "tp")
+
+
 def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="has no 'traceEvents'"):
         read_kineto(made.write(tmp_path / "t.json", {"spans": []}))

@@ -94,6 +94,14 @@ def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
         read_nsys(path)
 
 
+def test_names_that_are_no_utf_8_are_one_message(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.sqlite")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE NVTX", b"CREATE \xd3ABLE NVTX"))
+    with pytest.raises(TraceError):
+        read_nsys(path)
+
+
 def test_text_in_the_place_of_numbers_is_left_out(tmp_path: Path) -> None:
     path = database(tmp_path / "report.sqlite")
     with closing(sqlite3.connect(path)) as db, db:

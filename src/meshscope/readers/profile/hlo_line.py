@@ -18,6 +18,8 @@ from meshscope.readers.hlo.shapes import result_arrays
 from meshscope.spec.plan.mesh import Groups
 
 MAX_TEXT = 200_000  # characters; longer event names are not parsed as HLO
+MAX_DEVICE = 1 << 31  # device ids and bytes beyond these are damage, and do not fit into columns
+MAX_BYTES = 1 << 62
 N_CACHED = 1 << 16  # distinct names, shared by all devices of a profile
 
 KIND_OF: dict[str, Kind] = KIND_OF_OPCODE | {
@@ -58,17 +60,26 @@ def read_hlo_line(text: str) -> HloLine:
         return _name_only(text)
     arrays = _payload(instruction)
     sizes = [array.n_bytes for array in arrays]
+    n_bytes = sum(n for n in sizes if n is not None)
+    is_sized = bool(sizes) and n_bytes < MAX_BYTES
     groups_text = _groups_text(instruction)
     return HloLine(
         name=instruction.name,
         opcode=instruction.opcode,
         starts=_starts(instruction.name, instruction.opcode, instruction.operands),
         dtype=arrays[0].dtype if len({array.dtype for array in arrays}) == 1 else None,
-        shape=arrays[0].dims if len(arrays) == 1 else None,
-        payload_bytes=sum(n for n in sizes if n is not None) if sizes else None,
+        shape=arrays[0].dims if len(arrays) == 1 and is_sized else None,
+        payload_bytes=n_bytes if is_sized else None,
         groups_text=groups_text,
-        groups=groups_without_module(groups_text) if groups_text else None,
+        groups=_groups(groups_text),
     )
+
+
+def _groups(text: str | None) -> Groups | None:
+    """The groups of the text; None if it names devices that no machine has."""
+    groups = groups_without_module(text) if text else None
+    is_damaged = any(device >= MAX_DEVICE for group in groups or () for device in group)
+    return None if is_damaged else groups
 
 
 def base_opcode(opcode: str) -> str:

@@ -39,7 +39,7 @@ def read_nsys(path: Path) -> Trace:
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = lambda data: data.decode("utf-8", errors="replace")
             return _trace(path, database)
-    except (sqlite3.Error, pl.exceptions.PolarsError, OverflowError) as error:
+    except (sqlite3.Error, pl.exceptions.PolarsError, OverflowError, UnicodeDecodeError) as error:
         raise TraceError(
             f"{path}: cannot be read as SQLite of nsys: {str(error)[:200]}. Export the report again with "
             "`nsys export --type sqlite`."
