@@ -29,6 +29,7 @@ GOLDEN_HLO = ROOT / "tests" / "golden" / "hlo"
 FAMILY_NAMES = {
     Family.LLAMA: "Llama",
     Family.MISTRAL: "Mistral, Ministral",  # the latter: a config.json of one
+    Family.MINISTRAL3: "Ministral 3",
     Family.PHI3: "Phi-3, Phi-4",
     Family.GEMMA2: "Gemma 2",
     Family.GEMMA3: "Gemma 3",

@@ -95,6 +95,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | GROUPED
     | {"model_type": "ministral", "sliding_window": 5}
     | {"layer_types": ["full_attention", "sliding_attention"]},
+    "ministral3": {key: value for key, value in BASE.items() if key != "rope_theta"}
+    | GROUPED
+    | {"model_type": "ministral3", "pad_token_id": 0}
+    | {
+        "rope_parameters": YARN
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+    },
     "phi3": BASE
     | {"model_type": "phi3", "num_attention_heads": 8, "num_key_value_heads": 2}
     | {"hidden_size": 64, "pad_token_id": 0, "partial_rotary_factor": 0.5}

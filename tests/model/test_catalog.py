@@ -76,6 +76,7 @@ SIZES = [
     Size("mistralai/Mistral-7B-Instruct-v0.2", 7.24),
     Size("mistralai/Mistral-7B-v0.3", 7.25),
     Size("mistralai/Ministral-8B-Instruct-2410", 8.02),
+    Size("mistralai/Ministral-3-8B-Base-2512", 8.4, 0.015),  # 8.4e9 on the card, without the tower
     Size("mistralai/Mistral-Small-24B-Instruct-2501", 23.6),
     Size("mistralai/Mistral-Large-Instruct-2407", 123),
     Size("microsoft/Phi-3-mini-4k-instruct", 3.8),

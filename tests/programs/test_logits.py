@@ -72,7 +72,16 @@ class Case(NamedTuple):
 
 
 # Families that differ from the others in few places: one case each, the others in the matrix.
-CLOSE_CONFIGS = ("gemma2", "gemma3", "glm4_moe", "llama4", "ministral", "mistral", "phi3")
+CLOSE_CONFIGS = (
+    "gemma2",
+    "gemma3",
+    "glm4_moe",
+    "llama4",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "phi3",
+)
 DENSE = [name for name, config in golden.CONFIGS.items() if "num_experts_per_tok" not in config]
 MIXTURES = [name for name in golden.CONFIGS if name not in DENSE]
 

@@ -102,10 +102,11 @@ def _positioned(  # noqa: PLR0913  queries, keys and where they are
     if rope is not None:
         angles = rope_angles(rope, attention.head_dim, positions)
         q, k = apply_rope(q, angles, rope), apply_rope(k, angles, rope)
-        is_normed = attention.has_l2_norm
-        return (unscaled_rms_norm(q, eps), unscaled_rms_norm(k, eps)) if is_normed else (q, k)
-    if temperature is not None:
-        steps = jnp.floor((positions.astype(jnp.float32) + 1) / temperature.floor)
+    if rope is not None and attention.has_l2_norm:
+        q, k = unscaled_rms_norm(q, eps), unscaled_rms_norm(k, eps)
+    if temperature is not None and kind is AttentionKind.FULL:
+        numbers = positions.astype(jnp.float32) + temperature.offset
+        steps = jnp.floor(numbers / temperature.floor)
         scale = jnp.log1p(steps) * temperature.strength + 1
         q = (q * scale[None, :, None, None]).astype(q.dtype)
     return q, k

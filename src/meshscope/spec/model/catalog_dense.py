@@ -156,6 +156,14 @@ DENSE_ENTRIES: tuple[CatalogEntry, ...] = (
         source="the config.json as NX-AI/mlstm_kernels quotes it",
     ),
     entry(
+        "mistralai/Ministral-3-8B-Base-2512",
+        {"model_type": "ministral3", "head_dim": 128, "rms_norm_eps": 1e-05},
+        sizes(hidden=4096, mlp=14336, layers=34, heads=32, kv_heads=8),
+        vocab_size=131072,
+        max_position_embeddings=262144,
+        source="defaults of transformers' Ministral3Config, which names this checkpoint; the text part",
+    ),
+    entry(
         "mistralai/Mistral-Small-24B-Instruct-2501",
         _MISTRAL,
         sizes(hidden=5120, mlp=32768, layers=40, heads=32, kv_heads=8),

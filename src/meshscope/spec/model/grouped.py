@@ -21,6 +21,7 @@ WINDOWS = {
     Family.GPT_OSS: 128,
     Family.MISTRAL: 4096,
     Family.MINISTRAL: 4096,
+    Family.MINISTRAL3: None,
     Family.PHI3: None,
     Family.GEMMA2: 4096,
     Family.GEMMA3: 4096,
@@ -28,6 +29,17 @@ WINDOWS = {
 LLAMA4_CHUNK = 8192  # of Llama4TextConfig, as the values below
 LLAMA4_TEMPERATURE = Temperature(floor=8192, strength=0.1)
 LLAMA4_NOPE_INTERVAL = 4
+MINISTRAL3_ROPE = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+}
+MINISTRAL3_BETA = 0.1  # of Ministral3Config
 GEMMA3_LOCAL_THETA = 10_000.0  # of Gemma3TextConfig.default_theta
 GEMMA3_THETA = 1_000_000.0
 
@@ -56,11 +68,18 @@ def grouped_attention(reader: ConfigReader, family: Family) -> GroupedAttention:
         softcap=_softcap(reader, family),
         has_full_rope=family is not Family.LLAMA4,
         has_l2_norm=family is Family.LLAMA4 and reader.boolean("use_qk_norm", default=True),
-        temperature=_temperature(reader) if family is Family.LLAMA4 else None,
+        temperature=_temperature(reader, family, rope),
     )
 
 
-def _temperature(reader: ConfigReader) -> Temperature | None:
+def _temperature(reader: ConfigReader, family: Family, rope: Rope) -> Temperature | None:
+    if family is Family.MINISTRAL3:
+        parameters = reader.config.get("rope_parameters")
+        beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+        strength = MINISTRAL3_BETA if not isinstance(beta, int | float) else float(beta)
+        return Temperature(floor=rope.original_max_position, strength=strength, offset=0.0)
+    if family is not Family.LLAMA4:
+        return None
     if not reader.boolean("attn_temperature_tuning", default=True):
         return None
     return Temperature(
@@ -82,7 +101,7 @@ def attention_kinds(reader: ConfigReader, family: Family, n_layers: int) -> list
             period = reader.integer("sliding_window_pattern", 6)
         case Family.LLAMA4:
             return _llama4_kinds(reader, n_layers)
-        case Family.MISTRAL | Family.MINISTRAL | Family.PHI3:
+        case Family.MISTRAL | Family.MINISTRAL | Family.MINISTRAL3 | Family.PHI3:
             has_window = _window(reader, family) is not None
             every = SLIDING if has_window else FULL
             return _kinds(reader, family, [every] * n_layers)
@@ -105,7 +124,11 @@ def _llama4_kinds(reader: ConfigReader, n_layers: int) -> list[AttentionKind]:
 
 
 def _kinds(reader: ConfigReader, family: Family, default: list[str]) -> list[AttentionKind]:
-    is_uniform = family in {Family.MISTRAL, Family.PHI3}  # transformers ignores their `layer_types`
+    is_uniform = family in {
+        Family.MISTRAL,
+        Family.MINISTRAL3,
+        Family.PHI3,
+    }  # transformers ignores their `layer_types`
     names = default if is_uniform else reader.names("layer_types", len(default), KINDS, default)
     return [KINDS[name] for name in names]
 
@@ -146,6 +169,9 @@ def _rope(reader: ConfigReader, family: Family) -> Rope:
     """The rotary embedding of layers that attend to all positions."""
     if family is Family.GEMMA3:
         reader = ConfigReader({"rope_theta": GEMMA3_THETA} | dict(reader.config), reader.source)
+    if family is Family.MINISTRAL3:
+        config = {"rope_parameters": MINISTRAL3_ROPE, **reader.config}
+        reader = ConfigReader(config, reader.source)
     return replace(read_rope(reader, FULL), is_interleaved=family is Family.LLAMA4)
 
 

@@ -14,6 +14,7 @@ class Family(StrEnum):
     LLAMA4 = "llama4_text"
     MISTRAL = "mistral"
     MINISTRAL = "ministral"
+    MINISTRAL3 = "ministral3"
     PHI3 = "phi3"
     GEMMA2 = "gemma2"
     GEMMA3 = "gemma3_text"
@@ -75,11 +76,12 @@ class Rope:
 class Temperature:
     """A scale of queries that grows with their position p (arXiv 2501.19399).
 
-    It is `strength` log(1 + floor((p + 1) / `floor`)) + 1.
+    It is `strength` log(1 + floor((p + `offset`) / `floor`)) + 1.
     """
 
     floor: int
     strength: float
+    offset: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class GroupedAttention:
     softcap: float | None = None
     has_full_rope: bool = True
     has_l2_norm: bool = False
-    temperature: Temperature | None = None
+    temperature: Temperature | None = None  # of layers of kind `full`
 
     @property
     def score_scale(self) -> float:
