@@ -25,6 +25,9 @@ def timed_rows(
     n_rows: Counter[str] = Counter()
     timed: list[Collective] = []
     starts: dict[str, list[float]] = {}
+    spans: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in simulated.spans:
+        spans[span.task.name].append(span)
     for row in rows:
         name = row.hlo_name or ""
         operations = by_name.get(name)
@@ -32,7 +35,7 @@ def timed_rows(
             timed.append(row)
             continue
         if name not in starts:
-            starts[name] = _starts(simulated.spans, source_ops_of(operations)[0])
+            starts[name] = _starts(spans[source_ops_of(operations)[0]])
         at = n_rows[name] // len(operations)
         start_s = starts[name][at] if at < len(starts[name]) else None
         timed.append(_timed_row(row, operations, simulated, start_s))
@@ -91,11 +94,11 @@ def _skipped_branch_times(
     return seconds, None if operations[0].is_async else seconds
 
 
-def _starts(spans: Iterable[Span], name: str) -> list[float]:
+def _starts(spans: Iterable[Span]) -> list[float]:
     """Start of each execution of an instruction, in order."""
     starts: list[float] = []
     for span in spans:
-        if span.task.name == name and len(starts) < MAX_STARTS:
+        if len(starts) < MAX_STARTS:
             repetitions = repetition_starts(span.start_s, span.repeats)
             starts += repetitions[: MAX_STARTS - len(starts)].tolist()
     return sorted(starts)

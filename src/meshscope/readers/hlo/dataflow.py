@@ -26,6 +26,7 @@ class Dataflow:
         self.module = module
         self._users: dict[str, dict[str, list[Instruction]]] = {}
         self._opcodes: dict[str, frozenset[str]] = {}
+        self._fused: dict[int, Computation] = {}  # by id of the fusion
 
     @cached_property
     def async_chain_ends(self) -> dict[AsyncChain, Instruction]:
@@ -70,7 +71,10 @@ class Dataflow:
 
     def fused(self, fusion: Instruction) -> Computation:
         """The computation of a fusion."""
-        return self.module.fused(fusion)
+        computation = self._fused.get(id(fusion))
+        if computation is None:
+            computation = self._fused[id(fusion)] = self.module.fused(fusion)
+        return computation
 
     def inner(
         self, computation: Computation, depth: int = 0

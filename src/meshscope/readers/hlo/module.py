@@ -112,8 +112,10 @@ class Instruction:
     @property
     def _metadata_start(self) -> int:
         """The end of the attributes that XLA prints before metadata and backend_config."""
-        starts = (self.attributes.find(f", {name}={{") for name in ("metadata", "backend_config"))
-        return min((start for start in starts if start >= 0), default=len(self.attributes))
+        start = self.attributes.find(", metadata={")
+        if start < 0:
+            start = self.attributes.find(", backend_config={")
+        return start if start >= 0 else len(self.attributes)
 
     @property
     def called(self) -> dict[str, tuple[str, ...]]:

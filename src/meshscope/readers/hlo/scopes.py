@@ -26,6 +26,7 @@ _PASSES = MOVEMENT | frozenset(
     {"convert", "bitcast-convert", "get-tuple-element", "slice", "dynamic-slice"}
     | {"slice-start", "slice-done"}
 )
+_WITHOUT_WORK = frozenset({"parameter", "constant", "bitcast", "get-tuple-element", "tuple"})
 _MAX_DEPTH = 64
 
 # The position of an instruction along the residual stream: the layer, and whether its attention is done.
@@ -95,9 +96,8 @@ class _Placement:
         self._reader = reader
         self._paths: dict[_Place, str] = {}
         self.scopes: dict[str, dict[str, str]] = {}
-        instructions = [i for c in module.computations.values() for i in c.instructions]
-        names = [reader.scope(i) for i in instructions]
-        self._names = {id(i): name for i, name in zip(instructions, names, strict=True)}
+        self._names: dict[int, NamedScope] = {}
+        names = [self.name(i) for c in self._scheduled() for i in c.instructions]
         phases = {name.phase for name in names if name.phase is not None}
         self._phase = phases.pop() if len(phases) == 1 else None
         self._has_layers = any(name.layer is not None for name in names)
@@ -134,7 +134,9 @@ class _Placement:
         self.scopes[fused.name] = scopes = {}
         whole = self._path(place)
         for instruction in fused.instructions:
-            part = self._names[id(instruction)].part
+            if instruction.opcode in _WITHOUT_WORK:
+                continue
+            part = self.name(instruction).part
             is_same = part is None or part is place.part
             scopes[instruction.name] = whole if is_same else self._path(replace(place, part=part))
             if instruction.opcode == "fusion":
@@ -164,7 +166,23 @@ class _Placement:
 
     def name(self, instruction: Instruction) -> NamedScope:
         """What the instruction's own names say."""
-        return self._names[id(instruction)]
+        name = self._names.get(id(instruction))
+        if name is None:
+            name = self._names[id(instruction)] = self._reader.scope(instruction)
+        return name
+
+    def _scheduled(self) -> list[Computation]:
+        """The entry, and the computations that it runs other than in fusions."""
+        assert self._module.entry is not None
+        reached = {self._module.entry.name: self._module.entry}
+        pending = [self._module.entry]
+        while pending:
+            for instruction in pending.pop().instructions:
+                if instruction.opcode != "fusion":
+                    called = [c for c in self.callees(instruction) if c.name not in reached]
+                    reached |= {c.name: c for c in called}
+                    pending += called
+        return list(reached.values())
 
     def callees(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs, and that of a fusion."""
