@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshscope.api.request import CompileRequest
+from meshscope.backends.compile.engine_step import check_can_compile_engine
 from meshscope.errors import PlanError, SpecError
 from meshscope.programs.engines.engine_config import architecture_config, vllm_config
 from meshscope.programs.engines.page_size import PallasAttentionBackend
@@ -54,18 +55,6 @@ def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
     assert config.additional_config == {}
 
 
-def test_data_parallel_attention_takes_its_devices_from_tensor_parallelism() -> None:
-    config = vllm_config(
-        experiment("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", batch=8, dtype="bf16"), None
-    )
-
-    assert config.parallel_config.tensor_parallel_size == 8
-    assert config.parallel_config.data_parallel_size == 1
-    assert config.parallel_config.enable_expert_parallel
-    strategy = config.additional_config["sharding"]["sharding_strategy"]
-    assert strategy == {"enable_dp_attention": True, "attn_dp_size": 8}
-
-
 @pytest.mark.parametrize(
     ("length", "page"), [(200, 16), (1152, 128), (4096, 256), (8192, 256), (8193, 16)]
 )
@@ -93,16 +82,27 @@ def test_releases_are_sorted_from_old_to_new() -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        ("pp=2,tp=4", {}, "takes tp, dp, ep, not pp"),
-        ("tp=8,sp", {}, "takes tp, dp, ep, not sp"),
+        ("pp=2,tp=4", {}, "takes tp, dp, not pp"),
+        ("tp=8,sp", {}, "takes tp, dp, not sp"),
         ("tp=8", {"weight_dtype": "fp8"}, "the engine rewrites quantized weights"),
         ("tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
     ],
 )
-def test_what_the_front_end_does_not_support_is_refused(
+def test_what_the_front_end_does_not_compile_is_refused(
     plan: str, options: dict[str, str], message: str
 ) -> None:
-    from meshscope.backends.compile.engine_step import check_can_compile_engine  # noqa: PLC0415
-
     with pytest.raises((PlanError, SpecError), match=message):
         check_can_compile_engine(experiment("Qwen/Qwen3-32B", plan, **options))
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "message"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "tp=8,ep=8", "takes tp, dp, not ep"),
+        ("Qwen/Qwen3-30B-A3B", "dp=2,tp=4", "splits experts over tp and takes no dp"),
+        ("deepseek-ai/DeepSeek-V3", "tp=8", "compiles grouped-query attention only"),
+    ],
+)
+def test_mixtures_are_split_over_tp_alone(model: str, plan: str, message: str) -> None:
+    with pytest.raises((PlanError, SpecError), match=message):
+        check_can_compile_engine(experiment(model, plan, batch=8, dtype="bf16"))

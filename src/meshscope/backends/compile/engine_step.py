@@ -24,8 +24,9 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.hlo.phases import n_steps_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.model.model import GroupedAttention
 
-AXES = ("tp", "dp", "ep")
+AXES = ("tp", "dp")
 
 
 def check_can_compile_engine(experiment: Experiment) -> None:
@@ -36,7 +37,9 @@ def check_can_compile_engine(experiment: Experiment) -> None:
         raise SpecError(
             f"'{topology.name}': {option} compiles for one TPU slice, e.g. v6e-8. Use --frontend jax."
         )
-    used = [axis for axis in ("pp", "fsdp", "cp") if getattr(plan, axis) > 1] + ["sp"] * plan.sp
+    used = [axis for axis in ("pp", "fsdp", "cp", "ep") if getattr(plan, axis) > 1] + [
+        "sp"
+    ] * plan.sp
     if used:
         raise PlanError(
             f"plan '{plan}': {option} takes {', '.join(AXES)}, not {used[0]}. Use --frontend jax for it."
@@ -48,13 +51,23 @@ def check_can_compile_engine(experiment: Experiment) -> None:
             f"{workload.activation_dtype}: the engine rewrites quantized weights as it loads them. "
             "Drop the dtype, or use --frontend jax."
         )
+    model = experiment.model
+    if not isinstance(model.attention, GroupedAttention):
+        raise SpecError(
+            f"{model.name}: {option} compiles grouped-query attention only. The engine splits other "
+            "projections as it loads quantized weights, which is not done here. Use --frontend jax."
+        )
+    if model.moe is not None and plan.dp > 1:
+        raise PlanError(
+            f"plan '{plan}': {option} splits experts over tp and takes no dp with them. Use --frontend jax."
+        )
     if workload.cache_dtype not in CACHE_DTYPES:
         raise SpecError(
             f"{option} has no cache of {workload.cache_dtype}. Use {' or '.join(CACHE_DTYPES)}."
         )
-    if experiment.model.family not in ARCHITECTURES:
+    if model.family not in ARCHITECTURES:
         raise SpecError(
-            f"{experiment.model.name}: {option} gets no config of the family {experiment.model.family} "
+            f"{model.name}: {option} gets no config of the family {model.family} "
             f"from meshscope. Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
         )
     environment_of(program.frontend, program.engine_version)

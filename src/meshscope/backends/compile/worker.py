@@ -147,7 +147,7 @@ def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
     """The function that builds the programs of a step with the experiment's front end."""
     frontend = experiment.program.frontend
     if frontend.is_engine:
-        prepare_tpu_inference(experiment)
+        prepare_tpu_inference()
         from meshscope.programs.engines.tpu_inference import build_step  # noqa: PLC0415  the engine's Python
 
         return build_step

@@ -6,7 +6,7 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, LatentAttention, Model, Scoring
+from meshscope.spec.model.model import Family, Model
 
 # `architectures` of the published configs.
 ARCHITECTURES: dict[Family, str] = {
@@ -15,8 +15,6 @@ ARCHITECTURES: dict[Family, str] = {
     Family.QWEN3: "Qwen3ForCausalLM",
     Family.QWEN3_MOE: "Qwen3MoeForCausalLM",
     Family.MIXTRAL: "MixtralForCausalLM",
-    Family.DEEPSEEK_V2: "DeepseekV2ForCausalLM",
-    Family.DEEPSEEK_V3: "DeepseekV3ForCausalLM",
 }
 CACHE_DTYPES = {"bf16": "auto", "f8e4m3fn": "fp8", "f8e5m2": "fp8_e5m2"}  # as vLLM names them
 
@@ -38,8 +36,8 @@ def architecture_config(model: Model) -> dict[str, Any]:
         "rope_theta": rope["rope_theta"],
         "rope_scaling": scaling | {"type": rope["rope_type"]} if is_scaled else None,
     }
-    if model.moe is not None:
-        config["scoring_func"] = "sigmoid" if model.moe.scoring is Scoring.SIGMOID else "softmax"
+    if model.family is Family.QWEN3_MOE:
+        config["decoder_sparse_step"] = 1  # dense layers are in `mlp_only_layers`
     return config
 
 
@@ -52,9 +50,6 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     plan, workload, model = experiment.plan, experiment.workload, experiment.model
     hugging_face = SimpleNamespace(**architecture_config(model))
     hugging_face.get_text_config = lambda *_, **__: hugging_face
-    attention = model.attention
-    is_latent = isinstance(attention, LatentAttention)
-    head_dim = attention.kv_rank + attention.rope_dim if is_latent else hugging_face.head_dim
     return SimpleNamespace(
         model_config=SimpleNamespace(
             hf_config=hugging_face,
@@ -64,12 +59,12 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             max_model_len=workload.context,
             quantization=None,
             runner_type="generate",
-            use_mla=is_latent,
+            use_mla=False,
             is_multimodal_model=False,
             uses_mrope=False,
             get_vocab_size=lambda: model.vocab,
             get_hidden_size=lambda: model.hidden,
-            get_head_size=lambda: head_dim,
+            get_head_size=lambda: hugging_face.head_dim,
             get_total_num_kv_heads=lambda: hugging_face.num_key_value_heads,
             get_sliding_window=lambda: None,
         ),
@@ -79,7 +74,7 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             max_num_seqs=workload.batch // plan.data_size,
             max_num_batched_tokens=experiment.prefill_chunks.n_tokens,
         ),
-        additional_config=_additional_config(experiment),
+        additional_config={},
         load_config=SimpleNamespace(load_format="auto"),
         aux_output_config=SimpleNamespace(enable_return_routed_experts=False),
         speculative_config=None,
@@ -88,27 +83,13 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     )
 
 
-def has_data_parallel_attention(experiment: Experiment) -> bool:
-    """Whether attention is data-parallel while experts use all devices, which needs the larger mesh."""
-    return experiment.model.moe is not None and experiment.plan.dp > 1
-
-
 def _parallel_config(experiment: Experiment) -> SimpleNamespace:
     plan = experiment.plan
-    is_joined = has_data_parallel_attention(experiment)
     return SimpleNamespace(
-        tensor_parallel_size=plan.tp * plan.dp if is_joined else plan.tp,
-        data_parallel_size=1 if is_joined else plan.dp,
+        tensor_parallel_size=plan.tp,
+        data_parallel_size=plan.dp,
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1,
         pipeline_parallel_size=1,
-        enable_expert_parallel=plan.ep > 1,
+        enable_expert_parallel=False,
     )
-
-
-def _additional_config(experiment: Experiment) -> dict[str, Any]:
-    """`--additional-config`: data-parallel attention takes its devices from tensor parallelism."""
-    if not has_data_parallel_attention(experiment):
-        return {}
-    strategy = {"enable_dp_attention": True, "attn_dp_size": experiment.plan.dp}
-    return {"sharding": {"sharding_strategy": strategy}}

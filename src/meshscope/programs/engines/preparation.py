@@ -2,9 +2,7 @@
 
 import os
 
-from meshscope.programs.engines.engine_config import has_data_parallel_attention
 from meshscope.programs.engines.stubs import install_stubs
-from meshscope.spec.experiment import Experiment
 
 # Imported by tpu-inference 0.12 to 0.32 and not installed with it; none is used in a lowered program.
 MISSING = (
@@ -24,6 +22,7 @@ MISSING = (
     "filelock",
     "regex",
     "tqdm",
+    "requests",
 )
 # Its front end for vllm's own torch models, which derives classes from those of torch and vllm.
 TORCH_FRONTEND = ("tpu_inference.models.vllm", "tpu_inference.layers.vllm.quantization")
@@ -35,9 +34,7 @@ ENVIRONMENT = {
 }
 
 
-def prepare_tpu_inference(experiment: Experiment) -> None:
+def prepare_tpu_inference() -> None:
     """Sets the engine's environment variables and makes its imports work."""
     os.environ.update(ENVIRONMENT)
-    if has_data_parallel_attention(experiment):
-        os.environ["NEW_MODEL_DESIGN"] = "1"
     install_stubs(MISSING, replaced=TORCH_FRONTEND)

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
-from math import ceil
 from typing import Any
 
 import jax
@@ -34,10 +33,9 @@ from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.scopes import with_scopes
 from meshscope.programs.engines.step_names import LOGITS, MODEL, SAMPLE, SELECT
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import LatentAttention
+from meshscope.spec.model.model import GroupedAttention
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
-LANES = 128  # MLA caches pad both parts of a latent to it (kv_cache_manager.get_kv_cache_spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +94,9 @@ def _runner(experiment: Experiment, devices: list[Any]) -> Any:
 
 def _page_size(config: Any) -> int:
     """Tokens of a page of the cache, as the engine's platform chooses them."""
-    path = "tpu_inference.layers.vllm.backends.flash_attn"
-    if config.model_config.use_mla:
-        return import_module(f"{path}_mla").PallasMLAttentionBackend.get_page_size(config)
     try:
-        backend = import_module(path).PallasAttentionBackend
+        module = import_module("tpu_inference.layers.vllm.backends.flash_attn")
+        backend = module.PallasAttentionBackend
     except ModuleNotFoundError:
         backend = PallasAttentionBackend
     return max(backend.get_page_size(config), backend.get_min_page_size(config))
@@ -159,6 +155,10 @@ class _StepBuilder:
                 model.model, "initialize_cache"
             ):  # the engine calls it after loading weights
                 model.model.initialize_cache()
+            if self.experiment.model.moe is not None:
+                from meshscope.programs.engines.experts import process_experts  # noqa: PLC0415  not in 0.12
+
+                process_experts(model, mesh)
             return model
 
         options = {"graph_updates": False}
@@ -178,18 +178,12 @@ class _StepBuilder:
         """The paged caches of all layers, with the engine's shape and sharding."""
         model, runner = self.experiment.model, self.runner
         attention = model.attention
-        is_latent = isinstance(attention, LatentAttention)
-        if is_latent:
-            n_heads = 1
-            head_dim = sum(ceil(n / LANES) * LANES for n in (attention.kv_rank, attention.rope_dim))
-        else:
-            n_shards = runner.mesh.shape["model"]
-            n_heads = utils.get_padded_num_heads(attention.n_kv_heads, n_shards)
-            head_dim = utils.get_padded_head_dim(attention.head_dim)
+        assert isinstance(attention, GroupedAttention)
+        n_heads = utils.get_padded_num_heads(attention.n_kv_heads, runner.mesh.shape["model"])
+        head_dim = utils.get_padded_head_dim(attention.head_dim)
         n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
         dtype = self._cache_dtype()
         size = (n_pages, runner.block_size, n_heads, head_dim)
-        is_latent_argument = (True,) if is_latent else ()  # which 0.12 lacks
         shardings: list[Any] = []
 
         def recorded(*spec: Any) -> NamedSharding:
@@ -198,9 +192,7 @@ class _StepBuilder:
 
         kv_cache.NamedSharding = recorded
         (cache,) = jax.eval_shape(
-            lambda: kv_cache.create_kv_caches(
-                *size, runner.mesh, ["layer"], dtype, *is_latent_argument
-            )
+            lambda: kv_cache.create_kv_caches(*size, runner.mesh, ["layer"], dtype)
         )
         return [self._array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
 
