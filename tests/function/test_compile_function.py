@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -197,20 +198,20 @@ def broken(x: jax.Array, w: jax.Array) -> jax.Array:
         ),
         (mlp, ARGUMENTS, {"mesh": "batch=2,model=4"}, "has 8 devices, and the slice has 4"),
         (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),
-        (_grow, (jnp.zeros((8, 8)),), {}, "for 1 devices, and v6e:2x2 has 4"),
+        (_grow, (np.zeros((8, 8)),), {}, "for 1 devices, and v6e:2x2 has 4"),
         (
             _grow,
-            (jnp.zeros((8, 8)),),
+            (np.zeros((8, 8)),),
             {"mesh": "d=4", "batch": 2},
             "batch=2 is an option of a model",
         ),
         (
             _grow,
-            (jnp.zeros((8, 8)),),
+            (np.zeros((8, 8)),),
             {"mesh": "d=4", "phase": "train"},
             "phase: 'train' is not one of",
         ),
-        (_grow, (jnp.zeros((8, 8)),), {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
+        (_grow, (np.zeros((8, 8)),), {"mesh": "d=4", "topology": "cpu:4"}, "not a TPU slice"),
     ],
 )
 def test_bad_input_is_one_message(
