@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import meshscope
+from meshscope.cost.predicted import predicted_times
+from meshscope.events.enums import Phase, Source
 from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.verified import VerifiedChoice, corrected_order
+from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
 from meshscope.sweep import queue
 
 MODEL = "Qwen/Qwen3-4B"
@@ -105,3 +107,16 @@ def test_a_plan_that_cannot_be_compiled_is_a_result(
     assert [one.failure for one in result.verified] == ["refused."] * 2
     parts = [Path(one.folder).name for one in result.verified]
     assert sorted(part for part, step in lines if step == "failed") == sorted(parts)
+
+
+def test_a_run_is_compared_with_the_prediction_of_its_choice() -> None:
+    """The run has predicted times of its own, which an earlier version may have made."""
+    choice = meshscope.plan(MODEL, topology="v6e-4", batch=8).front[0]
+    plan = str(choice.experiment.plan)
+    run = meshscope.predict(MODEL, topology="v6e-4", plan=plan, batch=8, prompt=1024).record
+    times = predicted_times(choice.experiment)
+    compiled = (replace(time, source=Source.COMPILED) for time in times)
+    stale = (replace(time, step=time.step * 2) for time in times)
+    verified = verified_choice(choice, replace(run, times=(*stale, *compiled)), "")
+    assert [miss.phase for miss in verified.misses] == [Phase.PREFILL, Phase.DECODE]
+    assert [miss.ratio for miss in verified.misses] == pytest.approx([1.0, 1.0])

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from meshscope.api.compile import compilable_experiment
-from meshscope.api.request import CompileRequest, changed_options, option_words
+from meshscope.api.request import AUTO, CompileRequest, changed_options, option_words
 from meshscope.api.sweep import (
     SweepExperiment,
     SweepOptions,
@@ -14,8 +14,10 @@ from meshscope.api.sweep import (
     run_sweep,
 )
 from meshscope.errors import RunError
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.verified import VerifiedChoice, corrected_order, verified_choice
+from meshscope.spec.quantization import UNQUANTIZED_DTYPE
 from meshscope.store.read import read_run
 from meshscope.sweep.planned import PlannedRun, RunCommand, run_name
 from meshscope.sweep.work import Outcome
@@ -71,14 +73,17 @@ def verified_choices(  # noqa: PLR0913  a search, and how to compile its choices
     if result.count(SweepState.TO_DO):
         raise RunError("Interrupted. Rerun the command to resume.")
     pairs = zip(choices, result.experiments, strict=True)
-    return corrected_order((_verified(c, one, out) for c, one in pairs), search.objective)
+    profile = search.space.profile
+    return corrected_order((_verified(c, one, out, profile) for c, one in pairs), search.objective)
 
 
-def _verified(choice: Choice, experiment: SweepExperiment, out: Path) -> VerifiedChoice:
+def _verified(
+    choice: Choice, experiment: SweepExperiment, out: Path, profile: ChipProfile | None
+) -> VerifiedChoice:
     folder = out / experiment.planned.name
     if experiment.failure is not None:  # a plan that the compiler refuses is a result
         return VerifiedChoice(choice=choice, folder=str(folder), failure=experiment.failure)
-    return verified_choice(choice, read_run(folder), str(folder))
+    return verified_choice(choice, read_run(folder), str(folder), profile)
 
 
 def _planned(choice: Choice, request: CompileRequest) -> PlannedRun:
@@ -96,6 +101,7 @@ def _planned(choice: Choice, request: CompileRequest) -> PlannedRun:
 
 def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
     experiment, workload = choice.experiment, choice.experiment.workload
+    wide = workload.activation_dtype
     return CompileRequest(
         model=model,
         topology=experiment.topology.name,
@@ -103,7 +109,7 @@ def _request(choice: Choice, model: str, layers: int | None) -> CompileRequest:
         batch=workload.batch,
         prompt=workload.prompt,
         output=workload.output,
-        dtype=workload.activation_dtype,
+        dtype=AUTO if wide == UNQUANTIZED_DTYPE else wide,
         weight_dtype=workload.weight_dtype,
         cache_dtype=workload.cache_dtype,
         layers=layers,

@@ -1,11 +1,13 @@
 """Choices of a search after compilation: compiled times beside predicted ones, and the corrected order."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.analysis.agreement import TimeAgreement, time_agreements
 from meshscope.analysis.why import why_sentences
+from meshscope.cost.predicted import predicted_times
 from meshscope.events.enums import REQUEST_PHASES, Phase, Source
+from meshscope.interconnect.profile import ChipProfile
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.search import Choice
 from meshscope.store.run import RunRecord
@@ -39,8 +41,10 @@ class VerifiedChoice:
         return f"prefill {ratios[0]:.2f} x, decode {ratios[1]:.2f} x the prediction"
 
 
-def verified_choice(choice: Choice, run: RunRecord, folder: str) -> VerifiedChoice:
-    """The choice with the compiled figures of its run."""
+def verified_choice(
+    choice: Choice, run: RunRecord, folder: str, profile: ChipProfile | None = None
+) -> VerifiedChoice:
+    """The choice with the compiled figures of its run; a run of an earlier version is compared, too."""
     steps = {time.phase: time.step.value_s for time in run.times_of(Source.COMPILED)}
     memory = run.memory.get(Source.COMPILED)
     if set(steps) != set(REQUEST_PHASES):
@@ -48,6 +52,8 @@ def verified_choice(choice: Choice, run: RunRecord, folder: str) -> VerifiedChoi
     workload = choice.experiment.workload
     e2e_s = steps[Phase.PREFILL] + workload.n_decode_steps * steps[Phase.DECODE]
     n_chips = choice.experiment.topology.n_chips
+    times = (*predicted_times(choice.experiment, profile), *run.times_of(Source.COMPILED))
+    predicted_anew = replace(run, times=times)
     return VerifiedChoice(
         choice=choice,
         folder=folder,
@@ -57,7 +63,7 @@ def verified_choice(choice: Choice, run: RunRecord, folder: str) -> VerifiedChoi
         tokens_per_s_per_chip=workload.batch * workload.output / e2e_s / n_chips,
         fits=None if memory is None else memory.fits,
         why=why_sentences(run),
-        misses=time_agreements(run, Source.PREDICTED, Source.COMPILED),
+        misses=time_agreements(predicted_anew, Source.PREDICTED, Source.COMPILED),
     )
 
 

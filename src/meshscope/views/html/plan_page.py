@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from meshscope.events.enums import Phase
+from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.planner.cheapest import SliceSearch
 from meshscope.planner.launch import launches_of
@@ -225,28 +225,34 @@ def _verified(verified: Sequence[VerifiedChoice]) -> Iterator[Block]:
     view = ViewTable(
         title="Compiled, best first",
         columns=(
-            *map(text_column, ("plan", "what the prediction missed")),
+            text_column("plan"),
             *(
                 figure_column(f"{name}, {source}", Unit.SECONDS)
                 for name in ("TTFT", "TPOT")
                 for source in ("compiled", "predicted")
             ),
             figure_column("tokens/s/chip"),
-            *map(text_column, ("fits", "run")),
+            *map(text_column, ("fits", *(f"{phase}, missed" for phase in REQUEST_PHASES), "run")),
         ),
         rows=tuple(
             (
                 choice_name(one.choice),
-                one.failure or " ".join(map(sentence, map(miss_sentence, one.misses))),
                 *(one.ttft_s, one.choice.ttft_s, one.tpot_s, one.choice.tpot_s),
                 one.tokens_per_s_per_chip,
                 {True: "yes", False: "NO", None: "unknown"}[one.fits],
+                *(one.failure or _missed(one, phase) for phase in REQUEST_PHASES),
                 one.folder,
             )
             for one in verified
         ),
     )
     yield page_table("verified", view)
+
+
+def _missed(verified: VerifiedChoice, phase: Phase) -> str | None:
+    """What the prediction of a step missed; None without compiled times."""
+    sentences = (miss_sentence(miss) for miss in verified.misses if miss.phase is phase)
+    return next(map(sentence, sentences), None)
 
 
 def _slices(slices: SliceSearch) -> PageTable:
