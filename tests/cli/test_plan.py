@@ -59,7 +59,17 @@ def test_prefill_chunk_chooses_the_chunks_to_try(
 
 def test_plans_without_the_chunk_are_counted_with_the_reason(meshscope: Meshscope) -> None:
     document = json.loads(meshscope(*SMALL, "--prefill-chunk", "2048", "--json").out)
-    assert document["space"]["n_refused"]["prefill cannot run in chunks of this size"] > 0
+    assert document["space"]["n_refused"]["prefill cannot run in chunks of --prefill-chunk"] > 0
+
+
+def test_if_every_plan_is_refused_the_answer_does_not_blame_the_memory(
+    meshscope: Meshscope, tmp_path: Path
+) -> None:
+    page = tmp_path / "plan.html"
+    answer = meshscope(*SMALL, "--prefill-chunk", "777", "--report", str(page))
+    assert "no plan is left" in answer.out
+    assert "as prefill cannot run in chunks of --prefill-chunk" in " ".join(answer.out.split())
+    assert "does not fit" not in page.read_text(encoding="utf-8").partition("</header>")[0]
 
 
 def test_dtype_is_that_of_activations_and_of_what_is_not_quantized(meshscope: Meshscope) -> None:

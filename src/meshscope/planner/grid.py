@@ -40,8 +40,8 @@ IntArray = NDArray[np.int64]
 CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and that of vLLM on v6e
 BLOCK = 4096  # steps of one evaluation
 TOO_LARGE = "the weights and one batch exceed the memory of a device"
-NO_BATCH = "the data axis divides no batch"
-NO_CHUNK = "prefill cannot run in chunks of this size"
+NO_BATCH = "the data axis divides no batch of --batch"
+NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
+from meshscope.planner.grid import TOO_LARGE
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.placements import PlacedPlan, PlacementSearch
@@ -98,10 +99,7 @@ def limits_text(result: PlanSearch) -> str:
 def _nothing(result: PlanSearch) -> Iterator[str]:
     """Why there is no winner, and what comes closest."""
     if result.closest is None:
-        yield from wrapped(
-            "no plan fits: weights and the smallest batch exceed the memory of a device in every "
-            "plan. Use a larger slice, --weight-dtype s8, or a shorter --prompt."
-        )
+        yield from wrapped(nothing_left_text(result))
         return
     closest = result.closest
     yield from wrapped(f"no plan meets {limits_text(result)}")
@@ -112,6 +110,16 @@ def _nothing(result: PlanSearch) -> Iterator[str]:
     wider = chip.name if chip.kind is ChipKind.TPU else "any"
     yield from wrapped(
         f"--topology {wider} searches other slices; a smaller --batch shortens both."
+    )
+
+
+def nothing_left_text(result: PlanSearch) -> str:
+    """Why no plan is left at all."""
+    if TOO_LARGE not in result.n_refused:
+        return "no plan is left: all are refused, for the reasons below. Change the option that they name."
+    return (
+        "no plan fits: weights and the smallest batch exceed the memory of a device in every plan that is "
+        "not refused. Use a larger slice, --weight-dtype s8, or a shorter --prompt."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.planner.cheapest import SliceSearch
+from meshscope.planner.grid import TOO_LARGE
 from meshscope.planner.launch import launches_of
 from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.planner.slices import slice_name
@@ -38,6 +39,7 @@ from meshscope.views.plan import (
     limits_text,
     miss_sentence,
     needed_text,
+    nothing_left_text,
     placement_text,
     search_notes,
 )
@@ -64,7 +66,10 @@ def _headline(search: PlanSearch) -> str:
     if search.winner is not None:
         return f"{search.winner.experiment.plan} serves {model} best on {slice_}"
     if search.closest is None:
-        return f"{model} does not fit {slice_}"
+        fits = TOO_LARGE not in search.n_refused
+        return (
+            f"No plan of {model} is left on {slice_}" if fits else f"{model} does not fit {slice_}"
+        )
     return f"No plan of {model} on {slice_} meets {limits_text(search)}"
 
 
@@ -77,6 +82,8 @@ def _blocks(
     search: PlanSearch, slices: SliceSearch | None, verified: Sequence[VerifiedChoice]
 ) -> Iterator[Block]:
     shown = search.winner or search.closest
+    if shown is None:
+        yield Paragraph(text=sentence(nothing_left_text(search)), class_name="banner bad")
     if search.winner is None and search.closest is not None:
         yield Paragraph(text=sentence(f"it takes {exceeded_text(search)}"), class_name="banner bad")
         yield Paragraph(text=sentence(needed_text(search)), class_name="say")
