@@ -71,6 +71,16 @@ def test_hosts_that_number_their_chips_alike_stay_apart(tmp_path: Path) -> None:
     assert program.n_as_compiled == program.n_collectives > 0
 
 
+def test_clocks_of_hosts_are_set_by_shared_collectives(tmp_path: Path) -> None:
+    first, second = made.hosts(tmp_path, "v6e_tp8_decode_scan")
+    late = read_xplane(second)
+    late = replace(late, events=late.events.with_columns(pl.col("start_ns") + 1_000_000))
+    trace = merged([read_xplane(first), late])
+    assert any("1,000 us ahead" in finding for finding in trace.findings)
+    spans = trace.events.group_by(pl.col("device") // 4).agg(pl.col("start_ns").min())
+    assert spans["start_ns"].n_unique() == 1
+
+
 def test_lost_events_are_a_count_other_than_compiled(tmp_path: Path) -> None:
     (program,) = rows_of(made.hosts(tmp_path, "v6e_tp8_decode_scan", lost=1)).programs
     assert program == ProgramFacts(

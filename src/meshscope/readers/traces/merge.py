@@ -5,12 +5,13 @@ all its devices within microseconds, so the ends of shared collectives tell the 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
+from meshscope.events.collective import Groups
 from meshscope.readers.traces.trace import (
     EVENTS_SCHEMA,
     OPS_SCHEMA,
@@ -170,7 +171,8 @@ def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
         [origin or 0 for origin in origins] if len(known) == len(traces) else [0] * len(traces)
     )
     findings: list[str] = []
-    ends = [_collective_ends(trace) for trace in traces]
+    spanning = _spanning(traces) if len(traces) > 1 else []
+    ends = [_collective_ends(trace, spanning) for trace in traces] if len(traces) > 1 else []
     for index, trace in enumerate(traces[1:], start=1):
         apart = _apart(ends[0], ends[index])
         if len(apart) < MIN_SHARED:
@@ -185,22 +187,54 @@ def _clock_offsets(traces: Sequence[Trace]) -> tuple[list[int], list[str]]:
     return offsets, findings
 
 
-def _collective_ends(trace: Trace) -> pl.DataFrame:
-    """The ends of the collectives of a file, with what identifies them in the files of others."""
-    named = trace.ops.filter(
-        pl.col("category") == Category.COLLECTIVE.value, pl.col("group").is_not_null()
-    ).select(
-        "op", "kind", "dtype", "payload_bytes",
-        pl.col("group").cast(pl.List(pl.String)).list.join(","),
-    )  # fmt: skip
+def _collective_ends(trace: Trace, spanning: Collection[Groups]) -> pl.DataFrame:
+    """The ends of the collectives of a file, with what identifies them in the files of others.
+
+    A list of all groups identifies a collective together with its name, if a group spans files.
+    """
+    texts = {_text(groups) for groups in spanning}
+    group = pl.col("group").cast(pl.List(pl.String)).list.join(",")
+    groups = pl.Series([_text(groups) for groups in trace.ops["groups"]], dtype=pl.String)
+    of_all = pl.when(groups.is_in(list(texts))).then(pl.concat_str("name", pl.lit(" "), groups))
+    named = trace.ops.select(
+        "op",
+        "category",
+        "kind",
+        "dtype",
+        "payload_bytes",
+        pl.coalesce(group, of_all).alias("group"),
+    ).filter(pl.col("category") == Category.COLLECTIVE.value, pl.col("group").is_not_null())
     keys = ["kind", "dtype", "payload_bytes", "group"]
     ends = trace.events.join(named, on="op").sort("start_ns", maintain_order=True)
-    return ends.select(
+    by_device = ends.select(
         *keys,
         (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns"),
-        pl.int_range(pl.len()).over(keys).alias("occurrence"),
-        pl.len().over(keys).alias("n"),
+        pl.int_range(pl.len()).over([*keys, "device"]).alias("occurrence"),
+        pl.len().over([*keys, "device"]).alias("n"),
     )
+    return by_device.group_by(*keys, "occurrence", "n").agg(pl.col("end_ns").max())
+
+
+def _spanning(traces: Sequence[Trace]) -> list[Groups]:
+    """Lists of groups, as HLO has them, with a group whose devices are in several files."""
+    files: dict[int, int] = {}
+    for index, trace in enumerate(traces):
+        files |= dict.fromkeys(trace.events["device"].unique().to_list(), index)
+    listed = {
+        tuple(map(tuple, groups))
+        for trace in traces
+        for groups in trace.ops["groups"].drop_nulls().to_list()
+    }
+    return [
+        groups
+        for groups in sorted(listed)
+        if any(len({files[device] for device in group if device in files}) > 1 for group in groups)
+    ]
+
+
+def _text(groups: Iterable[Iterable[int]] | None) -> str | None:
+    """The groups as text; None if they are unknown."""
+    return None if groups is None else ";".join(",".join(map(str, group)) for group in groups)
 
 
 def _apart(reference: pl.DataFrame, other: pl.DataFrame) -> np.ndarray:
