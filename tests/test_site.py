@@ -85,6 +85,11 @@ def test_markers_of_generated_blocks_are_not_on_the_site(site: Path) -> None:
     assert [p.name for p in site.glob("*.html") if "[[[cog" in p.read_text("utf-8")] == []
 
 
+def test_every_fence_is_a_code_block(site: Path) -> None:
+    """A fence that is not understood stays text, and takes what follows into its block."""
+    assert [p.name for p in site.glob("*.html") if "```" in p.read_text("utf-8")] == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

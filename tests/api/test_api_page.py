@@ -12,7 +12,8 @@ import meshscope
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"
-EXAMPLES = re.findall(r"```python( tpu)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
+# Examples that need the TPU compiler are marked `py`, the others `python`.
+EXAMPLES = re.findall(r"```(python|py)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def public_api() -> str:
@@ -49,22 +50,22 @@ def test_the_page_names_every_public_function() -> None:
 
 
 @pytest.mark.parametrize(
-    "needs",
-    ["", pytest.param(" tpu", marks=[pytest.mark.tpu, pytest.mark.slow])],
+    "mark",
+    ["python", pytest.param("py", marks=[pytest.mark.tpu, pytest.mark.slow])],
     ids=["predict", "tpu"],
 )
 def test_the_examples_of_the_page_run(
-    needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if needs:
+    if mark == "py":
         pytest.importorskip("libtpu", reason="needs the extra tpu")
     monkeypatch.chdir(tmp_path)
-    for mark, example in EXAMPLES:
-        if mark == needs:
+    for kind, example in EXAMPLES:
+        if kind == mark:
             exec(compile(example, str(PAGE), "exec"), {})
     out, err = capsys.readouterr()
     assert err == ""
-    if needs:
+    if mark == "py":
         lines = out.splitlines()
         verdicts = [line for line in lines if line.startswith("collectives: predicted = compiled")]
         # Equal collectives, whether or not the times of this one layer agree.
