@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from meshscope.api.check import check
     from meshscope.api.compare import RunComparison, compare
     from meshscope.api.compile import compile  # noqa: A004
+    from meshscope.api.flags import flags
     from meshscope.api.import_ import import_
     from meshscope.api.live import run
     from meshscope.api.plan import PlanResult, plan
@@ -29,6 +30,7 @@ _PUBLIC = {
     "check": "meshscope.api.check",
     "compare": "meshscope.api.compare",
     "compile": "meshscope.api.compile",
+    "flags": "meshscope.api.flags",
     "import_": "meshscope.api.import_",
     "open": "meshscope.api.runs",
     "plan": "meshscope.api.plan",
@@ -48,6 +50,7 @@ __all__ = [
     "check",
     "compare",
     "compile",
+    "flags",
     "import_",
     "open",
     "plan",

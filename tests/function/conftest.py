@@ -1,11 +1,13 @@
 """Functions of a user, and a cache of compiled programs of their own."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.insert(0, str(Path(__file__).parent))  # for programs
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -88,14 +88,7 @@ def compile_user_function(request: FunctionRequest, *, out: Path | None, force: 
 
 def lowered_function(request: FunctionRequest, topology: Topology) -> "FunctionProgram":
     """The function in StableHLO for the slice; SpecError if it does not trace or uses other devices."""
-    if topology.chip.kind is not ChipKind.TPU:
-        raise SpecError(
-            f"'{topology.name}' is not a TPU slice; functions compile only for TPUs. Use a TPU slice, "
-            "e.g. v6e-8."
-        )
-    check_tpu_compiler()
-    for name, value in DESCRIPTION.items():  # libtpu reads them when it is loaded
-        os.environ.setdefault(name, value)
+    devices = described_devices(topology)
     from meshscope.programs.jax.function import function_name, lower_function  # noqa: PLC0415  imports JAX
 
     program = lower_function(
@@ -103,7 +96,7 @@ def lowered_function(request: FunctionRequest, topology: Topology) -> "FunctionP
         request.arguments,
         request.keywords,
         mesh=_axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
-        devices=slice_devices(topology),
+        devices=devices,
         platform="tpu",
         name=request.name or function_name(request.function),
     )
@@ -114,6 +107,19 @@ def lowered_function(request: FunctionRequest, topology: Topology) -> "FunctionP
             "over a mesh of all devices, or another topology."
         )
     return program
+
+
+def described_devices(topology: Topology) -> list[Any]:
+    """The devices of a TPU slice as the compiler describes them; SpecError for other slices."""
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"'{topology.name}' is not a TPU slice; functions compile only for TPUs. Use a TPU slice, "
+            "e.g. v6e-8."
+        )
+    check_tpu_compiler()
+    for name, value in DESCRIPTION.items():  # libtpu reads them when it is loaded
+        os.environ.setdefault(name, value)
+    return slice_devices(topology)
 
 
 def _axis_sizes(text: str) -> dict[str, int]:

@@ -24,6 +24,7 @@ from meshscope.views.text import full_text, run_text
 if TYPE_CHECKING:
     import polars as pl
 
+    from meshscope.analysis.insertion import Insertion
     from meshscope.api.compare import RunComparison
     from meshscope.api.metrics import Metrics
     from meshscope.planner.capacity import Capacity
@@ -130,6 +131,12 @@ class Run:
         from meshscope.api.compare import compare  # noqa: PLC0415  it imports this module
 
         return compare(self, other)
+
+    def explain(self) -> "tuple[Insertion, ...]":
+        """Why the partitioner inserted each collective, what it costs and what avoids it."""
+        from meshscope.api.explain import explained  # noqa: PLC0415
+
+        return explained(self.record, self.hlo)
 
     def report(self, path: str | Path | None = None, *, force: bool = False) -> Path:
         """Writes an HTML report, by default `report.html` in the run; returns its path."""

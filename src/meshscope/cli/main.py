@@ -65,6 +65,7 @@ COMMANDS: dict[str, Subcommand] = {
     "compare": Subcommand(
         module="compare", summary="Compare predicted with compiled, or two runs with each other."
     ),
+    "flags": Subcommand(module="flags", summary="Find the compiler flags that change a program."),
     "check": Subcommand(
         module="check",
         summary="Check programs against a budget for CI.",

@@ -12,6 +12,7 @@ from meshscope.store.folder import is_run
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 from meshscope.views.document import run_document
+from meshscope.views.insertion import insertion_lines
 from meshscope.views.metrics import metrics_document, metrics_text
 from meshscope.views.ranking import ranking_document, ranking_lines
 from meshscope.views.roofs import roofline_lines
@@ -35,6 +36,10 @@ def command(  # noqa: PLR0913  the options of the command
     *,
     metrics: MetricsOption = False,
     roofline: RooflineOption = False,
+    inserted: Annotated[
+        bool,
+        typer.Option("--inserted", help="Why the partitioner inserted each collective."),
+    ] = False,
     profile: Annotated[Path | None, PROFILE] = None,
     full: FullOption = False,
     as_json: JsonOption = False,
@@ -44,12 +49,14 @@ def command(  # noqa: PLR0913  the options of the command
     Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
     printed on a line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
-    if metrics + roofline + full > 1:
-        raise typer.BadParameter("give one of --full, --metrics and --roofline")
+    if metrics + roofline + inserted + full > 1:
+        raise typer.BadParameter("give one of --full, --metrics, --roofline and --inserted")
     folders = _folders(runs)
     if len(folders) > 1:
-        if metrics or roofline or full or profile is not None:
-            raise typer.BadParameter("--full, --metrics, --roofline and --profile take one run")
+        if metrics or roofline or inserted or full or profile is not None:
+            raise typer.BadParameter(
+                "--full, --metrics, --roofline, --inserted and --profile take one run"
+            )
         _show_several(folders, as_json=as_json)
         return
     record = read_run(folders[0])
@@ -58,6 +65,11 @@ def command(  # noqa: PLR0913  the options of the command
     if as_json:
         extra = {"metrics": metrics_document(record)} if metrics else {}
         print_json({**run_document(record), **extra})
+        return
+    if inserted:
+        explained = import_module("meshscope.api.explain").explained(record)
+        for line in insertion_lines(explained):
+            typer.echo(line)
         return
     console = new_console()
     if roofline:

@@ -12,6 +12,7 @@ from meshscope.events.collective import Collective
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.plain import plain
 from meshscope.views.words import array_text, short_source_line
+from meshscope.views.wrapping import wrapped
 
 MAX_ROWS = 5  # collectives named below a limit that is not kept
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -35,9 +36,9 @@ def check_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:
     for program in programs:
         for check in program.checks:
             mark = "ok  " if check.is_kept else "FAIL"
-            yield f"{mark} {plain(program.name)}: {sentence(check)}"
-            if not check.is_kept:
-                yield from (f"       {line}" for line in row_lines(check.rows))
+            yield from wrapped(f"{mark} {plain(program.name)}: {sentence(check)}")
+            for line in () if check.is_kept else row_lines(check.rows):
+                yield from wrapped(line, indent=5)
 
 
 def sentence(check: Check) -> str:

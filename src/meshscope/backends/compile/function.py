@@ -168,12 +168,19 @@ def compile_options(program: "FunctionProgram") -> dict[str, Any]:
 
 
 def compile_function(
-    program: "FunctionProgram", topology: Topology, *, is_cached: bool = True
+    program: "FunctionProgram",
+    topology: Topology,
+    *,
+    is_cached: bool = True,
+    compiler: FunctionCompiler | None = None,
 ) -> CompiledFunction:
-    """The compiled program, from the cache if the same one was compiled before."""
+    """The compiled program, from the cache if the same one was compiled before.
+
+    `compiler` is the worker to use, by default that of this process.
+    """
     home = cache_folder() / program_key(program, topology)
     kept = _report(home) if is_cached else None
-    report = kept or _compile_into(home, program, topology)
+    report = kept or _compile_into(home, program, topology, compiler)
     return CompiledFunction(folder=home, **report, is_cached=kept is not None)
 
 
@@ -186,14 +193,19 @@ def _report(home: Path) -> dict[str, Any] | None:
     return report if (home / HLO_NAME).exists() else None
 
 
-def _compile_into(home: Path, program: "FunctionProgram", topology: Topology) -> dict[str, Any]:
+def _compile_into(
+    home: Path,
+    program: "FunctionProgram",
+    topology: Topology,
+    compiler: FunctionCompiler | None,
+) -> dict[str, Any]:
     """Compiles a program into its folder of the cache, which appears whole; returns the report."""
     home.parent.mkdir(parents=True, exist_ok=True)
     _remove_oldest(home.parent)
     with TemporaryDirectory(dir=home.parent, prefix=PARTIAL) as name:
         partial = Path(name) / home.name
         partial.mkdir()
-        function_compiler().compile(program, topology, partial)
+        (compiler or function_compiler()).compile(program, topology, partial)
         shutil.rmtree(home, ignore_errors=True)
         with suppress(OSError):  # another process put the same program there just now
             partial.rename(home)

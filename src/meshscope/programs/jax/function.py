@@ -100,7 +100,7 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
             lowered = traced.lower(lowering_platforms=(platform,))
         except Exception as error:  # noqa: BLE001  the user's function may raise anything
             raise SpecError(_untraced(name, error)) from None
-    return _program(lowered, name, context)
+    return function_program(lowered, name, context)
 
 
 def _mesh(mesh: Any, devices: Sequence[Any]) -> Any:
@@ -220,7 +220,8 @@ def _short(message: str) -> str:
     return message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
 
 
-def _program(lowered: Any, name: str, context: Any) -> FunctionProgram:
+def function_program(lowered: Any, name: str, context: Any = None) -> FunctionProgram:
+    """The program that JAX lowered, in the mesh `context` or those of its shardings."""
     lowered = getattr(lowered, "lowered", lowered)  # that of flax.nnx wraps JAX's
     computation = lowered._lowering  # noqa: SLF001  JAX has no public name for the options
     arguments = computation.compile_args

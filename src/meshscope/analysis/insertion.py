@@ -1,0 +1,115 @@
+"""Why the partitioner inserted each collective, what it costs, and what annotation would avoid it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind
+from meshscope.events.resharding import Resharding
+
+SMALL_BYTES = 1024  # a payload up to this is a flag, a norm or a loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insertion:
+    """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
+
+    `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
+    program does not show one.
+    """
+
+    row: Collective
+    operand: str
+    wanted: str
+    remedy: str | None
+    exposed_s: float | None
+    total_s: float | None
+
+    @property
+    def hidden_frac(self) -> float | None:
+        """The fraction of its time behind compute; None if unknown."""
+        if self.exposed_s is None or not self.total_s:
+            return None
+        return max(0.0, 1 - self.exposed_s / self.total_s)
+
+
+def insertions(
+    rows: Iterable[Collective], reshardings: Mapping[str, Resharding]
+) -> tuple[Insertion, ...]:
+    """The rows that the partitioner inserted, the costliest first."""
+    pairs = [(row, reshardings.get(row.hlo_name or "")) for row in rows]
+    explained = [_insertion(row, resharding) for row, resharding in pairs if resharding is not None]
+    return tuple(sorted(explained, key=lambda one: -(one.exposed_s or 0.0)))
+
+
+def _insertion(row: Collective, resharding: Resharding) -> Insertion:
+    operand, wanted = _shardings(row, resharding)
+    return Insertion(
+        row=row,
+        operand=operand,
+        wanted=wanted,
+        remedy=_remedy(row, resharding),
+        exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
+        total_s=None if row.dur_s is None else row.dur_s * row.count,
+    )
+
+
+def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
+    """The sharding of the operand, and that which the operation behind it wants."""
+    over = f"over {row.axis}" if row.axis else "over unknown devices"
+    along = "" if resharding.dim is None else f" along dimension {resharding.dim}"
+    match row.kind:
+        case Kind.ALL_GATHER:
+            return f"split{along} {over}", "whole on every device"
+        case Kind.ALL_REDUCE:
+            return f"a partial result on each device {over}", "the whole result on every device"
+        case Kind.REDUCE_SCATTER:
+            return f"a partial result on each device {over}", f"split{along} {over}"
+        case Kind.ALL_TO_ALL:
+            return f"split along one dimension {over}", f"split along another {over}"
+        case Kind.PERMUTE | Kind.SEND | Kind.RECV:
+            return f"on one device {over}", "on another device: other tiles or a neighbor's edge"
+        case Kind.GATHER | Kind.BROADCAST:
+            return "on one device", f"on every device {over}"
+        case _:
+            assert_never(row.kind)
+
+
+def _remedy(row: Collective, resharding: Resharding) -> str | None:
+    """What avoids the collective; None if the program does not show it."""
+    if resharding.is_unmerged:
+        return (
+            "the compiler did not make this reduce-scatter: it sums everywhere and keeps a shard, with twice "
+            "the bytes; psum_scatter under shard_map is one"
+        )
+    match row.kind:
+        case Kind.ALL_GATHER:
+            return _gather_remedy(row, resharding)
+        case Kind.ALL_REDUCE:
+            return _reduce_remedy(row)
+        case Kind.ALL_TO_ALL if resharding.argument is not None:
+            return f"pass {resharding.argument} split along the dimension that this line wants"
+        case _:
+            return None
+
+
+def _gather_remedy(row: Collective, resharding: Resharding) -> str:
+    if resharding.argument is not None:
+        return (
+            f"pass {resharding.argument} whole (no {row.axis} in its PartitionSpec) if the memory allows, or "
+            f"split the other operand so that the line contracts over {row.axis}"
+        )
+    return (
+        f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint), if the "
+        "lines behind it can work on shards"
+    )
+
+
+def _reduce_remedy(row: Collective) -> str:
+    if row.payload_bytes is not None and row.payload_bytes <= SMALL_BYTES:
+        return "no annotation avoids it; compute this value in fewer steps, or on the host"
+    return (
+        f"constrain the result of this line to be split over {row.axis} (with_sharding_constraint): a "
+        "reduce-scatter sends half the bytes, if the lines behind it can work on shards"
+    )

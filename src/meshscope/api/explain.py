@@ -1,0 +1,45 @@
+"""`Run.explain`: why the partitioner inserted each collective of a compiled run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshscope.analysis.insertion import Insertion, insertions
+from meshscope.errors import RunError
+from meshscope.events.enums import Source
+from meshscope.readers.hlo.collectives import module_collectives
+from meshscope.readers.hlo.parse import read_hlo
+from meshscope.readers.hlo.resharding import reshardings
+from meshscope.spec.plan.mesh import Mesh
+from meshscope.store.run import RunRecord
+from meshscope.store.write import HLO
+
+
+def explained(run: RunRecord, hlo: Path | None = None) -> tuple[Insertion, ...]:
+    """The collectives that the partitioner inserted, the costliest first; RunError without HLO text.
+
+    `hlo` is the text of a run without a folder.
+    """
+    topology = run.manifest.experiment.topology
+    mesh = Mesh(axes=tuple(run.manifest.experiment.mesh.items()))
+    texts = list(_texts(run, hlo))
+    if topology is None or not mesh.axes or not texts:
+        raise RunError(
+            f"{run.path or 'the run'} has no compiled program. Compile one to explain it."
+        )
+    rows = run.rows_of(Source.COMPILED)
+    every: list[Insertion] = []
+    for text in texts:
+        collectives = module_collectives(
+            read_hlo(text, is_partial=True), mesh=mesh, crosses_slices=topology.crosses_slices
+        )
+        phase = text.name.split(".")[0]
+        of_phase = [row for row in rows if len(texts) == 1 or row.phase in {None, phase}]
+        every += insertions(of_phase, reshardings(collectives))
+    return tuple(every)
+
+
+def _texts(run: RunRecord, hlo: Path | None) -> Iterator[Path]:
+    if run.path is not None:
+        yield from sorted((run.path / HLO).glob("*.txt*"))
+    elif hlo is not None:
+        yield hlo

@@ -1,0 +1,117 @@
+"""`meshscope.flags`: which compiler flags change a program, and in what."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.api.compile import compilable_experiment
+from meshscope.api.compile_function import FunctionRequest, described_devices, lowered_function
+from meshscope.api.request import CompileRequest, request_of
+from meshscope.backends.compile.flags import flag_effects
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.workers.spawn import Progress
+
+MAX_FLAGS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagSweep:
+    """The effects of flags on the programs of a model or on a function."""
+
+    program: str
+    topology: str
+    effects: tuple[FlagEffect, ...]
+
+    @property
+    def changing(self) -> tuple[FlagEffect, ...]:
+        """Those that change the program."""
+        return tuple(effect for effect in self.effects if effect.is_changed)
+
+
+def flags(
+    model: str | Path | Callable[..., Any],
+    *arguments: Any,
+    flags: Iterable[str],
+    topology: str,
+    mesh: Any = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> FlagSweep:
+    """Compiles the steps of a model, or a function, once for each flag, on all cores.
+
+    Example:
+        >>> sweep = meshscope.flags(
+        ...     step, x, flags=["--xla_tpu_scoped_vmem_limit_kib=65536"], topology="v6e-8", mesh="tp=8"
+        ... )
+        >>> [str(effect.flag) for effect in sweep.changing]
+
+    Args:
+        model: A model, whose prefill and decode are compiled, or a JAX function.
+        arguments: The arguments of the function.
+        flags: Flags of libtpu or XLA with a value each, `--name=value`.
+        topology: A TPU slice.
+        mesh: The mesh of the function, as for `compile`.
+        progress: Called with the name of the program and how many of the compilations are done.
+        options: Options of `compile` for a model, such as `plan`.
+
+    Returns:
+        The effect of each flag on each phase.
+
+    Raises:
+        MeshscopeError: A flag has no value, or the program does not compile without flags.
+    """
+    parsed = [parse_flag(flag) for flag in flags]
+    if not 0 < len(parsed) <= MAX_FLAGS:
+        raise SpecError(f"{len(parsed)} flags were given. Give 1 to {MAX_FLAGS}.")
+    slice_ = parse_topology(topology)
+    if callable(model):
+        request = FunctionRequest(
+            function=model, arguments=arguments, topology=topology, mesh=mesh, **options
+        )
+        program = lowered_function(request, slice_)
+        programs = [(request.phase or Phase.STEP, program)]
+        name = program.name
+    else:
+        programs = list(_model_programs({"model": model, "topology": topology, **options}))
+        name = str(model)
+
+    def listener(done: int, total: int) -> None:
+        if progress is not None:
+            progress(name, f"compiled {done} of {total}", None)
+
+    effects = flag_effects(programs, parsed, slice_, listener=listener)
+    return FlagSweep(program=name, topology=slice_.name, effects=effects)
+
+
+def parse_flag(text: str) -> Flag:
+    """The flag `--name=value`; SpecError for another form."""
+    name, separator, value = text.strip().removeprefix("--").partition("=")
+    if not separator or not name or not value:
+        raise SpecError(f"flag '{text}' has no value. Use --name=value.")
+    return Flag(name=name, value=value)
+
+
+def read_flags(path: Path) -> Sequence[str]:
+    """The flags of a file, one a line; `#` starts a comment. SpecError if it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read '{path}': {error}. Give a file of flags.") from error
+    stripped = (line.split("#")[0].strip() for line in lines)
+    return [line for line in stripped if line]
+
+
+def _model_programs(options: dict[str, Any]) -> Iterable[tuple[Phase, Any]]:
+    """The steps of a model in StableHLO."""
+    experiment = compilable_experiment(request_of(CompileRequest, options))
+    devices = described_devices(experiment.topology)
+    from meshscope.programs.jax.build import build_program  # noqa: PLC0415  imports JAX
+    from meshscope.programs.jax.function import function_program  # noqa: PLC0415
+
+    for phase in experiment.phases:
+        lowered = build_program(experiment, phase, devices).lower()
+        yield phase, function_program(lowered, f"{experiment.model.name} {phase}")

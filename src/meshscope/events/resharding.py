@@ -1,0 +1,19 @@
+"""What a collective that the partitioner inserted moves."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resharding:
+    """A collective that the partitioner inserted.
+
+    `argument` is the program's argument that it moves unchanged, None for a computed array. `dim` is the
+    dimension that it gathers or scatters, None if the text does not say. `is_unmerged` is whether it runs as an
+    all-reduce of which each device keeps its shard. `opcode` is that of the operation which computes the operand.
+    """
+
+    hlo_name: str
+    argument: str | None
+    opcode: str | None
+    dim: int | None
+    is_unmerged: bool

@@ -1,0 +1,55 @@
+"""What a partitioner-inserted collective moves: its operand, where that comes from, and along which dim."""
+
+import re
+
+from meshscope.events.resharding import Resharding
+from meshscope.readers.hlo.collectives import ModuleCollectives
+from meshscope.readers.hlo.dataflow import Dataflow
+from meshscope.readers.hlo.module import Instruction
+from meshscope.readers.hlo.operations import Operation
+from meshscope.readers.hlo.semantics import operand_of
+
+MAX_STEPS = 50  # instructions between an argument and its collective
+_DIMENSIONS = re.compile(r"\bdimensions=\{(\d+)\}")
+_MOVES = frozenset({"optimization-barrier", "slice", "dynamic-slice"})
+
+
+def reshardings(collectives: ModuleCollectives) -> dict[str, Resharding]:
+    """The collectives that the partitioner inserted, by the names of their scheduled instructions."""
+    inserted = (o for o in collectives.merged if o.inserted_by == "partitioner")
+    moved = (_resharding(collectives.flow, operation) for operation in inserted)
+    return {one.hlo_name: one for one in moved}
+
+
+def _resharding(flow: Dataflow, operation: Operation) -> Resharding:
+    argument, opcode = _source(flow, operation)
+    match = _DIMENSIONS.search(operation.site.instruction.attributes)
+    is_shape_kept = operation.hlo_shape is None
+    return Resharding(
+        hlo_name=operation.scheduled_op.instruction.name,
+        argument=argument,
+        opcode=opcode,
+        dim=int(match[1]) if match and is_shape_kept else None,
+        is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
+    )
+
+
+def _source(flow: Dataflow, operation: Operation) -> tuple[str | None, str | None]:
+    """The argument that the operand is, or else the opcode of the operation that computes it."""
+    place = operand_of(flow, operation.site, 0)
+    for _ in range(MAX_STEPS):
+        if place is None:
+            return None, None
+        context, instruction = flow.origin(*place)
+        if instruction.opcode == "parameter" and context.caller is None:
+            return instruction.op_name, None
+        inputs = flow.inputs(context, instruction)
+        if not _is_move(instruction) or not inputs:
+            return None, instruction.opcode
+        place = inputs[0]
+    return None, None
+
+
+def _is_move(instruction: Instruction) -> bool:
+    """Whether the instruction passes its first input on."""
+    return instruction.opcode in {"parameter", "get-tuple-element", "convert", *_MOVES}

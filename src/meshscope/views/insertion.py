@@ -1,0 +1,39 @@
+"""Why the partitioner inserted each collective, as lines of text."""
+
+from collections.abc import Iterator, Sequence
+
+from meshscope.analysis.insertion import Insertion
+from meshscope.readers.hlo.collective_matmul import ALGORITHM
+from meshscope.units import format_seconds
+from meshscope.views.budget import row_line
+from meshscope.views.plain import plain
+from meshscope.views.words import counted
+from meshscope.views.wrapping import wrapped
+
+
+def insertion_lines(explained: Sequence[Insertion]) -> Iterator[str]:
+    """The sum first, then each collective with its cost, its shardings and what avoids it."""
+    n = sum(one.row.count for one in explained)
+    if not n:
+        yield "the partitioner inserted no collective"
+        return
+    exposed = [one.exposed_s for one in explained]
+    known = sum(s for s in exposed if s is not None)
+    cost = "" if None in exposed else f", exposed {format_seconds(known)} a step"
+    yield f"the partitioner inserted {counted(n, 'collective')}{cost}"
+    for one in explained:
+        yield ""
+        yield from wrapped(row_line(one.row))
+        for line in _details(one):
+            yield from wrapped(plain(line), indent=2)
+
+
+def _details(one: Insertion) -> Iterator[str]:
+    if one.exposed_s is not None and one.total_s is not None:
+        hidden = "" if one.hidden_frac is None else f", {one.hidden_frac:.0%} hidden behind compute"
+        yield f"cost: {format_seconds(one.total_s)} a step{hidden}"
+    if one.row.algorithm == ALGORITHM:
+        yield "a collective matmul: decomposed into permutes between the pieces of the product"
+    yield f"operand: {one.operand}; wanted: {one.wanted}"
+    if one.remedy is not None:
+        yield f"remedy: {one.remedy}"

@@ -1,0 +1,50 @@
+"""Why the partitioner inserted a collective: shardings, cost, and the annotation that avoids it."""
+
+from pathlib import Path
+
+import pytest
+from programs import DECODE, SLICE, SPLIT, SUMMED, data_parallel, decode_until_all_end, summed
+
+import meshscope
+from meshscope.errors import RunError
+from meshscope.views.insertion import insertion_lines
+
+pytestmark = [pytest.mark.slow, pytest.mark.tpu]
+
+
+def test_a_gather_of_an_argument_names_it() -> None:
+    run = meshscope.compile(data_parallel, *SPLIT, topology=SLICE, mesh="dp=4")
+    (one,) = run.explain()
+    assert one.operand == "split along dimension 0 over dp"
+    assert one.wanted == "whole on every device"
+    assert (one.remedy or "").startswith("pass w whole (no dp in its PartitionSpec)")
+    assert one.exposed_s == run.record.rows[0].exposed_s
+    assert one.hidden_frac == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_sum_of_which_shards_are_kept_is_a_reduce_scatter_that_was_not_made() -> None:
+    run = meshscope.compile(summed, *SUMMED, topology=SLICE, mesh="tp=4")
+    (one,) = run.explain()
+    assert one.row.kind == "reduce_scatter"
+    assert one.row.wire_bytes == 2 * 256 * 512 * 2 * 3 / 4  # executed as an all-reduce
+    assert "did not make this reduce-scatter" in (one.remedy or "")
+
+
+def test_a_boolean_has_no_annotation() -> None:
+    (one,) = meshscope.compile(decode_until_all_end, *DECODE, topology=SLICE, mesh="dp=4").explain()
+    assert (one.remedy or "").startswith("no annotation avoids it")
+
+
+def test_the_lines_start_with_the_sum(tmp_path: Path) -> None:
+    run = meshscope.compile(
+        data_parallel, *SPLIT, topology=SLICE, mesh="dp=4", out=tmp_path / "run"
+    )
+    lines = list(insertion_lines(run.explain()))
+    assert lines[0].startswith("the partitioner inserted 1 collective, exposed ")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_run_without_a_program_says_so() -> None:
+    run = meshscope.predict("Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8")
+    with pytest.raises(RunError, match=r"has no compiled program\. Compile one"):
+        run.explain()
