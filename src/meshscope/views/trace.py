@@ -144,7 +144,7 @@ def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
     return ViewTable(
         title="programs, by the HLO in the trace",
         columns=(
-            text_column("", key="program"),
+            text_column("program"),
             figure_column("runs"),
             figure_column("collectives\ncompiled"),
             figure_column("recorded\nas compiled"),
