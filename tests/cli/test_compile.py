@@ -176,5 +176,8 @@ def test_conventions_of_another_engine_are_not_compiled(meshscope) -> None:
     status, _, err = meshscope(*ASK, "--engine", "vllm")
     assert (status, err) == (
         1,
-        "meshscope: --engine vllm has no program to compile. Use predict --engine vllm.\n",
+        (
+            "meshscope: --engine vllm has no program to compile. Use predict --engine vllm, or "
+            "--frontend vllm-tpu for vLLM's own programs on TPUs.\n"
+        ),
     )
