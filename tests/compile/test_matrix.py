@@ -242,12 +242,13 @@ def compiled(experiment: Experiment, directory: Path) -> CompileResult:
 
 
 def meanings(rows: list[Collective]) -> Counter[tuple[object, ...]]:
-    """The compared fields of each row, with its executions per step."""
+    """The compared fields of each row, with its executions per step; libtpu adds dimensions of 1 to some shapes."""
     counted: Counter[tuple[object, ...]] = Counter()
     for row in rows:
         groups = frozenset(map(frozenset, row.groups))
         place = (row.phase, row.stage, row.layer, row.part, row.kind, row.axis, row.crosses_slices)
-        counted[(*place, groups, row.dtype, row.shape, row.payload_bytes, row.n_steps)] += row.count
+        shape = None if row.shape is None else tuple(size for size in row.shape if size != 1)
+        counted[(*place, groups, row.dtype, shape, row.payload_bytes, row.n_steps)] += row.count
     return counted
 
 
