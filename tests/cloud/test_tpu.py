@@ -80,6 +80,22 @@ def test_a_sweep_goes_on_where_it_stopped_and_keeps_a_failure(tpu, cloud) -> Non
     assert len(cloud.calls_of("tpu-vm", "ssh")) == n_calls  # nothing was left to run
 
 
+def test_a_refused_slice_is_not_deleted_and_the_reason_is_the_message(tpu, cloud) -> None:
+    Path("quota.toml").write_text(QUOTA.replace("16", "4"))
+    status, _, err = tpu("sweep", "bench", "e.yaml", *SWEEP)
+    assert status == 1
+    assert "which would be charged" in err
+    assert cloud.calls_of("queued-resources", "delete") == []
+
+
+def test_a_finished_sweep_needs_no_slice(tpu, cloud) -> None:
+    write_sweep(2)
+    assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 0
+    n_calls = len(cloud.calls_of("queued-resources", "create"))
+    assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 0
+    assert len(cloud.calls_of("queued-resources", "create")) == n_calls
+
+
 def test_workers_of_several_hosts_find_each_other(tpu, cloud) -> None:
     write_sweep(4, topology="v6e-16")
     cloud.set(workers=4, endpoints=",".join(f"x:y:10.0.0.{i}" for i in range(4)))

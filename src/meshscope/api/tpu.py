@@ -17,7 +17,7 @@ from meshscope.api.sweep import (
     sweep_folder,
 )
 from meshscope.cloud.gcloud import Gcloud
-from meshscope.cloud.machine import ALL, SliceRequest, TpuMachine
+from meshscope.cloud.machine import ALL, MachineState, SliceRequest, TpuMachine
 from meshscope.cloud.manifest import RUNS, ManifestRequest, manifest
 from meshscope.cloud.quota import read_quota
 from meshscope.errors import SpecError
@@ -114,7 +114,7 @@ def sweep_on_tpu(  # noqa: PLR0913  the options of the command
     finally:
         if keep:
             machine.note(f"the slice '{machine.name}' stays; delete it with 'meshscope tpu delete'")
-        else:
+        elif machine.state() is not MachineState.MISSING:
             machine.delete()
 
 

@@ -36,7 +36,11 @@ _LABELS = tuple(StepLabel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRows:
-    """The contents of a trace for a run."""
+    """The contents of a trace for a run.
+
+    `ops` has the axis and groups of each op; `events` are those of the merged trace with `label` and
+    `exposed_ns`. Devices in both are positions in the mesh.
+    """
 
     rows: tuple[Collective, ...]
     programs: tuple[ProgramFacts, ...]
@@ -45,10 +49,8 @@ class TraceRows:
     times: tuple[CollectiveTime, ...]
     n_profiled_steps: dict[Phase, int]
     findings: tuple[str, ...]
-    ops: pl.DataFrame  # the axis and groups of each op, as mesh positions
-    events: (
-        pl.DataFrame
-    )  # those of the merged trace with `label`, `exposed_ns`; devices as positions
+    ops: pl.DataFrame
+    events: pl.DataFrame
 
 
 def attributed(
