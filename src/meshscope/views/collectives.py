@@ -10,7 +10,7 @@ from rich.text import Text
 from meshscope.analysis.grouping import grouped, layer_ranges, without_place
 from meshscope.analysis.join import Match, Verdict
 from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase
+from meshscope.events.enums import Phase, Source
 from meshscope.units import format_bytes
 from meshscope.views.model import (
     EMPTY_LABEL,
@@ -316,10 +316,9 @@ def _stack_text(
 
 def _row_remarks(row: Collective) -> tuple[str, ...]:
     """The algorithm, and what the compiler did that the kind does not say."""
-    opcode = unusual_opcode(row)
     remarks = (
         row.algorithm,
-        f"compiled as {opcode}" if opcode else None,
+        _opcode_remark(row),
         "async" if row.is_async else None,
         row.axis_reason,
         _origin(row) if row.phase is Phase.STEP else None,
@@ -336,8 +335,15 @@ def _match_notes(match: Match) -> tuple[str, ...]:
 
 def _opcode_notes(match: Match) -> tuple[str, ...]:
     """The unusual opcode of a collective that differs."""
-    opcode = None if match.verdict is Verdict.EQUAL else unusual_opcode(match.shown)
-    return () if opcode is None else (short(f"compiled as {opcode}"),)
+    remark = None if match.verdict is Verdict.EQUAL else _opcode_remark(match.shown)
+    return () if remark is None else (short(remark),)
+
+
+def _opcode_remark(row: Collective) -> str | None:
+    """What the compiler or the library calls the operation, if its kind does not say it."""
+    opcode = unusual_opcode(row)
+    verb = "runs" if row.source is Source.MEASURED else "compiled"
+    return None if opcode is None else f"{verb} as {opcode}"
 
 
 def _origin(row: Collective) -> str | None:

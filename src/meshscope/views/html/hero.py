@@ -74,7 +74,7 @@ def _trace_blocks(run: PageRun) -> Iterator[Block]:
     measured = run.run.measured
     assert measured is not None
     assert measured.trace is not None
-    yield Paragraph(text=sentence(capture_sentence(measured.trace)), class_name="say")
+    yield Paragraph(text=sentence(capture_sentence(measured.trace)), class_name="lead")
     for finding in measured.findings:
         yield Paragraph(text=sentence(finding), class_name="banner")
     for number, table in enumerate(trace_tables(run.run)):
