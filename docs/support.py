@@ -15,7 +15,7 @@ from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.chips import CHIPS, ChipKind
 from meshscope.spec.hardware.compiler_facts import read_fitted_constants
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Family, Model
 from meshscope.spec.plan.plan import parse_plan
@@ -85,7 +85,7 @@ def axes(model: Model, program: Program) -> list[str]:
 
 
 def _cells() -> Iterator[tuple[str, ...]]:
-    models = {model.family: model for model in map(read_model, CATALOG)}
+    models = {model.family: model for model in map(read_model, catalog())}
     for family, name in FAMILY_NAMES.items():
         model = models[family]
         supported = [" ".join(axes(model, program)) for program in PROGRAMS.values()]

@@ -20,7 +20,7 @@ from meshscope.errors import CompileError
 from meshscope.events.enums import Phase
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import model_from_config
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
@@ -97,7 +97,7 @@ def _experiment(
     slice_ = parse_topology(topology)
     n = slice_.n_devices
     declared = study["models"][model]
-    entry = CATALOG[declared["catalog"]]
+    entry = catalog()[declared["catalog"]]
     replaced = {key: _filled(value, n) for key, value in declared["config"].items()}
     return experiment_of(
         model=model_from_config({**entry.config, **replaced}, name=model, source=entry.source),

@@ -11,12 +11,12 @@ from meshscope.api.predict import predict
 from meshscope.api.request import CompileRequest, request_of
 from meshscope.api.run import Run
 from meshscope.errors import SpecError
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 
 
 def predicted(folder: Path, config: dict[str, Any], **options: Any) -> Run:
     path = folder / "config.json"
-    path.write_text(json.dumps({**CATALOG["Qwen/Qwen3-4B"].config, **config}))
+    path.write_text(json.dumps({**catalog()["Qwen/Qwen3-4B"].config, **config}))
     return predict(path, topology="v6e-8", plan="tp=4,dp=2", batch=2, layers=1, **options)
 
 

@@ -9,7 +9,7 @@ import pytest
 from meshscope.spec.hardware.chips import CHIPS, GIB
 from meshscope.spec.hardware.slices import cloud_name, every_slice, standard_slices
 from meshscope.spec.hardware.topology import parse_topology
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 
 
 class Outcome(NamedTuple):
@@ -63,7 +63,7 @@ def test_slices_are_listed_for_tpus_only(meshscope: Meshscope) -> None:
 
 def test_models_lists_the_whole_catalog(meshscope: Meshscope) -> None:
     rows = json.loads(meshscope("models", "--json").out)
-    assert [row["id"] for row in rows] == list(CATALOG)
+    assert [row["id"] for row in rows] == list(catalog())
     (llama,) = (row for row in rows if row["id"] == "meta-llama/Llama-3.1-8B")
     assert llama["n_parameters"] == 8_030_261_248  # the checkpoint's, as the Hub counts them
     assert llama["n_active_parameters"] == llama["n_parameters"]

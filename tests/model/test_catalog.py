@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import catalog_ids, read_model
 from meshscope.spec.plan.plan import Plan
 from meshscope.spec.plan.weights import device_weight_bytes
@@ -99,11 +99,11 @@ def test_parameter_count_equals_the_published_one(case: Size) -> None:
 
 
 def test_every_model_has_a_published_size() -> None:
-    assert {case.model for case in SIZES} == set(CATALOG)
+    assert {case.model for case in SIZES} == set(catalog())
 
 
 def test_every_entry_has_its_name_as_key_and_a_source() -> None:
-    assert all(name == entry.name and entry.source for name, entry in CATALOG.items())
+    assert all(name == entry.name and entry.source for name, entry in catalog().items())
 
 
 def test_every_id_names_one_model() -> None:

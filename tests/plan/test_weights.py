@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from meshscope.errors import PlanError
-from meshscope.spec.model.catalog import CATALOG
+from meshscope.spec.model.catalog import catalog
 from meshscope.spec.model.config import model_from_config, read_model
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.checks import check_blocks
@@ -104,7 +104,7 @@ def test_fsdp_splits_weights_with_a_hidden_dimension() -> None:
     }
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", catalog())
 def test_every_weight_reads_a_distinct_part_of_the_checkpoint(name: str) -> None:
     model = read_model(name)
     outer = outer_weights(model, Plan())

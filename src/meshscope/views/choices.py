@@ -11,8 +11,7 @@ from meshscope.interconnect.fabric import wraps_around
 from meshscope.spec.hardware.chips import CHIPS, GIB, Chip, ChipKind
 from meshscope.spec.hardware.slices import cloud_name, standard_slices
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.catalog import CATALOG
-from meshscope.spec.model.catalog_entry import CatalogEntry
+from meshscope.spec.model.catalog import CatalogEntry, catalog
 from meshscope.spec.model.config import catalog_ids, read_model
 from meshscope.spec.quantization import FP8_BLOCKS, FP8_MXFP4, MXFP4_EXPERTS
 from meshscope.units import format_gib
@@ -130,8 +129,8 @@ def model_documents(search: str = "") -> list[dict[str, Any]]:
     wanted = search.lower()
     ids = [
         (entry, name)
-        for entry in CATALOG.values()
-        for name in (entry.name, *(entry.variants if wanted else ()))
+        for entry in catalog().values()
+        for name in (entry.ids if wanted else (entry.name,))
     ]
     ranked = [(_rank(wanted, entry, name), entry, name) for entry, name in ids]
     matches = sorted((m for m in ranked if m[0] < NO_MATCH), key=lambda m: m[0])
@@ -162,7 +161,7 @@ def _model_document(entry: CatalogEntry, name: str) -> dict[str, Any]:
     n_total, n_active, _ = n_parameters(model)
     return {
         "id": name,
-        "same_sizes": [one for one in (entry.name, *entry.variants) if one != name],
+        "same_sizes": [one for one in entry.ids if one != name],
         "family": model.family.value,
         "n_parameters": n_total,
         "n_active_parameters": n_active,

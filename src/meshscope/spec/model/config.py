@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.errors import SpecError, nearest
-from meshscope.spec.model.catalog import CATALOG
-from meshscope.spec.model.catalog_entry import CatalogEntry
-from meshscope.spec.model.catalog_variants import base_ids, quantization_named
+from meshscope.spec.model.catalog import CatalogEntry, base_ids, catalog, quantization_named
 from meshscope.spec.model.compressed import (
     compressed_attention,
     compressed_layers,
@@ -97,23 +95,23 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
 
     A variant of a model, such as `-Instruct` or `-FP8`, has the sizes of its base model.
     """
-    ids = {key: one for one in CATALOG.values() for key in (one.name, *one.variants)}
+    ids = {key: one for one in catalog().values() for key in one.ids}
     exact = {key.lower(): one for key, one in ids.items()}
     if name.lower() in exact:
         return exact[name.lower()]
     by_base = {next(base_ids(key)): one for key, one in reversed(ids.items())}
-    by_base |= {base: one for one in CATALOG.values() for base in base_ids(one.name)}
+    by_base |= {base: one for one in catalog().values() for base in base_ids(one.name)}
     return next((by_base[base] for base in base_ids(name) if base in by_base), None)
 
 
 def catalog_ids() -> tuple[str, ...]:
     """Every id of the catalog, variants included."""
-    return tuple(key for one in CATALOG.values() for key in (one.name, *one.variants))
+    return tuple(key for one in catalog().values() for key in one.ids)
 
 
 def _catalog_model(entry: CatalogEntry, name: str) -> Model:
     """The model of a catalog entry under the id that was given, in the weight format that the id names."""
-    known = {key.lower(): key for key in (entry.name, *entry.variants)}
+    known = {key.lower(): key for key in entry.ids}
     shown = known.get(name.lower(), name if "/" in name else entry.name)
     quantization = quantization_named(name)
     config = dict(entry.config)
