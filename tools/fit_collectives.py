@@ -38,8 +38,7 @@ from meshscope.interconnect.gpu import (
     SHARP_EFFICIENCY,
     SHARP_GROUP,
 )
-from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest
-from meshscope.interconnect.strategy_choice import offloaded_from
+from meshscope.interconnect.lines import CollectiveLine, collective_lines, fastest, offloaded_from
 from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
 from meshscope.spec.hardware.topology import parse_topology
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshscope.analysis.why import why_sentence
+from meshscope.analysis.floor import why_sentence
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import Activity, ActivityTime, PartCost, StepTime, TimeEstimate
 from meshscope.spec.hardware.chips import chip_of

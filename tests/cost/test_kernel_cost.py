@@ -6,8 +6,8 @@ import pytest
 from meshscope.cost.array_traffic import traffic
 from meshscope.cost.attention_kernels import attention_flops, attention_work
 from meshscope.cost.expert_load import ExpertLoad, expert_load
-from meshscope.cost.kernel_cost import declared_cost, kernel_time, kernel_work
 from meshscope.cost.kernel_work import KernelWork, WorkSource, in_place, touched_traffic
+from meshscope.cost.op_cost import declared_cost, kernel_time, kernel_work
 from meshscope.cost.rates import rates_of
 from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.cost.traffic import ArrayTraffic

@@ -10,7 +10,7 @@ from meshscope.analysis.join import Verdict, compare
 from meshscope.backends.compile import gpu
 from meshscope.backends.compile.compile import check_can_compile, compile_experiment, read_phase
 from meshscope.backends.compile.cycles import Cycles
-from meshscope.cost.kernel_cost import kernel_work
+from meshscope.cost.op_cost import kernel_work
 from meshscope.cost.rates import rates_of
 from meshscope.cost.steps import TimedStep
 from meshscope.errors import MissingToolError, SpecError

@@ -215,7 +215,7 @@ def _marked(case: Case) -> Any:
 
 def generated_logits(experiment: Experiment, weights: dict[str, np.ndarray], prompt: np.ndarray):
     """Logits of prefill and of each greedy decode step."""
-    from meshscope.backends.live.chunks import chunk_runs, merged_tokens  # noqa: PLC0415  imports JAX
+    from meshscope.backends.live.session import chunk_runs, merged_tokens  # noqa: PLC0415  imports JAX
     from meshscope.programs.jax.build import build_program  # noqa: PLC0415
     from meshscope.programs.jax.values import empty_cache, placed_weights  # noqa: PLC0415
 

@@ -13,8 +13,7 @@ from meshscope.spec.program import Engine, Partitioner, Program
 from meshscope.spec.workload import Workload
 from meshscope.store.folder import MANIFEST, TOOL
 from meshscope.store.history import earlier_compile
-from meshscope.store.manifest import manifest_as_dict
-from meshscope.store.run import Manifest
+from meshscope.store.run import Manifest, manifest_as_dict
 
 EXPERIMENT = ExperimentRecord(
     model=NamedModel(name="m", n_layers=4),

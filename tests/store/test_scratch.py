@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 
 HOLD = """
 import time
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").write_text("x")
     print(folder, flush=True)

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from meshscope.events.enums import Phase
-from meshscope.programs.torchxla.executing import (
+from meshscope.programs.torchxla.lowering import ORDER
+from meshscope.programs.torchxla.program import TracedProgram, build_program
+from meshscope.programs.torchxla.session import (
     forget_traces,
     host_array,
     live_program,
     order_of_collectives,
 )
-from meshscope.programs.torchxla.lowering import ORDER
-from meshscope.programs.torchxla.program import TracedProgram, build_program
 from meshscope.spec.experiment import Experiment
 
 jax.config.update("jax_enable_x64", True)  # token ids are int64 in torch

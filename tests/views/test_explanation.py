@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from meshscope.analysis.comparison import Side
 from meshscope.analysis.explanation import Explanation, explain
-from meshscope.analysis.sides import Side
 from meshscope.events.enums import Kind, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate

@@ -10,7 +10,7 @@ import pytest
 from page_parser import Page
 
 import meshscope
-from meshscope.analysis.why import why_sentences
+from meshscope.analysis.floor import why_sentences
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import PartCost, StepTime, TimeEstimate
 from meshscope.spec.experiment_record import NamedModel

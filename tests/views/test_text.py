@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from meshscope.analysis.comparison import Side
 from meshscope.analysis.join import compare
-from meshscope.analysis.sides import Side
 from meshscope.events.enums import Part, Phase, Source
 from meshscope.events.measured import Measured, Request
 from meshscope.events.step_time import StepTime, TimeEstimate

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
+from meshscope.analysis.comparison import ExperimentDifference, Side, experiment_differences
 from meshscope.analysis.request import basis_of, request_latency
-from meshscope.analysis.sides import ExperimentDifference, Side, experiment_differences
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source

@@ -17,7 +17,7 @@ from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from meshscope.analysis.axes import with_axes_of
-from meshscope.analysis.comparison import compare_sides
+from meshscope.analysis.comparison import Side, compare_sides, source_side
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison
-from meshscope.analysis.sides import Side, source_side
 from meshscope.api.run import Run
 from meshscope.api.text import rendered
 from meshscope.errors import RunError, SpecError

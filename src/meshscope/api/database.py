@@ -14,9 +14,8 @@ import polars as pl
 
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
 from meshscope.errors import RunError, SpecError
-from meshscope.store.folder import is_run
+from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
-from meshscope.store.scratch import scratch_folder
 from meshscope.views.sweep import summary_frame, summary_row
 
 MAX_RUNS = 10_000  # in one query; their tables are read into memory

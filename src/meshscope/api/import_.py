@@ -30,10 +30,9 @@ from meshscope.spec.model.model import Model
 from meshscope.spec.plan.mesh import Mesh, parse_mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.spec.program import Frontend
-from meshscope.store.folder import new_folder
+from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import Manifest, RunRecord
-from meshscope.store.scratch import scratch_folder
 from meshscope.store.write import HLO
 from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress

@@ -20,9 +20,8 @@ from meshscope.spec.plan.context_form import ContextForm
 from meshscope.spec.plan.dispatch import DispatchForm
 from meshscope.spec.plan.kernel_choice import Kernels
 from meshscope.spec.program import Engine, Frontend, Loop, Partitioner
-from meshscope.store.folder import new_folder
+from meshscope.store.folder import new_folder, scratch_folder
 from meshscope.store.run import RunRecord
-from meshscope.store.scratch import scratch_folder
 from meshscope.workers.spawn import Progress
 
 

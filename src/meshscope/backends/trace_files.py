@@ -19,7 +19,7 @@ from meshscope.readers.traces.kineto import read_kineto
 from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process

@@ -1,8 +1,13 @@
-"""Time, FLOPs and bytes of each instruction on the core, and the basis of its time."""
+"""Time, FLOPs and bytes of each instruction on the core, and the basis of its time.
 
+A kernel is timed by its algorithm if it is known, else as its author states, else by bytes. What custom calls
+communicate is priced as a collective, not here.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, log2, prod
 
 from meshscope.cost.array_traffic import (
     array_traffic,
@@ -11,20 +16,31 @@ from meshscope.cost.array_traffic import (
     traffic,
     traffic_of_arrays,
 )
+from meshscope.cost.attention_kernels import attention_work
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.gathers import Gather
-from meshscope.cost.hlo_gathers import gather_of
-from meshscope.cost.kernel_cost import kernel_time, kernel_work
-from meshscope.cost.kernel_work import WorkSource
-from meshscope.cost.rates import OpTime, Rates
+from meshscope.cost.grouped_kernels import fused_work, grouped_work
+from meshscope.cost.kernel_work import (
+    KernelWork,
+    WorkSource,
+    operand_traffic,
+    touched_traffic,
+)
+from meshscope.cost.rates import OpTime, Rates, exactly, longest
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.traffic import ArrayTraffic
-from meshscope.events.step_time import Activity, TimeBasis
+from meshscope.events.step_time import Activity, TimeBasis, TimeEstimate
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Computation, Instruction
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.spec.hardware.compiler_facts import CompilerFacts
+from meshscope.spec.hardware.operation_rates import (
+    BYTES_INTERVAL,
+    KERNEL_FRAC,
+    KERNEL_INTERVAL,
+    MODEL_INTERVAL,
+)
 
 # Ops without work on the core.
 FREE = frozenset(
@@ -57,6 +73,14 @@ _ROOFLINE_OPS = frozenset(
         *("triangular-solve", "xor", "bitcast-convert", "topk", "dynamic-reshape"),
     )
 )
+_FLOPS = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
+_BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
+
+_BASIS = {
+    WorkSource.ALGORITHM: TimeBasis.KERNEL_MODEL,
+    WorkSource.AUTHOR: TimeBasis.KERNEL_STATED,
+    WorkSource.BYTES: TimeBasis.ROOFLINE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +273,98 @@ def part_of(instruction: Instruction) -> str | None:
     """The part of the model named in an instruction's scope."""
     part = scope_of(instruction.op_name).part
     return None if part is None else part.value
+
+
+def gather_of(flow: Dataflow, computation: Computation, instruction: Instruction) -> Gather | None:
+    """The gather that an instruction, or the fusion that it is, consists of; None for others."""
+    if instruction.opcode == "gather":
+        return _gather(instruction, computation.producer(instruction))
+    if instruction.opcode != "fusion":
+        return None
+    fused = flow.fused(instruction)
+    inner = next((i for i in fused.instructions if i.opcode == "gather"), None)
+    if inner is None:
+        return None
+    table = fused.producer(inner)
+    if table is not None and table.opcode == "parameter":
+        table = computation.producer(instruction, table.parameter_number)
+    return _gather(inner, table)
+
+
+def _gather(gather: Instruction, table: Instruction | None) -> Gather | None:
+    sizes = gather.braced("slice_sizes")
+    if not sizes or not gather.arrays or table is None:
+        return None
+    *others, width = (int(size) for size in sizes.split(","))
+    if prod(others) != 1:
+        return None  # blocks, which are copied as such
+    is_in_hbm = array_traffic(table.shape_text).hbm_bytes > 0
+    n_rows = prod(gather.arrays[0].dims) // width
+    return Gather(n_rows=n_rows, width=width, is_in_hbm=is_in_hbm)
+
+
+def declared_cost(instruction: Instruction) -> tuple[int, int] | None:
+    """FLOPs and bytes that the kernel's author declares; None without a declaration."""
+    flops, accessed = (pattern.search(instruction.attributes) for pattern in (_FLOPS, _BYTES))
+    if flops is None or accessed is None:
+        return None
+    cost = int(flops[1]), int(accessed[1])
+    return cost if any(cost) else None
+
+
+def kernel_work(
+    computation: Computation,
+    instruction: Instruction,
+    rates: Rates,
+    *,
+    experts: ExpertLoad | None = None,
+    lengths: Sequence[SequenceLengths] = (),
+) -> KernelWork:
+    """The work of a kernel, for the given load of experts and lengths of sequences."""
+    return (
+        fused_work(computation, instruction, experts)
+        or grouped_work(computation, instruction, experts)
+        or _stated_work(computation, instruction)
+        or attention_work(computation, instruction, lengths, rates)
+        or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))
+    )
+
+
+def _stated_work(computation: Computation, instruction: Instruction) -> KernelWork | None:
+    """The author's estimate; a kernel in place touches less than the buffers that are its operands.
+
+    The bytes count in each memory by its share of the operands.
+    """
+    declared = declared_cost(instruction)
+    if declared is None:
+        return None
+    flops, n_bytes = declared
+    operands = operand_traffic(computation, instruction)
+    hbm_bytes = round(n_bytes * operands.hbm_bytes / max(1, operands.n_bytes))
+    moved = ArrayTraffic(hbm_bytes=hbm_bytes, vmem_bytes=n_bytes - hbm_bytes)
+    if not n_bytes:
+        moved = touched_traffic(computation, instruction)
+    return KernelWork(source=WorkSource.AUTHOR, flops=flops, moved=moved)
+
+
+def kernel_time(rates: Rates, work: KernelWork) -> OpTime:
+    """The longer of the kernel's cycles (or its FLOPs below the peak) and its bytes."""
+    basis = _BASIS[work.source]
+    if work.source is WorkSource.BYTES:
+        low, high = BYTES_INTERVAL.value
+        s = rates.roofline(moved=work.moved).seconds.value_s
+        seconds = TimeEstimate(value_s=s, low_s=s * low, high_s=s * high)
+        return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))
+    if work.cycles is None:
+        time = rates.roofline(
+            flops=work.flops,
+            moved=work.moved,
+            flops_frac=KERNEL_FRAC.value,
+            flops_interval=KERNEL_INTERVAL.value,
+        )
+        return OpTime(seconds=time.seconds, basis=basis, hbm=time.hbm)
+    low, high = MODEL_INTERVAL.value
+    body_s = work.cycles / (rates.clock_hz or 1e9)
+    body = TimeEstimate(value_s=body_s, low_s=body_s * low, high_s=body_s * high)
+    seconds = longest(body, rates.hbm(work.moved), exactly(0.0))
+    return OpTime(seconds=seconds, basis=basis, hbm=rates.hbm_busy(work.moved))

@@ -1,12 +1,17 @@
-"""Time of a compiled step from its simulated schedule."""
+"""Time of a compiled step from its simulated schedule, with an interval.
+
+The interval covers the errors of published steps, of the step's kernels, and of its collectives, which are taken as
+independent. The errors of all kernels have a common cause and add up, and so do those of all collectives.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 from typing import Any
 
 from meshscope.cost.expert_load import ExpertLoad
-from meshscope.cost.machine import COPY_LANE, LINK_LANE, Key
+from meshscope.cost.machine import COPY_LANE, CORE_LANE, LINK_LANE, Key
 from meshscope.cost.op_cost import OpCostModel
 from meshscope.cost.rates import rates_of
 from meshscope.cost.row_times import timed_rows
@@ -14,7 +19,6 @@ from meshscope.cost.scheduled_collectives import CollectiveEstimator
 from meshscope.cost.sequence_lengths import SequenceLengths
 from meshscope.cost.shallow import folded_schedules
 from meshscope.cost.simulator import BUBBLE, ScheduleSimulator, SimulatedStep
-from meshscope.cost.step_interval import step_estimate
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import (
@@ -30,10 +34,12 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.hlo.operations import Operation
+from meshscope.spec.hardware.operation_rates import SPREAD
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.model.shallow import ShallowLayers
 
 NO_AXIS = "unknown"
+_Timed = tuple[float, TimeEstimate]  # seconds in the step, and the estimate of one execution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,3 +304,37 @@ def _unestimated(simulated: SimulatedStep) -> tuple[UnestimatedWork, ...]:
 def _base_name(name: str) -> str:
     """The name of an instruction without its number."""
     return name.split(".", 1)[0].rstrip("0123456789").rstrip("_-")
+
+
+def step_estimate(simulated: SimulatedStep) -> TimeEstimate:
+    """The simulated step with its interval; without one if a collective has none."""
+    step_s, spread = simulated.machine.now_s, SPREAD.value
+    groups = (list(_kernels(simulated)), list(_collectives(simulated)))
+    if any(time.low_s is None or time.high_s is None for group in groups for _, time in group):
+        return TimeEstimate(value_s=step_s, low_s=None, high_s=None)
+    rest_s = step_s - sum(seconds for group in groups for seconds, _ in group)
+    below = [sum(s * (1 - time.lower_s / time.value_s) for s, time in group) for group in groups]
+    above = [sum(s * (time.upper_s / time.value_s - 1) for s, time in group) for group in groups]
+    return TimeEstimate(
+        value_s=step_s,
+        low_s=max(0.0, step_s - hypot(rest_s * (1 - 1 / spread), *below)),
+        high_s=step_s + hypot(rest_s * (spread - 1), *above),
+    )
+
+
+def _kernels(simulated: SimulatedStep) -> Iterable[_Timed]:
+    """Work on the core without a compiler estimate."""
+    for key, seconds in simulated.machine.tally.items():
+        if key[0] == "compute" and isinstance(key[1], tuple) and key[1][0] == CORE_LANE:
+            cost = simulated.op_costs[str(key[1][1])]
+            if not cost.is_estimated and cost.time.seconds.value_s > 0:
+                yield seconds, cost.time.seconds
+
+
+def _collectives(simulated: SimulatedStep) -> Iterable[_Timed]:
+    """Exposed seconds of each collective."""
+    for key, seconds in simulated.machine.tally.items():
+        if key[0] == "exposed" and isinstance(key[1], tuple) and key[1][0] == LINK_LANE:
+            estimate = simulated.collectives[str(key[1][1])].estimate
+            if estimate is not None and estimate.seconds.value_s > 0:
+                yield seconds, estimate.seconds

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.analysis.why import why_sentence
+from meshscope.analysis.floor import why_sentence
 from meshscope.cost.closed_form import plan_form
 from meshscope.cost.predicted import evaluated, has_figures, predicted_times
 from meshscope.errors import SpecError

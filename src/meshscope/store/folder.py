@@ -1,4 +1,7 @@
-"""Writes a folder whole or not at all: under a temporary name, renamed when complete."""
+"""Writes a folder whole or not at all: under a temporary name, renamed when complete.
+
+Temporary folders, which a later process removes if SIGKILL keeps their own from doing so.
+"""
 
 import atexit
 import errno
@@ -7,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -26,6 +30,7 @@ MARK = json.dumps({"tool": TOOL, "schema": None})  # the manifest of a run in pr
 SETTLED_S = 60.0  # a process locks its new folder sooner
 
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<state>partial|replaced)-(?P<process>\d+)")
+_SCRATCH = re.compile(r"meshscope-(?P<process>\d+)-.+")
 
 
 @contextmanager
@@ -223,3 +228,28 @@ def remove_leftovers(parent: Path) -> None:
                 folder.rename(home)
             continue
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder() -> Generator[Path]:
+    """A folder that is removed when the block ends; also removes those of dead processes."""
+    remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"meshscope-{os.getpid()}-") as name:
+        folder = Path(name)
+        with locked(folder):
+            yield folder
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes this user's scratch folders whose processes are dead."""
+    for folder in parent.glob("meshscope-*"):
+        match = _SCRATCH.fullmatch(folder.name)
+        if match is not None and _is_own(folder) and is_abandoned(folder, int(match["process"])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid == os.getuid()
+    except OSError:
+        return False

@@ -9,8 +9,7 @@ from meshscope.errors import MeshscopeError
 from meshscope.events.enums import Phase, Source
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.store.folder import MANIFEST, TOOL
-from meshscope.store.manifest import manifest_from_dict
-from meshscope.store.run import Manifest
+from meshscope.store.run import Manifest, manifest_from_dict
 
 MAX_RUNS = 200  # manifests read, newest first
 

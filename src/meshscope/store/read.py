@@ -19,8 +19,7 @@ from meshscope.events.step_time import StepTime
 from meshscope.serialize import from_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.folder import MANIFEST, TOOL, partial_name
-from meshscope.store.manifest import manifest_from_dict
-from meshscope.store.run import Manifest, RunRecord
+from meshscope.store.run import Manifest, RunRecord, manifest_from_dict
 from meshscope.store.write import DIGEST, EVENTS, METRICS, manifest_digest, sha256
 
 _MAKE_AGAIN = "Make the run again, with --force."

@@ -1,18 +1,26 @@
-"""The contents of a run folder: the experiment, how it was made, its collectives, memory and times."""
+"""The contents of a run folder: the experiment, how it was made, its collectives, memory and times; manifest.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
-from meshscope.spec.experiment_record import ExperimentRecord
+from meshscope.serialize import from_plain, to_plain
+from meshscope.spec.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
 
 MAX_NAME = 120  # characters of a name in the short form of a run
+_FOLDER_KEYS = (
+    "tool",
+    "schema",
+    "files",
+    "digest",
+)  # written by the store, no part of the manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +71,51 @@ class RunRecord:
     def rows_of(self, source: Source) -> tuple[Collective, ...]:
         """The rows of one source."""
         return tuple(row for row in self.rows if row.source is source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredManifest:
+    """The keys of manifest.json in their order."""
+
+    source: Source
+    phases: tuple[Phase, ...]
+    created: str
+    command: tuple[str, ...]
+    versions: dict[str, str]
+    flags: dict[str, str]
+    seconds: dict[str, float]
+    experiment: dict[str, Any]
+    timed_layers: ShallowLayers | None = None
+
+
+def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
+    """Plain values, by the keys of manifest.json."""
+    stored = _StoredManifest(
+        source=manifest.source,
+        phases=manifest.phases,
+        created=manifest.created,
+        command=manifest.command,
+        versions=dict(manifest.versions),
+        flags=dict(manifest.flags),
+        seconds=dict(manifest.seconds),
+        experiment=manifest.experiment.as_dict(),
+        timed_layers=manifest.timed_layers,
+    )
+    return to_plain(stored)
+
+
+def manifest_from_dict(document: Mapping[str, Any]) -> Manifest:
+    """The manifest that `manifest_as_dict` wrote; FormatError or MeshscopeError for anything else."""
+    keys = {key: value for key, value in document.items() if key not in _FOLDER_KEYS}
+    stored = from_plain(_StoredManifest, keys)
+    return Manifest(
+        source=stored.source,
+        experiment=record_from_dict(stored.experiment),
+        phases=stored.phases,
+        command=stored.command,
+        created=stored.created,
+        versions=stored.versions,
+        flags=stored.flags,
+        seconds=stored.seconds,
+        timed_layers=stored.timed_layers,
+    )

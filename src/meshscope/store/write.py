@@ -12,8 +12,7 @@ import polars as pl
 from meshscope.events.schema import SCHEMA_VERSION, table_of
 from meshscope.serialize import to_plain
 from meshscope.store.folder import MANIFEST, TOOL
-from meshscope.store.manifest import manifest_as_dict
-from meshscope.store.run import RunRecord
+from meshscope.store.run import RunRecord, manifest_as_dict
 
 EVENTS = "events.parquet"
 METRICS = "metrics.json"

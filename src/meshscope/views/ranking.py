@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import FitState, SourceAnswer, source_answer
-from meshscope.views.answer_document import fit_document, throughput_document
+from meshscope.views.document import fit_document, throughput_document
 from meshscope.views.model import UNKNOWN_LABEL, Figure, ViewTable, view_columns
 from meshscope.views.run_label import work_of
 from meshscope.views.summary import state_cell

@@ -1,11 +1,18 @@
-"""Totals and memory of a run as tables."""
+"""Totals and memory of a run as tables, and how tokens reach their experts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.totals import Total, Unattributed, request_totals, step_totals
 from meshscope.events.enums import Phase, Source
+from meshscope.spec.experiment_record import (
+    CompilerDispatch,
+    DispatchRecord,
+    PhaseDispatch,
+    ProgramDispatch,
+)
 from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
@@ -19,6 +26,7 @@ from meshscope.views.model import (
     view_columns,
 )
 from meshscope.views.plain import short
+from meshscope.views.tables import rich_table
 from meshscope.views.words import counted, phase_label
 
 _ZERO = (0, 0, 0)
@@ -30,6 +38,14 @@ _MEMORY_FIELDS = {
     "temporaries": "temp_bytes",
 }
 LEAST_PADDING_BYTES = 2**30 // 200  # shows in hundredths of a GiB
+LABELS = {
+    "ragged": "ragged: as many rows as the router assigns",
+    "capacity": "a fixed number of rows from each device to each device",
+    "one_hot": "multiplied by a one-hot mask with a fixed number of slots per expert",
+    "one_hot_pinned": "multiplied by a one-hot mask, with sharding annotations on both sides of the exchange",
+    "gathered": "rows gathered by index and sorted by expert",
+}
+EXPERT_SLOTS = "a fixed number of rows from each device to each expert"
 
 
 def totals_table(run: RunRecord) -> ViewTable:
@@ -155,3 +171,43 @@ def unattributed_lines(lost: Unattributed) -> list[Text]:
 
 def _reasons(reasons: Iterable[tuple[str, int]]) -> list[str]:
     return [f"  {count:,} x {short(reason)}" for reason, count in reasons]
+
+
+def dispatch_lines(dispatch: DispatchRecord) -> Iterator[RenderableType]:
+    """The exchange of one layer: rows, buffers, dropped tokens and received bytes.
+
+    The collectives of the tables above assume balanced routing.
+    """
+    if isinstance(dispatch, CompilerDispatch):
+        yield Text(f"experts: {LABELS[dispatch.form]}; the compiler chooses the collectives")
+        return
+    if not dispatch.by_phase:
+        return
+    first = next(iter(dispatch.by_phase.values()))
+    form = LABELS.get(first.form, first.form) if first.n_expert_slots is None else EXPERT_SLOTS
+    yield Text(f"experts on {'+'.join(first.axes)} ({first.n_ranks} devices), {form}")
+    yield rich_table(dispatch_view(dispatch))
+
+
+def dispatch_view(dispatch: ProgramDispatch) -> ViewTable:
+    """One row for each phase."""
+    counts = ("rows\nfrom a device", "buffer\nrows", "dropped,\nworst case")
+    received = (
+        "received,\nbalanced",
+        f"received,\nskew {dispatch.routing_skew:g}",
+        "received,\nworst case",
+    )
+    return ViewTable(
+        columns=(
+            text_column("dispatch\nper layer"),
+            *map(figure_column, counts),
+            *(figure_column(label, Unit.BYTES) for label in received),
+        ),
+        rows=tuple(_row(phase, facts) for phase, facts in dispatch.by_phase.items()),
+    )
+
+
+def _row(phase: Phase, facts: PhaseDispatch) -> tuple[CellValue, ...]:
+    counts = (facts.n_rows, facts.n_buffer_rows, facts.n_worst_dropped_rows)
+    received = facts.received_bytes
+    return (phase.value, *counts, received.balanced, received.skewed, received.worst)

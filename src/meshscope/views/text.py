@@ -7,10 +7,9 @@ from typing import Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from meshscope.analysis.comparison import compare_sources
+from meshscope.analysis.comparison import Side, compare_sources
 from meshscope.analysis.explanation import explain
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.sides import Side
 from meshscope.analysis.totals import Total, request_total, step_total, unattributed
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -29,12 +28,11 @@ from meshscope.views.collectives import (
     with_middle,
 )
 from meshscope.views.conditions import FOOTER, MAX_VALUE, condition_lines, conditions
-from meshscope.views.dispatch import dispatch_lines
 from meshscope.views.explanation import sentences
 from meshscope.views.live import device_lines, live_lines
 from meshscope.views.model import EMPTY_LABEL, ViewTable, view_columns
 from meshscope.views.plain import short
-from meshscope.views.summary import memory_table, totals_table, unattributed_lines
+from meshscope.views.summary import dispatch_lines, memory_table, totals_table, unattributed_lines
 from meshscope.views.tables import bullets, new_table, rich_table
 from meshscope.views.times import caveat_lines, time_lines
 from meshscope.views.trace import is_trace, trace_text

@@ -20,7 +20,6 @@ from meshscope.serialize import to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.store.run import RunRecord
 from meshscope.units import format_rate, format_seconds
-from meshscope.views.floors import floor_lines, floor_rows
 from meshscope.views.model import (
     CellValue,
     Figure,
@@ -31,6 +30,7 @@ from meshscope.views.model import (
     text_column,
 )
 from meshscope.views.plain import plain
+from meshscope.views.roofs import floor_lines, floor_rows
 from meshscope.views.tables import rich_table
 
 MAX_UNESTIMATED = 4  # named opcodes without a compiler estimate

@@ -19,7 +19,7 @@ from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, 
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, forward_progress, worker_process

@@ -47,9 +47,14 @@ from meshscope.programs.torchxla.interpreter import (
     torchxla_environment,
     torchxla_python,
 )
-from meshscope.readers.hlo.collectives import module_collectives, rows_of
+from meshscope.readers.hlo.collectives import (
+    module_collectives,
+    n_steps_of,
+    phase_collectives,
+    program_collectives,
+    rows_of,
+)
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.phases import n_steps_of, phase_collectives, program_collectives
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.precision import precision_notes
@@ -57,7 +62,7 @@ from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.spec.quantization import check_program_dtype
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process

@@ -19,9 +19,13 @@ from meshscope.interconnect.profile import ChipProfile
 from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES
 from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.engines.step_names import STEP_PROGRAMS
-from meshscope.readers.hlo.collectives import ModuleCollectives, module_collectives, rows_of
+from meshscope.readers.hlo.collectives import (
+    ModuleCollectives,
+    module_collectives,
+    n_steps_of,
+    rows_of,
+)
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.phases import n_steps_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.model import GroupedAttention

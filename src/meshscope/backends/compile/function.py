@@ -32,7 +32,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.spec.plan.mesh import Mesh
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process

@@ -18,7 +18,7 @@ from meshscope.errors import CompileError, MissingToolError, ParseError, SpecErr
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process

@@ -2,22 +2,24 @@
 
 A measured row is a compiled row whose count is scaled by the recorded executions of its
 instruction, over those that the program makes.
+
+The programs of a live run with their collectives, and rows summed over the chunks of a prompt.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import polars as pl
 
-from meshscope.backends.live.programs import ProfiledProgram, summed_rows
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.events.measured import CollectiveTime, DeviceLoad
 from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.executions import call_sites
+from meshscope.readers.hlo.module import HloModule
 from meshscope.readers.profile.joining import join_hlo, with_hlo
 from meshscope.readers.profile.ops import Ops
 from meshscope.readers.profile.quality import capture_faults
@@ -48,6 +50,34 @@ _ROW_FACTS = (
     "hlo_shape",
     "source_line",
 )
+_SAME = ("phase", "stage", "layer", "part", "kind", "axis", "groups", "dtype", "shape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProfiledProgram:
+    """A program that ran `n_runs` times in a profile.
+
+    `rows` are its collectives, with the counts of one step of its phase.
+    """
+
+    phase: Phase
+    module: HloModule
+    rows: Sequence[Collective]
+    n_runs: int
+
+
+def summed_rows(parts: Sequence[Sequence[Collective]]) -> list[Collective]:
+    """The rows of the last part with the counts of equal rows of the others, then all other rows."""
+    summed: dict[Hashable, Collective] = {}
+    for rows in reversed(parts):
+        n_equal: Counter[Hashable] = Counter()
+        for row in rows:
+            same = tuple(getattr(row, name) for name in _SAME)
+            key = (same, n_equal[same])
+            n_equal[same] += 1
+            known = summed.get(key)
+            summed[key] = row if known is None else replace(known, count=known.count + row.count)
+    return list(summed.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshscope.backends.live.measurement import ProfileRows, measured_of
+from meshscope.backends.live.measurement import (
+    ProfiledProgram,
+    ProfileRows,
+    measured_of,
+    summed_rows,
+)
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
-from meshscope.backends.live.programs import ProfiledProgram, summed_rows
 from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
@@ -23,15 +27,15 @@ from meshscope.programs.torchxla.interpreter import (
     torchxla_environment,
     torchxla_python,
 )
+from meshscope.readers.hlo.collectives import program_collectives
 from meshscope.readers.hlo.parse import read_hlo
-from meshscope.readers.hlo.phases import program_collectives
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend
 from meshscope.spec.quantization import check_program_dtype
-from meshscope.store.scratch import scratch_folder
+from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
 from meshscope.workers.failure import failure_of
 from meshscope.workers.progress import error_report

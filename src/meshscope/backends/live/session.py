@@ -1,7 +1,7 @@
-"""An experiment on live devices: compiled programs, weights, and timed requests."""
+"""An experiment on live devices: compiled programs, weights, and timed requests with their chunks of prefill."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from meshscope.backends.live.chunks import ChunkRun, chunk_runs, merged_tokens
 from meshscope.backends.live.names import COMPILING, PLACING, stage_words
 from meshscope.events.enums import Phase
 from meshscope.programs.jax.analysis import memory_analysis
@@ -24,6 +23,42 @@ from meshscope.spec.experiment import Experiment
 DRAIN_S = 0.25
 
 MakeWeights = Callable[[BuiltProgram], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRun:
+    """One execution of a prefill program.
+
+    `tokens` are its part of the prompt [B, S], `first_row` the first sequence on each device in the cache.
+    The last chunk of a prompt produces the next tokens of its sequences.
+    """
+
+    program: str
+    tokens: Any
+    first_row: Any
+    is_last: bool
+
+
+def chunk_runs(experiment: Experiment, prompt: np.ndarray) -> Iterator[ChunkRun]:
+    """The executions for a prompt [B, S], in order; each device has consecutive sequences."""
+    chunks, programs = experiment.prefill_chunks, experiment.programs(Phase.PREFILL)
+    shape = (experiment.plan.data_size, chunks.n_sequence_chunks, chunks.n_sequences, -1)
+    by_chunk = prompt.reshape(shape)
+    for number in range(chunks.n_sequence_chunks):
+        rows = by_chunk[:, number].reshape(-1, prompt.shape[1])
+        for program in programs:
+            yield ChunkRun(
+                program=program.name,
+                tokens=rows[:, program.start : program.start + chunks.n_positions],
+                first_row=np.int32(number * chunks.n_sequences),
+                is_last=program is programs[-1],
+            )
+
+
+def merged_tokens(parts: Sequence[Any], *, data_size: int) -> Any:
+    """The next tokens [B] in the order of the batch, from those of groups of sequences."""
+    by_device = [part.reshape(data_size, -1) for part in parts]
+    return jnp.concatenate(by_device, axis=1).reshape(-1)
 
 
 @dataclass(slots=True, kw_only=True)

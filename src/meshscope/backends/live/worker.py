@@ -108,8 +108,10 @@ def _started(
     """The session, and the description of its devices."""
     prompt = _prompt(experiment, options)
     if experiment.program.frontend is Frontend.TORCHXLA:
-        from meshscope.programs.torchxla.executing import open_devices  # noqa: PLC0415  torch_xla before JAX
-        from meshscope.programs.torchxla.session import TorchSession  # noqa: PLC0415
+        from meshscope.programs.torchxla.session import (  # noqa: PLC0415  torch_xla before JAX
+            TorchSession,
+            open_devices,
+        )
 
         report_progress("opening devices")
         devices = open_devices(experiment.topology)

@@ -1,6 +1,14 @@
-"""Traces one phase of an experiment with torch_xla: a transformers model with a static cache."""
+"""Traces one phase of an experiment with torch_xla: a transformers model with a static cache.
+
+Hooks on a transformers model that open named scopes and shard the residual stream.
+
+The scopes are phase, layer and part, as in all programs (`readers/hlo/attribution.py`). Hooks run
+in registration order, so sharding annotations carry the scope of their module.
+"""
 
 # pyright: reportMissingImports=false
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,8 +18,8 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.torchxla.attention import register_attention
 from meshscope.programs.torchxla.caching import Caches, n_cache_slots, new_arrays
+from meshscope.programs.torchxla.context import register_attention
 from meshscope.programs.torchxla.experts import register_experts
 from meshscope.programs.torchxla.layouts import (
     Layouts,
@@ -22,13 +30,19 @@ from meshscope.programs.torchxla.layouts import (
 )
 from meshscope.programs.torchxla.lowering import Lowered, Traced, lowered, parameters_of
 from meshscope.programs.torchxla.models import meta_model, with_arguments
-from meshscope.programs.torchxla.scopes import add_layouts, add_scopes
 from meshscope.programs.torchxla.stages import add_pipeline, layers_of_stage
 from meshscope.programs.torchxla.tensors import ARGUMENT, TORCH_DTYPES, Argument, Tensors, scope
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.model import MlpKind
 from meshscope.spec.program import Partitioner
 
 TOKENS, POSITION = "tokens", "position"
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)(?:\.(.+))?")
+_OUTER = {
+    "model.embed_tokens": Part.EMBED,
+    "model.norm": Part.LM_HEAD,
+    "lm_head": Part.LM_HEAD,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +174,83 @@ def _polar(magnitude: Any, angle: Any) -> Any:
     """Complex numbers from magnitude and angle, for the rotary embedding of DeepSeek-V2."""
     parts = torch.stack([magnitude * torch.cos(angle), magnitude * torch.sin(angle)], dim=-1)
     return torch.view_as_complex_copy(parts)  # below functionalization
+
+
+def scope_of_module(name: str, experiment: Experiment) -> str | None:
+    """The scope that a module adds; None if it adds none."""
+    if name in _OUTER:
+        return _OUTER[name].value
+    match = _IN_LAYER.fullmatch(name)
+    if match is None:
+        return None
+    layer, inner = int(match[1]), match[2]
+    if inner is None:
+        return f"layer{layer}"
+    is_dense = experiment.model.layers[layer].mlp is MlpKind.DENSE
+    of_inner = {
+        "input_layernorm": Part.ATTN,
+        "self_attn": Part.ATTN,
+        "post_attention_layernorm": Part.MLP if is_dense else Part.MOE_ROUTER,
+        "mlp": Part.MLP if is_dense else None,
+        "mlp.gate": Part.MOE_ROUTER,
+        "mlp.shared_experts": Part.MOE_SHARED,
+    }
+    part = of_inner.get(inner)
+    return None if part is None or (inner == "mlp.gate" and is_dense) else part.value
+
+
+def add_scopes(model: Any, experiment: Experiment) -> None:
+    """Add hooks that open a module's scope before its forward pass and close it afterwards.
+
+    The selection of the last positions, between layers and head, is in the head's scope.
+    """
+    for name, module in model.named_modules():
+        module_scope = scope_of_module(name, experiment)
+        if module_scope is not None and module is not model.lm_head:
+            before, behind = _brackets(module_scope)
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(behind)
+    before, behind = _brackets(Part.LM_HEAD.value)
+    model.model.register_forward_hook(before)
+    model.lm_head.register_forward_hook(behind)
+
+
+def _brackets(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The hooks that open and close a scope."""
+    opened: list[Any] = []
+
+    def before(*_: Any) -> None:
+        opened.append(scope(name))
+        opened[-1].__enter__()
+
+    def behind(*_: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    return before, behind
+
+
+def add_layouts(model: Any, experiment: Experiment, phase: Phase, tensors: Tensors) -> None:
+    """Add hooks that shard the residual stream and the logits; call before `add_scopes`."""
+    streams = residual_specs(experiment, phase, tensors.layouts)
+    _lay_out(model.model.embed_tokens, tensors, streams.residual)
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            _lay_out(block, tensors, streams.residual)
+        if streams.is_split:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                _lay_out(norm, tensors, streams.residual, streams.entered)
+    if streams.is_split and experiment.plan.pp == 1:  # a pipeline returns only the last positions
+        _lay_out(model.model.norm, tensors, streams.residual)
+    _lay_out(model.lm_head, tensors, streams.logits, streams.rows)
+
+
+def _lay_out(module: Any, tensors: Tensors, *specs: Spec) -> None:
+    """Annotate the output of a module with one spec after another; the compiler reshards it."""
+
+    def behind(_module: Any, _inputs: Any, output: Any) -> Any:
+        x = output[0] if isinstance(output, tuple) else output
+        for spec in specs:
+            tensors.annotate(x, spec)
+        return output
+
+    module.register_forward_hook(behind)

@@ -1,28 +1,27 @@
-"""The collectives of a compiled module as rows of the event table, by their effect."""
+"""The collectives of a compiled module, or of one of its phases, as rows of the event table, by their effect.
 
-from collections.abc import Iterator, Mapping
+The program of a pipeline contains all stages, and each stage takes its own branches. The scopes name the stages.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshscope.events.collective import Collective
-from meshscope.events.enums import Phase, Source
+from meshscope.events.collective import Collective, Groups
+from meshscope.events.enums import Kind, Part, Phase, Source
 from meshscope.readers.hlo.async_fusion import first_of_each_chain
 from meshscope.readers.hlo.attribution import Scope, plain_name
 from meshscope.readers.hlo.collective_matmul import merge_collective_matmuls
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.devices import CrossesSlices, Devices, devices_of
-from meshscope.readers.hlo.executions import CallSite, call_sites
+from meshscope.readers.hlo.executions import BRANCH_CAVEAT, CallSite, call_sites
 from meshscope.readers.hlo.kernels import is_communicating_kernel, kernel_of
 from meshscope.readers.hlo.module import HloModule, Instruction
 from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
-from meshscope.readers.hlo.stages import (
-    stage_placements,
-    with_stage_send,
-    without_stage_branch_caveat,
-)
 from meshscope.readers.hlo.transfers import is_transfer, transfer_of
+from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
 
 
@@ -192,3 +191,71 @@ def _layers(count: int, scope: Scope) -> tuple[list[int | None], int, str | None
         expected.insert(0, f"layers {scope.layers[0]} to {scope.layers[-1]}")
     caveat = f"the scope says {' and '.join(expected)}, but the operation runs {count} times"
     return [None], count, caveat
+
+
+def phase_collectives(experiment: Experiment, phase: Phase, module: HloModule) -> list[Collective]:
+    """The rows of a phase, with the counts of all chunks of prefill."""
+    rows = program_collectives(experiment, phase, module)
+    n_chunks = experiment.n_chunks(phase)
+    return [replace(row, count=row.count * n_chunks) for row in rows] if n_chunks > 1 else rows
+
+
+def program_collectives(
+    experiment: Experiment, phase: Phase, module: HloModule
+) -> list[Collective]:
+    """One row for each layer and operation of a phase's program, attributed to the plan."""
+    return collectives_of(
+        module,
+        mesh=experiment.plan.mesh,
+        n_steps_of=n_steps_of(experiment),
+        crosses_slices=experiment.crosses_slices,
+        default_phase=phase,
+    )
+
+
+def n_steps_of(experiment: Experiment) -> dict[Phase, int]:
+    """The number of steps in a request, by phase."""
+    return {Phase.PREFILL: 1, Phase.DECODE: experiment.workload.n_decode_steps}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlacement:
+    """One stage and layer that execute an operation, with the groups in that stage."""
+
+    stage: int | None
+    layer: int | None
+    groups: Groups
+
+
+def stage_placements(
+    scope: Scope, groups: Groups, layers: Sequence[int | None], mesh: Mesh
+) -> Iterator[StagePlacement]:
+    """One placement for every stage and layer; `layers` are those of the first stage.
+
+    The pairs of a send between stages belong to the sending stage.
+    """
+    if scope.stages is None or scope.stages[-1] >= mesh.size("pp"):
+        for layer in layers:
+            yield StagePlacement(stage=None, layer=layer, groups=groups)
+        return
+    for number, stage in enumerate(scope.stages):
+        stage_groups = mesh.groups_of_stage(groups, stage)
+        for first_layer in layers:
+            layer = None if first_layer is None else first_layer + number * scope.stage_layers
+            yield StagePlacement(stage=stage, layer=layer, groups=stage_groups)
+
+
+def with_stage_send(scope: Scope, kind: Kind, axis: str | None, mesh: Mesh) -> Scope:
+    """The scope; that of the send between stages for a permute along pp without a part.
+
+    A send across slices loses its op_name, and the loop around it has no usable one.
+    """
+    if scope.part is not None or kind is not Kind.PERMUTE or axis != "pp":
+        return scope
+    return Scope(phase=scope.phase, layers=None, part=Part.STAGE, stages=range(mesh.size("pp") - 1))
+
+
+def without_stage_branch_caveat(caveats: Sequence[str]) -> tuple[str, ...]:
+    """The caveats without the one about the outermost branch, which the stage always takes."""
+    stage_branch = next((c for c in caveats if c.startswith(BRANCH_CAVEAT)), None)
+    return tuple(caveat for caveat in caveats if caveat != stage_branch)

@@ -1,4 +1,4 @@
-"""Traffic of a step: the device-to-device matrix and the load of the torus links."""
+"""Traffic: the device-to-device matrix, the load of the torus links, the volume and the sizes of collectives."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,14 @@ from meshscope.analysis.routed import LINK
 from meshscope.events.enums import Phase, Source
 from meshscope.interconnect.fabric import fabric_of
 from meshscope.spec.hardware.topology import Topology
-from meshscope.views.model import UNKNOWN_AXIS_LABEL
+from meshscope.views.model import UNKNOWN_AXIS_LABEL, UNKNOWN_PHASE_LABEL
 
 MAX_SIDE = 128  # rows and columns; larger matrices are folded
 ALL_AXES = "all axes"
+_LABELS = (
+    pl.col("phase").fill_null(UNKNOWN_PHASE_LABEL),
+    pl.col("axis").fill_null(UNKNOWN_AXIS_LABEL),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +144,42 @@ def _chips(topology: Topology) -> tuple[tuple[int, int, int, int, str], ...]:
     ):
         devices.setdefault((slice_index, x, y, z), []).append(device)
     return tuple((*place, ",".join(map(str, ids))) for place, ids in sorted(devices.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeBar:
+    """Wire bytes and operations of one kind over one axis, in all steps of a phase."""
+
+    phase: str
+    axis: str
+    kind: str
+    request_wire_bytes: float
+    request_count: int
+
+
+def volume_bars(volume: pl.DataFrame, source: Source) -> tuple[VolumeBar, ...]:
+    """The metric `volume` of one source, summed over the parts, without unknown sizes."""
+    rows = volume.filter(pl.col("source") == source.value, pl.col("wire_bytes").is_not_null())
+    sums = rows.group_by("phase", "axis", "kind", maintain_order=True).agg(
+        pl.col("request_wire_bytes").sum(), pl.col("request_count").sum()
+    )
+    return tuple(VolumeBar(**row) for row in sums.with_columns(_LABELS).iter_rows(named=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCount:
+    """The collectives of one kind, axis and payload size in one step of the phase."""
+
+    phase: str
+    axis: str
+    kind: str
+    payload_bytes: int
+    count: int
+
+
+def size_counts(distribution: pl.DataFrame, source: Source) -> tuple[SizeCount, ...]:
+    """The metric `size_distribution` of one source, without unknown sizes."""
+    rows = distribution.filter(
+        pl.col("source") == source.value, pl.col("payload_bytes").is_not_null()
+    ).with_columns(_LABELS)
+    return tuple(SizeCount(**row) for row in rows.drop("source").iter_rows(named=True))

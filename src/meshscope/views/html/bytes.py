@@ -7,8 +7,7 @@ from meshscope.analysis.catalog import Unavailable
 from meshscope.analysis.roofline import roofline_bounds, roofline_of
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
-from meshscope.views.charts.traffic import Torus, TrafficMatrix, matrices, tori
-from meshscope.views.charts.volume import size_counts
+from meshscope.views.charts.traffic import Torus, TrafficMatrix, matrices, size_counts, tori
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import (
     Block,

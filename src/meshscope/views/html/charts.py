@@ -5,12 +5,10 @@ from typing import Any
 
 from meshscope.analysis.roofline import Roofline
 from meshscope.planner.search import Choice, PlanSearch
-from meshscope.views.charts.breakdown import Breakdown
-from meshscope.views.charts.cost import CostBar
+from meshscope.views.charts.cost import Breakdown, CostBar
 from meshscope.views.charts.serving import ServingChart
 from meshscope.views.charts.timeline import Bursts, StepTimeline, TimeSpan
-from meshscope.views.charts.traffic import Torus, TrafficMatrix
-from meshscope.views.charts.volume import SizeCount
+from meshscope.views.charts.traffic import SizeCount, Torus, TrafficMatrix
 from meshscope.views.plain import short
 from meshscope.views.plan import choice_name
 

@@ -13,7 +13,7 @@ from meshscope.analysis.totals import unattributed
 from meshscope.analysis.volume import volume
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
-from meshscope.views.charts.breakdown import step_breakdowns
+from meshscope.views.charts.cost import step_breakdowns
 from meshscope.views.collectives import Footnotes, TableLine, collectives_view, line_identity
 from meshscope.views.conditions import condition_lines
 from meshscope.views.frames import metric_table

@@ -11,7 +11,7 @@ from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.planner.slices import slice_name
 from meshscope.planner.verified import VerifiedChoice
 from meshscope.views.answer import fit_of
-from meshscope.views.charts.breakdown import Breakdown, time_breakdown
+from meshscope.views.charts.cost import Breakdown, time_breakdown
 from meshscope.views.html.blocks import (
     Advice,
     Advices,

@@ -12,7 +12,7 @@ from meshscope.analysis.catalog import Unavailable
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.units import format_seconds
 from meshscope.views.answer import FitState
-from meshscope.views.charts.breakdown import Breakdown, step_breakdowns
+from meshscope.views.charts.cost import Breakdown, step_breakdowns
 from meshscope.views.html.blocks import (
     Block,
     Chart,

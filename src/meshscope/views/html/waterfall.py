@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from meshscope.events.enums import Phase
 from meshscope.units import NANOSECOND_S
-from meshscope.views.charts.breakdown import Breakdown, request_breakdown
+from meshscope.views.charts.cost import Breakdown, request_breakdown
 from meshscope.views.html import charts
 from meshscope.views.html.blocks import Block, Chart, PageTable, fold, page_table
 from meshscope.views.model import Unit, ViewTable, figure_column, joined, text_column

@@ -12,8 +12,16 @@ from matplotlib.figure import Figure
 from meshscope.analysis.catalog import NO_COLLECTIVES, NO_MEMORY, Unavailable
 from meshscope.events.enums import Source
 from meshscope.spec.plan.memory import Memory
-from meshscope.views.charts.traffic import Torus, TrafficMatrix, matrices, tori
-from meshscope.views.charts.volume import SizeCount, VolumeBar, size_counts, volume_bars
+from meshscope.views.charts.traffic import (
+    SizeCount,
+    Torus,
+    TrafficMatrix,
+    VolumeBar,
+    matrices,
+    size_counts,
+    tori,
+    volume_bars,
+)
 from meshscope.views.model import Unit
 from meshscope.views.plots.style import (
     COLORS,
