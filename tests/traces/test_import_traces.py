@@ -65,7 +65,7 @@ def test_the_quality_of_the_capture_comes_first(
     )
     assert status == 0
     lines = text.splitlines()
-    assert lines[1].startswith("kineto: 1 file, 596 events, 588 ops on 1 device of 2 in ")
+    assert lines[1].startswith("Kineto: 1 file, 596 events, 588 ops on 1 device of 2 in ")
     assert lines[2].startswith("- 1 of 2 ranks have a trace (0)")
     assert max(map(len, lines)) <= 80
     page = meshscope.open(out).report(tmp_path / "report.html").read_text()

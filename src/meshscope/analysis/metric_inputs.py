@@ -9,6 +9,7 @@ from meshscope.analysis.latency import Latency
 from meshscope.analysis.overlap import timed
 from meshscope.analysis.request import basis_of, request_latency
 from meshscope.analysis.timeline import last_step, read_timeline
+from meshscope.analysis.trace_timeline import sampling_notes
 from meshscope.analysis.volume import WHERE, collectives
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
@@ -37,12 +38,13 @@ class MetricInputs:
     """A run as metrics read it; null or empty means unknown.
 
     `events` and `timeline` have the columns of the event table. A row of `timeline` is one execution of
-    a collective, a compute op or a copy. `n_microbatches` maps the phases of a pipelined plan to their
-    number of microbatches.
+    a collective, a compute op or a copy; `sampled` says what it leaves out of a long trace.
+    `n_microbatches` maps the phases of a pipelined plan to their number of microbatches.
     """
 
     events: pl.DataFrame
     timeline: pl.DataFrame | None = None
+    sampled: tuple[str, ...] = ()
     topology: Topology | None = None
     n_devices: int | None = None
     n_stages: int = 1
@@ -66,7 +68,7 @@ def executions(inputs: MetricInputs) -> pl.DataFrame:
     rows = collectives(inputs.events)
     if inputs.timeline is None:
         return rows
-    single = collectives(last_step(timed(inputs.timeline))).drop("step")
+    single = collectives(last_step(timed(inputs.timeline))).select(rows.columns)
     phases = single.select(WHERE).unique()
     return pl.concat([rows.join(phases, on=WHERE, how="anti", nulls_equal=True), single])
 
@@ -76,9 +78,11 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
     experiment = run.manifest.experiment
     latency = request_latency(run)
     events = events_of(run)
+    timeline = None if run.path is None else read_timeline(run.path, events)
     return MetricInputs(
         events=events,
-        timeline=None if run.path is None else read_timeline(run.path, events),
+        timeline=timeline,
+        sampled=tuple(sampling_notes(run.measured, timeline)),
         topology=experiment.topology,
         n_devices=experiment.n_devices,
         n_stages=experiment.mesh.get("pp", 1),

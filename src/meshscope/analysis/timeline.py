@@ -1,8 +1,8 @@
 """The timeline of a run as rows of the event table: one row per execution, compute and copies included.
 
-A measured run stores what every device executed in each profiled step. A compiled run stores the
-modeled step of one device, folded; `lane` says whether a span is compute (`core`), a collective
-or a copy.
+A measured run stores what every device executed in each profiled step, and so does an imported trace
+(`trace_timeline.py`). A compiled run stores the modeled step of one device, folded; `lane` says
+whether a span is compute (`core`), a collective or a copy.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,19 @@ from typing import Any
 
 import polars as pl
 
+from meshscope.analysis.trace_timeline import has_executions, last_executions
 from meshscope.errors import RunError
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.events.timeline import TIMELINE, unfolded
 
 OPS = Path("trace") / "ops.parquet"
 COPY = "copy"
-TIMELINE_SCHEMA: dict[str, Any] = {**POLARS_SCHEMA, "step": pl.Int64}
+TIMELINE_SCHEMA: dict[str, Any] = {
+    **POLARS_SCHEMA,
+    "step": pl.Int64,
+    "stream": pl.Int64,
+    "step_class": pl.String,
+}
 
 _COLLECTIVE_FACTS = (
     "layer",
@@ -39,13 +45,16 @@ _KEYS = ("source", "phase", "hlo_name")
 def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """The modeled and measured timelines of the run in this folder; None if it stores none.
 
-    Columns: those of the event table, and `step`, the index of the step in its phase.
+    Columns: those of the event table; `step`, the index of the step in its phase; and of traces `stream`,
+    the lane of the device, and `step_class`, the class of the step. Of a long trace, it has the last steps.
     """
     timelines: list[pl.DataFrame] = []
     if (folder / TIMELINE).is_file():
         timelines.append(modeled_timeline(read_table(folder / TIMELINE), events))
     if (folder / OPS).is_file():
         timelines.append(_measured(read_table(folder / OPS), events))
+    if has_executions(folder):
+        timelines.append(_in_schema(last_executions(folder)))
     return pl.concat(timelines) if timelines else None
 
 

@@ -13,7 +13,9 @@ import duckdb
 import polars as pl
 
 from meshscope.analysis.timeline import TIMELINE_SCHEMA, read_timeline
+from meshscope.analysis.trace_timeline import has_executions, sql_columns
 from meshscope.errors import RunError, SpecError
+from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.store.folder import is_run, scratch_folder
 from meshscope.store.read import read_events, read_manifest, read_run
 from meshscope.views.sweep import summary_frame, summary_row
@@ -23,6 +25,8 @@ _BATCH_ROWS = 10_000
 
 # Statements that change neither tables nor settings.
 _READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+
+_MODELED = "modeled_timeline"  # without the executions of traces
 
 _LOCKDOWN = (
     "SET python_enable_replacements = false",  # else SQL reads variables of this program
@@ -65,7 +69,8 @@ VIEWS: tuple[View, ...] = (
     View(
         name="timeline",
         meaning="a row for each execution of a step, compute and copies among them, with the columns of "
-        "`events` and `step`, of runs whose time was modeled from a schedule or measured",
+        "`events` and `step`, of runs whose time was modeled from a schedule or measured, and of imported "
+        "traces, with `stream` and `step_class`",
     ),
 )
 
@@ -162,7 +167,7 @@ def events_table(folders: Sequence[Path]) -> pl.DataFrame:
 
 
 def timeline_table(folders: Sequence[Path]) -> pl.DataFrame:
-    """The timelines of the runs that have one."""
+    """The timelines of the runs that have one; of long traces, the last steps."""
     empty = _with_run(pl.DataFrame(schema=TIMELINE_SCHEMA), "")
     tables = [
         _with_run(timeline, name)
@@ -176,18 +181,26 @@ def _with_run(table: pl.DataFrame, name: str) -> pl.DataFrame:
     return table.with_columns(pl.lit(name, pl.String).alias("run"))
 
 
+def _without_traces(folders: Sequence[Path]) -> list[Path]:
+    return [folder for folder in folders if not has_executions(folder)]
+
+
 @contextmanager
 def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
     """A connection that reads the views of these runs and nothing else; SpecError for SQL errors."""
+    names = {folder: name for name, folder in named(folders)}
+    traces = {names[folder]: folder for folder in folders if has_executions(folder)}
     tables = {
         "events": events_table(folders),
         "runs": runs_table(folders),
         "summary": summary_view(folders),
-        "timeline": timeline_table(folders),
+        _MODELED if traces else "timeline": timeline_table(_without_traces(folders)),
     }
     try:
         with duckdb.connect(":memory:") as connection:
             _fill(connection, tables)
+            if traces:
+                _add_traces(connection, traces)
             connection.execute(
                 "create view collectives as select * from events where kind is not null"
             )
@@ -200,6 +213,21 @@ def database(folders: Sequence[Path]) -> Generator[duckdb.DuckDBPyConnection]:
         if "interrupted" in str(error):  # how DuckDB reports Ctrl-C
             raise KeyboardInterrupt from error
         raise
+
+
+def _add_traces(connection: duckdb.DuckDBPyConnection, traces: Mapping[str, Path]) -> None:
+    """Adds every execution of imported traces to `timeline`; their facts stay in a table of their own."""
+    for table, file in (("trace_executions", EXECUTIONS), ("trace_ops", DISTINCT_OPS)):
+        for index, (name, folder) in enumerate(traces.items()):
+            connection.read_parquet(str(folder / file)).create_view("one_trace")
+            verb = f"insert into {table}" if index else f"create table {table} as"
+            connection.execute(f"{verb} select *, $run as run from one_trace", {"run": name})  # noqa: S608  names above
+            connection.execute("drop view one_trace")
+    connection.execute(
+        f"create view timeline as select * from {_MODELED} union all by name "  # noqa: S608  names above
+        f"select {sql_columns(TIMELINE_SCHEMA)} from trace_executions e "
+        "join trace_ops o on e.run = o.run and e.op = o.op"
+    )
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pl.DataFrame]) -> None:

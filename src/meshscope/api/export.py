@@ -6,17 +6,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
+from meshscope.analysis.trace_timeline import has_executions
 from meshscope.api.plot_tools import plot_tools
 from meshscope.errors import SpecError
+from meshscope.events.timeline import Timeline
 from meshscope.exporters.card import card_text
 from meshscope.exporters.ccl_bench import write_ccl_bench
 from meshscope.exporters.chakra import write_chakra
 from meshscope.exporters.chrome import write_chrome
 from meshscope.exporters.files import MARK, new_directory, new_file
 from meshscope.exporters.perfetto import write_perfetto
-from meshscope.exporters.run_timeline import RunTimeline, run_timeline
+from meshscope.exporters.run_timeline import RunTimeline, run_timeline, title_of
 from meshscope.exporters.run_tracks import timeline_of
 from meshscope.exporters.tables import write_csv, write_parquet
+from meshscope.exporters.trace_tracks import trace_tracks
 from meshscope.store.read import read_run
 from meshscope.store.run import RunRecord
 
@@ -112,13 +115,24 @@ def _write(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str 
 
 
 def _write_timeline(run: RunRecord, to: ExportFormat, path: Path, *, force: bool) -> str | None:
-    timeline = run_timeline(run)
+    timeline, note = _timeline(run)
     with new_file(path, force=force) as partial:
         if to is ExportFormat.PERFETTO:
-            write_perfetto(timeline_of(timeline), partial)
+            write_perfetto(timeline, partial)
         else:
-            write_chrome(timeline_of(timeline), partial, is_gzipped=path.suffix == ".gz")
-    return _note(timeline)
+            write_chrome(timeline, partial, is_gzipped=path.suffix == ".gz")
+    return note
+
+
+def _timeline(run: RunRecord) -> tuple[Timeline, str | None]:
+    """Every execution of an imported trace, else one step of each phase; and what is left out."""
+    if run.path is not None and has_executions(run.path):
+        trace = trace_tracks(run.path, title_of(run))
+        is_whole = trace.n_shown == trace.n_executions
+        note = f"the last {trace.n_shown:,} of {trace.n_executions:,} ops"
+        return trace.timeline, None if is_whole else note
+    timeline = run_timeline(run)
+    return timeline_of(timeline), _note(timeline)
 
 
 def write_plot_folder(runs: Sequence[RunRecord], path: Path, *, force: bool) -> str:

@@ -15,6 +15,7 @@ from meshscope.errors import MeshscopeError, SpecError, TraceError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
+from meshscope.events.trace_timeline import DISTINCT_OPS, EXECUTIONS
 from meshscope.exporters.card_reading import WorkloadCard, is_card, read_card
 from meshscope.readers.traces.attribution import TraceRows, attributed
 from meshscope.readers.traces.folder import trace_folder
@@ -30,7 +31,7 @@ from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.store.folder import new_folder
 from meshscope.store.folder_names import default_folder, safe_name
 from meshscope.store.run import RunRecord
-from meshscope.store.write import HLO
+from meshscope.store.write import HLO, write_table
 
 Files = list[tuple[Path, TraceFormat]]
 
@@ -104,8 +105,18 @@ def import_traces(  # noqa: PLR0913  the options of the command
     path = out or _default_folder(paths[0], layout)
     with new_folder(path, force=force) as partial:
         _write_programs(trace.programs, partial)
+        _write_timeline(rows, partial)
         write_record(record, partial)
     return Run(record=replace(record, path=path))
+
+
+def _write_timeline(rows: TraceRows, folder: Path) -> None:
+    """Keeps every execution, unless the trace has none."""
+    if rows.executions.is_empty():
+        return
+    (folder / EXECUTIONS).parent.mkdir()
+    write_table(rows.executions, folder / EXECUTIONS)
+    write_table(rows.distinct_ops, folder / DISTINCT_OPS)
 
 
 def _write_programs(programs: Mapping[str, str], folder: Path) -> None:
@@ -227,7 +238,7 @@ def _measured(
             n_files=len(trace.files),
             n_events=sum(file.n_events for file in trace.files),
             n_ops=len(trace.events),
-            devices=tuple(read.events["device"].unique().sort().to_list()),
+            devices=tuple(read.executions["device"].unique().sort().to_list()),
             n_devices=trace.n_devices,
             window_s=window_ns * 1e-9 if isinstance(window_ns, int) else 0.0,
             steps=read.steps,

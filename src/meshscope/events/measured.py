@@ -53,8 +53,9 @@ class DeviceLoad:
 
     `window_s` spans the first to the last op of any device, summed over the steps. `busy_s` is the
     time with an op running, `collective_s` the part of it in collectives, and `wait_s` the part of
-    that spent waiting for later participants (None if unknown). `label` is the class of the steps
-    if they are no steps of a phase, as in the traces of servers.
+    that spent waiting for later participants (None if unknown). `exposed_s` is the part of
+    `collective_s` in which the device computes nothing, of imported traces. `label` is the class of
+    the steps if they are no steps of a phase, as in the traces of servers.
     """
 
     phase: Phase | None
@@ -65,6 +66,7 @@ class DeviceLoad:
     idle_s: float
     window_s: float
     label: StepLabel | None = None
+    exposed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     single = None
     if inputs.timeline is not None:
         single = last_step(timed(inputs.timeline).filter(source=source))
-    rows = {p: _rows(p, events, single) for p in _phases(run, events)}
+    rows = {p: _rows(p, events, single) for p in _phases(run, events, single)}
     steps: list[TimelineStep] = []
     executions: list[Execution] = []
     at_ns = 0
@@ -133,7 +133,7 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     n_devices = inputs.n_devices or 1
     n_shown = min(n_devices, MAX_DEVICES, max(1, MAX_SLICES // max(1, len(executions))))
     return RunTimeline(
-        title=_title(run),
+        title=title_of(run),
         topology=run.manifest.experiment.topology,
         devices=tuple(range(n_shown)),
         n_devices=n_devices,
@@ -143,21 +143,20 @@ def run_timeline(run: RunRecord) -> RunTimeline:
     )
 
 
-def _title(run: RunRecord) -> str:
+def title_of(run: RunRecord) -> str:
+    """The model, plan and slice of a run, as far as they are known."""
     experiment = run.manifest.experiment
     slice_name = None if experiment.topology is None else experiment.topology.name
-    parts = (
-        experiment.model_name,
-        f"plan {experiment.layout} on {slice_name}",
-        run.manifest.source,
-    )
+    place = f"plan {experiment.layout} on {slice_name}" if experiment.layout else slice_name
+    parts = (experiment.model_name, place, run.manifest.source)
     return printable(", ".join(str(part) for part in parts if part))
 
 
-def _phases(run: RunRecord, events: pl.DataFrame) -> list[str]:
+def _phases(run: RunRecord, events: pl.DataFrame, timeline: pl.DataFrame | None) -> list[str]:
     """The phases of the run; "" for events of unknown phase."""
     phases = [phase.value for phase in run.manifest.phases]
-    return [*phases, ""] if events["phase"].null_count() else phases
+    tables = (events,) if timeline is None else (events, timeline)
+    return [*phases, ""] if any(table["phase"].null_count() for table in tables) else phases
 
 
 def _rows(
@@ -210,9 +209,10 @@ def _collective_ids(rows: pl.DataFrame) -> list[int]:
     """Numbers the executions; the n-th execution of an instruction has one number on all devices."""
     if rows["device"].null_count():
         return list(range(len(rows)))
-    occurrence = pl.int_range(pl.len()).over("hlo_name", "device")
+    identity = ("hlo_name", "kind", "opcode", "payload_bytes", "axis")
+    occurrence = pl.int_range(pl.len()).over(*identity, "device")
     counted = rows.with_columns(occurrence.alias("occurrence"))
-    return counted.select(pl.struct("hlo_name", "occurrence").rank("dense")).to_series().to_list()
+    return counted.select(pl.struct(*identity, "occurrence").rank("dense")).to_series().to_list()
 
 
 def _lane(row: Mapping[str, Any]) -> str:

@@ -35,6 +35,12 @@ from meshscope.views.words import counted, group_text
 
 MAX_FINDINGS = 8  # printed lines; the rest is counted
 MAX_ROWS = 24  # printed collectives of a class of steps
+FORMATS = {
+    "kineto": "Kineto",
+    "xplane": "XPlane",
+    "nsys sqlite": "SQLite of nsys",
+    "chrome trace of the TPU profiler": "Chrome trace of the TPU profiler",
+}
 COUNTED = (
     "count: in one step on one device. time: mean, waiting included. exposed: not hidden by "
     "compute. busbw: wire bytes over time, as in nccl-tests. " + UNITS
@@ -69,11 +75,11 @@ def is_trace(run: RunRecord) -> bool:
 
 
 def capture_sentence(facts: TraceFacts) -> str:
-    """`kineto trace: 1 file, 40,573 events, 3,774 ops on device 0 of 2, in 667 ms`."""
+    """`Kineto: 1 file, 40,573 events, 3,774 ops on 1 device of 2 in 667 ms`."""
     devices = counted(len(facts.devices), "device")
     of_all = "" if len(facts.devices) == facts.n_devices else f" of {facts.n_devices}"
     return (
-        f"{joined(facts.formats)}: {counted(facts.n_files, 'file')}, {facts.n_events:,} events, "
+        f"{joined([FORMATS.get(name, name) for name in facts.formats])}: {counted(facts.n_files, 'file')}, {facts.n_events:,} events, "
         f"{facts.n_ops:,} ops on {devices}{of_all} in {format_seconds(facts.window_s)}"
     )
 
@@ -106,7 +112,10 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
     for step in facts.steps:
         loads = [load for load in measured.loads if load.label is step.label]
         window_s = sum(load.window_s for load in loads)
-        parts = [sum(getattr(load, name) for load in loads) for name in ("busy_s", "collective_s")]
+        parts = [
+            sum(getattr(load, name) or 0.0 for load in loads)
+            for name in ("busy_s", "collective_s", "exposed_s")
+        ]
         shares = [
             Figure(value=s / window_s if window_s else None, unit=Unit.FRACTION) for s in parts
         ]
@@ -118,7 +127,7 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
                 step.mean_s,
                 step.p99_s,
                 *(EMPTY_LABEL if n is None else f"{n:,.0f}" for n in tokens),
-                *(shares if loads else (EMPTY_LABEL, EMPTY_LABEL)),
+                *(shares if loads else [EMPTY_LABEL] * len(shares)),
             )
         )
     return ViewTable(
@@ -132,6 +141,7 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
             figure_column("decode\ntokens"),
             figure_column("busy", Unit.FRACTION),
             figure_column("in\ncollectives", Unit.FRACTION),
+            figure_column("exposed", Unit.FRACTION),
         ),
         rows=tuple(rows),
     )

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import polars as pl
 
@@ -16,6 +17,7 @@ from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import ProgramFacts
+from meshscope.readers.hlo.attribution import scope_of
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.hlo.executions import call_sites
@@ -31,11 +33,15 @@ S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRows:
-    """Compiled and measured rows; `ops` are the rows of the trace's ops that they cover."""
+    """Compiled and measured rows; `ops` are the rows of the trace's ops that they cover.
+
+    `places` has the layer, part and shape of each instruction, by the name of its op.
+    """
 
     rows: tuple[Collective, ...]
     programs: tuple[ProgramFacts, ...]
     ops: frozenset[int]
+    places: Mapping[str, Mapping[str, Any]]
     findings: tuple[str, ...]
 
 
@@ -63,6 +69,7 @@ def program_rows(
     """
     rows: list[Collective] = []
     ops: set[int] = set()
+    places: dict[str, Mapping[str, Any]] = {}
     facts: list[ProgramFacts] = []
     findings: list[str] = []
     for program, text in programs.items():
@@ -78,11 +85,44 @@ def program_rows(
         of_program, of_facts = _of_program(module, compiled, recorded)
         rows += of_program
         facts.append(of_facts)
+        places |= {
+            f"{program}/{name}": place for name, place in _places(module, of_program).items()
+        }
         named = {row.hlo_name for row in of_program if row.source is Source.MEASURED}
         ops |= {op for name, same in recorded.ops.items() if name in named for op in same}
     return ProgramRows(
-        rows=tuple(rows), programs=tuple(facts), ops=frozenset(ops), findings=tuple(findings)
+        rows=tuple(rows),
+        programs=tuple(facts),
+        ops=frozenset(ops),
+        places=places,
+        findings=tuple(findings),
     )
+
+
+def _places(module: HloModule, rows: Sequence[Collective]) -> dict[str, Mapping[str, Any]]:
+    """The layer, part and shape of the instructions; the layer of those in one layer."""
+    places: dict[str, Mapping[str, Any]] = {}
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            scope = scope_of(instruction.op_name)
+            layers = scope.layers or ()
+            layer = layers[0] if len(layers) == 1 else None
+            if layer is not None or scope.part is not None:
+                places[instruction.name] = {"layer": layer, "part": scope.part}
+    for name, same in _by_name(rows).items():
+        of_name = {
+            fact: {getattr(row, fact) for row in same} for fact in ("layer", "part", "shape")
+        }
+        places[name] = {fact: v.pop() if len(v) == 1 else None for fact, v in of_name.items()}
+    return places
+
+
+def _by_name(rows: Sequence[Collective]) -> Mapping[str, list[Collective]]:
+    named: dict[str, list[Collective]] = defaultdict(list)
+    for row in rows:
+        if row.hlo_name is not None and row.source is Source.MEASURED:
+            named[row.hlo_name].append(row)
+    return named
 
 
 def _recorded(collectives: pl.DataFrame, program: str) -> _Recorded:

@@ -47,7 +47,7 @@ class TimeSpan:
 class StepTimeline:
     """The spans of one step of a phase; `layer` is (label, start, end) of one layer, null if unknown.
 
-    The `n_left_out` shortest spans exceed MAX_SPANS.
+    `phase` is the class of the step if it is of no phase. The `n_left_out` shortest spans exceed MAX_SPANS.
     """
 
     source: str
@@ -65,10 +65,16 @@ def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimel
     """
     tables = [*_folded(folder), *_measured(inputs)]
     return tuple(
-        _timeline(part, str(source), str(phase), inputs)
+        _timeline(part, str(source), phase if isinstance(phase, str) else _step_class(part), inputs)
         for table in tables
         for (source, phase), part in table.group_by("source", "phase", maintain_order=True)
     )
+
+
+def _step_class(rows: pl.DataFrame) -> str:
+    """What a step of no phase is: `mixed`, or the whole `trace`."""
+    classes = rows["step_class"] if "step_class" in rows.columns else rows["phase"]
+    return next((name for name in classes if name is not None), UNKNOWN_PHASE_LABEL)
 
 
 def _folded(folder: Path | None) -> Iterator[pl.DataFrame]:
@@ -98,16 +104,23 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
 
 
 def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs) -> StepTimeline:
-    all_spans = [_span(row) for row in rows.iter_rows(named=True)]
+    is_repeated = rows["repeats"].list.len() > 0
+    single = rows.filter(~is_repeated)  # of a measured step, which may have many
+    longest = single.sort("dur_s", descending=True, maintain_order=True).head(MAX_SPANS)
+    all_spans = [_span(row) for row in rows.filter(is_repeated).iter_rows(named=True)]
+    all_spans += [_span(row) for row in longest.iter_rows(named=True)]
     kept = sorted(all_spans, key=lambda span: -span.dur_s)[:MAX_SPANS]
     spans = sorted(kept, key=lambda span: span.start_s)
+    last_s = (single["start_s"] + single["dur_s"]).max()
+    n_omitted = len(single) - len(longest)
     return StepTimeline(
         source=source,
         phase=phase,
-        end_s=max((span.end_s for span in all_spans), default=0.0),
+        end_s=max(float(str(last_s or 0.0)), *(span.end_s for span in all_spans), 0.0),
         spans=tuple(spans),
-        layer=_layer_in_loop(rows) or _layer_between_collectives(inputs, source, phase),
-        n_left_out=sum(span.n for span in all_spans) - sum(span.n for span in kept),
+        layer=_layer_in_loop(rows.filter(is_repeated))
+        or _layer_between_collectives(inputs, source, phase),
+        n_left_out=n_omitted + sum(s.n for s in all_spans) - sum(s.n for s in kept),
     )
 
 
@@ -115,7 +128,7 @@ def _span(row: dict[str, Any]) -> TimeSpan:
     is_collective = row["lane"] == COLLECTIVE
     name = row["kind"] if is_collective else row["part"] or BETWEEN_PARTS
     lane = row["axis"] or UNKNOWN_AXIS_LABEL if is_collective else row["lane"]
-    names = (name, row["part"] if is_collective else None, row["hlo_name"])
+    names = (name, row["part"] if is_collective else None, row["hlo_name"] or row.get("opcode"))
     return TimeSpan(
         lane=str(lane),
         label=", ".join(str(name) for name in names if name),

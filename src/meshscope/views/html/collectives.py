@@ -11,6 +11,7 @@ from meshscope.analysis.grouping import grouped
 from meshscope.analysis.join import Agreement
 from meshscope.analysis.totals import unattributed
 from meshscope.analysis.volume import volume
+from meshscope.events.collective import Collective
 from meshscope.events.enums import Source
 from meshscope.units import format_bytes
 from meshscope.views.charts.cost import step_breakdowns
@@ -83,10 +84,10 @@ def collective_blocks(run: PageRun) -> Iterator[Block]:
 def _with_times(run: PageRun, lines: Sequence[TableLine], view: ViewTable) -> ViewTable:
     """The table after a column `phase`, with mean duration and exposed time if any is known."""
     durations = {
-        line_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
+        _size_identity(group.row, group.layers): (group.row.dur_s, group.row.exposed_s)
         for group in grouped(run.run.rows_of(run.source))
     }
-    times = [durations.get(line_identity(line.row, line.layers), (None, None)) for line in lines]
+    times = [durations.get(_size_identity(line.row, line.layers), (None, None)) for line in lines]
     kept = [i for i in range(2) if any(pair[i] is not None for pair in times)]
     rows: list[tuple[CellValue, ...]] = [
         (phase_label(line.row.phase), *row, *(pair[i] for i in kept))
@@ -95,6 +96,11 @@ def _with_times(run: PageRun, lines: Sequence[TableLine], view: ViewTable) -> Vi
     phase, *time_columns = view_columns(["phase"], [("duration_s", "exposed_s")[i] for i in kept])
     columns = (phase, *view.columns, *time_columns)
     return replace(view, title="Collectives", columns=columns, rows=tuple(rows))
+
+
+def _size_identity(row: Collective, layers: tuple[int, ...]) -> tuple[object, ...]:
+    """The identity of a line; traces of GPUs tell sizes without shapes."""
+    return (*line_identity(row, layers), row.payload_bytes)
 
 
 def source_blocks(run: PageRun) -> Iterator[Block]:

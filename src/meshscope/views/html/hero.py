@@ -1,6 +1,7 @@
 """The top of the page of a run: warnings, its figures, whether it fits, why, and what to try."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from meshscope.analysis.comparison import runs_on_cpu
 from meshscope.analysis.join import Agreement
@@ -78,7 +79,8 @@ def _trace_blocks(run: PageRun) -> Iterator[Block]:
     for finding in measured.findings:
         yield Paragraph(text=sentence(finding), class_name="banner")
     for number, table in enumerate(trace_tables(run.run)):
-        yield page_table(run.html_id(f"trace{number}"), table)
+        title = f"{table.title[:1].upper()}{table.title[1:]}"
+        yield page_table(run.html_id(f"trace{number}"), replace(table, title=title))
 
 
 def warnings(run: PageRun) -> Iterator[tuple[str, str]]:

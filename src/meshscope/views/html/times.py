@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import Phase
+from meshscope.events.measured import StepLabel
 from meshscope.units import format_seconds
 from meshscope.views.charts.cost import CostBar
 from meshscope.views.charts.timeline import Bursts, StepTimeline, axis_bursts, step_timelines
@@ -12,6 +13,7 @@ from meshscope.views.html.blocks import Block, Chart, Paragraph, basis_text, col
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.model import joined
 from meshscope.views.plain import short
+from meshscope.views.trace import is_trace
 from meshscope.views.words import counted
 
 WHISKER = "The line over the end of a bar is the interval of the estimate."
@@ -78,6 +80,15 @@ def timeline_blocks(run: PageRun) -> Iterator[Block]:
     yield from layers or steps
     if layers:
         yield from fold("Whole steps", steps)
+    if run.inputs.sampled:
+        yield Paragraph(text=f"The trace is long; shown here: {joined(run.inputs.sampled)}.")
+    if is_trace(run.run):
+        yield from fold("Overlap of communication and compute", _overlap_tables(run))
+
+
+def _overlap_tables(run: PageRun) -> Iterator[Block]:
+    yield from run.tables("overlap", "Mean step of each device", is_defined=True)
+    yield from run.tables("exposed_by", "Exposed time of each axis", is_defined=True)
 
 
 def _step_chart(timeline: StepTimeline) -> Chart:
@@ -85,11 +96,22 @@ def _step_chart(timeline: StepTimeline) -> Chart:
     hidden = f"The {n_hidden:,} shortest spans are not drawn." if n_hidden else ""
     return Chart(
         kind="timeline",
-        title=f"One {phase} step ({timeline.source})",
+        title=f"{_heading(phase)} ({timeline.source})",
         description=f"{counted(n, 'span')} in {format_seconds(timeline.end_s)}. {hidden}",
         data=charts.timeline_data(timeline),
         note=hidden,
     )
+
+
+def _heading(phase: str) -> str:
+    """`One decode step`; a trace without steps is one window."""
+    match phase:
+        case StepLabel.TRACE.value:
+            return "The trace"
+        case Phase.STEP.value:
+            return "One step"
+        case _:
+            return f"One {phase} step"
 
 
 def _layer_chart(timeline: StepTimeline) -> Chart:

@@ -1,0 +1,228 @@
+"""The timeline of an imported trace: single executions for metrics, SQL, exports and the report."""
+
+import gzip
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import meshscope
+from meshscope import Run
+from meshscope.analysis import trace_timeline
+from meshscope.analysis.metric_inputs import metric_inputs
+from meshscope.api.export import ExportFormat, export
+
+from . import made_kineto as made
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "traces" / "vllm-tp2"
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return meshscope.import_(GOLDEN, out=tmp_path_factory.mktemp("golden") / "run")
+
+
+def random_kernels(seed: int) -> list[made.Event]:
+    """Kernels on three streams that overlap at random, one in three a collective, in whole us."""
+    rng = random.Random(seed)
+    events: list[made.Event] = []
+    for _ in range(120):
+        start, dur = rng.randint(0, 900), rng.randint(1, 40)
+        match rng.randint(0, 2):
+            case 0:
+                events.append(made.collective(made.NCCL, start, dur, (0, 1), rng.randint(1, 4)))
+            case 1:
+                events.append(made.kernel(made.GEMM, start, dur))
+            case _:
+                copy = made.kernel("Memcpy DtoD", start, dur, stream=9)
+                events.append({**copy, "cat": "gpu_memcpy"})
+    return events
+
+
+def covered(events: list[made.Event], names: tuple[str, ...]) -> np.ndarray:
+    """Whether each microsecond has one of these kernels: a grid instead of intervals."""
+    grid = np.zeros(1_000, bool)
+    for event in events:
+        if event["name"] in names:
+            grid[event["ts"] : event["ts"] + event["dur"]] = True
+    return grid
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_overlap_equals_that_on_a_grid(tmp_path: Path, seed: int) -> None:
+    events = random_kernels(seed)
+    path = made.write(tmp_path / "rank0.json", made.document(events, world_size=2))
+    run = meshscope.import_([path], out=tmp_path / "run")
+    communication, compute = covered(events, (made.NCCL,)), covered(events, (made.GEMM,))
+    busy = communication | compute | covered(events, ("Memcpy DtoD",))
+    expected = {
+        "collective_s": communication.sum(),
+        "compute_s": compute.sum(),
+        "hidden_s": (communication & compute).sum(),
+        "exposed_s": (communication & ~compute).sum(),
+    }
+    (row,) = run.metrics["overlap"].iter_rows(named=True)
+    assert {name: row[name] for name in expected} == pytest.approx(
+        {name: us * 1e-6 for name, us in expected.items()}
+    )
+    assert run.record.measured is not None
+    (load,) = run.record.measured.loads
+    assert (load.exposed_s, load.collective_s, load.busy_s) == pytest.approx(
+        (expected["exposed_s"] * 1e-6, expected["collective_s"] * 1e-6, busy.sum() * 1e-6)
+    )
+
+
+def test_metrics_agree_with_the_sums_over_all_steps(golden: Run) -> None:
+    """The timeline holds all four steps of both ranks, so means of both are equal."""
+    measured = golden.record.measured
+    assert measured is not None
+    overlap = golden.metrics["overlap"]
+    for load in measured.loads:
+        row = overlap.row(
+            by_predicate=(pl.col("phase") == load.phase) & (pl.col("device") == load.device),
+            named=True,
+        )
+        assert row["exposed_s"] * row["n_steps_seen"] == pytest.approx(load.exposed_s)
+        assert row["collective_s"] * row["n_steps_seen"] == pytest.approx(load.collective_s)
+    assert set(overlap["n_steps_seen"]) == {1, 3}
+    exposed = golden.metrics["exposed_by"].group_by("phase", "axis").agg(pl.col("exposed_s").mean())
+    assert set(exposed["axis"]) == {"tp"}
+    bursts = golden.metrics["traffic_intervals"].filter(pl.col("source") == "measured")
+    assert set(bursts["unit"]) == {"s"}
+    assert set(bursts["n_bursts"]) == {73}
+
+
+def test_sql_reads_every_execution(golden: Run) -> None:
+    assert golden.path is not None
+    runs = meshscope.open(golden.path.parent / "*")
+    query = """
+        select phase, step_class, step, device, count(*) n, count(kind) collectives,
+               count(distinct stream) streams, sum(dur_s) dur_s
+        from timeline group by all order by phase, step, device
+    """
+    rows = runs.sql(query)
+    assert len(rows) == 8
+    assert set(rows["n"]) == {147}
+    assert set(rows["collectives"]) == {73}
+    assert rows.filter(pl.col("phase") == "decode")["step"].to_list() == [0, 0, 1, 1, 2, 2]
+    assert rows["dur_s"].sum() == pytest.approx(runs.timeline["dur_s"].sum())
+    kernels = runs.sql("select distinct opcode from timeline where kind is null order by opcode")
+    assert kernels["opcode"].to_list() == [
+        f"nvjet_hsh_{part}" for part in ("attention", "embed", "lm_head", "mlp")
+    ]
+
+
+def long_trace(folder: Path, *, n_steps: int = STEPS) -> list[Path]:
+    """Two ranks with decode steps of three kernels each."""
+    name = "execute_10_context_0(sq0sk0sqsq0sqsk0)_generation_10(sq10sk1sqsq1sqsk1)"
+    paths = []
+    for rank in range(2):
+        events = [
+            event
+            for step in range(n_steps)
+            for event in made.vllm_step(
+                name, 1000.0 * step, rank=rank, payload=64, ranks=(0, 1), first=3 * step + 1
+            )
+        ]
+        content = made.document(events, rank=rank, world_size=2)
+        paths.append(made.write(folder / f"rank{rank}.json", content))
+    return paths
+
+
+def test_a_long_trace_shows_its_last_whole_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = meshscope.import_(long_trace(tmp_path), out=tmp_path / "run")
+    assert metric_inputs(run.record).sampled == ()
+    read = trace_timeline.last_executions
+    monkeypatch.setattr(
+        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=13)
+    )
+    inputs = metric_inputs(run.record)
+    assert inputs.timeline is not None
+    assert sorted(set(inputs.timeline["step"])) == [STEPS - 2, STEPS - 1]
+    assert inputs.timeline["n_steps"].unique().to_list() == [STEPS]
+    assert inputs.sampled == (f"the last 2 of {STEPS} decode steps",)
+    page = run.report(tmp_path / "report.html").read_text()
+    assert f"the last 2 of {STEPS} decode steps" in page
+    assert run.path is not None
+    assert len(meshscope.open(run.path).sql("select * from timeline")) == 6 * STEPS
+
+
+def test_a_trace_without_steps_shows_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(1)))
+    run = meshscope.import_([path], out=tmp_path / "run")
+    read = trace_timeline.last_executions
+    monkeypatch.setattr(
+        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=50)
+    )
+    inputs = metric_inputs(run.record)
+    assert inputs.timeline is not None
+    assert len(inputs.timeline) == 50
+    assert run.record.measured is not None
+    assert run.record.measured.trace is not None
+    assert inputs.sampled == (f"the first 50 of {run.record.measured.trace.n_ops} ops",)
+
+
+def slices_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The slices outside of the lane of steps, and the flows, of a Chrome trace."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    steps = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e["name"] == "thread_name" and e["args"]["name"] == "steps"
+    }
+    slices = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) not in steps]
+    return slices, [e for e in events if e["ph"] in "stf"]
+
+
+def test_a_chrome_trace_has_every_execution(golden: Run, tmp_path: Path) -> None:
+    assert golden.path is not None
+    out = tmp_path / "trace.json.gz"
+    assert export([golden.path], ExportFormat.CHROME, out=out).note is None
+    slices, flows = slices_of(out)
+    assert len(slices) == 1_176
+    reduces = [e for e in slices if e["args"].get("kind") == "all_reduce"]
+    assert len(reduces) == 4 * 73 * 2
+    assert {e["args"]["axis"] for e in reduces} == {"tp"}
+    # Both ranks execute each all-reduce: one flow from the first to the second.
+    assert len({e["id"] for e in flows}) == 4 * 73
+    assert [sum(e["ph"] == ph for e in flows) for ph in "stf"] == [4 * 73, 0, 4 * 73]
+
+
+def test_slices_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
+    path = made.write(tmp_path / "rank0.json", made.document(random_kernels(2)))
+    run = meshscope.import_([path], out=tmp_path / "run")
+    assert run.path is not None
+    out = tmp_path / "trace.json.gz"
+    export([run.path], ExportFormat.CHROME, out=out)
+    slices, _ = slices_of(out)
+    by_lane: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in slices:
+        by_lane.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for spans in by_lane.values():
+        ordered = sorted(spans)
+        assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
+
+
+def test_the_report_shows_the_timeline_and_the_overlap(golden: Run, tmp_path: Path) -> None:
+    page = golden.report(tmp_path / "report.html").read_text()
+    for text in ("One prefill step (measured)", "One decode step (measured)", "Steps: device time"):
+        assert text in page
+    assert "Overlap of communication and compute" in page
+
+
+def test_perfetto_and_plots_of_a_trace(golden: Run, tmp_path: Path) -> None:
+    assert golden.path is not None
+    perfetto = export([golden.path], ExportFormat.PERFETTO, out=tmp_path / "t.perfetto-trace")
+    assert b"communication tp, stream 20" in perfetto.path.read_bytes()
+    plots = export([golden.path], ExportFormat.PLOTS, out=tmp_path / "plots")
+    assert (plots.path / "timeline-decode-measured.png").is_file()
