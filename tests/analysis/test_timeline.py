@@ -48,7 +48,7 @@ def test_each_execution_knows_what_its_instruction_sends() -> None:
     table = modeled_timeline(
         folded(("collective", "all_reduce", 0.0, 2.0, [3], [5.0], "psum.1")), events()
     )
-    assert table.columns == [*POLARS_SCHEMA, "step"]
+    assert table.columns == [*POLARS_SCHEMA, "step", "stream", "step_class"]
     assert table.schema == pl.Schema(TIMELINE_SCHEMA)
     assert table["payload_bytes"].to_list() == [20, 20, 20]
     assert table["start_s"].to_list() == [0, 5, 10]

@@ -1,5 +1,6 @@
 """Collects executed ops in columns: a code for each distinct op instead of a text for each event."""
 
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -53,8 +54,8 @@ class ColumnParts:
 
     def add(self, **arrays: NDArray[Any]) -> None:
         """Appends an array to each column."""
-        for name, array in arrays.items():
-            self._parts[name].append(array)
+        for name, values in arrays.items():
+            self._parts[name].append(values)
 
     def taken(self) -> dict[str, NDArray[Any]]:
         """All columns; their parts are released."""
@@ -70,9 +71,22 @@ def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array(values, np.float64)
 
 
-def whole_numbers(values: Sequence[object]) -> NDArray[np.int64]:
+def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
     """The values [n]; -1 for what is no whole number."""
-    return np.fromiter((_whole(value) for value in values), np.int64, len(values))
+    try:
+        numbers = np.frombuffer(array("q", values), np.int64)  # refuses all but whole numbers
+    except (TypeError, OverflowError):
+        return _texts_or_numbers(values)
+    return np.where(np.abs(numbers) < MAX_NS, numbers, -1)
+
+
+def _texts_or_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
+    try:
+        texts = pl.Series(values, dtype=pl.String, strict=True)
+    except TypeError:
+        return np.fromiter((_whole(value) for value in values), np.int64, len(values))
+    numbers = texts.cast(pl.Int64, strict=False).fill_null(-1).to_numpy()
+    return np.where((numbers >= 0) & (numbers < MAX_NS), numbers, -1)
 
 
 def _whole(value: object) -> int:

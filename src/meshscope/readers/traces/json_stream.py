@@ -18,7 +18,7 @@ from meshscope.errors import TraceError
 
 E = TypeVar("E")
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 256 << 10  # a batch of events that fits into the cache of a core
 MAX_HEAD_BYTES = 64 << 20
 MAX_EVENT_BYTES = 64 << 20
 MAX_DEPTH = 64
@@ -70,7 +70,8 @@ class JsonTrace(Generic[E]):
                 buffer = buffer[n_read:].lstrip(b" \t\r\n,")
                 if is_end:
                     break
-            piece = pieces.next()
+            # A long event is read in doubling pieces, so that its bytes are copied a few times at most.
+            piece = pieces.next(at_least=len(buffer))
             if piece is None:
                 batch, buffer = self._last(buffer, pieces.fault)
                 if batch:
@@ -87,7 +88,7 @@ class JsonTrace(Generic[E]):
     def _opened(self, pieces: "_Pieces") -> bytes:
         """Reads up to the first event; the bytes after the opening bracket."""
         buffer = b""
-        while (piece := pieces.next()) is not None:
+        while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer = (buffer + piece).removeprefix(_UTF8_BOM)
             start = buffer.lstrip()[:1]
             if buffer.startswith(_UTF16_BOMS):
@@ -180,7 +181,7 @@ class JsonTrace(Generic[E]):
 
     def _read_tail(self, buffer: bytes, pieces: "_Pieces") -> None:
         """Adds the keys behind the events to `head`."""
-        while (piece := pieces.next()) is not None:
+        while (piece := pieces.next(at_least=len(buffer))) is not None:
             buffer += piece
             if len(buffer) > MAX_HEAD_BYTES:
                 return
@@ -210,15 +211,16 @@ class _Pieces:
         self._n_read = self._n_inflated = 0
         self._waiting = b""
 
-    def next(self) -> bytes | None:
-        """The next piece of at most PIECE_BYTES; None at the end."""
+    def next(self, *, at_least: int = 0) -> bytes | None:
+        """The next piece of at most PIECE_BYTES or `at_least` bytes; None at the end."""
         if self._is_at_end:
             return None
-        piece = self._file.read(PIECE_BYTES) if self._inflate is None else self._inflated()
+        n_bytes = max(PIECE_BYTES, at_least)
+        piece = self._file.read(n_bytes) if self._inflate is None else self._inflated(n_bytes)
         self._is_at_end = not piece
         return piece or None
 
-    def _inflated(self) -> bytes:
+    def _inflated(self, n_bytes: int) -> bytes:
         while True:
             raw = self._waiting or self._file.read(1 << 20)
             self._n_read += 0 if self._waiting else len(raw)
@@ -233,7 +235,7 @@ class _Pieces:
                     return b""
                 inflate = self._inflate = zlib.decompressobj(wbits=31)
             try:
-                piece = inflate.decompress(raw, PIECE_BYTES)
+                piece = inflate.decompress(raw, n_bytes)
             except zlib.error:
                 self.fault = "the gzip stream is damaged"
                 return b""

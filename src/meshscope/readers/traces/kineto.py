@@ -7,6 +7,7 @@ PyTorch 2.2), those of the `nccl:*` range around its launch apply.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,9 +45,24 @@ from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-_ON_DEVICE = _COPIES | {"kernel"}
-_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"})
-_RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
+
+
+class _Use(Enum):
+    """What an event is read for."""
+
+    OP = "op"
+    LAUNCH = "launch"
+    RANGE = "range"
+
+
+_USES: Mapping[str | None, _Use] = {
+    **dict.fromkeys((*_COPIES, "kernel"), _Use.OP),
+    **dict.fromkeys(
+        ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"), _Use.LAUNCH
+    ),
+    **dict.fromkeys(("user_annotation", "gpu_user_annotation"), _Use.RANGE),
+}
+_OPEN = {"B": 1, "E": -1}
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 _RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d{1,6})(?!\d)")
@@ -126,7 +142,7 @@ class _Reading:
     def __init__(self) -> None:
         self.n_events = 0
         self.n_open = 0  # begins and ends, which no complete event replaces
-        self.ops = OpCodes(OpKey(cat="kernel", name="(other kernels)"))
+        self.ops = OpCodes[str | OpKey]("(other kernels)")
         self.events = ColumnParts(("op", "device", "stream", "start_ns", "dur_ns", "correlation"))
         self.launches = ColumnParts(("correlation", "tid", "at_ns"))
         self.ranges: list[_Range] = []
@@ -135,28 +151,43 @@ class _Reading:
 
     def add(self, batch: Sequence[KinetoEvent]) -> None:
         self.n_events += len(batch)
-        self._add_ops([e for e in batch if e.cat in _ON_DEVICE and e.ph == "X"])
-        self._add_launches([e for e in batch if e.cat in _LAUNCHES and e.args is not None])
-        for event in batch:
-            if event.cat in _RANGES:
+        ops: list[KinetoEvent] = []
+        launches: list[KinetoEvent] = []
+        for event in batch:  # most events are operators of the host, which are none of these
+            use = _USES.get(event.cat)
+            if use is None:
+                if event.ph in _OPEN:
+                    self.n_open += _OPEN[event.ph]
+            elif use is _Use.OP:
+                if event.ph == "X":
+                    ops.append(event)
+            elif use is _Use.LAUNCH:
+                launches.append(event)
+            else:
                 self._add_range(event)
-            elif event.ph in {"B", "E"}:
-                self.n_open += 1 if event.ph == "B" else -1
+        self._add_ops(ops)
+        self._add_launches(launches)
 
     def _add_ops(self, events: list[KinetoEvent]) -> None:
         if not events:
             return
         args = [event.args or _NO_ARGS for event in events]
+        pairs = list(zip(events, args, strict=True))
         self.events.add(
-            op=self.ops.codes([_key(e, a) for e, a in zip(events, args, strict=True)]),
-            device=whole_numbers([a.device if a.device is not None else e.pid for e, a in zip(events, args, strict=True)]),
-            stream=whole_numbers([a.stream if a.stream is not None else e.tid for e, a in zip(events, args, strict=True)]),
+            op=self.ops.codes([
+                e.name if a.collective is None and a.n_in is None and e.cat == "kernel" and e.name
+                and len(e.name) <= MAX_NAME else _key(e, a)
+                for e, a in pairs
+            ]),
+            device=whole_numbers([a.device if a.device is not None else e.pid for e, a in pairs]),
+            stream=whole_numbers([a.stream if a.stream is not None else e.tid for e, a in pairs]),
             start_ns=nanoseconds(floats([event.ts for event in events])),
             dur_ns=nanoseconds(floats([event.dur for event in events])),
             correlation=whole_numbers([a.correlation for a in args]),
         )  # fmt: skip
 
     def _add_launches(self, events: list[KinetoEvent]) -> None:
+        events = [event for event in events if event.args is not None]
         if not events:
             return
         self.launches.add(
@@ -215,7 +246,7 @@ class _Reading:
         self, ops: Ints, launch_ns: Ints, launch_tid: Ints
     ) -> tuple[Ints, list[OpKey]]:
         """Gives kernels without facts those of the `nccl:*` range that launched them."""
-        keys = self.ops.keys
+        keys = [OpKey("kernel", k) if isinstance(k, str) else k for k in self.ops.keys]
         ranges = [r for r in self.ranges if r.facts is not None]
         bare = [code for code, key in enumerate(keys) if _is_bare(key)]
         at = np.flatnonzero(np.isin(ops, bare) & (launch_ns >= 0))
