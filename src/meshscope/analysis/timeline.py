@@ -45,8 +45,8 @@ _KEYS = ("source", "phase", "hlo_name")
 def read_timeline(folder: Path, events: pl.DataFrame) -> pl.DataFrame | None:
     """The modeled and measured timelines of the run in this folder; None if it stores none.
 
-    Columns: those of the event table; `step`, the index of the step in its phase; and of traces `stream`,
-    the lane of the device, and `step_class`, the class of the step. Of a long trace, it has the last steps.
+    Columns: those of the event table; `step`, the index of the step in its phase; and for traces `stream`,
+    the lane of the device, and `step_class`, the class of the step. A long trace has only its last steps here.
     """
     timelines: list[pl.DataFrame] = []
     if (folder / TIMELINE).is_file():

@@ -1,4 +1,4 @@
-"""The timeline of an imported trace: of a long one, the last steps of each class.
+"""The timeline of an imported trace: all steps, or the last ones of each class if it is long.
 
 Metrics, charts and exports read at most MAX_ROWS executions of MAX_DEVICE_STEPS steps (steps times
 devices), whole steps where they fit. Sums over all steps are in the rows and loads of the run.

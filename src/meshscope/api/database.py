@@ -167,7 +167,7 @@ def events_table(folders: Sequence[Path]) -> pl.DataFrame:
 
 
 def timeline_table(folders: Sequence[Path]) -> pl.DataFrame:
-    """The timelines of the runs that have one; of long traces, the last steps."""
+    """The timelines of the runs that have one; a long trace has only its last steps here."""
     empty = _with_run(pl.DataFrame(schema=TIMELINE_SCHEMA), "")
     tables = [
         _with_run(timeline, name)

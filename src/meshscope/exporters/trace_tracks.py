@@ -142,13 +142,13 @@ def _flows(rows: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Row numbers with `flows`, which join the executions of one collective on the devices of its group."""
     keys = ["op", "device"]
     facts = ops.filter(pl.col("kind").is_not_null(), pl.col("groups").is_not_null())
-    found = rows.join(facts, on="op", how="inner")
-    pairs = found.select(*keys, "groups").unique(keys, maintain_order=True)
+    collectives = rows.join(facts, on="op", how="inner")
+    pairs = collectives.select(*keys, "groups").unique(keys, maintain_order=True)
     members = [
         next((",".join(map(str, g)) for g in groups if device in g and len(g) > 1), None)
         for _, device, groups in pairs.iter_rows()
     ]
-    named = found.join(
+    named = collectives.join(
         pairs.select(*keys, pl.Series("members", members, dtype=pl.String)), on=keys
     ).drop_nulls("members")
     counted = named.sort("start_ns", maintain_order=True).with_columns(

@@ -74,7 +74,7 @@ def floats(values: Sequence[float | None]) -> NDArray[np.float64]:
 def whole_numbers(values: Sequence[Any]) -> NDArray[np.int64]:
     """The values [n]; -1 for what is no whole number."""
     try:
-        numbers = np.frombuffer(array("q", values), np.int64)  # refuses all but whole numbers
+        numbers = np.frombuffer(array("q", values), np.int64)  # only whole numbers
     except (TypeError, OverflowError):
         return _texts_or_numbers(values)
     return np.where(np.abs(numbers) < MAX_NS, numbers, -1)

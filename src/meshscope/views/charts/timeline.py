@@ -105,7 +105,7 @@ def _measured(inputs: MetricInputs) -> Iterator[pl.DataFrame]:
 
 def _timeline(rows: pl.DataFrame, source: str, phase: str, inputs: MetricInputs) -> StepTimeline:
     is_repeated = rows["repeats"].list.len() > 0
-    single = rows.filter(~is_repeated)  # of a measured step, which may have many
+    single = rows.filter(~is_repeated)  # a measured step may have many
     longest = single.sort("dur_s", descending=True, maintain_order=True).head(MAX_SPANS)
     all_spans = [_span(row) for row in rows.filter(is_repeated).iter_rows(named=True)]
     all_spans += [_span(row) for row in longest.iter_rows(named=True)]
