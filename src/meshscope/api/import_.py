@@ -37,6 +37,11 @@ from meshscope.store.write import HLO
 from meshscope.views.plain import plain
 from meshscope.workers.spawn import Progress
 
+# Options of HLO text, in the order of the recorded command.
+_OPTIONS = (
+    *("topology", "plan", "mesh", "device_order", "model", "phase", "layers", "lengths", "rules"),
+    *("frontend", "partial"),
+)
 _ENDINGS = re.compile(r"(\.(gz|txt|hlo|pb|hlo_module))+$")
 
 
@@ -150,16 +155,8 @@ def import_(  # noqa: PLR0913  the options of the command
         )
     if topology is None or card is not None:
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")
-    options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
-    options |= {
-        "model": model,
-        "phase": phase,
-        "layers": layers,
-        "lengths": lengths,
-        "rules": rules,
-    }
-    options["frontend"] = frontend
-    words = option_words({**options, "partial": partial, "out": home})
+    values = locals()
+    words = option_words({**{name: values[name] for name in _OPTIONS}, "out": home})
     slice_ = parse_topology(topology)
     filled, devices = _layout(slice_, plan, mesh, device_order)
     request = _Import(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.api.plot_tools import plot_tools
-from meshscope.api.request import AUTO
+from meshscope.api.request import AUTO, request_of
 from meshscope.errors import RunError, SpecError
 from meshscope.exporters.files import check_new, new_file
 from meshscope.interconnect.profile import load_profile
@@ -232,29 +232,9 @@ def plan(  # noqa: PLR0913  the options of the command
     Raises:
         MeshscopeError: An option or the model is impossible, or the chip has no published figures.
     """
-    if goal not in set(Goal):
-        raise SpecError(f"goal: '{goal}' is not one of {', '.join(Goal)}.")
-    if engine not in set(SweepEngine):
-        raise SpecError(f"engine: '{engine}' is not one of {', '.join(SweepEngine)}.")
-    request = PlanRequest(
-        model=str(model),
-        topology=topology,
-        slo=slo,
-        goal=Goal(goal),
-        batch=None if batch is None else str(batch),
-        prompt=prompt,
-        output=output,
-        dtype=dtype,
-        weight_dtype=weight_dtype,
-        cache_dtype=cache_dtype,
-        layers=layers,
-        prefill_chunk=str(prefill_chunk),
-        verify=verify,
-        engine=SweepEngine(engine),
-        address=address,
-        profile=None if profile is None else Path(profile),
-        prices=prices,
-    )
+    texts = {"model": str(model), "prefill_chunk": str(prefill_chunk)}
+    texts |= {"batch": None if batch is None else str(batch)}
+    request = request_of(PlanRequest, {**locals(), **texts})
     result = plan_request(request)
     if not verify:
         return result

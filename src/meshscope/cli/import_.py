@@ -25,6 +25,12 @@ from meshscope.events.enums import Phase
 from meshscope.spec.program import Frontend
 from meshscope.sweep.queue import SweepEngine
 
+# Options of one import and of many.
+SHARED = (
+    *("topology", "plan", "mesh", "device_order", "card", "model", "phase", "rules"),
+    *("frontend", "partial", "out"),
+)
+
 
 def command(  # noqa: PLR0913  the options of the command
     files: Annotated[
@@ -112,20 +118,12 @@ def command(  # noqa: PLR0913  the options of the command
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch
     profiler (vLLM, SGLang), of nsys and of the TPU profiler are recognized by their content; docs/traces.md lists them.
     """
+    values = locals()
+    options = {name: values[name] for name in SHARED}
     if each:
         result = import_each(
             files,
-            topology=topology,
-            plan=plan,
-            mesh=mesh,
-            device_order=device_order,
-            card=card,
-            model=model,
-            phase=phase,
-            rules=rules,
-            frontend=frontend,
-            partial=partial,
-            out=out,
+            **options,
             sweep=SweepOptions(
                 force=force, retry_failed=retry_failed, n_jobs=jobs, engine=engine, address=address
             ),
@@ -140,19 +138,9 @@ def command(  # noqa: PLR0913  the options of the command
     with WorkProgress() as progress:
         run = import_(
             files,
-            topology=topology,
-            plan=plan,
-            mesh=mesh,
-            device_order=device_order,
-            card=card,
-            model=model,
-            phase=phase,
+            **options,
             layers=layers,
             lengths=lengths,
-            rules=rules,
-            frontend=frontend,
-            partial=partial,
-            out=out,
             force=force,
             progress=progress,
         )

@@ -28,17 +28,13 @@ SETTINGS: dict[str, Any] = {
 class Subcommand:
     """A subcommand: a function of a module that is imported only when it runs."""
 
-    module: str
+    place: str  # the module, and the function if that is not `command`
     summary: str
-    function: str = "command"
 
     def load(self) -> Callable[..., None]:
         """The function."""
-        return getattr(importlib.import_module(f"meshscope.cli.{self.module}"), self.function)
-
-
-def _tpu(function: str, summary: str) -> Subcommand:
-    return Subcommand(module="tpu", function=function, summary=summary)
+        module, _, function = self.place.partition(":")
+        return getattr(importlib.import_module(f"meshscope.cli.{module}"), function or "command")
 
 
 # Commands of several words, such as `tpu create`, and what those of a group have in common.
@@ -48,64 +44,46 @@ GROUPS: dict[str, str] = {
 }
 
 # In the order of --help. A summary is the first line of the command's docstring.
-COMMANDS: dict[str, Subcommand] = {
-    "predict": Subcommand(
-        module="predict", summary="Predict the collectives, memory and times of a plan."
+_COMMANDS = {
+    "predict": ("predict", "Predict the collectives, memory and times of a plan."),
+    "compile": ("compile", "Compile for a TPU or GPU slice without the hardware."),
+    "run": ("run", "Run on live devices, timed and profiled."),
+    "plan": ("plan", "Find the best plan of a model on a slice."),
+    "sweep": ("sweep", "Run many experiments, and resume after interruptions."),
+    "import": ("import_", "Read HLO text or traces of another tool."),
+    "show": ("show", "Show a run, or rank several."),
+    "compare": ("compare", "Compare predicted with compiled, or two runs with each other."),
+    "flags": ("flags", "Find the compiler flags that change a program."),
+    "check": ("check", "Check programs against a budget for CI."),
+    "report": ("report", "Write a report for the browser, one HTML file."),
+    "export": ("export", "Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."),
+    "sql": ("sql", "Query the tables of one run or several with SQL."),
+    "serve-sim": ("serve_sim", "Simulate a server under load: TTFT, TPOT, goodput."),
+    "models": ("models", "List or search the models of the catalog."),
+    "topologies": ("topologies", "List chips and slices: HBM, peaks and links."),
+    "calibrate": ("calibrate", "Measure the chip of this machine, into a profile."),
+    "tpu create": ("tpu:create", "Ask for a slice, as a queued resource."),
+    "tpu status": ("tpu:status", "Show the state of a slice."),
+    "tpu install": ("tpu:install", "Install meshscope and JAX on every worker of a slice."),
+    "tpu sweep": ("tpu:sweep", "Run experiments on a slice, and copy each run out."),
+    "tpu ssh": ("tpu:ssh", "Run a shell command on the workers of a slice."),
+    "tpu delete": ("tpu:delete", "Delete a slice and its request."),
+    "tpu manifest": ("tpu:manifest", "Print a Kubernetes job that runs experiments on GKE."),
+    "engines list": (
+        "engines:list_",
+        "List known releases of serving engines, and which are installed.",
     ),
-    "compile": Subcommand(
-        module="compile", summary="Compile for a TPU or GPU slice without the hardware."
+    "engines install": (
+        "engines:install",
+        "Install a release of a serving engine into an environment of its own.",
     ),
-    "run": Subcommand(module="run", summary="Run on live devices, timed and profiled."),
-    "plan": Subcommand(module="plan", summary="Find the best plan of a model on a slice."),
-    "sweep": Subcommand(
-        module="sweep", summary="Run many experiments, and resume after interruptions."
+    "engines remove": (
+        "engines:remove",
+        "Remove the environment of a release of a serving engine.",
     ),
-    "import": Subcommand(module="import_", summary="Read HLO text or traces of another tool."),
-    "show": Subcommand(module="show", summary="Show a run, or rank several."),
-    "compare": Subcommand(
-        module="compare", summary="Compare predicted with compiled, or two runs with each other."
-    ),
-    "flags": Subcommand(module="flags", summary="Find the compiler flags that change a program."),
-    "check": Subcommand(
-        module="check",
-        summary="Check programs against a budget for CI.",
-    ),
-    "report": Subcommand(module="report", summary="Write a report for the browser, one HTML file."),
-    "export": Subcommand(
-        module="export", summary="Export a run: Perfetto, Chrome, Chakra, CSV, CCL-Bench, plots."
-    ),
-    "sql": Subcommand(module="sql", summary="Query the tables of one run or several with SQL."),
-    "serve-sim": Subcommand(
-        module="serve_sim", summary="Simulate a server under load: TTFT, TPOT, goodput."
-    ),
-    "models": Subcommand(
-        module="models",
-        summary="List or search the models of the catalog.",
-    ),
-    "topologies": Subcommand(
-        module="topologies", summary="List chips and slices: HBM, peaks and links."
-    ),
-    "calibrate": Subcommand(
-        module="calibrate", summary="Measure the chip of this machine, into a profile."
-    ),
-    "tpu create": _tpu("create", "Ask for a slice, as a queued resource."),
-    "tpu status": _tpu("status", "Show the state of a slice."),
-    "tpu install": _tpu("install", "Install meshscope and JAX on every worker of a slice."),
-    "tpu sweep": _tpu("sweep", "Run experiments on a slice, and copy each run out."),
-    "tpu ssh": _tpu("ssh", "Run a shell command on the workers of a slice."),
-    "tpu delete": _tpu("delete", "Delete a slice and its request."),
-    "tpu manifest": _tpu("manifest", "Print a Kubernetes job that runs experiments on GKE."),
-    "engines list": Subcommand(
-        module="engines.list",
-        summary="List known releases of serving engines, and which are installed.",
-    ),
-    "engines install": Subcommand(
-        module="engines.install",
-        summary="Install a release of a serving engine into an environment of its own.",
-    ),
-    "engines remove": Subcommand(
-        module="engines.remove", summary="Remove the environment of a release of a serving engine."
-    ),
+}
+COMMANDS = {
+    words: Subcommand(place=place, summary=summary) for words, (place, summary) in _COMMANDS.items()
 }
 
 

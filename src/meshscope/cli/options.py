@@ -165,6 +165,16 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
     ]
 
 
+RetryOption = Annotated[
+    bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
+]
+ReplaceOption = Annotated[
+    bool, typer.Option("--force", help="Replace runs that are damaged or of something else.")
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the runs.", show_default="runs/<FILE>"),
+]
 EngineOption = Annotated[
     SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
 ]

@@ -13,7 +13,7 @@ from meshscope.api.plan import (
     plan_request,
     verified_result,
 )
-from meshscope.api.request import AUTO
+from meshscope.api.request import AUTO, request_of
 from meshscope.cli.options import OPTIONS, PROFILE, AddressOption, EngineOption, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import WorkProgress
@@ -123,25 +123,7 @@ def command(  # noqa: PLR0913  the options of the command
         engine_without_verify=not verify
         and (address is not None or engine is not SweepEngine.LOCAL),
     )
-    request = PlanRequest(
-        model=model,
-        topology=topology,
-        slo=slo,
-        goal=goal,
-        batch=batch,
-        prompt=prompt,
-        output=output,
-        dtype=dtype,
-        weight_dtype=weight_dtype,
-        cache_dtype=cache_dtype,
-        layers=layers,
-        prefill_chunk=prefill_chunk,
-        verify=verify,
-        engine=engine,
-        address=address,
-        profile=profile,
-        prices=prices,
-    )
+    request = request_of(PlanRequest, locals())
     if fit:
         _print_fits(request, as_json=as_json)
         return

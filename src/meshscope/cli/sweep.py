@@ -19,7 +19,14 @@ from meshscope.api.sweep import (
     sweep_folder,
     sweep_states,
 )
-from meshscope.cli.options import AddressOption, EngineOption, JsonOption
+from meshscope.cli.options import (
+    AddressOption,
+    EngineOption,
+    JsonOption,
+    ReplaceOption,
+    RetryOption,
+    RunsOption,
+)
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.sweep_progress import SweepProgress
 from meshscope.sweep.planned import PlannedRun
@@ -32,10 +39,7 @@ from meshscope.views.tables import new_table, rich_table
 def command(  # noqa: PLR0913  the options of the command
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Experiments, in YAML.")],
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the runs.", show_default="runs/<FILE>"),
-    ] = None,
+    out: RunsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check all experiments and list their states.")
     ] = False,
@@ -50,12 +54,8 @@ def command(  # noqa: PLR0913  the options of the command
     ] = None,
     engine: EngineOption = SweepEngine.LOCAL,
     address: AddressOption = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace runs that are damaged or of something else.")
-    ] = False,
+    retry_failed: RetryOption = False,
+    force: ReplaceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run many experiments, and resume after interruptions.

@@ -1,12 +1,12 @@
 """`meshscope tpu`: TPU slices of Google Cloud."""
 
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from meshscope.api.request import request_of
 from meshscope.api.tpu import (
     TpuOptions,
     create_tpu,
@@ -16,12 +16,10 @@ from meshscope.api.tpu import (
     tpu_machine,
     tpu_manifest,
 )
-from meshscope.cli.options import TOPOLOGY
+from meshscope.cli.options import TOPOLOGY, ReplaceOption, RetryOption, RunsOption
 from meshscope.cli.output import note
-from meshscope.cli.sweep import print_results
-from meshscope.cli.sweep_progress import SweepProgress
+from meshscope.cli.sweep import print_results, show_progress
 from meshscope.cloud.machine import TpuMachine
-from meshscope.sweep.planned import PlannedRun
 from meshscope.views.plain import plain
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the slice.")]
@@ -76,9 +74,7 @@ def create(  # noqa: PLR0913  the options of the command
 
     Google Cloud provides it when it has one; 'meshscope tpu status' shows the state.
     """
-    options = TpuOptions(
-        topology=topology, spot=spot, quota=quota, allow_charges=allow_charges, runtime=runtime
-    )
+    options = request_of(TpuOptions, locals())
     create_tpu(_machine(name, zone, project, dry_run=dry_run), options)
 
 
@@ -138,16 +134,9 @@ def sweep(  # noqa: PLR0913  the options of the command
     quota: QuotaOption = None,
     allow_charges: ChargesOption = False,
     runtime: RuntimeOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the runs.", show_default="runs/<FILE>"),
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace runs that are damaged or of something else.")
-    ] = False,
+    out: RunsOption = None,
+    retry_failed: RetryOption = False,
+    force: ReplaceOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the slice at the end.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -155,19 +144,14 @@ def sweep(  # noqa: PLR0913  the options of the command
 
     Asks for the slice if there is none, replaces it when it is preempted, and deletes it at the end.
     """
-
-    def show(left: Sequence[PlannedRun], n_jobs: int) -> SweepProgress:
-        return SweepProgress(left, n_jobs=n_jobs)
-
+    options = request_of(TpuOptions, locals())
     result = sweep_on_tpu(
         _machine(name, zone, project, dry_run=dry_run),
-        TpuOptions(
-            topology=topology, spot=spot, quota=quota, allow_charges=allow_charges, runtime=runtime
-        ),
+        options,
         file,
         wheel=wheel,
         jax_version=_jax_version(jax),
-        show=show,
+        show=show_progress,
         out=out,
         retry_failed=retry_failed,
         force=force,
