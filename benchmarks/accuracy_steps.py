@@ -89,7 +89,7 @@ def _serving_examples() -> list[Comparison]:
         workload=Workload(batch=1, prompt=8192, output=1),
     )
     costs = _closed(prompt, Phase.PREFILL).costs[0]
-    flops = costs[:, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS]].sum()
+    flops = costs[:, [Cost.MATMUL_FLOPS, Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]].sum()
     at_40 = float(flops) / (prompt.topology.chip.bf16_flops_per_s or 1) / 0.4
     common = {
         "source": f"{BOOK}, applied-inference.md",

@@ -130,15 +130,21 @@ STEPS = (
         prompt=1024,
         prefill_chunk=8192,
     ),
-    GridStep(
-        name="ds-v6e64",
-        model=DEEPSEEK,
-        topology="v6e:8x8",
-        plan="dp=8,tp=8,ep=64",
-        batch=64,
-        prompt=1024,
-        weight_dtype="f8e4m3fn",
-        prefill_chunk=1024,
+    *(
+        GridStep(
+            name=name,
+            model=DEEPSEEK,
+            topology="v6e:8x8",
+            plan=plan,
+            batch=64,
+            prompt=1024,
+            weight_dtype="f8e4m3fn_block128",
+            prefill_chunk=8192,
+        )
+        for name, plan in (
+            ("ds-v6e64", "dp=8,tp=8,ep=64"),
+            ("ds-v6e64-sp", "dp=8,tp=8,ep=64,sp"),
+        )
     ),
 )
 

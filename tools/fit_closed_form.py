@@ -51,6 +51,13 @@ PRIORS = {
         "paged attention on v6e, 31 % (compiler_facts.py, attention_kernels.py); ragged paged attention on tpu7x "
         "reached 63 % at best (arXiv 2604.15464)",
     ),
+    "experts": Prior(
+        values={ALL_CHIPS: 0.55},
+        error=0.2,
+        error_fitted=0.15,
+        source="bundles of meshscope's grouped matmul on v6e reach 70 % of the peak in tiles of 512 rows "
+        "(docs/kernels.md), which are 80 % full at 2,048 rows of an expert",
+    ),
     "weights": Prior(
         values={ALL_CHIPS: 0.92, "tpu7x": 0.87},
         error=0.1,

@@ -15,6 +15,7 @@ from meshscope.events.enums import REQUEST_PHASES, Kind, Part, Phase
 from meshscope.interconnect import collective_time
 from meshscope.prediction import predict
 from meshscope.spec.experiment import Experiment, experiment_of
+from meshscope.spec.hardware.operation_rates import VMEM_OVER_HBM
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import GroupedAttention, MlpKind
@@ -224,13 +225,19 @@ def test_plain_decode_attention_reads_the_static_cache_and_a_kernel_the_filled_p
     assert list(costs[:, :, Cost.CACHE_BYTES].sum(axis=1)) == expected
 
 
-def test_exchanged_experts_sort_sent_and_received_rows():
+def test_exchanged_rows_are_contiguous_and_others_are_gathered_one_by_one():
     """Under balanced routing a device receives as many rows as it sends; without exchange it sorts all."""
     exchanged = _closed(_experiment(MOE, "v6e-8", "dp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
     shared = _closed(_experiment(MOE, "v6e-8", "tp=8,ep=8", (8, 128), 3), Phase.PREFILL)[1]
     sorted_s = [steps.costs[0, :, Cost.SORTED_S].sum() for steps in (exchanged, shared)]
     row_s = (5.0 + 0.3 * 2048 / 128) / 1.75e9  # from VMEM, by the compiler's profile
-    assert sorted_s == pytest.approx([3 * rows * row_s for rows in (2 * 1024, 8192)])
+    assert sorted_s == pytest.approx([0.0, 3 * 8192 * row_s])
+    n_rows, hidden, ffn = 128 * 8, 2048, 768
+    buffers_rows = 5 * n_rows + 4 * 1.25 * n_rows  # passes over sent rows and received ones
+    moved_bytes = 2 * (buffers_rows * hidden + 2 * n_rows * ffn)  # and of the gated product
+    at = PARTS.index(Part.MOE_EXPERTS)
+    wide_bytes = exchanged.costs[0, at, Cost.WIDE_BYTES] * VMEM_OVER_HBM.value
+    assert wide_bytes == pytest.approx(3 * moved_bytes)
 
 
 def test_rows_gathered_from_hbm_take_longer_than_from_vmem():

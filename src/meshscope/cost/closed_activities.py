@@ -6,6 +6,7 @@ from meshscope.cost.closed_form import ClosedSteps, PlanForm, cost_s
 from meshscope.cost.features import Cost
 from meshscope.events.step_time import Activity, ActivityTime
 
+_KERNEL_FLOPS = [Cost.KERNEL_FLOPS, Cost.GROUPED_FLOPS]
 _READS = [Cost.CHOSEN_BYTES, Cost.CACHE_BYTES]  # of kernels
 _PASSES = [Cost.PASS_BYTES, Cost.WIDE_BYTES]
 _GATHERS = [Cost.SORTED_S, Cost.RETURNED_S]
@@ -37,9 +38,9 @@ def closed_activities(form: PlanForm, steps: ClosedSteps, at: int) -> tuple[Acti
         ActivityTime(activity=Activity.COPY, seconds=waits_s, hbm_busy_s=waits_s),
         ActivityTime(
             activity=Activity.KERNEL,
-            seconds=reads_s + float(seconds[Cost.KERNEL_FLOPS]),
+            seconds=reads_s + float(seconds[_KERNEL_FLOPS].sum()),
             hbm_busy_s=reads_s,
-            flops=float(costs[Cost.KERNEL_FLOPS]),
+            flops=float(costs[_KERNEL_FLOPS].sum()),
         ),
         ActivityTime(activity=Activity.ELEMENTWISE, seconds=passes_s, hbm_busy_s=passes_s),
         ActivityTime(

@@ -24,14 +24,15 @@ _UNBOUNDED = {"gathers", "op_s"}  # no fractions of a peak
 class ClosedConstants:
     """The constants of the closed form on one chip.
 
-    `matmul` and `attention` are fractions of the matmul peak, in products with weights and in attention
-    kernels over prompts. Others are fractions of the HBM rate: for weights that stream in, for the cache
+    `matmul`, `attention` and `experts` are fractions of the matmul peak: in products with weights, in
+    attention kernels over prompts, and in kernels that multiply rows with the weights of experts. Others are fractions of the HBM rate: for weights that stream in, for the cache
     that decode attention reads, and for element-wise passes. `gathers` is the compiler's time of gathers of
     rows over the real one, and `op_s` the time of a small operation.
     """
 
     matmul: float
     attention: float
+    experts: float
     weights: float
     cache: float
     passes: float
@@ -63,7 +64,7 @@ class ChipEfficiency:
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:
     by_bytes = dict.fromkeys(("weights", "cache", "passes", "gathers"), hbm)
-    return ClosedConstants(matmul=flops, attention=flops, op_s=0.0, **by_bytes)
+    return ClosedConstants(matmul=flops, attention=flops, experts=flops, op_s=0.0, **by_bytes)
 
 
 def _of_large_operations(peak: PeakEfficiency, source: str) -> ChipEfficiency:

@@ -28,7 +28,7 @@ from meshscope.programs.jax.experts import (
 )
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.runs import ExpertRuns, received_runs
-from meshscope.spec.plan.dispatch import ROUNDS_SCOPE, Dispatch
+from meshscope.spec.plan.dispatch import ROUNDS_SCOPE, Dispatch, fills_tiles
 
 LANES = 128
 
@@ -106,8 +106,8 @@ def by_lanes(x: Array) -> Array:
     halves of its own tiles before an exchange.
     """
     n_rows, width = x.shape
-    fills_tiles = n_rows >= ROWS_OF_TILE and width % (ROWS_OF_TILE * LANES) == 0
-    return x.reshape(n_rows, -1, LANES) if fills_tiles else x
+    is_contiguous = n_rows >= ROWS_OF_TILE and fills_tiles(width)
+    return x.reshape(n_rows, -1, LANES) if is_contiguous else x
 
 
 class _Round(Protocol):

@@ -20,7 +20,13 @@ ROUND_DEVIATIONS = 6
 # Buffers of few rows cost little, and few rows vary more: one round for the worst routing.
 MIN_ROUND_ROWS = 512
 ROWS_STEP = 8  # of grouped matmuls
+TILE_ELEMENTS = 1024  # of a TPU's tile of 8 x 128
 ROUNDS_SCOPE = "exchange_rounds"  # names the loop over rounds in the program
+
+
+def fills_tiles(width: int) -> bool:
+    """Whether rows of `width` elements can be stored as whole tiles, each contiguous in memory."""
+    return width % TILE_ELEMENTS == 0
 
 
 class DispatchForm(StrEnum):
