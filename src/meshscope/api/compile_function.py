@@ -31,8 +31,6 @@ from meshscope.store.write import HLO
 if TYPE_CHECKING:
     from meshscope.programs.jax.function import FunctionProgram
 
-MeshSizes = Mapping[str, int] | str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionRequest:

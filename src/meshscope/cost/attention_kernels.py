@@ -27,7 +27,6 @@ _CAUSAL = re.compile(r'"mask_type":\s*"CAUSAL"')
 # d is decode, p prefill and m mixed.
 _RAGGED_PAGED = re.compile(r"^RPA([dpm]?)-")
 _BLOCK_SIZE = re.compile(r"-(p|bq|bkvp|bkv)_(\d+)")
-_PAGED = re.compile(r"^(ragged_)?paged_attention")
 
 # Bundles of the loop body of tpu-inference 0.12's kernel on v6e, from libtpu 0.0.24: 2,278 for one KV head
 # of 512 rows x 1,152 keys, 4,153 for two, 6,833 for four with 1,024 keys. The vector unit bounds them:

@@ -1,8 +1,6 @@
 """Alpha-beta lines of a collective, one per strategy: latency, and seconds per byte of payload.
 
-Strategy of a collective: the one named in the compiled HLO, else those libtpu is known to choose.
-
-The routes of gathers and scatters per chip are in `meshscope.spec.hardware.compiler_facts`. All-reduces
+The strategy is the one named in the compiled HLO, else those that libtpu is known to choose. The routes of gathers and scatters per chip are in `compiler_facts.json`. All-reduces
 take the faster of one bidirectional ring (libtpu 0.0.42 over 2x4) and multi-color rings (over 4x4, 8x8,
 16x16, 2x2x2 and 4x4x4); small ones take short rings on chips for which libtpu has them, and those of
 SparseCores multi-color rings.

@@ -71,11 +71,6 @@ def parse_slices(text: str) -> tuple[Topology, ...]:
     return tuple(dict.fromkeys(slices))
 
 
-def names_several(text: str) -> bool:
-    """Whether a value of --topology names several slices: `any`, a chip, or a list."""
-    return "," in text or text == ANY or text.lower() in CHIPS
-
-
 def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
     """Prices per chip hour of `v6e=2.7,v5e=1.2`; SpecError unless every chip of the slices has one."""
     prices: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """Writes a folder whole or not at all: under a temporary name, renamed when complete.
 
-Temporary folders, which a later process removes if SIGKILL keeps their own from doing so.
+Temporary folders are removed by a later process if SIGKILL keeps their own from doing so.
 """
 
 import atexit

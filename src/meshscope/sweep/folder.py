@@ -125,15 +125,6 @@ def check_is_sweep(path: Path) -> None:
     )
 
 
-def runs_in(path: Path) -> list[Path]:
-    """The runs in the folder of a sweep; RunError if it has none, or no summary."""
-    check_is_sweep(path)
-    runs = sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
-    if not runs or not (path / SUMMARY).is_file():
-        raise RunError(f"'{path}' has no summary of runs yet. Let the sweep finish.")
-    return runs
-
-
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")

@@ -16,7 +16,6 @@ from meshscope.views.wrapping import wrapped
 
 MAX_ROWS = 5  # collectives named below a limit that is not kept
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
-_PAGE = "docs/your-program.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Reads HLO text dumped by other tools: its collectives and, for whole TPU modules, step times.
 
-The whole model's rows and schedule from a program of a few of its layers.
-
-The last layers of the program that are alike stand for those that it lacks.
+A program of a few layers gives the rows and the schedule of the whole model: its last layers that are alike stand for
+those that it lacks.
 """
 
 from collections import Counter

@@ -5,15 +5,14 @@ Algorithm and layout are those of the JAX program (`programs/jax/context_paralle
 tokens. Prefill permutes or gathers keys and values; decode merges partial softmaxes with two
 all-reduces.
 
-Shapes: B batch, K key and value heads, G query heads of each, S queries, T keys, H width of a head.
-
 Attention with separate batch and head dimensions, registered with transformers.
 
 The attention of transformers multiplies [B*N, S, H]. An annotation cannot split the inner part of
 the merged dimension, so the partitioner gathers queries, keys and values. `--partitioner auto`
 keeps that attention.
 
-Shapes: B batch, N query heads, K key and value heads, G = N/K, S queries, T slots, H width of a head.
+Shapes: B batch, N query heads, K key and value heads, G = N/K query heads of each, S queries, T keys or slots,
+H width of a head.
 """
 
 # pyright: reportMissingImports=false
@@ -23,8 +22,6 @@ from typing import Any
 
 import torch
 import torch_xla
-
-# pyright: reportMissingImports=false
 import transformers
 
 from meshscope.events.enums import Phase

@@ -1,8 +1,6 @@
 """Traces one phase of an experiment with torch_xla: a transformers model with a static cache.
 
-Hooks on a transformers model that open named scopes and shard the residual stream.
-
-The scopes are phase, layer and part, as in all programs (`readers/hlo/attribution.py`). Hooks run
+Hooks on the model open named scopes and shard the residual stream. The scopes are phase, layer and part, as in all programs (`readers/hlo/attribution.py`). Hooks run
 in registration order, so sharding annotations carry the scope of their module.
 """
 

@@ -2,14 +2,11 @@
 
 The counterpart of `backends/live/session.py` for JAX: same requests, step marks and output folder.
 
-Runs a traced program on live devices with the torch_xla runtime.
-
 torch_xla traces the collectives of manual regions for replicas, which an SPMD program cannot run.
 The program rewritten for partitions (`lowering.py`) is passed back as a user computation: a single
 operation of a graph that the torch_xla runtime compiles and runs.
 """
 
-# pyright: reportMissingImports=false
 # pyright: reportMissingImports=false
 import gc
 import re

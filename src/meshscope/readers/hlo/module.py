@@ -75,11 +75,6 @@ class Instruction:
         )
 
     @property
-    def is_tuple(self) -> bool:
-        """Whether the result is a tuple."""
-        return self.shape_text.startswith("(")
-
-    @property
     def shape(self) -> str:
         """The result's shape without layouts: `bf16[8,1024]` or `(f32[2], s32[])`."""
         return _LAYOUT.sub("", self.shape_text)
