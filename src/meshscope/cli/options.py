@@ -1,17 +1,18 @@
 """Options that several commands share, and commands whose options are the fields of a request."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from meshscope.api.request import ExperimentRequest, LiveRequest
+from meshscope.api.request import ExperimentRequest, LiveRequest, request_of
 from meshscope.sweep.queue import SweepEngine
 
 R = TypeVar("R", bound=ExperimentRequest)
+Output = TypeVar("Output")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 FullOption = Annotated[
@@ -133,36 +134,46 @@ class OutputOptions:
 
 def takes_request(run: Callable[[R, OutputOptions], None], kind: type[R]) -> Callable[..., None]:
     """A typer command whose options are the fields of the request, with --out, --force, --full and --json."""
+    options = LIVE_OPTIONS if issubclass(kind, LiveRequest) else OPTIONS
+    return command_of(run, kind, options=options, output=OutputOptions)
+
+
+def command_of(
+    run: Callable[[R, Output], None],
+    kind: type[R],
+    *,
+    options: Mapping[str, Any],
+    output: type[Output],
+) -> Callable[..., None]:
+    """A typer command whose options are the fields of `kind`, with these texts, then those of `output`."""
 
     def command(**values: Any) -> None:
-        output = {field.name: values.pop(field.name) for field in fields(OutputOptions)}
-        run(kind(**values), OutputOptions(**output))
+        shown = {name: values.pop(name) for name in shown_options}
+        run(request_of(kind, values), output(**shown))
 
-    parameters = [*_request_parameters(kind), *_parameters(OutputOptions)]
+    shown_options = _parameters(output)
+    requested = {
+        name: p.replace(annotation=Annotated[p.annotation, options[name]])
+        for name, p in _parameters(kind).items()
+    }
+    parameters = [*requested.values(), *shown_options.values()]
     command.__doc__ = run.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  typer reads it
     return command
 
 
-def _request_parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    options = LIVE_OPTIONS if issubclass(kind, LiveRequest) else OPTIONS
-    return [
-        p.replace(annotation=Annotated[p.annotation, options[p.name]]) for p in _parameters(kind)
-    ]
-
-
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
+    return {
+        field.name: inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             annotation=hints[field.name],
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
         )
         for field in fields(kind)
-    ]
+    }
 
 
 RetryOption = Annotated[
