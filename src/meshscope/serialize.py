@@ -38,6 +38,11 @@ def to_plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no plain form")
 
 
+def picked(source: Any, *names: str) -> dict[str, Any]:
+    """The fields or properties of an object with these names, as they are."""
+    return {name: getattr(source, name) for name in names}
+
+
 def from_plain(kind: type[T], value: Any, path: str = "") -> T:
     """The `kind` that `to_plain` wrote; FormatError names the key path of the first wrong value.
 

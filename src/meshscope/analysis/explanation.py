@@ -15,6 +15,7 @@ from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import StepTime
+from meshscope.serialize import picked
 
 UNKNOWN = "unknown"
 
@@ -159,13 +160,9 @@ def _modeled_step(time: StepTime) -> StepBreakdown:
     parts = {part.part or UNKNOWN: (part.compute_s, part.exposed_s) for part in time.parts}
     return StepBreakdown(
         step_s=time.step.value_s,
-        low_s=time.step.low_s,
-        high_s=time.step.high_s,
-        compute_s=time.compute_s,
-        exposed_s=time.exposed_s,
-        idle_s=time.idle_s,
-        exposed_by_axis_s=time.exposed_by_axis_s,
         by_part_s=parts,
+        **picked(time.step, "low_s", "high_s"),
+        **picked(time, "compute_s", "exposed_s", "idle_s", "exposed_by_axis_s"),
         basis=basis_of([time]) or UNKNOWN,
     )
 

@@ -12,6 +12,7 @@ from meshscope.backends.live.names import TRACE
 from meshscope.backends.live.run import RunOptions, check_can_run, run_experiment, run_process
 from meshscope.errors import SpecError
 from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import parse_topology
@@ -159,17 +160,17 @@ def prepared_run(request: LiveRequest) -> PreparedRun:
 
 
 def _run_options(request: LiveRequest, tokens: tuple[int, ...] | None) -> RunOptions:
-    return RunOptions(
-        repeats=request.repeats,
-        warmup=request.warmup,
-        profiled_steps=request.profiled_steps,
-        seed=request.seed,
-        prompt_tokens=tokens,
-        coordinator=request.coordinator,
-        process_id=request.process_id,
-        n_processes=request.n_processes,
-        checkpoint=None if request.checkpoint is None else str(request.checkpoint.resolve()),
+    same = (
+        "repeats",
+        "warmup",
+        "profiled_steps",
+        "seed",
+        "coordinator",
+        "process_id",
+        "n_processes",
     )
+    checkpoint = None if request.checkpoint is None else str(request.checkpoint.resolve())
+    return RunOptions(**picked(request, *same), prompt_tokens=tokens, checkpoint=checkpoint)
 
 
 def _default_dtype(topology: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_type_hin
 from meshscope.api.idle_options import check_no_idle_options
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.errors import SpecError, nearest
+from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -41,6 +42,13 @@ _FORMS: dict[Any, str] = {
     bool: "true or false",
     Path: "a path",
 }
+
+
+# Options that are fields of a program.
+_PROGRAM_OPTIONS = (
+    *("frontend", "partitioner", "loop", "context", "kernels", "dispatch"),
+    *("capacity_factor", "microbatches"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +107,7 @@ class ExperimentRequest:
                 routing_skew=self.routing_skew,
                 prefill_chunk=None if isinstance(chunk, ChunkRule) else chunk,
             ),
-            program=Program(
-                frontend=self.frontend,
-                partitioner=self.partitioner,
-                loop=self.loop,
-                context=self.context,
-                kernels=self.kernels,
-                dispatch=self.dispatch,
-                capacity_factor=self.capacity_factor,
-                microbatches=self.microbatches,
-            ),
+            program=Program(**picked(self, *_PROGRAM_OPTIONS)),
             engine=self.engine,
             n_layers=self.layers,
         )

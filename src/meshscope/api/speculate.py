@@ -14,6 +14,7 @@ from meshscope.errors import SpecError, nearest
 from meshscope.events.collective import Collective
 from meshscope.events.step_time import TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
+from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.model.config import read_model
 from meshscope.units import format_bytes, format_gib, format_seconds
@@ -121,12 +122,8 @@ def speculation_document(step: SpeculativeStep) -> dict[str, Any]:
     return {
         "method": speculation.method.value,
         "draft_model": None if speculation.draft is None else speculation.draft.name,
-        "n_drafted": speculation.n_drafted,
-        "acceptance": speculation.acceptance,
-        "tokens_per_step": speculation.tokens_per_step,
-        "step_s": step.step_s,
-        "tpot_s": step.tpot_s,
-        "gain": step.gain,
+        **picked(speculation, "n_drafted", "acceptance", "tokens_per_step"),
+        **picked(step, "step_s", "tpot_s", "gain"),
         "verify": part(step.verify, step.verify_rows),
         "draft": part(step.draft, step.draft_rows),
         "draft_memory_bytes": step.memory_bytes,

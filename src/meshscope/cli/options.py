@@ -139,8 +139,8 @@ def takes_request(run: Callable[[R, OutputOptions], None], kind: type[R]) -> Cal
 
 
 def command_of(
-    run: Callable[[R, Output], None],
-    kind: type[R],
+    run: Callable[[Any, Output], None],
+    kind: type[Any],
     *,
     options: Mapping[str, Any],
     output: type[Output],

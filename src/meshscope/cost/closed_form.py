@@ -19,6 +19,7 @@ most loaded expert, indexers of attention, and pipeline fill and drain of partia
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,6 +209,14 @@ class PlanBatch:
     is_decode: FloatArray
 
 
+# Fields of a form that a batch has for each plan.
+_PLAN_NUMBERS = (
+    *("data_size", "cp", "n_microbatches", "n_stages", "has_kernel", "reads_static_cache"),
+    *("window", "chosen", "residual_bytes", "sorted_rows", "vmem_gather_frac", "miss_frac"),
+    "routed_tokens",
+)
+
+
 def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
     """The closed forms as arrays, for joint evaluation."""
 
@@ -255,19 +264,7 @@ def plan_batch(forms: Sequence[PlanForm]) -> PlanBatch:
         s_per_byte=by_line(lambda t: t.s_per_byte),
         least_bytes=by_line(lambda t: t.least_bytes),
         most_bytes=by_line(lambda t: t.most_bytes, fill=np.inf),
-        data_size=by_plan(lambda f: f.data_size),
-        cp=by_plan(lambda f: f.cp),
-        n_microbatches=by_plan(lambda f: f.n_microbatches),
-        n_stages=by_plan(lambda f: f.n_stages),
-        has_kernel=by_plan(lambda f: f.has_kernel),
-        reads_static_cache=by_plan(lambda f: f.reads_static_cache),
-        window=by_plan(lambda f: f.window),
-        chosen=by_plan(lambda f: f.chosen),
-        residual_bytes=by_plan(lambda f: f.residual_bytes),
-        sorted_rows=by_plan(lambda f: f.sorted_rows),
-        vmem_gather_frac=by_plan(lambda f: f.vmem_gather_frac),
-        miss_frac=by_plan(lambda f: f.miss_frac),
-        routed_tokens=by_plan(lambda f: f.routed_tokens),
+        **{name: by_plan(attrgetter(name)) for name in _PLAN_NUMBERS},
         is_decode=by_plan(lambda f: f.phase is Phase.DECODE),
     )
 
@@ -513,16 +510,10 @@ def _strategy_s(plans: PlanBatch, line: IntArray, payload: FloatArray) -> FloatA
     other: numpy is slow along short axes.
     """
     whole, seconds = np.rint(payload), np.full(payload.shape, np.inf)
+    by_line = (plans.latency_s, plans.hops_s, plans.s_per_byte, plans.least_bytes, plans.most_bytes)
     for at in range(plans.latency_s.shape[1]):
         latency_s, hops_s, s_per_byte, least, most = (
-            np.take(values[:, at], line)
-            for values in (
-                plans.latency_s,
-                plans.hops_s,
-                plans.s_per_byte,
-                plans.least_bytes,
-                plans.most_bytes,
-            )
+            np.take(values[:, at], line) for values in by_line
         )
         by_strategy = latency_s + np.maximum(hops_s, payload * s_per_byte)
         by_strategy[(whole < least) | (whole > most)] = np.inf

@@ -163,6 +163,10 @@ def _collective_durations(tally: Mapping[Key, float]) -> dict[str, float]:
     return {str(key[1]): value for key, value in durations.items() if key[0] == LINK_LANE}
 
 
+_PART_FIGURES = ("compute_s", "collective_s", "exposed_s", "flops", "hbm_bytes", "wire_bytes")
+_ACTIVITY_FIGURES = ("seconds", "hbm_busy_s", "flops", "padding_flops", "wire_bytes")
+
+
 def _parts(simulated: SimulatedStep, exposed: Mapping[str, float]) -> tuple[PartCost, ...]:
     """Compute, traffic and stalls of each model part, the costliest first."""
     costs: dict[str | None, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -173,15 +177,7 @@ def _parts(simulated: SimulatedStep, exposed: Mapping[str, float]) -> tuple[Part
     ):
         costs[part][name] += value
     parts = [
-        PartCost(
-            part=part,
-            compute_s=cost["compute_s"],
-            collective_s=cost["collective_s"],
-            exposed_s=cost["exposed_s"],
-            flops=cost["flops"],
-            hbm_bytes=cost["hbm_bytes"],
-            wire_bytes=cost["wire_bytes"],
-        )
+        PartCost(part=part, **{name: cost[name] for name in _PART_FIGURES})
         for part, cost in costs.items()
     ]
     return tuple(sorted(parts, key=lambda cost: -(cost.compute_s + cost.exposed_s)))
@@ -197,13 +193,7 @@ def _activities(simulated: SimulatedStep, axes: Mapping[str, str]) -> Iterable[A
         totals.setdefault((activity, axis), defaultdict(float))[name] += value
     times = [
         ActivityTime(
-            activity=activity,
-            axis=axis,
-            seconds=total["seconds"],
-            hbm_busy_s=total["hbm_busy_s"],
-            flops=total["flops"],
-            padding_flops=total["padding_flops"],
-            wire_bytes=total["wire_bytes"],
+            activity=activity, axis=axis, **{name: total[name] for name in _ACTIVITY_FIGURES}
         )
         for (activity, axis), total in totals.items()
     ]

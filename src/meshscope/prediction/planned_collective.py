@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from meshscope.events.collective import Collective, Groups, predicted_collective
 from meshscope.events.enums import Kind, Part, Phase
+from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 
 
@@ -90,13 +91,7 @@ def _row(
     return predicted_collective(
         phase=step.phase,
         layer=layer,
-        part=planned.part,
-        kind=planned.kind,
-        axis=planned.axis,
-        groups=planned.groups,
-        dtype=planned.dtype,
-        shape=planned.shape,
-        count=planned.count,
+        **picked(planned, "part", "kind", "axis", "groups", "dtype", "shape", "count"),
         n_steps=step.n_steps,
         stage=stage,
         crosses_slices=experiment.crosses_slices(planned.groups),

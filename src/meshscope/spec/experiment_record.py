@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, get_type_hints
 
 from meshscope.events.enums import Phase
-from meshscope.serialize import FormatError, from_plain, to_plain
+from meshscope.serialize import FormatError, from_plain, picked, to_plain
 from meshscope.spec.hardware.chips import Chip
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.model import Model
@@ -63,14 +63,8 @@ def phase_dispatch(dispatch: Dispatch, *, row_bytes: int, skew: float) -> PhaseD
     received = (dispatch.received_rows(1.0), dispatch.received_rows(skew), dispatch.n_most_rows)
     balanced, skewed, worst = (float(n_rows * row_bytes) for n_rows in received)
     return PhaseDispatch(
-        form=dispatch.form,
-        axes=dispatch.axes,
-        n_ranks=dispatch.n_ranks,
-        n_tokens=dispatch.n_tokens,
-        n_rows=dispatch.n_rows,
-        n_buffer_rows=dispatch.n_buffer_rows,
-        n_slots=dispatch.n_slots,
-        n_expert_slots=dispatch.n_expert_slots,
+        **picked(dispatch, "form", "axes", "n_ranks", "n_tokens", "n_rows", "n_buffer_rows"),
+        **picked(dispatch, "n_slots", "n_expert_slots"),
         n_worst_dropped_rows=dispatch.n_worst_dropped,
         received_bytes=ReceivedBytes(balanced=balanced, skewed=skewed, worst=worst),
     )

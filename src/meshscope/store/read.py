@@ -39,7 +39,7 @@ def read_run(path: Path) -> RunRecord:
     document = _read_document(path)
     manifest = _manifest(document, path)
     frame = _read_events(path, document)
-    metrics = _read_json(path / METRICS)
+    metrics = read_object(path / METRICS)
     try:
         stored = {key: metrics[key] for key in _Figures.__slots__ if key in metrics}
         figures = from_plain(_Figures, stored)
@@ -78,7 +78,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         )
     if not (path / MANIFEST).is_file():
         raise RunError(f"'{path}' is not a run: it has no {MANIFEST}. Give the folder of a run.")
-    document = _read_json(path / MANIFEST)
+    document = read_object(path / MANIFEST)
     if document.get("tool") != TOOL:
         raise RunError(f"'{path}' is not a run: another tool wrote its {MANIFEST}.")
     if document.get("schema") != SCHEMA_VERSION:
@@ -141,13 +141,14 @@ def _without(words: Sequence[str], flag: str, option: str) -> Iterator[str]:
         is_value = not is_value and word == option
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path, remedy: str = _MAKE_AGAIN) -> dict[str, Any]:
+    """The object in a JSON file; RunError with the remedy for any other file."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot read '{path}': {error}. {_MAKE_AGAIN}") from error
+        raise RunError(f"cannot read '{path}': {error}. {remedy}") from error
     if not isinstance(document, dict):
-        raise RunError(f"'{path}' is not a JSON object. {_MAKE_AGAIN}")
+        raise RunError(f"'{path}' is not a JSON object. {remedy}")
     return document
 
 

@@ -9,7 +9,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.events.measured import Measured
 from meshscope.events.step_time import StepTime
-from meshscope.serialize import from_plain, to_plain
+from meshscope.serialize import from_plain, picked, to_plain
 from meshscope.spec.experiment_record import ExperimentRecord, record_from_dict
 from meshscope.spec.model.shallow import ShallowLayers
 from meshscope.spec.plan.memory import Memory
@@ -73,6 +73,12 @@ class RunRecord:
         return tuple(row for row in self.rows if row.source is source)
 
 
+# Fields of a manifest that are stored without a change.
+_AS_THEY_ARE = (
+    *("source", "phases", "created", "command", "versions", "flags", "seconds", "timed_layers"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredManifest:
     """The keys of manifest.json in their order."""
@@ -81,41 +87,22 @@ class _StoredManifest:
     phases: tuple[Phase, ...]
     created: str
     command: tuple[str, ...]
-    versions: dict[str, str]
-    flags: dict[str, str]
-    seconds: dict[str, float]
+    versions: Mapping[str, str]
+    flags: Mapping[str, str]
+    seconds: Mapping[str, float]
     experiment: dict[str, Any]
     timed_layers: ShallowLayers | None = None
 
 
 def manifest_as_dict(manifest: Manifest) -> dict[str, Any]:
     """Plain values, by the keys of manifest.json."""
-    stored = _StoredManifest(
-        source=manifest.source,
-        phases=manifest.phases,
-        created=manifest.created,
-        command=manifest.command,
-        versions=dict(manifest.versions),
-        flags=dict(manifest.flags),
-        seconds=dict(manifest.seconds),
-        experiment=manifest.experiment.as_dict(),
-        timed_layers=manifest.timed_layers,
-    )
-    return to_plain(stored)
+    experiment = manifest.experiment.as_dict()
+    return to_plain(_StoredManifest(**picked(manifest, *_AS_THEY_ARE), experiment=experiment))
 
 
 def manifest_from_dict(document: Mapping[str, Any]) -> Manifest:
     """The manifest that `manifest_as_dict` wrote; FormatError or MeshscopeError for anything else."""
     keys = {key: value for key, value in document.items() if key not in _FOLDER_KEYS}
     stored = from_plain(_StoredManifest, keys)
-    return Manifest(
-        source=stored.source,
-        experiment=record_from_dict(stored.experiment),
-        phases=stored.phases,
-        command=stored.command,
-        created=stored.created,
-        versions=stored.versions,
-        flags=stored.flags,
-        seconds=stored.seconds,
-        timed_layers=stored.timed_layers,
-    )
+    experiment = record_from_dict(stored.experiment)
+    return Manifest(**picked(stored, *_AS_THEY_ARE), experiment=experiment)

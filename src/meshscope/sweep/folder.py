@@ -15,7 +15,7 @@ from typing import Any
 
 from meshscope.errors import RunError
 from meshscope.store.folder import TOOL, remove_leftovers
-from meshscope.store.read import read_manifest
+from meshscope.store.read import read_manifest, read_object
 from meshscope.store.run import Manifest
 from meshscope.sweep.planned import PlannedRun
 
@@ -25,6 +25,7 @@ except ImportError:  # not on this platform: two sweeps of one folder are not de
     fcntl = None
 
 MARK = "sweep.json"
+_START_AGAIN = "Remove it and start again."
 FAILURES = "failures.json"
 SUMMARY = "summary.parquet"
 LEFTOVERS = (".*.json.partial", ".*.log")  # files of a killed sweep
@@ -115,7 +116,7 @@ def check_is_sweep(path: Path) -> None:
     if not path.is_dir():
         raise RunError(f"'{path}' exists and is not a folder. Choose another --out.")
     if (path / MARK).is_file():
-        document = _read_json(path / MARK)
+        document = read_object(path / MARK, _START_AGAIN)
         if document.get("tool") == TOOL and document.get("sweep") == SCHEMA:
             return
     elif all(entry.name.startswith(".") for entry in path.iterdir()):
@@ -164,17 +165,7 @@ def _difference(manifest: Manifest, planned: PlannedRun) -> str | None:
 def _read_failures(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    failures = _read_json(path).get("failures")
+    failures = read_object(path, _START_AGAIN).get("failures")
     if not isinstance(failures, dict):
         raise RunError(f"'{path}' has no list of failures. Remove it; failed runs are retried.")
     return {str(name): str(message) for name, message in failures.items()}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"cannot read '{path}': {error}. Remove it and start again.") from error
-    if not isinstance(document, dict):
-        raise RunError(f"'{path}' is not a JSON object. Remove it and start again.")
-    return document

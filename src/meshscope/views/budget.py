@@ -9,6 +9,7 @@ from typing import Any
 from meshscope import __version__
 from meshscope.analysis.budget import Check, Quantity, Value
 from meshscope.events.collective import Collective
+from meshscope.serialize import picked
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.plain import plain
 from meshscope.views.words import array_text, short_source_line
@@ -93,9 +94,7 @@ def check_document(file: Path, programs: Sequence[ProgramChecks]) -> dict[str, A
         "checks": [
             {
                 "program": program.name,
-                "phase": check.of.phase,
-                "kind": check.of.kind,
-                "axis": check.of.axis,
+                **picked(check.of, "phase", "kind", "axis"),
                 "limit": check.limit.name,
                 "allowed": check.limit.value,
                 "value": _number(check.value),
@@ -115,8 +114,11 @@ def _number(value: Value) -> float | int | None:
 
 def _row(row: Collective) -> dict[str, Any]:
     names = ("phase", "kind", "axis", "dtype", "shape", "count", "payload_bytes", "source_line")
-    values = {name: getattr(row, name) for name in names}
-    return {**values, "wire_bytes": _number(row.wire_bytes), "inserted_by": row.inserted_by}
+    return {
+        **picked(row, *names),
+        "wire_bytes": _number(row.wire_bytes),
+        "inserted_by": row.inserted_by,
+    }
 
 
 def github_lines(file: Path, programs: Sequence[ProgramChecks]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
 from meshscope.planner.capacity import capacity_of_run
 from meshscope.planner.suggestions import suggestions_of
-from meshscope.serialize import to_plain
+from meshscope.serialize import picked, to_plain
 from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.views.answer import Fit, SourceAgreement, agreements_of, fit_of
@@ -244,9 +244,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "high_bytes": fit.known.high,
         "is_total": fit.is_total,
         "hbm_bytes": fit.hbm.value,
-        "largest_batch": fit.largest_batch,
-        "largest_context": fit.largest_context,
-        "text": fit.text,
+        **picked(fit, "largest_batch", "largest_context", "text"),
     }
 
 

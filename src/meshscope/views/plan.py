@@ -13,6 +13,7 @@ from meshscope.planner.objective import Goal
 from meshscope.planner.placements import PlacedPlan, PlacementSearch
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
 from meshscope.planner.verified import VerifiedChoice
+from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.answer import fit_of
@@ -24,6 +25,10 @@ from meshscope.views.wrapping import wrapped
 DEFAULT_ROWS = 8
 MIN_MISS_FRAC = 0.01  # of a step; smaller differences of a cause are not named
 MAX_CAUSES = 4
+_MEMORY = (
+    *("weights_bytes", "kv_cache_bytes", "temp_bytes", "total_bytes", "hbm_bytes"),
+    "fits",
+)
 NEAR = 1e-9  # of a rounding step: a value that has three digits stays as it is
 _GOALS = {Goal.THROUGHPUT: "output tokens/s/chip", Goal.LATENCY: "end-to-end latency"}
 
@@ -296,10 +301,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "output": space.workload.output,
         "objective": {
             "goal": result.objective.goal.value,
-            "ttft_s": result.objective.ttft_s,
-            "tpot_s": result.objective.tpot_s,
-            "name": result.objective.name,
-            "source": result.objective.source,
+            **picked(result.objective, "ttft_s", "tpot_s", "name", "source"),
         },
         "winner": None if winner is None else _choice_document(winner),
         "intervals": {
@@ -321,10 +323,7 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
         "apart": None if result.apart is None else _apart_document(result.apart),
         "space": {
-            "n_counted": result.n_counted,
-            "n_plans": result.n_plans,
-            "n_candidates": result.n_candidates,
-            "n_meeting": result.n_meeting,
+            **picked(result, "n_counted", "n_plans", "n_candidates", "n_meeting"),
             "n_refused": dict(result.n_refused),
         },
         "launch": [] if winner is None else _launch_documents(winner),
@@ -336,22 +335,9 @@ def _choice_document(choice: Choice) -> dict[str, Any]:
     figures = ("ttft_s", "tpot_s", "e2e_s", "tokens_per_s_per_chip", "decode_tokens_per_s_per_chip")
     return {
         "plan": str(choice.experiment.plan),
-        "batch": workload.batch,
-        "weight_dtype": workload.weight_dtype,
-        "cache_dtype": workload.cache_dtype,
-        "prefill_chunk": workload.prefill_chunk,
-        **{name: getattr(choice, name) for name in figures},
-        "memory": {
-            name: getattr(memory, name)
-            for name in (
-                "weights_bytes",
-                "kv_cache_bytes",
-                "temp_bytes",
-                "total_bytes",
-                "hbm_bytes",
-            )
-        }
-        | {"fits": memory.fits},
+        **picked(workload, "batch", "weight_dtype", "cache_dtype", "prefill_chunk"),
+        **picked(choice, *figures),
+        "memory": picked(memory, *_MEMORY),
     }
 
 
@@ -361,7 +347,7 @@ def verified_document(verified: VerifiedChoice) -> dict[str, Any]:
     return {
         "predicted": _choice_document(verified.choice),
         "run": verified.folder,
-        **{name: getattr(verified, name) for name in figures},
+        **picked(verified, *figures),
         "why": {phase.value: sentence for phase, sentence in (verified.why or {}).items()},
         "misses": [_miss_document(miss) for miss in verified.misses],
     }
@@ -394,10 +380,7 @@ def _placement_document(placements: PlacementSearch) -> dict[str, Any]:
 
 
 def _placed_document(placed: PlacedPlan) -> dict[str, Any]:
-    return {
-        "axes": str(placed.placement),
-        **{name: getattr(placed, name) for name in ("ttft_s", "tpot_s", "e2e_s")},
-    }
+    return {"axes": str(placed.placement), **picked(placed, "ttft_s", "tpot_s", "e2e_s")}
 
 
 def _won_by_document(result: PlanSearch) -> dict[str, Any]:
@@ -412,12 +395,8 @@ def _won_by_document(result: PlanSearch) -> dict[str, Any]:
 
 
 def _apart_document(apart: Apart) -> dict[str, Any]:
-    return {
-        "prefill": _choice_document(apart.prefill),
-        "decode": _choice_document(apart.decode),
-        "prompts_per_s_per_chip": apart.prompts_per_s_per_chip,
-        "kv_bytes": apart.kv_bytes,
-    }
+    sides = {"prefill": _choice_document(apart.prefill), "decode": _choice_document(apart.decode)}
+    return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes")}
 
 
 def _launch_documents(choice: Choice) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
 from meshscope.interconnect.samples import ReadPoints, TimedCollective, ring_pairs
+from meshscope.serialize import picked
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
 from meshscope.store.folder import scratch_folder
@@ -110,15 +111,8 @@ def _timed(plan: Plan, record: Mapping[str, Any]) -> TimedCollective:
 
 
 def _row(point: TimedCollective) -> dict[str, Any]:
-    return {
-        "axis": point.axis,
-        "kind": point.kind,
-        "group_size": point.group_size,
-        "payload_bytes": point.payload_bytes,
-        "seconds": point.seconds,
-        "algbw_bytes_per_s": point.algbw_bytes_per_s,
-        "busbw_bytes_per_s": point.busbw_bytes_per_s,
-    }
+    figures = ("payload_bytes", "seconds", "algbw_bytes_per_s", "busbw_bytes_per_s")
+    return picked(point, "axis", "kind", "group_size", *figures)
 
 
 def write_points(points: Iterable[TimedCollective], chip: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.errors import SpecError
+from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.plan.plan import Plan, parse_plan
@@ -15,6 +16,7 @@ STEP = 8  # ratio of consecutive sizes
 USUAL_MAX_BYTES = 1 << 30
 USUAL_MAX_BYTES_CPU = 1 << 24
 REPORT = "report.json"
+_COUNTS = ("max_bytes", "budget_s", "repeats")  # stored as they are
 
 
 # Rows from a decode step of one sequence to a prompt of 8,192 tokens, with the matrices of Qwen3-8B's
@@ -111,9 +113,7 @@ class CalibrationRequest:
         return {
             "topology": self.topology.name,
             "plan": str(self.plan),
-            "max_bytes": self.max_bytes,
-            "budget_s": self.budget_s,
-            "repeats": self.repeats,
+            **picked(self, *_COUNTS),
         }
 
 
@@ -122,7 +122,5 @@ def request_from_dict(document: Mapping[str, Any]) -> CalibrationRequest:
     return CalibrationRequest(
         topology=parse_topology(document["topology"]),
         plan=parse_plan(document["plan"]),
-        max_bytes=document["max_bytes"],
-        budget_s=document["budget_s"],
-        repeats=document["repeats"],
+        **{name: document[name] for name in _COUNTS},
     )

@@ -26,6 +26,7 @@ from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.session import Profile
 from meshscope.readers.profile.steps import ops_in_steps
 from meshscope.readers.profile.waiting import loads, participants
+from meshscope.serialize import picked
 
 Key = tuple[str, str]  # module, instruction
 StageKey = tuple[Phase | None, str | None, int | None]  # phase, instruction, stage
@@ -169,7 +170,7 @@ def _collective_facts(rows: Sequence[Collective]) -> dict[str, Any]:
     sizes, wires = [row.payload_bytes for row in arrays], [row.wire_bytes for row in arrays]
     shape = first.shape if len(arrays) == 1 else None
     return {
-        **{name: getattr(first, name) for name in _ROW_FACTS},
+        **picked(first, *_ROW_FACTS),
         "groups": [list(group) for group in first.groups],
         "part": parts.pop() if len(parts) == 1 else None,
         "shape": None if shape is None else list(shape),

@@ -19,6 +19,7 @@ from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
 from meshscope.errors import ParseError
+from meshscope.programs.jax.stablehlo import CompiledStableHlo
 from meshscope.programs.torchxla.regions import mark_regions
 
 _PARAMETER = re.compile(r"^\s+(?:ROOT )?%\S+ = \S+ parameter\((?P<number>\d+)\)")
@@ -79,21 +80,6 @@ def hlo_text(proto: bytes, origin: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """A compiled program with the used part of the interface of `jax.stages.Compiled`."""
-
-    executable: Any
-
-    def as_text(self) -> str:
-        """Optimized HLO text."""
-        return self.executable.hlo_modules()[0].to_string()
-
-    def memory_analysis(self) -> Any:
-        """The compiler's memory statistics of one device."""
-        return self.executable.get_compiled_memory_stats()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
     """A StableHLO program for these devices, with `n_channels` cross-partition collectives."""
 
@@ -102,7 +88,7 @@ class Lowered:
     devices: list[Any]
     n_channels: int
 
-    def compile(self) -> Compiled:
+    def compile(self) -> CompiledStableHlo:
         """Compile with the client of the devices."""
         options = _options(self.devices)
         client = self.devices[0].client
@@ -112,7 +98,7 @@ class Lowered:
                 executable_devices=xc.DeviceList(tuple(self.devices)),
                 compile_options=options,
             )
-        return Compiled(executable=executable)
+        return CompiledStableHlo(executable=executable)
 
     def proto(self) -> bytes:
         """The program as an HLO proto with its scopes, for another runtime."""

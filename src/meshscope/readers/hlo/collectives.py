@@ -21,6 +21,7 @@ from meshscope.readers.hlo.multislice import merge_slice_levels
 from meshscope.readers.hlo.operations import Operation, operations_of, source_ops_of
 from meshscope.readers.hlo.semantics import KIND_OF_OPCODE
 from meshscope.readers.hlo.transfers import is_transfer, transfer_of
+from meshscope.serialize import picked
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.mesh import Mesh
 
@@ -132,6 +133,13 @@ def _pool_partial_loops(operations: list[Operation]) -> list[Operation]:
     return [o for o in (pooled.get(id(o), o) for o in operations) if o is not None]
 
 
+# Fields of a row that are those of its operation.
+_SAME = (
+    *("kind", "opcode", "group_size", "dtype", "shape", "payload_bytes", "wire_bytes"),
+    *("is_async", "algorithm", "inserted_by", "hlo_shape"),
+)
+
+
 def _rows(
     operation: Operation, devices: Devices, default_phase: Phase | None
 ) -> Iterator[Collective]:
@@ -146,6 +154,7 @@ def _rows(
         caveats = without_stage_branch_caveat(caveats)
     no_scope = _missing_scope(operation.op_name, scope)
     reasons = [r for r in (no_axis, no_scope, caveat, *caveats) if r is not None]
+    facts = picked(operation, *_SAME)
     for placement in stage_placements(scope, operation.groups, layers, devices.mesh):
         yield Collective(
             source=Source.COMPILED,
@@ -153,22 +162,12 @@ def _rows(
             stage=placement.stage,
             layer=placement.layer,
             part=scope.part,
-            kind=operation.kind,
-            opcode=operation.opcode,
             axis=axis,
             axis_reason="; ".join(reasons) or None,
-            group_size=operation.group_size,
             groups=placement.groups,
-            dtype=operation.dtype,
-            shape=operation.shape,
-            payload_bytes=operation.payload_bytes,
-            wire_bytes=operation.wire_bytes,
             count=count,
-            is_async=operation.is_async,
-            algorithm=operation.algorithm,
-            inserted_by=operation.inserted_by,
             hlo_name=operation.scheduled_op.instruction.name,
-            hlo_shape=operation.hlo_shape,
+            **facts,
             source_line=devices.module.source_line(operation.site.instruction),
         )
 

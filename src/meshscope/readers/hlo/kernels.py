@@ -1,6 +1,7 @@
 """Kernels that communicate between chips, which HLO text shows as opaque custom calls."""
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -42,22 +43,32 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
     if sizes is not None and sizes.n_ranks > 1:
         return _exchange_of(flow, site, devices, sizes)
     n_bytes = _remote_bytes(site.instruction)
-    op_name = explicit_op_name(site)
     caveats = (*site.caveats, "the kernel chooses its target chips at run time")
     if n_bytes is None:
         caveats += ("the kernel does not declare how many bytes it sends",)
+    return replace(
+        _operation(flow, site, n_bytes),
+        group_size=devices.mesh.n_devices,
+        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
+        caveats=caveats,
+    )
+
+
+def _operation(flow: Dataflow, site: CallSite, n_bytes: int | None) -> Operation:
+    """What any kernel that communicates is: without groups, and of one device."""
+    op_name = explicit_op_name(site)
     return Operation(
         site=site,
         scheduled_op=scheduled_op_of(flow, site),
         kind=Kind.PERMUTE,
         opcode="custom-call",
         groups=(),
-        group_size=devices.mesh.n_devices,
+        group_size=1,
         is_pairs=True,
         dtype=None,
         shape=None,
         payload_bytes=n_bytes,
-        wire_bytes=None if n_bytes is None else Fraction(n_bytes),
+        wire_bytes=None,
         hlo_shape=site.instruction.shape,
         op_name=op_name,
         scope=scope_of(op_name),
@@ -65,7 +76,7 @@ def kernel_of(flow: Dataflow, site: CallSite, devices: Devices) -> Operation:
         algorithm=f"kernel {_name(site.instruction)}",
         inserted_by="program",
         count=site.count,
-        caveats=caveats,
+        caveats=site.caveats,
     )
 
 
@@ -74,28 +85,18 @@ def _exchange_of(
 ) -> Operation:
     """The all-to-all of rows to experts and back, under balanced routing."""
     groups = _groups_of_size(devices.mesh, sizes.n_ranks)
-    op_name = explicit_op_name(site)
     n_ranks, n_bytes = sizes.n_ranks, sizes.exchanged_bytes
     unknown = () if groups else (f"no axis of the mesh has the {n_ranks} devices of the experts",)
-    return Operation(
-        site=site,
-        scheduled_op=scheduled_op_of(flow, site),
+    kernel = _operation(flow, site, n_bytes)
+    return replace(
+        kernel,
         kind=Kind.ALL_TO_ALL,
-        opcode="custom-call",
         groups=groups,
         group_size=n_ranks,
         is_pairs=False,
         dtype=sizes.dtype,
-        shape=None,
-        payload_bytes=n_bytes,
         wire_bytes=n_bytes * wire_factor(Kind.ALL_TO_ALL, n_ranks),
-        hlo_shape=site.instruction.shape,
-        op_name=op_name,
-        scope=scope_of(op_name),
-        is_async=is_asynchronous(site),
-        algorithm=f"kernel {_name(site.instruction)}, balanced routing",
-        inserted_by="program",
-        count=site.count,
+        algorithm=f"{kernel.algorithm}, balanced routing",
         caveats=(*site.caveats, *unknown),
     )
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshscope.errors import ParseError
 from meshscope.units import DTYPE_BITS, array_bytes
@@ -63,16 +63,7 @@ class Instruction:
 
     def with_scope(self, scope: str) -> "Instruction":
         """The instruction with this scope."""
-        return Instruction(
-            name=self.name,
-            opcode=self.opcode,
-            shape_text=self.shape_text,
-            operand_text=self.operand_text,
-            attributes=self.attributes,
-            line=self.line,
-            is_root=self.is_root,
-            scope=scope,
-        )
+        return replace(self, scope=scope)
 
     @property
     def shape(self) -> str:
