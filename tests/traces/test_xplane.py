@@ -218,18 +218,6 @@ def test_steps_of_a_server_give_phases(tmp_path: Path) -> None:
     ]
 
 
-def test_planes_that_are_not_read_are_named(tmp_path: Path) -> None:
-    chip = profiles.tpu(profiles.Event(profiles.REDUCE, 0, 100))
-    sparse = profiles.tpu(profiles.Event(profiles.FUSION, 0, 100), core=" SparseCore 1")
-    megascale = profiles.Plane(
-        "/device:CUSTOM:Megascale Trace", [profiles.Line("dcn", [profiles.Event("send", 0, 9)])]
-    )
-    trace = read_xplane(profiles.write(tmp_path / "a.xplane.pb", chip, sparse, megascale))
-    assert len(trace.events) == 1
-    for name in ("SparseCore 1", "Megascale"):
-        assert sum(name in finding for finding in trace.findings) == 1
-
-
 def test_the_imported_run_keeps_the_hlo(tmp_path: Path) -> None:
     paths = made.hosts(tmp_path, "v6e_tp8_decode_scan")
     run = meshscope.import_(paths, topology="v6e-8", plan="tp=8", out=tmp_path / "run")

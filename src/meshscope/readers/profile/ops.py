@@ -59,6 +59,7 @@ PS = 1e-12
 
 _DEVICE = re.compile(r"/device:(TPU|GPU):(\d+)(?: \w+ (\d+))?")
 _MODULE = re.compile(r"(.*)\((\d+)\)")
+_MODULE_LINES = ("XLA Modules", "Sparse Core Modules")
 # Lines of a device plane that profilers derive from other lines.
 _DERIVED = ("XLA Modules", "XLA Ops", "Steps", "Framework", "Source", "XLA TraceMe", "Launch Stats")
 _KEYS = ("module", "program_id", "hlo_name")
@@ -156,7 +157,8 @@ def lines_named(plane: Plane, *names: str) -> list[int]:
 
 def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
     asynchronous = lines_named(plane, "Async XLA Ops")
-    wanted = pl.col("line").is_in([*lines_named(plane, "XLA Ops"), *asynchronous])
+    own = lines_named(plane, "XLA Ops", "Sparse Core Ops")
+    wanted = pl.col("line").is_in([*own, *asynchronous])
     events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
     modules = module_runs(plane)
     at = innermost(
@@ -180,7 +182,7 @@ def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
 
 def module_runs(plane: Plane) -> pl.DataFrame:
     """Executions of modules on a device: module, program_id, run_id, start_ps, end_ps."""
-    events = plane.events.filter(pl.col("line").is_in(lines_named(plane, "XLA Modules")))
+    events = plane.events.filter(pl.col("line").is_in(lines_named(plane, *_MODULE_LINES)))
     run_id = pl.col("stat.run_id") if "stat.run_id" in events else pl.lit(None)
     named = plane.kinds.select("kind", pl.col("name").str.extract_groups(_MODULE.pattern))
     parts = pl.col("name").struct

@@ -45,8 +45,14 @@ _VLLM_REQUESTS = re.compile(r"^execute_new_(?P<new>\d+)_cached_(?P<cached>\d+)")
 _SGLANG = re.compile(
     r"^step\[(?P<mode>[A-Z_]+)(?: bs=(?P<n>\d+))?(?: toks=(?P<tokens>\d+))?[^\]]*\]"
 )
-# PyTorch's own, and TPU steps of vLLM; they do not say what the step processes.
-_PLAIN = re.compile(r"^(?:ProfilerStep[#*]\s*\d+|\$core\.py:\d+ step|StepMarker\b.*)$")
+# vLLM on TPU (tpu-inference 0.32, runner/tpu_runner.py): execute_model: 8 reqs, 4103 toks.
+_TPU_VLLM = re.compile(r"^execute_model: (?P<n>\d+) reqs, (?P<tokens>\d+) toks")
+# PyTorch's own, TPU steps of older vLLM, and SGLang-JAX (managers/tp_worker_overlap_thread.py,
+# scheduler.py); they do not say what the step processes.
+_PLAIN = re.compile(
+    r"^(?:ProfilerStep[#*]\s*\d+|\$core\.py:\d+ step|StepMarker\b.*"
+    r"|forward_batch_generation(?:_overlap)? \d+)$"
+)
 _SGLANG_KINDS = {
     "EXTEND": StepKind.PREFILL,
     "PREFILL": StepKind.PREFILL,
@@ -71,6 +77,8 @@ def read_annotation(name: str) -> StepAnnotation | None:
         return _of_requests(int(match["new"]), int(match["cached"]))
     if match := _SGLANG.match(name):
         return _of_sglang(match)
+    if match := _TPU_VLLM.match(name):
+        return _of_tpu_vllm(int(match["n"]), int(match["tokens"]))
     return StepAnnotation(kind=None) if _PLAIN.match(name) else None
 
 
@@ -88,6 +96,23 @@ def _of_requests(new: int, cached: int) -> StepAnnotation:
     """Cached requests may be in a later chunk of prefill, so without new ones the kind is unknown."""
     kind = StepKind.PREFILL if new and not cached else StepKind.MIXED if new else None
     return StepAnnotation(kind=kind, n_prefill=new)
+
+
+def _of_tpu_vllm(n: int, tokens: int) -> StepAnnotation:
+    """Each request has one token in decode and more in prefill, so at most n - 1 tokens decode.
+
+    Without speculation, a step is prefill if its share is at least MIN_PREFILL_FRAC in any case, decode
+    if each request has one token, and otherwise mixed, as far as the annotation tells.
+    """
+    if not n or tokens <= n:
+        return StepAnnotation(
+            kind=StepKind.DECODE if tokens else None,
+            prefill_tokens=0,
+            decode_tokens=tokens,
+            n_decode=n,
+        )
+    is_prefill = (tokens - n + 1) / tokens >= MIN_PREFILL_FRAC
+    return StepAnnotation(kind=StepKind.PREFILL if is_prefill else StepKind.MIXED)
 
 
 def _of_sglang(match: re.Match[str]) -> StepAnnotation | None:

@@ -59,7 +59,7 @@ def attributed(
     If the trace has the HLO of its programs, they have compiled rows, too.
     """
     order = order_of_ranks(trace, mesh)
-    ops = ops_with_axes(trace.ops, mesh, order)
+    ops = ops_with_axes(trace.ops, mesh, order, crosses_slices=crosses_slices)
     events = with_exposure(
         positioned(trace.events, order).with_columns(
             labels_of_events(trace).alias("label"), step_numbers(trace).alias("step_number")
@@ -73,7 +73,9 @@ def attributed(
         trace.programs, _named(collectives, ops), mesh=mesh, crosses_slices=crosses_slices
     )
     others = collectives.filter(~pl.col("op").is_in(list(programs.ops)))
-    rows, findings = rows_of(others, ops, counts, devices_of_stage(devices, mesh))
+    rows, findings = rows_of(
+        others, ops, counts, devices_of_stage(devices, mesh), crosses_slices=crosses_slices
+    )
     steps = step_table(events, trace.steps, counts)
     return TraceRows(
         rows=(*programs.rows, *rows),

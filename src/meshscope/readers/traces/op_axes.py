@@ -6,11 +6,14 @@ from typing import Any
 import polars as pl
 
 from meshscope.events.enums import Kind
+from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.groups import GroupAxis, RankOrder, group_axis, rank_order
 from meshscope.readers.traces.merge import MergedTrace
+from meshscope.readers.traces.slice_transfers import GROUP as BETWEEN_SLICES
 from meshscope.readers.traces.trace import Category
 from meshscope.spec.plan.mesh import Mesh
 
+NOT_LISTED = "a transfer between slices, whose devices the trace does not list"
 PAIRS = frozenset({Kind.SEND, Kind.RECV, Kind.PERMUTE})
 
 
@@ -48,12 +51,23 @@ def positioned(events: pl.DataFrame, order: RankOrder | None) -> pl.DataFrame:
     return events.with_columns(positions.gather(events["device"]).alias("device"))
 
 
-def ops_with_axes(ops: pl.DataFrame, mesh: Mesh | None, order: RankOrder | None) -> pl.DataFrame:
+def ops_with_axes(
+    ops: pl.DataFrame,
+    mesh: Mesh | None,
+    order: RankOrder | None,
+    *,
+    crosses_slices: CrossesSlices,
+) -> pl.DataFrame:
     """The ops with `axis`, `axis_reason`, `wire_bytes` and groups as mesh positions."""
     is_collective = pl.col("category") == Category.COLLECTIVE.value
     keys = ["kind", "group", "groups", "group_size", "group_name"]
     distinct = ops.filter(is_collective).select(keys).unique(maintain_order=True)
-    axes = [_axis_of(record, mesh, order) for record in distinct.iter_rows(named=True)]
+    axes = [
+        _between_slices(mesh, crosses_slices)
+        if record["group_name"] == BETWEEN_SLICES
+        else _axis_of(record, mesh, order)
+        for record in distinct.iter_rows(named=True)
+    ]
     facts = distinct.with_columns(
         pl.Series("axis", [f.axis for f in axes], pl.String),
         pl.Series("axis_reason", [f.reason for f in axes], pl.String),
@@ -78,6 +92,17 @@ def _axis_of(record: Mapping[str, Any], mesh: Mesh | None, order: RankOrder | No
         description=record["group_name"],
         is_pair=record["kind"] in PAIRS,
     )
+
+
+def _between_slices(mesh: Mesh | None, crosses_slices: CrossesSlices) -> GroupAxis:
+    """The axis of transfers between slices, if one axis of the plan alone crosses them."""
+    unknown = GroupAxis(axis=None, groups=(), group_size=None, reason=NOT_LISTED)
+    if mesh is None:
+        return unknown
+    crossing = [n for n, size in mesh.axes if size > 1 and crosses_slices(mesh.groups(n))]
+    if len(crossing) != 1:
+        return unknown
+    return GroupAxis(axis=crossing[0], groups=mesh.groups(crossing[0]), group_size=2)
 
 
 def _axis_of_all_groups(mesh: Mesh, groups: tuple[tuple[int, ...], ...], kind: str) -> GroupAxis:

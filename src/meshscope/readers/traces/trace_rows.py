@@ -5,7 +5,8 @@ executions in one of them on one device. If the steps of a class differ, all of 
 as one step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +15,9 @@ import polars as pl
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Source, wire_factor
 from meshscope.events.measured import StepLabel
+from meshscope.readers.hlo.devices import CrossesSlices
 from meshscope.readers.traces.op_axes import PAIRS
+from meshscope.readers.traces.slice_transfers import GROUP as BETWEEN_SLICES
 from meshscope.readers.traces.step_classes import LABELS, S
 from meshscope.readers.traces.trace import Category
 from meshscope.spec.plan.mesh import Mesh
@@ -57,6 +60,8 @@ def rows_of(
     ops: pl.DataFrame,
     counts: Mapping[StepLabel, int],
     n_devices: Mapping[int | None, int],
+    *,
+    crosses_slices: CrossesSlices,
 ) -> tuple[list[Collective], list[str]]:
     """The rows of each label in the order of their first execution, and findings about counts."""
     groups = pl.col("groups").cast(pl.List(pl.List(pl.String))).list.eval(
@@ -67,6 +72,9 @@ def rows_of(
         .group_by(*_ROW_KEYS, "groups_text", maintain_order=True)
         .agg(
             pl.len().alias("n"),
+            pl.col("device").unique_counts().min().alias("n_min"),
+            pl.col("device").unique_counts().max().alias("n_max"),
+            pl.col("device").n_unique().alias("n_seen"),
             pl.col("op").first(),
             pl.col("dur_ns", "exposed_ns").mean(),
             pl.col("start_ns").min(),
@@ -87,16 +95,34 @@ def rows_of(
             findings.append(
                 f"{_words(label)} differ in their collectives: counts are of all {n_steps:,} together"
             )
-        if not all(share.denominator == 1 for share in shares):
-            findings.append(
-                f"{_words(label)}: devices executed different numbers of a collective; counts are means"
-            )
+        findings += _uneven(label, of_label, n_devices)
         n_counted = n_steps if is_alike else 1
         for record, share in zip(of_label.iter_rows(named=True), shares, strict=True):
             facts = ops.row(record["op"], named=True)
             count = max(1, round(share / n_counted))
-            rows.append(_row(record, facts, label, count=count, n_steps=n_counted))
+            row = _row(record, facts, label, count=count, n_steps=n_counted)
+            is_between = facts["group_name"] == BETWEEN_SLICES
+            crosses = is_between or (crosses_slices(row.groups) if row.groups else None)
+            rows.append(replace(row, crosses_slices=crosses))
     return rows, list(dict.fromkeys(findings))
+
+
+def _uneven(
+    label: StepLabel, rows: pl.DataFrame, n_devices: Mapping[int | None, int]
+) -> Iterator[str]:
+    """The collective whose numbers of executions differ most between devices."""
+    recorded = [n_devices[stage] for stage in rows["stage"]]
+    lowest = pl.when(pl.col("n_seen") < pl.Series(recorded)).then(0).otherwise("n_min")
+    spread = rows.with_columns(lowest.alias("n_min")).with_columns(
+        (pl.col("n_max") - pl.col("n_min")).alias("spread")
+    )
+    worst = spread.row(spread["spread"].arg_max() or 0, named=True)
+    if worst["spread"]:
+        axis = f" over {worst['axis']}" if worst["axis"] else ""
+        yield (
+            f"{_words(label)}: devices executed different numbers of a collective, such as "
+            f"{worst['n_min']:,} to {worst['n_max']:,} of {worst['kind']}{axis}; counts are means"
+        )
 
 
 def _words(label: StepLabel) -> str:

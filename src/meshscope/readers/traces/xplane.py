@@ -8,37 +8,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from meshscope.errors import ParseError
 from meshscope.events.collective import Collective
+from meshscope.events.enums import Kind
 from meshscope.readers.hlo.collectives import collectives_of
 from meshscope.readers.hlo.parse import parse_hlo
 from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.joining import with_hlo
-from meshscope.readers.profile.nesting import innermost
-from meshscope.readers.profile.ops import COPY_KERNEL, PS, Ops, module_runs
+from meshscope.readers.profile.ops import COPY_KERNEL, Ops
 from meshscope.readers.profile.programs import read_programs
 from meshscope.readers.profile.quality import capture_faults
 from meshscope.readers.profile.session import Profile, read_profile, start_unix_ns
-from meshscope.readers.profile.steps import phase_of, steps_of
-from meshscope.readers.traces.annotations import read_annotation
 from meshscope.readers.traces.columns import events_table, left_out
+from meshscope.readers.traces.slice_transfers import GROUP as SLICE_GROUP
+from meshscope.readers.traces.slice_transfers import STATS as SLICE_STATS
+from meshscope.readers.traces.slice_transfers import STREAM as SLICE_STREAM
+from meshscope.readers.traces.slice_transfers import slice_transfers, transfer_findings
+from meshscope.readers.traces.sparse_cores import counted_once, streams
 from meshscope.readers.traces.trace import (
     OPS_SCHEMA,
-    STEPS_SCHEMA,
     Category,
     Trace,
     TraceFormat,
 )
+from meshscope.readers.traces.xplane_steps import annotated_steps, step_of_events
 from meshscope.spec.plan.mesh import Mesh
 
 # Stats of events that are used; those of kinds of events are read in full.
 _STATS = (
     *("hlo_op", "hlo_module", "program_id", "run_id", "device_ordinal", "step_num", "tf_op"),
     "source",
+    *SLICE_STATS,
 )
 _COPIES = frozenset({"copy", "async", "slice", "dynamic-slice", "dynamic-update-slice"})
 _NS = 1e9
@@ -79,15 +82,17 @@ def trace_of_profile(
     named = _with_program_names(profile.ops)
     programs = _programs(texts or {}, named)
     ops = with_hlo(named, programs.facts) if programs.facts else named
-    ops = Ops(events=ops.events, instructions=ops.instructions.with_columns(_categories()))
+    ops = Ops(events=ops.events, instructions=ops.instructions.with_columns(_categories(ops)))
     runs = executions(_collectives_of(ops))
-    steps = _steps(profile)
-    events, n_invalid, n_repeated = events_table(_columns(profile, ops, runs, steps))
+    steps = annotated_steps(profile)
+    transfers = _transfers(profile, ops)
+    executed = _executed(ops, runs, transfers)
+    events, n_invalid, n_repeated = events_table(_columns(profile, executed, steps))
     return Trace(
         path=profile.spaces[0].path,
         format=kind,
         events=events,
-        ops=_op_rows(ops.instructions),
+        ops=pl.concat([_op_rows(ops.instructions), _transfer_rows(transfers)]),
         steps=steps,
         n_events=n_events,
         world_size=max(programs.n_devices, _largest_device(ops) + 1),
@@ -100,7 +105,7 @@ def trace_of_profile(
             *programs.findings,
             *(fault.message for fault in capture_faults(profile, ops, runs=runs)),
             *_several_programs(ops),
-            *_unread_planes(profile),
+            *transfer_findings(transfers, is_counted=_counts_transfers(ops)),
         ),
     )
 
@@ -164,10 +169,13 @@ def _facts(rows: Sequence[Collective]) -> Mapping[str, Any]:
     }
 
 
-def _categories() -> pl.Expr:
-    """The category of each instruction."""
+def _categories(ops: Ops) -> pl.Expr:
+    """The category of each instruction; what SparseCores alone run does not hide collectives."""
     opcode = pl.col("opcode").str.replace("-(start|done|update)$", "")
     is_copy = opcode.is_in(list(_COPIES)) | pl.col("text").str.contains(COPY_KERNEL)
+    cores = ops.events.select("op", pl.col("core").is_not_null()).unique()
+    sparse, main = (cores.filter(pl.col("core") == is_sparse)["op"] for is_sparse in (True, False))
+    is_copy |= pl.col("op").is_in(sparse.implode()) & ~pl.col("op").is_in(main.implode())
     return (
         pl.when(pl.col("kind").is_not_null())
         .then(pl.lit(Category.COLLECTIVE.value))
@@ -191,171 +199,79 @@ def _collectives_of(ops: Ops) -> Ops:
     )
 
 
-def _columns(
-    profile: Profile, ops: Ops, runs: pl.DataFrame, steps: pl.DataFrame
-) -> Mapping[str, NDArray[Any]]:
-    """The columns of the trace's events: collectives from start to end, and all other ops.
-
-    Ops of SparseCores are left out: those of the core that start them count.
-    """
+def _executed(ops: Ops, runs: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
+    """All executions: collectives from start to end, other ops, and transfers between slices."""
     joined = _collectives_of(ops).instructions["op"]
     is_other = (pl.col("role") == "leaf") & ~pl.col("op").is_in(joined.implode())
     named = ["op", "device", "line", "run_id", "start_s", "dur_s", "core"]
+    facts = ops.instructions.select("op", "kind", "payload_bytes")
     both = pl.concat([runs.select(named), ops.events.filter(is_other).select(named)])
-    events = both.filter(pl.col("core").is_null()).with_columns(pl.col("device").fill_null(0))
+    once = counted_once(both.join(facts, on="op", how="left", maintain_order="left"))
+    rows = once.select(
+        "op", pl.col("device").fill_null(0), streams().alias("stream"), "run_id", "start_s", "dur_s"
+    )
+    between = transfers.select(
+        "op",
+        "device",
+        pl.lit(SLICE_STREAM, pl.Int64).alias("stream"),
+        pl.lit(None, pl.Int64).alias("run_id"),
+        "start_s",
+        "dur_s",
+    )
+    return pl.concat([rows, between], how="vertical_relaxed")
+
+
+def _transfers(profile: Profile, ops: Ops) -> pl.DataFrame:
+    """The transfers between slices, numbered behind the instructions; copies if the devices recorded them, too."""
+    transfers = slice_transfers(profile)
+    if not _counts_transfers(ops):
+        transfers = transfers.with_columns(pl.lit(Category.COPY.value).alias("category"))
+    keys = ["name", "kind", "category", "payload_bytes"]
+    distinct = transfers.select(keys).unique(maintain_order=True)
+    first = len(ops.instructions)
+    numbered = distinct.with_columns(
+        pl.int_range(first, first + pl.len(), dtype=pl.UInt32).alias("op")
+    )
+    return transfers.join(numbered, on=keys, nulls_equal=True, maintain_order="left")
+
+
+def _counts_transfers(ops: Ops) -> bool:
+    """Whether the devices recorded no sends and receives themselves."""
+    kinds = set(ops.instructions["kind"].drop_nulls())
+    return not kinds & {Kind.SEND.value, Kind.RECV.value}
+
+
+def _transfer_rows(transfers: pl.DataFrame) -> pl.DataFrame:
+    """The distinct transfers as ops."""
+    distinct = transfers.unique("op", maintain_order=True)
+    is_counted = pl.col("category") == Category.COLLECTIVE.value
+    columns = {
+        **{name: pl.col(name) for name in ("op", "name", "category")},
+        "kind": pl.when(is_counted).then("kind"),
+        "opcode": pl.col("name").str.extract(r"^(MegaScale: [A-Za-z ]+?(?:Send|Receive)|\S+)"),
+        "group_name": pl.when(is_counted).then(pl.lit(SLICE_GROUP)),
+        "payload_bytes": pl.col("payload_bytes"),
+    }
+    return distinct.select(
+        columns.get(name, pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in OPS_SCHEMA.items()
+    )
+
+
+def _columns(
+    profile: Profile, events: pl.DataFrame, steps: pl.DataFrame
+) -> Mapping[str, NDArray[Any]]:
+    """The columns of the trace's events."""
     start_ns = (events["start_s"] * _NS).round().cast(pl.Int64)
     end_ns = ((events["start_s"] + events["dur_s"]) * _NS).round().cast(pl.Int64)
     return {
         "op": events["op"].to_numpy(),
         "device": events["device"].to_numpy(),
-        "stream": events["line"].cast(pl.Int64).to_numpy(),
+        "stream": events["stream"].to_numpy(),
         "start_ns": start_ns.to_numpy(),
         "dur_ns": (end_ns - start_ns).to_numpy(),
-        "step": _step_of(profile, steps, events),
+        "step": step_of_events(profile, steps, events),
     }
-
-
-def _steps(profile: Profile) -> pl.DataFrame:
-    """The steps that the program annotated, on hosts or devices; empty if there are none.
-
-    Annotations of servers that tell prefill and decode come first, then numbered steps, then
-    annotations and modules named after a phase.
-    """
-    marks = _marks(profile)
-    candidates = (
-        _served(profile),
-        marks.filter(pl.col("step").is_not_null()),
-        marks.filter(pl.col("phase").is_not_null()),
-        _phase_runs(profile),
-    )
-    chosen = next((c for c in candidates if not c.is_empty()), marks.head(0))
-    records = [
-        {
-            **_tokens(name, phase),
-            "step": index,
-            "device": device,
-            "name": name,
-            "start_ns": round(start_s * _NS),
-            "dur_ns": round(dur_s * _NS),
-        }
-        for index, (name, phase, start_s, dur_s, device) in enumerate(
-            chosen.select("name", "phase", "start_s", "dur_s", "device").iter_rows()
-        )
-    ]
-    return pl.DataFrame(records, schema=STEPS_SCHEMA)
-
-
-def _tokens(name: str, phase: str | None) -> Mapping[str, Any]:
-    annotation = read_annotation(name)
-    if annotation is None or annotation.kind is None:
-        return {"kind": phase}
-    return {
-        "kind": annotation.kind,
-        "prefill_tokens": annotation.prefill_tokens,
-        "decode_tokens": annotation.decode_tokens,
-    }
-
-
-def _marks(profile: Profile) -> pl.DataFrame:
-    """Numbered steps and annotations named after a phase; `device` is null for those of hosts."""
-    devices = _devices(profile)
-    marks = steps_of(profile).join(devices, on=["host", "plane"], how="left", maintain_order="left")
-    return marks.with_columns(pl.when("on_device").then("device").alias("device")).select(
-        "name", "phase", "step", "start_s", "dur_s", "device"
-    )
-
-
-def _devices(profile: Profile) -> pl.DataFrame:
-    """The device of each plane with ops: host, plane, device."""
-    planes = profile.ops.events.select("host", "plane", "device")
-    return planes.unique(["host", "plane"], maintain_order=True)
-
-
-def _served(profile: Profile) -> pl.DataFrame:
-    """Annotations of serving engines on the hosts, which tell prefill from decode."""
-    parts = [_marks(profile).head(0)]
-    for _, _, plane, base_s in profile.planes():
-        if not plane.name.startswith("/host:"):
-            continue
-        names = plane.kinds.select("kind", "name")
-        known = [
-            (a := read_annotation(n)) is not None and a.kind is not None for n in names["name"]
-        ]
-        marks = plane.events.join(names.filter(pl.Series(known, dtype=pl.Boolean)), on="kind")
-        parts.append(_placed(marks, base_s, device=None))
-    return pl.concat(parts).sort("start_s", maintain_order=True)
-
-
-def _phase_runs(profile: Profile) -> pl.DataFrame:
-    """Executions of modules named after a phase, such as `jit_decode`, on each device."""
-    devices = {(host, plane): device for host, plane, device in _devices(profile).iter_rows()}
-    parts = [_marks(profile).head(0)]
-    for host, index, plane, base_s in profile.planes():
-        if plane.name.startswith("/device:TPU") and (host, index) in devices:
-            runs = module_runs(plane).with_columns(
-                pl.col("module").fill_null("").alias("name"),
-                (pl.col("end_ps") - pl.col("start_ps")).alias("dur_ps"),
-            )
-            parts.append(_placed(runs, base_s, device=devices[host, index]))
-    runs = pl.concat(parts).sort("start_s", maintain_order=True)
-    return runs.filter(pl.col("phase").is_not_null())
-
-
-def _placed(marks: pl.DataFrame, base_s: float, *, device: int | None) -> pl.DataFrame:
-    """Named events of a plane as marks."""
-    return marks.select(
-        "name",
-        pl.Series("phase", [phase_of(name) for name in marks["name"]], pl.String),
-        pl.lit(None, pl.Int64).alias("step"),
-        (pl.col("start_ps") * PS + base_s).alias("start_s"),
-        (pl.col("dur_ps") * PS).alias("dur_s"),
-        pl.lit(device, pl.Int32).alias("device"),
-    )
-
-
-def _step_of(profile: Profile, steps: pl.DataFrame, events: pl.DataFrame) -> NDArray[np.int64]:
-    """The step of each event [n]; -1 outside of steps.
-
-    A step of a host contains the ops of the runs that it launched; one of a device, what ran in it.
-    """
-    run_start = pl.col("start_s").min().over("device", "run_id")
-    at_s = events.select(pl.when(pl.col("run_id").is_null()).then("start_s").otherwise(run_start))
-    step = np.full(len(events), -1, np.int64)
-    device = events["device"].to_numpy()
-    for of_device in steps.partition_by("device", maintain_order=True):
-        number = of_device["device"][0]
-        at = _launched_s(profile, events, at_s.to_series()) if number is None else at_s.to_series()
-        start = of_device["start_ns"].to_numpy()
-        inner = innermost(
-            start,
-            start + of_device["dur_ns"].to_numpy(),
-            at=(at * _NS).round().cast(pl.Int64).to_numpy(),
-        )
-        is_in = (inner >= 0) & ((device == number) if number is not None else True)
-        step[is_in] = of_device["step"].to_numpy()[inner[is_in]]
-    return step
-
-
-def _launched_s(profile: Profile, events: pl.DataFrame, at_s: pl.Series) -> pl.Series:
-    """When the host launched the run of each event, if it recorded that; else the given time."""
-    keys = ["device", "run_id"]
-    parts: list[pl.DataFrame] = []
-    for _, _, plane, base_s in profile.planes():
-        stats = ("stat.device_ordinal", "stat.run_id")
-        if plane.name.startswith("/host:") and set(stats) <= set(plane.events.columns):
-            launches = plane.events.select(
-                pl.col(stats[0]).cast(pl.Int32, strict=False).alias("device"),
-                pl.col(stats[1]).cast(pl.Int64, strict=False).alias("run_id"),
-                (pl.col("start_ps") * PS + base_s).alias("launch_s"),
-            )
-            parts.append(launches.drop_nulls(keys).group_by(keys).agg(pl.col("launch_s").min()))
-    if not parts:
-        return at_s
-    launches = pl.concat(parts).group_by(keys).agg(pl.col("launch_s").min())
-    joined = events.select(keys).with_columns(at_s.alias("at_s")).join(
-        launches, on=keys, how="left", maintain_order="left"
-    )  # fmt: skip
-    return joined.select(pl.min_horizontal("launch_s", "at_s")).to_series()
 
 
 def _op_rows(instructions: pl.DataFrame) -> pl.DataFrame:
@@ -401,18 +317,3 @@ def _several_programs(ops: Ops) -> Iterator[str]:
     shown = ", ".join(f"{name} ({n:,} ops)" for name, n, _ in counts.head(MAX_NAMED).iter_rows())
     more = f" and {len(counts) - MAX_NAMED} more" if len(counts) > MAX_NAMED else ""
     yield f"{len(counts)} programs ran in the window: {shown}{more}; totals are over all of them"
-
-
-def _unread_planes(profile: Profile) -> Iterator[str]:
-    """Planes whose events are no rows: SparseCores and the transfers between slices."""
-    for _, _, plane, _ in profile.planes():
-        if len(plane.events) and "SparseCore" in plane.name:
-            yield (
-                f"'{plane.name}' has {len(plane.events):,} events, which are not counted: the core that "
-                "starts them has its own"
-            )
-        if len(plane.events) and plane.name.startswith("/device:CUSTOM:Megascale"):
-            yield (
-                f"'{plane.name}' has {len(plane.events):,} events of transfers between slices, which are "
-                "not counted: the devices' sends and receives are"
-            )

@@ -1,0 +1,201 @@
+"""SparseCores and transfers between slices in XPlanes of our own making: no recorded one was available."""
+
+from pathlib import Path
+
+import polars as pl
+
+from meshscope.events.enums import Kind
+from meshscope.readers.traces.attribution import TraceRows, attributed
+from meshscope.readers.traces.merge import merged
+from meshscope.readers.traces.trace import Trace
+from meshscope.readers.traces.xplane import read_xplane
+from meshscope.spec.hardware.topology import parse_topology
+from meshscope.spec.plan.plan import parse_plan
+
+from .made_xplane import made as profiles
+
+US = 10**6  # ps
+PROGRAM = "jit_decode(12345678901234567890)"
+REDUCE = "%all-reduce.3 = bf16[2,128]{1,0} all-reduce(bf16[2,128]{1,0} %p), replica_groups={{0,1}}"
+GATHER = "%gather_offload.1 = bf16[8,128]{1,0} custom-call(bf16[64,128]{1,0} %t)"
+WRAPPER = "%all-reduce.9 = call(%p), to_apply=%called_computation"
+FUSION = "%fusion.1 = f32[4] fusion(f32[4] %x)"
+PROGRAMS = {
+    name: {"program_id": profiles.Unsigned(12345678901234567890)}
+    for name in (REDUCE, GATHER, WRAPPER, FUSION)
+}
+SEND = "%send.1 = (bf16[8]{0}, u32[], token[]) send(bf16[8]{0} %x, token[] %t), channel_id=3"
+
+
+def us(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)
+
+
+def core(ordinal: int, *ops: object) -> object:
+    return profiles.Plane(
+        name=f"/device:TPU:{ordinal}",
+        lines=[
+            profiles.Line("XLA Modules", [profiles.Event(PROGRAM, 0, 1000 * US, {"run_id": 7})]),
+            profiles.Line("XLA Ops", list(ops)),
+        ],
+        kind_stats=PROGRAMS,
+    )
+
+
+def sparse(ordinal: int, number: int, *ops: object) -> object:
+    """The plane of a SparseCore, with the lines of its own."""
+    return profiles.Plane(
+        name=f"/device:TPU:{ordinal} SparseCore {number}",
+        lines=[
+            profiles.Line("Sparse Core Steps", [profiles.Event("1", 0, 1000 * US)]),
+            profiles.Line("Sparse Core Modules", [profiles.Event(PROGRAM, 0, 900 * US)]),
+            profiles.Line("Sparse Core Ops", list(ops)),
+        ],
+        kind_stats=PROGRAMS,
+    )
+
+
+def read(tmp_path: Path, *planes: object) -> Trace:
+    return read_xplane(profiles.write(tmp_path / "host.xplane.pb", *planes))
+
+
+def rows_of(trace: Trace, topology: str | None = None, plan: str | None = None) -> TraceRows:
+    if topology is None or plan is None:
+        return attributed(merged([trace]), None)
+    slices = parse_topology(topology)
+    mesh = parse_plan(plan).filled(slices.n_devices).mesh
+    return attributed(merged([trace]), mesh, crosses_slices=slices.crosses_slices)
+
+
+def test_a_collective_that_only_the_sparse_core_recorded_counts(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        core(0, profiles.Event(FUSION, 0, 100 * US)),
+        sparse(0, 1, profiles.Event(REDUCE, 50 * US, 100 * US)),
+    )
+    (row,) = rows_of(trace, "v6e:1x2", "tp=2").rows
+    assert (row.kind, row.payload_bytes, row.groups) == (Kind.ALL_REDUCE, 512, ((0, 1),))
+    assert (us(row.dur_s), us(row.exposed_s)) == (100, 50)  # the first half is behind the fusion
+    assert sorted(trace.events["stream"]) == [1, 2002]
+
+
+def test_a_collective_on_both_cores_counts_once(tmp_path: Path) -> None:
+    """The main core's event says the bytes, so its time from start to end counts."""
+    trace = read(
+        tmp_path,
+        core(0, profiles.Event(REDUCE, 0, 200 * US)),
+        sparse(0, 0, profiles.Event(REDUCE.replace("reduce.3", "reduce.4"), 20 * US, 150 * US)),
+    )
+    (row,) = rows_of(trace).rows
+    assert (row.count, us(row.dur_s)) == (1, 200)
+
+
+def test_a_call_without_bytes_gives_way_to_its_sparse_core(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        core(0, profiles.Event(WRAPPER, 0, 200 * US)),
+        sparse(0, 0, profiles.Event(REDUCE, 20 * US, 150 * US)),
+    )
+    (row,) = rows_of(trace).rows
+    assert (row.count, row.payload_bytes, us(row.dur_s)) == (1, 512, 150)
+
+
+def test_other_ops_of_sparse_cores_do_not_hide_collectives(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        core(0, profiles.Event(REDUCE, 0, 100 * US)),
+        sparse(0, 0, profiles.Event(GATHER, 0, 300 * US)),
+    )
+    read_rows = rows_of(trace)
+    (row,) = read_rows.rows
+    assert us(row.exposed_s) == 100
+    (load,) = read_rows.loads
+    assert (us(load.busy_s), us(load.collective_s), us(load.exposed_s)) == (300, 100, 100)
+    lanes = read_rows.distinct_ops.select("hlo_name", "category").rows()
+    assert ("gather_offload.1", "copy") in lanes
+
+
+def megascale(*events: tuple[str, int, int, int]) -> object:
+    """Events of (name, device as the runtime numbers it, start and duration in us)."""
+    return profiles.Plane(
+        name="/device:CUSTOM:Megascale Trace",
+        lines=[
+            profiles.Line(
+                "megascale",
+                [
+                    profiles.Event(
+                        name, at * US, dur * US, {"graph_key": f"device_{device}_gid_send.1$1^i0"}
+                    )
+                    for name, device, at, dur in events
+                ],
+            )
+        ],
+    )
+
+
+TRANSFERS = (
+    ("NetworkSend END", 200000, 100, 40),
+    ("NetworkReceive END", 200000, 120, 60),
+    ("NetworkSend END", 200001, 100, 50),
+    ("NetworkReceive END", 200001, 120, 70),
+    ("DeviceToHost END", 200001, 90, 10),
+)
+
+
+def test_transfers_between_slices_are_rows_over_the_axis_that_crosses_slices(
+    tmp_path: Path,
+) -> None:
+    ops = (profiles.Event(FUSION, 0, 100 * US),)
+    trace = read(tmp_path, core(0, *ops), core(1, *ops), megascale(*TRANSFERS))
+    rows = rows_of(trace, "2xv6e:1x2", "dp=2,tp=2").rows
+    assert {(row.kind, row.axis, row.crosses_slices, row.payload_bytes) for row in rows} == {
+        (Kind.SEND, "dp", True, None),
+        (Kind.RECV, "dp", True, None),
+    }
+    assert {(row.kind, row.count, us(row.dur_s)) for row in rows} == {
+        (Kind.SEND, 1, 45),
+        (Kind.RECV, 1, 65),
+    }
+    assert any("4 transfers between slices" in finding for finding in trace.findings)
+    without_plan = rows_of(trace).rows
+    assert {row.axis for row in without_plan} == {None}
+    assert all("between slices" in (row.axis_reason or "") for row in without_plan)
+
+
+def test_two_axes_across_slices_leave_the_axis_unknown(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        *(core(n, profiles.Event(FUSION, 0, 100 * US)) for n in range(2)),
+        megascale(*TRANSFERS),
+    )
+    rows = rows_of(trace, "4xv6e:1x2", "pp=2,dp=2,tp=2").rows
+    assert {row.axis for row in rows} == {None}
+
+
+def test_sends_of_devices_count_instead_of_megascale_transfers(tmp_path: Path) -> None:
+    trace = read(tmp_path, core(0, profiles.Event(SEND, 90 * US, 80 * US)), megascale(*TRANSFERS))
+    rows = rows_of(trace).rows
+    assert [(row.kind, row.count) for row in rows] == [(Kind.SEND, 1)]
+    assert any("the sends and receives of the devices count" in text for text in trace.findings)
+    kinds = trace.events.join(trace.ops, on="op").group_by("category").len()
+    assert dict(kinds.iter_rows()) == {"collective": 1, "copy": 5}
+
+
+def test_host_lines_of_older_profiles_tell_bytes_and_times(tmp_path: Path) -> None:
+    """An event marks the end of a transfer of 50 us."""
+    facts = {
+        "dcn_label": "all-reduce.273_312", "dcn_source_slice_id": 1,
+        "dcn_source_per_slice_device_id": 0, "dcn_destination_slice_id": 0,
+        "dcn_destination_per_slice_device_id": 0, "payload_size_bytes": 32768, "duration_us": 50,
+    }  # fmt: skip
+    name = "MegaScale: Communication Transport Receive"
+    host = profiles.Plane(
+        name="/host:CPU",
+        lines=[profiles.Line("dcn", [profiles.Event(name, 200 * US, 0, facts)])],
+    )
+    trace = read(tmp_path, core(0, profiles.Event(FUSION, 0, 100 * US)), host)
+    (row,) = rows_of(trace).rows
+    assert (row.kind, row.payload_bytes, us(row.dur_s)) == (Kind.RECV, 32768, 50)
+    assert row.opcode == name
+    (name_of_op,) = trace.ops.filter(pl.col("kind") == "recv")["name"]
+    assert name_of_op == f"{name} all-reduce.273_312"
