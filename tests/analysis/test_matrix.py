@@ -51,8 +51,17 @@ def test_a_broadcast_goes_along_a_chain() -> None:
     assert set(edges(made(Kind.BROADCAST, ((0, 1, 2),)))) == {(0, 1), (1, 2)}
 
 
+def test_a_reduction_goes_along_the_chain_to_the_first() -> None:
+    assert set(edges(made(Kind.REDUCE, ((0, 1, 2),)))) == {(1, 0), (2, 1)}
+
+
 @pytest.mark.parametrize(
-    "kind", [k for k in Kind if k not in {Kind.RECV, Kind.BROADCAST, Kind.GATHER}]
+    "kind",
+    [
+        k
+        for k in Kind
+        if k not in {Kind.RECV, Kind.BROADCAST, Kind.GATHER, Kind.REDUCE, Kind.SCATTER}
+    ],
 )
 def test_a_device_sends_its_wire_bytes(kind: Kind) -> None:
     pairs = tuple((i, (i + 1) % 8) for i in range(8))

@@ -27,6 +27,8 @@ class Factor(NamedTuple):
         Factor(Kind.ALL_TO_ALL, "n-1"),
         Factor(Kind.BROADCAST, "n"),
         Factor(Kind.GATHER, "n"),
+        Factor(Kind.REDUCE, "n"),
+        Factor(Kind.SCATTER, "n"),
         Factor(Kind.PERMUTE, "n"),
         Factor(Kind.SEND, "n"),
         Factor(Kind.RECV, "0"),

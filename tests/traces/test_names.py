@@ -39,10 +39,10 @@ from meshscope.readers.traces.trace import TraceFormat
         ("ncclSymkDevKernel_ReduceScatter_LDMC_sum_bf16(x)", Kind.REDUCE_SCATTER, "bf16", None),
         ("ncclSymDevKernel_AllGather_STMC(x)", Kind.ALL_GATHER, None, None),
         ("rcclGenericKernel<7, 4>(x)", None, None, None),
-        ("mscclKernel_Sum_half_LL(x)", None, None, None),
+        ("mscclKernel_Sum_half_LL(x)", None, "f16", None),
         # engines
         ("void vllm::cross_device_reduce_1stage_naive<c10::BFloat16, 4>(x)", Kind.ALL_REDUCE, "bf16", 4),
-        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half>>(x)", Kind.ALL_REDUCE, None, None),
+        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot<half>>(x)", Kind.ALL_REDUCE, "f16", None),
         ("void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
         ("void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(x)", Kind.REDUCE_SCATTER, "bf16", 8),
         ("void tensorrt_llm::kernels::oneShotAllReduceKernel<__nv_bfloat16, 8>(x)", Kind.ALL_REDUCE, "bf16", 8),
@@ -59,7 +59,6 @@ from meshscope.readers.traces.trace import TraceFormat
         ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(x)", Kind.ALL_TO_ALL, "bf16", 8),
         ("void deep_ep::intranode::notify_dispatch<8>(x)", None, None, None),
         ("void deep_ep::internode_ll::combine<true, 7168, 9, 9>(x)", Kind.ALL_TO_ALL, None, None),
-        ("void deep_ep::layout::get_dispatch_layout<256, 32>(x)", None, None, None),
         ("nvshmem::alltoall_kernel", Kind.ALL_TO_ALL, None, None),
         ("nvshmemi_barrier_all_kernel", None, None, None),
     ],
@@ -74,7 +73,12 @@ def test_kernels_that_communicate(
 
 @pytest.mark.parametrize(
     "name",
-    ["void at::native::reduce_kernel<512, 1>(x)", "nvjet_hsh_128x256", "broadcast_add_kernel"],
+    [
+        "void at::native::reduce_kernel<512, 1>(x)",
+        "nvjet_hsh_128x256",
+        "broadcast_add_kernel",
+        "void deep_ep::layout::get_dispatch_layout<256, 32>(x)",  # counts on its own device
+    ],
 )
 def test_kernels_that_compute(name: str) -> None:
     assert kernel_collective(name) is None
@@ -90,7 +94,9 @@ def test_kernels_that_compute(name: str) -> None:
         ("nccl:all_to_all", Kind.ALL_TO_ALL),
         ("ALLTOALL_BASE", Kind.ALL_TO_ALL),
         ("send", Kind.SEND),
-        ("reduce", None),
+        ("reduce", Kind.REDUCE),
+        ("nccl:scatter", Kind.SCATTER),
+        ("reduce_kernel", None),
     ],
 )
 def test_names_of_collectives(name: str, kind: Kind | None) -> None:

@@ -55,7 +55,7 @@ def _insertion(row: Collective, resharding: Resharding) -> Insertion:
     )
 
 
-def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
+def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:  # noqa: PLR0911  one per kind
     """The sharding of the operand, and that which the operation behind it wants."""
     over = f"over {row.axis}" if row.axis else "over unknown devices"
     along = "" if resharding.dim is None else f" along dimension {resharding.dim}"
@@ -72,6 +72,10 @@ def _shardings(row: Collective, resharding: Resharding) -> tuple[str, str]:
             return f"on one device {over}", "on another device: other tiles or a neighbor's edge"
         case Kind.GATHER | Kind.BROADCAST:
             return "on one device", f"on every device {over}"
+        case Kind.REDUCE:
+            return f"a partial result on each device {over}", "the whole result on one device"
+        case Kind.SCATTER:
+            return "on one device", f"split{along} {over}"
         case _:
             assert_never(row.kind)
 

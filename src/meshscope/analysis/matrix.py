@@ -56,7 +56,9 @@ def _edges(kind: Kind, group: Sequence[int]) -> Iterator[tuple[int, int, float]]
         if kind is not Kind.RECV and n == 2 and group[0] != group[1]:
             yield group[0], group[1], 1.0
         return
-    if kind in {Kind.BROADCAST, Kind.GATHER}:
+    if kind is Kind.REDUCE:
+        yield from ((source, target, 1.0) for target, source in pairwise(group))
+    elif kind in {Kind.BROADCAST, Kind.GATHER, Kind.SCATTER}:
         yield from ((source, target, 1.0) for source, target in pairwise(group))
     elif kind is Kind.ALL_TO_ALL:
         yield from ((a, b, 1 / (n - 1)) for a in group for b in group if a != b)

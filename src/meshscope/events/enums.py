@@ -17,6 +17,8 @@ class Kind(StrEnum):
     RECV = "recv"
     GATHER = "gather"
     BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    SCATTER = "scatter"
 
 
 class Source(StrEnum):
@@ -61,7 +63,8 @@ def wire_factor(kind: Kind, group_size: int) -> Fraction:
     """Bytes that one device sends per payload byte.
 
     Source: nccl-tests doc/PERFORMANCE.md, "Bus bandwidth": all-reduce 2(n-1)/n; all-gather,
-    reduce-scatter and all-to-all (n-1)/n; broadcast, gather and point to point 1. The payload is
+    reduce-scatter and all-to-all (n-1)/n; broadcast and reduce 1, and so for gather, scatter and
+    point to point. The payload is
     the whole array (all-gather: output; reduce-scatter: input). A group of one device sends
     nothing, and neither does a receiver: a transfer counts at its sender. Headers, padding and
     algorithms that send more than the optimum are left out.
@@ -73,7 +76,7 @@ def wire_factor(kind: Kind, group_size: int) -> Fraction:
             return Fraction(2 * (group_size - 1), group_size)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
             return Fraction(group_size - 1, group_size)
-        case Kind.PERMUTE | Kind.SEND | Kind.GATHER | Kind.BROADCAST:
+        case Kind.PERMUTE | Kind.SEND | Kind.GATHER | Kind.BROADCAST | Kind.REDUCE | Kind.SCATTER:
             return Fraction(1)
         case Kind.RECV:
             return Fraction(0)

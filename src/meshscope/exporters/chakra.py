@@ -24,8 +24,10 @@ COMP_NODE, COMM_SEND_NODE, COMM_RECV_NODE, COMM_COLL_NODE = 4, 5, 6, 7
 # CollectiveCommType of et_def.proto.
 COMM_TYPES: dict[Kind, int] = {
     Kind.ALL_REDUCE: 0,
+    Kind.REDUCE: 1,
     Kind.ALL_GATHER: 2,
     Kind.GATHER: 3,
+    Kind.SCATTER: 4,
     Kind.BROADCAST: 5,
     Kind.ALL_TO_ALL: 6,
     Kind.REDUCE_SCATTER: 7,

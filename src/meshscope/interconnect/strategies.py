@@ -43,7 +43,7 @@ class Leg:
 Legs = tuple[Leg, ...]
 
 
-def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:  # noqa: PLR0911  one per kind
+def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]:  # noqa: C901, PLR0911  one per kind
     """The strategies for a collective over these groups, all groups at once."""
     match kind:
         case Kind.ALL_GATHER:
@@ -63,6 +63,10 @@ def strategies_of(kind: Kind, fabric: Fabric, groups: Groups) -> dict[str, Legs]
             return {DIRECT: _to_first(fabric, groups)}
         case Kind.BROADCAST:
             return {DIRECT: _from_first(fabric, groups)}
+        case Kind.REDUCE:
+            return {DIRECT: reversed_legs(_from_first(fabric, groups))}
+        case Kind.SCATTER:
+            return {DIRECT: reversed_legs(_to_first(fabric, groups))}
         case _:
             assert_never(kind)
 

@@ -50,6 +50,8 @@ def group_text(row: Collective) -> str:
             | Kind.ALL_TO_ALL
             | Kind.GATHER
             | Kind.BROADCAST
+            | Kind.REDUCE
+            | Kind.SCATTER
         ):
             n_groups, size = row.n_groups or UNKNOWN_TYPE, row.group_size or UNKNOWN_TYPE
             text = f"{n_groups} x {size}"

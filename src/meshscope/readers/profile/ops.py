@@ -157,8 +157,8 @@ def lines_named(plane: Plane, *names: str) -> list[int]:
 
 def _tpu_ops(plane: Plane, device: int, core: int | None) -> Ops:
     asynchronous = lines_named(plane, "Async XLA Ops")
-    own = lines_named(plane, "XLA Ops", "Sparse Core Ops")
-    wanted = pl.col("line").is_in([*own, *asynchronous])
+    synchronous = lines_named(plane, "XLA Ops", "Sparse Core Ops")
+    wanted = pl.col("line").is_in([*synchronous, *asynchronous])
     events = plane.events.filter(wanted).select("line", "kind", "start_ps", "dur_ps")
     modules = module_runs(plane)
     at = innermost(

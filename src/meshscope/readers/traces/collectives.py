@@ -23,6 +23,9 @@ _KINDS = {
     "alltoallv": Kind.ALL_TO_ALL,
     "broadcast": Kind.BROADCAST,
     "gather": Kind.GATHER,
+    "reduce": Kind.REDUCE,
+    "scatter": Kind.SCATTER,
+    "alltoallpivot": Kind.ALL_TO_ALL,
     "send": Kind.SEND,
     "recv": Kind.RECV,
     "sendrecv": Kind.PERMUTE,
@@ -36,6 +39,7 @@ _ENDINGS = re.compile(r"(?:_|(?<=[a-z]))(?:base|coalesced|into_?tensor|tensor|oo
 _CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
+        (r"reduce_scatter_cross_device", Kind.REDUCE_SCATTER),
         (r"cross_device_reduce|allreduce_prototype|quick_?reduce", Kind.ALL_REDUCE),
         (r"(?:multimem|one_shot|two_shot|oneshot|twoshot)_?all_?reduce", Kind.ALL_REDUCE),
         (r"all_?reduce_(?:fusion|kernel|rmsnorm)|lamport.*all_?reduce", Kind.ALL_REDUCE),
@@ -43,12 +47,22 @@ _CUSTOM: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
         (r"multimem_all_?gather|mscclpp.*all_?gather|cross_device_all_?gather", Kind.ALL_GATHER),
         (r"multimem_reduce_?scatter|mscclpp.*reduce_?scatter", Kind.REDUCE_SCATTER),
         (r"(?:deep_ep|internode|intranode).*::(?:dispatch|combine)\b", Kind.ALL_TO_ALL),
+        (r"nvshmem.*all_?to_?all|moe_?(?:a2a|all_?to_?all)", Kind.ALL_TO_ALL),
+        (r"nvshmem.*(?:all_?reduce|reduce_kernel)", Kind.ALL_REDUCE),
+        (r"nvshmem.*(?:all_?gather|fcollect)", Kind.ALL_GATHER),
         (r"pplx.*(?:dispatch|combine)|mscclpp.*all_?to_?all", Kind.ALL_TO_ALL),
     )
 )
-_ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl)\w*(?:Kernel|kernel|Func)")
-_OPAQUE = re.compile(r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic", re.IGNORECASE)
-_RANKS_IN_TEMPLATE = re.compile(r"cross_device_reduce\w*<[^<>]*?,\s*(\d+)\b")
+_ANY_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|mscclKernel)\w*(?:Kernel|kernel|Func|_)")
+_OPAQUE = re.compile(
+    r"nvshmem|mscclpp|symm_?mem|ncclDevKernel_Generic|(?:inter|intra)node\w*::",
+    re.IGNORECASE,
+)
+# Numbers of ranks in templates: <bfloat16, 8>, and after the alignment in PyTorch's symmetric memory.
+_RANKS_IN_TEMPLATE = re.compile(
+    r"(?:cross_device_\w+|(?:one|two)ShotAllReduceKernel|intranode::combine)<[^<>,]*,\s*(\d+)\b"
+    r"|(?:one|two)_shot_all_reduce\w*<[^<>,]*,\s*\d+,\s*(\d+)\b"
+)
 
 # dtypes as c10, NCCL and CUDA templates name them.
 _DTYPES = {
@@ -136,7 +150,7 @@ def kernel_collective(name: str) -> KernelCollective | None:
                 kind=kind,
                 opcode=short_name(name),
                 dtype=dtype_of(dtype[1]) if dtype else None,
-                group_size=int(n_ranks[1]) if n_ranks else None,
+                group_size=int(n_ranks[1] or n_ranks[2]) if n_ranks else None,
             )
     if _OPAQUE.search(name):
         return KernelCollective(kind=None, opcode=short_name(name))
@@ -183,7 +197,7 @@ def payload_bytes(
     return None if not n else -(-n * DTYPE_BITS[dtype] // 8)
 
 
-def _n_elements(
+def _n_elements(  # noqa: PLR0911  one per kind
     kind: Kind, n_in: int | None, n_out: int | None, group_size: int | None
 ) -> int | None:
     match kind:
@@ -195,7 +209,16 @@ def _n_elements(
             if n_in:
                 return n_in
             return n_out * group_size if n_out and group_size else None
-        case Kind.ALL_REDUCE | Kind.ALL_TO_ALL | Kind.BROADCAST | Kind.SEND | Kind.PERMUTE:
+        case Kind.SCATTER:
+            return max(n_in or 0, (n_out or 0) * (group_size or 0)) or None
+        case (
+            Kind.ALL_REDUCE
+            | Kind.ALL_TO_ALL
+            | Kind.BROADCAST
+            | Kind.REDUCE
+            | Kind.SEND
+            | Kind.PERMUTE
+        ):
             return n_in or n_out
         case Kind.RECV:
             return n_out or n_in

@@ -7,7 +7,6 @@ PyTorch 2.2), those of the `nccl:*` range around its launch apply.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,81 +38,24 @@ from meshscope.readers.traces.columns import (
     whole_numbers,
 )
 from meshscope.readers.traces.json_stream import FAULTS, JsonTrace
+from meshscope.readers.traces.kineto_events import (
+    COPIES,
+    OPEN,
+    USES,
+    KinetoArgs,
+    KinetoEvent,
+    OpKey,
+    Scalar,
+    Use,
+)
 from meshscope.readers.traces.kineto_head import KinetoHead, ranks_of
 from meshscope.readers.traces.trace import Category, Trace, TraceFormat
 
 MAX_RANGES = 1_000_000
 MAX_NAME = 1000
-_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
-
-
-class _Use(Enum):
-    """What an event is read for."""
-
-    OP = "op"
-    LAUNCH = "launch"
-    RANGE = "range"
-
-
-_USES: Mapping[str | None, _Use] = {
-    **dict.fromkeys((*_COPIES, "kernel"), _Use.OP),
-    **dict.fromkeys(
-        ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime"), _Use.LAUNCH
-    ),
-    **dict.fromkeys(("user_annotation", "gpu_user_annotation"), _Use.RANGE),
-}
-_OPEN = {"B": 1, "E": -1}
 # SGLang's profile_by_stage: 1717-TP-0-EXTEND.trace.json.gz.
 _STAGE_IN_NAME = re.compile(r"-(EXTEND|PREFILL|DECODE)(?=[-.])")
 _RANK_IN_NAME = re.compile(r"(?i)(?:rank|TP)[-_]?(\d{1,6})(?!\d)")
-
-Scalar = int | str | float | None
-
-
-class KinetoArgs(msgspec.Struct, gc=False):
-    """The arguments of an event that matter here."""
-
-    stream: Scalar = None
-    device: Scalar = None
-    correlation: Scalar = None
-    collective: str | None = msgspec.field(name="Collective name", default=None)
-    n_in: int | None = msgspec.field(name="In msg nelems", default=None)
-    n_out: int | None = msgspec.field(name="Out msg nelems", default=None)
-    group_size: int | None = msgspec.field(name="Group size", default=None)
-    dtype: str | None = None
-    group_name: Scalar = msgspec.field(name="Process Group Name", default=None)
-    group_text: str | None = msgspec.field(name="Process Group Description", default=None)
-    ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"null"))
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"null"))
-
-
-class KinetoEvent(msgspec.Struct, gc=False):
-    """An event of any kind."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: float | None = None
-    dur: float | None = None
-    args: KinetoArgs | None = None
-
-
-class OpKey(NamedTuple):
-    """What distinguishes ops; sizes are None for kernels that carry no facts of a collective."""
-
-    cat: str
-    name: str
-    collective: str | None = None
-    n_in: int | None = None
-    n_out: int | None = None
-    group_size: int | None = None
-    dtype: str | None = None
-    group_name: str | None = None
-    group_text: str | None = None
-    ranks: str | None = None
 
 
 class _Range(NamedTuple):
@@ -154,14 +96,14 @@ class _Reading:
         ops: list[KinetoEvent] = []
         launches: list[KinetoEvent] = []
         for event in batch:  # most events are operators of the host, which are none of these
-            use = _USES.get(event.cat)
+            use = USES.get(event.cat)
             if use is None:
-                if event.ph in _OPEN:
-                    self.n_open += _OPEN[event.ph]
-            elif use is _Use.OP:
+                if event.ph in OPEN:
+                    self.n_open += OPEN[event.ph]
+            elif use is Use.OP:
                 if event.ph == "X":
                     ops.append(event)
-            elif use is _Use.LAUNCH:
+            elif use is Use.LAUNCH:
                 launches.append(event)
             else:
                 self._add_range(event)
@@ -387,7 +329,7 @@ def _rank(head: KinetoHead, path: Path, events: pl.DataFrame) -> int | None:
 
 
 def _op_facts(key: OpKey, head: KinetoHead) -> dict[str, Any]:
-    if key.cat in _COPIES:
+    if key.cat in COPIES:
         return {"name": key.name, "category": Category.COPY.value}
     kernel = kernel_collective(key.name)
     if kernel is None and key.collective is None:

@@ -25,7 +25,7 @@ STATS = (
     *("dcn_destination_slice_id", "dcn_destination_per_slice_device_id"),
     *("payload_size_bytes", "duration_us"),
 )
-GROUP = "between slices"  # in place of the description of a process group
+GROUP = "between slices"  # as the description of their process group
 STREAM = 1_000_000
 PLANE = "/device:CUSTOM:Megascale"
 _KINDS = {
