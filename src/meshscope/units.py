@@ -8,33 +8,17 @@ from fractions import Fraction
 from meshscope.errors import SpecError, nearest
 
 # Bits per element, by XLA's name of the dtype (xla/primitive_util).
+_EIGHT_BITS = (
+    *("f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4", "f8e4m3fnuz", "f8e5m2fnuz", "f8e4m3b11fnuz"),
+    "f8e8m0fnu",
+    "f8e4m3fn_block128",  # a format of weights: scales of 128 x 128 blocks beside them
+    "f8e4m3fn_block128_f4e2m1fn_experts",  # fp8 as before, experts in mxfp4
+)
 DTYPE_BITS: dict[str, int] = {
     "pred": 8,
-    "s1": 1,
-    "u1": 1,
-    "s2": 2,
-    "u2": 2,
-    "s4": 4,
-    "u4": 4,
-    "s8": 8,
-    "u8": 8,
-    "s16": 16,
-    "u16": 16,
-    "s32": 32,
-    "u32": 32,
-    "s64": 64,
-    "u64": 64,
-    "f8e4m3fn": 8,
-    "f8e5m2": 8,
-    "f8e4m3": 8,
-    "f8e3m4": 8,
-    "f8e4m3fnuz": 8,
-    "f8e5m2fnuz": 8,
-    "f8e4m3b11fnuz": 8,
-    "f8e8m0fnu": 8,
-    "f8e4m3fn_block128": 8,  # a format of weights: scales of 128 x 128 blocks beside them
+    **{f"{kind}{bits}": bits for bits in (1, 2, 4, 8, 16, 32, 64) for kind in "su"},
+    **dict.fromkeys(_EIGHT_BITS, 8),
     "f4e2m1fn": 4,
-    "f8e4m3fn_block128_f4e2m1fn_experts": 8,  # fp8 as before, experts in mxfp4
     "f4e2m1fn_experts": 4,  # a format of weights: only experts are quantized
     "bf16": 16,
     "f16": 16,
@@ -44,38 +28,23 @@ DTYPE_BITS: dict[str, int] = {
     "c128": 128,
 }
 
-# Common names -> XLA's name.
-DTYPE_ALIASES: dict[str, str] = {
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "fp16": "f16",
-    "float32": "f32",
-    "fp32": "f32",
-    "float64": "f64",
-    "int8": "s8",
-    "int4": "s4",
-    "int32": "s32",
-    "half": "f16",
-    "float": "f32",
-    "fp8": "f8e4m3fn",
-    "fp8_e4m3": "f8e4m3fn",  # the e4m3 of vLLM is finite, too: torch.float8_e4m3fn
-    "fp8_e5m2": "f8e5m2",
-    "float8": "f8e4m3fn",
-    "float8_e4m3": "f8e4m3fn",
-    "float8_e4m3fn": "f8e4m3fn",
-    "float8_e5m2": "f8e5m2",
-    "fp8_block128": "f8e4m3fn_block128",
-    "fp4": "f4e2m1fn",
-    "mxfp4": "f4e2m1fn",
-    "float4_e2m1fn": "f4e2m1fn",
-    "mxfp4_experts": "f4e2m1fn_experts",
-    "fp8_block128_mxfp4_experts": "f8e4m3fn_block128_f4e2m1fn_experts",
-    "awq": "s4",
-    "gptq": "s4",
-    "w4a16": "s4",
-    "w8a16": "s8",
-    "tpu_int8": "s8",
+# XLA's name -> common names. The e4m3 of vLLM is finite, too: torch.float8_e4m3fn.
+_NAMES = {
+    "bf16": ("bfloat16",),
+    "f16": ("float16", "fp16", "half"),
+    "f32": ("float32", "fp32", "float"),
+    "f64": ("float64",),
+    "s8": ("int8", "w8a16", "tpu_int8"),
+    "s4": ("int4", "awq", "gptq", "w4a16"),
+    "s32": ("int32",),
+    "f8e4m3fn": ("fp8", "fp8_e4m3", "float8", "float8_e4m3", "float8_e4m3fn"),
+    "f8e5m2": ("fp8_e5m2", "float8_e5m2"),
+    "f8e4m3fn_block128": ("fp8_block128",),
+    "f4e2m1fn": ("fp4", "mxfp4", "float4_e2m1fn"),
+    "f4e2m1fn_experts": ("mxfp4_experts",),
+    "f8e4m3fn_block128_f4e2m1fn_experts": ("fp8_block128_mxfp4_experts",),
 }
+DTYPE_ALIASES = {alias: dtype for dtype, aliases in _NAMES.items() for alias in aliases}
 
 # Names of formats that are no dtype -> what to use for them.
 _FORMATS: dict[str, str] = {
