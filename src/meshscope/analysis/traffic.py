@@ -8,9 +8,12 @@ chooses its targets counts for every kind, so that a filter never reads as zero 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Kind, Phase
+
+T = TypeVar("T", int, float, Fraction)
 
 OPAQUE = "custom-call"  # opcode of a kernel that communicates by itself
 
@@ -56,20 +59,24 @@ class Traffic:
     @property
     def payload_bytes(self) -> int | None:
         """Bytes of the logical arrays."""
-        sizes = [None if r.payload_bytes is None else r.payload_bytes * r.count for r in self.rows]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return self._sum("payload_bytes", 0)
 
     @property
     def wire_bytes(self) -> Fraction | None:
         """Bytes that the device sends."""
-        sizes = [None if r.wire_bytes is None else r.wire_bytes * r.count for r in self.rows]
-        return None if None in sizes else sum((s for s in sizes if s is not None), Fraction(0))
+        return self._sum("wire_bytes", Fraction(0))
 
     @property
     def exposed_s(self) -> float | None:
         """Seconds in which the core waits for them."""
-        times = [None if r.exposed_s is None else r.exposed_s * r.count for r in self.rows]
-        return None if None in times else sum(time for time in times if time is not None)
+        return self._sum("exposed_s", 0)
+
+    def _sum(self, name: str, zero: T) -> T | None:
+        """The sum over all executions; None if a row does not know it."""
+        values = [(getattr(row, name), row.count) for row in self.rows]
+        if any(value is None for value, _ in values):
+            return None
+        return sum((value * count for value, count in values), zero)
 
 
 def traffic_of(rows: Iterable[Collective], chosen: Filter) -> Traffic:

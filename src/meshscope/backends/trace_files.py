@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import RunFailedError
 from meshscope.readers.profile.session import profile_of
 from meshscope.readers.traces.chrome import ChromeTrace, read_chrome
@@ -20,7 +19,7 @@ from meshscope.readers.traces.nsys import read_nsys
 from meshscope.readers.traces.trace import Trace, TraceFormat
 from meshscope.readers.traces.xplane import read_xplane, trace_of_profile
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 from meshscope.workers.worker_main import end_with_parent, reported

@@ -167,12 +167,18 @@ def _caveat_lines(times: Sequence[StepTime], min_unestimated_frac: float) -> Ite
     for time in times:
         if time.unestimated_frac > min_unestimated_frac:
             yield Text(_unestimated_text(time), style="dim")
+    for steps, note in step_notes(times):
+        yield Text(f"{steps}: {plain(note)}", style="yellow")
+
+
+def step_notes(times: Sequence[StepTime]) -> Iterator[tuple[str, str]]:
+    """Each note once, behind the steps that have it: `predicted prefill and decode`."""
     notes: dict[tuple[str, str], list[str]] = {}
     for time in times:
         for note in time.notes:
             notes.setdefault((time.source.value, note), []).append(time.phase.value)
     for (source, note), phases in notes.items():
-        yield Text(f"{source} {joined(phases)}: {plain(note)}", style="yellow")
+        yield f"{source} {joined(phases)}", note
 
 
 def _unestimated_text(time: StepTime) -> str:

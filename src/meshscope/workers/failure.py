@@ -1,4 +1,4 @@
-"""The failure of a worker process: its own message, a library's, or its exit status and log."""
+"""The failure of a worker process as one error message: its own, a library's, or its exit status and log."""
 
 import errno
 import json
@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from meshscope.errors import CompileError, MeshscopeError, ParseError, RunFailedError, SpecError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MAX_MESSAGE = 2000  # characters of a worker's own message
@@ -76,3 +78,44 @@ def telling_line(log: str) -> str:
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if _TELLING.search(line)]
     return (telling or lines or ["none"])[0 if telling else -1][:MAX_LINE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """What a worker process does, as its error messages say it.
+
+    `process` and `activity` fill "PROCESS crashed while ACTIVITY"; `rejection` introduces the
+    message of a library that raised.
+    """
+
+    process: str
+    activity: str
+    rejection: str
+    memory_remedy: str
+    crash_remedy: str
+    error: type[CompileError] | type[RunFailedError]
+
+
+def worker_error(task: WorkerTask, failure: Failure) -> MeshscopeError:
+    """The error to raise for a failed worker."""
+    match failure.how:
+        case ExitKind.OURS:
+            is_unreadable = failure.kind == ParseError.__name__
+            return (ParseError if is_unreadable else SpecError)(failure.words)
+        case ExitKind.REFUSED:
+            return task.error(f"{task.rejection}: {failure.words}")
+        case ExitKind.KILLED:
+            return task.error(
+                f"{task.process} was killed while {task.activity}, probably because the machine ran "
+                f"out of memory. {task.memory_remedy}"
+            )
+        case ExitKind.INTERRUPTED:
+            return task.error(
+                f"{task.process} was interrupted ({failure.kind}) while {task.activity}. "
+                "Run the command again."
+            )
+        case ExitKind.CRASHED:
+            return task.error(
+                f"{task.process} crashed ({failure.kind}) while {task.activity}. "
+                f"{task.crash_remedy} Last line of its log: {failure.words}"
+            )

@@ -12,7 +12,6 @@ from meshscope import __version__
 from meshscope.backends.calibrate.fit import fit_constants, unfitted
 from meshscope.backends.calibrate.request import REPORT, CalibrationRequest
 from meshscope.backends.live.run import check_can_run
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MeshscopeError, RunFailedError, SpecError
 from meshscope.events.enums import Kind
 from meshscope.interconnect.profile import ChipProfile, MatrixRate, MemoryRate, ProductTime
@@ -21,7 +20,7 @@ from meshscope.serialize import picked
 from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.plan import Plan
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, forward_progress, worker_process
 

@@ -29,7 +29,6 @@ from meshscope.backends.compile.cycles import (
 from meshscope.backends.compile.engine_step import check_can_compile_engine, read_engine_phase
 from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.chunk_times import placed_chunks, prefill_time
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.sequence_lengths import sequence_lengths
@@ -63,7 +62,7 @@ from meshscope.spec.plan.memory import Memory, compiled_memory
 from meshscope.spec.program import Frontend, Partitioner
 from meshscope.spec.quantization import check_program_dtype
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 

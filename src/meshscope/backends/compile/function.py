@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshscope import __version__
 from meshscope.backends.compile.function_worker import DONE, PACKAGES
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
@@ -33,7 +32,7 @@ from meshscope.spec.hardware.topology import Topology
 from meshscope.spec.plan.memory import Memory, TempBasis
 from meshscope.spec.plan.mesh import Mesh
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 

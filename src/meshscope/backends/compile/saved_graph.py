@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshscope.backends.compile.worker import GZIP_LEVEL, set_environment, slice_devices
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import CompileError, MissingToolError, ParseError, SpecError
 from meshscope.programs.torchxla.interpreter import torchxla_environment, torchxla_python
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.store.folder import scratch_folder
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import worker_process
 from meshscope.workers.worker_main import end_with_parent, reported

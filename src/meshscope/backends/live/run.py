@@ -16,7 +16,6 @@ from meshscope.backends.live.measurement import (
     summed_rows,
 )
 from meshscope.backends.live.names import HLO, REPORT, TRACE, hlo_name
-from meshscope.backends.worker_failure import WorkerTask, worker_error
 from meshscope.errors import MissingToolError, RunFailedError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
@@ -37,7 +36,7 @@ from meshscope.spec.program import Frontend
 from meshscope.spec.quantization import check_program_dtype
 from meshscope.store.folder import scratch_folder
 from meshscope.store.write import write_table
-from meshscope.workers.failure import failure_of
+from meshscope.workers.failure import WorkerTask, failure_of, worker_error
 from meshscope.workers.progress import error_report
 from meshscope.workers.spawn import Progress, forward_progress, worker_process
 

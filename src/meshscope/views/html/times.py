@@ -13,6 +13,7 @@ from meshscope.views.html.blocks import Block, Chart, Paragraph, basis_text, col
 from meshscope.views.html.page_run import PageRun
 from meshscope.views.model import joined
 from meshscope.views.plain import short
+from meshscope.views.times import step_notes
 from meshscope.views.trace import is_trace
 from meshscope.views.words import counted
 
@@ -34,12 +35,8 @@ def _basis(run: PageRun) -> Iterator[Paragraph]:
     if run.timed.basis is not None:
         order = "; largest share first" if "+" in run.timed.basis else ""
         yield Paragraph(text=f"Basis: {basis_text(run.timed.basis)}{order}.")
-    notes: dict[tuple[str, str], list[str]] = {}
-    for time in run.inputs.times:
-        for note in time.notes:
-            notes.setdefault((time.source.value, note), []).append(time.phase.value)
-    for (source, note), phases in notes.items():
-        yield Paragraph(text=f"{source.capitalize()} {joined(phases)}: {short(note, 600)}.")
+    for steps, note in step_notes(run.inputs.times):
+        yield Paragraph(text=f"{steps[0].upper()}{steps[1:]}: {short(note, 600)}.")
 
 
 def step_charts(bars: Sequence[tuple[str, CostBar]]) -> Iterator[Chart]:
