@@ -12,7 +12,7 @@ import pytest
 STAND_IN = Path(__file__).with_name("gcloud.py")
 
 # What the scripts on a worker call. `python3 -m uv` makes an environment whose meshscope writes the
-# prediction of the experiment as a measured run; a model named `fails` fails.
+# prediction of the experiment as a measured run; batch 7 fails, and batch 9 takes 20 s.
 PYTHON3 = """#!/bin/bash
 case "$*" in
   "-m pip install --quiet --user uv") ;;
@@ -32,6 +32,7 @@ esac
 """
 MESHSCOPE = """#!{python}
 import sys
+import time
 sys.path.insert(0, {source!r})
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,8 @@ assert words[0] == "run", words
 value = lambda name: words[words.index(name) + 1]
 if value("--batch") == "7":
     sys.exit("meshscope: there is no such chip")
+if value("--batch") == "9":
+    time.sleep(20)
 if "--process-id" in words and value("--process-id") != "0":
     sys.exit()
 meshscope.predict(words[1], topology=value("--topology"), plan=value("--plan"), batch=int(value("--batch")), out="p", force=True)

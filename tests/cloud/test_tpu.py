@@ -1,8 +1,10 @@
 """Slices are asked for within a quota, run sweeps, survive preemption, and are deleted."""
 
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -94,6 +96,25 @@ def test_a_finished_sweep_needs_no_slice(tpu, cloud) -> None:
     n_calls = len(cloud.calls_of("queued-resources", "create"))
     assert tpu("sweep", "bench", "e.yaml", *SWEEP)[0] == 0
     assert len(cloud.calls_of("queued-resources", "create")) == n_calls
+
+
+def test_an_interrupted_sweep_ends_its_command_and_deletes_its_slice(tpu, cloud) -> None:  # noqa: ARG001
+    """Ctrl-C reaches the process of meshscope alone, as `kill -INT` does."""
+    write_sweep(9)
+    cloud.set(polls=1)  # active at once
+    command = [sys.executable, "-m", "meshscope", "tpu", "sweep", "bench", "e.yaml", *SWEEP]
+    started_s = time.monotonic()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as sweep:
+        called = cloud.path / "workers" / "0" / "called"
+        while not (called.exists() and "--batch 9" in called.read_text()):
+            assert time.monotonic() < started_s + 15, "the command never started"
+            time.sleep(0.05)
+        interrupted_s = time.monotonic()
+        sweep.send_signal(signal.SIGINT)
+        assert sweep.wait(timeout=15) == 130
+    assert time.monotonic() - interrupted_s < 10
+    assert runs() == []
+    assert cloud.state["resources"] == {}
 
 
 def test_workers_of_several_hosts_find_each_other(tpu, cloud) -> None:

@@ -3,8 +3,9 @@
 import json
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshscope.errors import MissingToolError, RunError
@@ -31,6 +32,9 @@ class Gcloud:
 
     project: str | None = None
     show: Callable[[str], None] | None = None
+    running: set[subprocess.Popen[bytes]] = field(
+        default_factory=set[subprocess.Popen[bytes]], compare=False, repr=False
+    )
 
     def run(self, words: Sequence[str]) -> GcloudEnd:
         """Runs `gcloud WORDS`, or shows it and succeeds; MissingToolError without gcloud."""
@@ -39,15 +43,35 @@ class Gcloud:
             self.show(shlex.join(command))
             return GcloudEnd(returncode=0, out="", log="")
         try:
-            done = subprocess.run(
-                command, capture_output=True, check=False, stdin=subprocess.DEVNULL
-            )
+            return self._run(command)
         except FileNotFoundError as error:
             raise MissingToolError(
                 "gcloud is not installed. Install the Google Cloud CLI, then run 'gcloud auth login'."
             ) from error
-        out, log = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
-        return GcloudEnd(returncode=done.returncode, out=out, log=log)
+
+    def _run(self, command: Sequence[str]) -> GcloudEnd:
+        # Files, not pipes: an ssh that outlives its gcloud would keep a pipe open.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log)
+            self.running.add(process)
+            try:
+                returncode = process.wait()
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+            finally:
+                self.running.discard(process)
+            texts: list[str] = []
+            for file in (out, log):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        return GcloudEnd(returncode=returncode, out=texts[0], log=texts[1])
+
+    def end_commands(self, *, kill: bool = False) -> None:
+        """Terminates, or kills, the commands that other threads run."""
+        for process in tuple(self.running):
+            (process.kill if kill else process.terminate)()
 
     def succeed(self, words: Sequence[str]) -> str:
         """Runs a command that must succeed, and returns its output; RunError with its message if it fails."""

@@ -2,10 +2,11 @@
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshscope.cloud.gcloud import GcloudEnd
@@ -15,9 +16,10 @@ from meshscope.store.folder import new_folder
 from meshscope.store.read import read_run
 from meshscope.sweep.folder import SweepFolder
 from meshscope.sweep.planned import PlannedRun
-from meshscope.sweep.queue import LOG_BYTES, EndedCommand
+from meshscope.sweep.queue import LOG_BYTES, WAIT_FOR_END_S, EndedCommand
 
 N_SLICES = 10  # tried for one run before it fails
+END_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class TpuQueue:
         self._folder, self._tpu, self._force = folder, tpu, force
         self._pool = ThreadPoolExecutor(1)
         self._running: list[Future[EndedCommand]] = []
+        self._is_ending = threading.Event()
         tpu.ready()
 
     def n_jobs(self, planned: Sequence[PlannedRun]) -> int:
@@ -67,8 +70,13 @@ class TpuQueue:
         return []
 
     def close(self) -> None:
-        """Waits for the command that still runs; the slice stays."""
-        self._pool.shutdown(cancel_futures=True)
+        """Ends the command that still runs; the slice stays, and its next command replaces the run there."""
+        self._is_ending.set()
+        last = time.monotonic() + WAIT_FOR_END_S
+        while not all(one.done() for one in self._running):
+            self._tpu.machine.gcloud.end_commands(kill=time.monotonic() > last)
+            time.sleep(END_POLL_S)
+        self._pool.shutdown()
 
     def _made(self, planned: PlannedRun) -> EndedCommand:
         started_s = time.monotonic()
@@ -87,10 +95,12 @@ class TpuQueue:
 
     def _tried(self, planned: PlannedRun) -> GcloudEnd:
         """Runs the command until a slice lives long enough; RunError if none does."""
-        machine = self._tpu.machine
+        machine = replace(self._tpu.machine, sleep=self._sleep)
+        tpu = replace(self._tpu, machine=machine)
         for _ in range(N_SLICES):
-            self._tpu.ready()
+            tpu.ready()
             end = machine.run(planned.name, [planned.command.value, *planned.words])
+            self._sleep(0.0)
             try:
                 if not end.returncode:
                     self._fetch(planned)
@@ -102,6 +112,11 @@ class TpuQueue:
                 return end
             machine.note(f"{machine.name}: lost while it made '{planned}'")
         raise RunError(f"{N_SLICES} slices were lost while they made it. Try another zone or time.")
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits; RunError if the sweep ends."""
+        if self._is_ending.wait(seconds):
+            raise RunError("the sweep was interrupted.")
 
     def _fetch(self, planned: PlannedRun) -> None:
         """Copies the run from the slice into the folder, whole or not at all."""
