@@ -62,6 +62,10 @@ _COMMANDS = {
     "models": ("models", "List or search the models of the catalog."),
     "topologies": ("topologies", "List chips and slices: HBM, peaks and links."),
     "calibrate": ("calibrate", "Measure the chip of this machine, into a profile."),
+    "contribute": (
+        "contribute",
+        "Check a run measured on a TPU, and write what adds it to the accuracy page.",
+    ),
     "tpu create": ("tpu:create", "Ask for a slice, as a queued resource."),
     "tpu status": ("tpu:status", "Show the state of a slice."),
     "tpu install": ("tpu:install", "Install meshscope and JAX on every worker of a slice."),
