@@ -11,6 +11,8 @@ import meshscope
 from meshscope.cli.main import main
 from meshscope.events.enums import Kind, Phase, Source
 
+from . import made_kineto as made
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "traces"
 FOLDER = GOLDEN / "vllm-tp2"
 
@@ -83,6 +85,23 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
     assert {row.axis for row in run.record.rows_of(Source.MEASURED)} == {"dp"}
 
 
+def test_a_mesh_names_axes_that_no_plan_has(tmp_path: Path) -> None:
+    run = meshscope.import_(FOLDER, mesh="replica=1,model=2", out=tmp_path / "run")
+    rows = run.record.rows_of(Source.MEASURED)
+    assert {(row.axis, row.groups) for row in rows} == {("model", ((0, 1),))}
+    assert run.experiment.mesh == {"replica": 1, "model": 2}
+
+
+def test_the_order_of_devices_decides_between_axes_of_equal_size(tmp_path: Path) -> None:
+    """Ranks {0, 2} are neighbors on the mesh if the devices are in the order 0, 2, 1, 3."""
+    event = made.collective(made.NCCL, 0, 10, (0, 2), 64)
+    path = made.write(tmp_path / "rank0.json", made.document([event], world_size=4))
+    for order, axis in ((None, "data"), ("0,2,1,3", "model")):
+        out = tmp_path / f"run-{axis}"
+        run = meshscope.import_([path], mesh="data=2,model=2", device_order=order, out=out)
+        assert [row.axis for row in run.record.rows] == [axis]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,7 +109,11 @@ def test_options_take_precedence_over_the_card(tmp_path: Path) -> None:
         (("{rank}", "--plan", "tp=2"), "Give --topology, too"),
         (("{rank}", "--topology", "h100:2", "--plan", "dp=1"), "needs 1 device"),
         (("{rank}", "--topology", "h100:1", "--plan", "tp=1"), "Give the plan and the topology of all"),
-        (("{rank}", "--mesh", "x=2", "--topology", "h100:2"), "--mesh is for HLO text"),
+        (("{rank}", "--rules", "x.toml"), "--rules is for HLO text"),
+        (("{rank}", "--mesh", "x=2", "--plan", "tp=2"), "Give one of them"),
+        (("{rank}", "--mesh", "x=4", "--topology", "h100:2"), "Change the mesh or the slice"),
+        (("{rank}", "--mesh", "x=1"), "the mesh x=1 lays out 1"),
+        (("{rank}", "--device-order", "0,1"), "Give --mesh, too"),
         (("{rank}", "{hlo}"), "Import HLO text and traces one by one"),
         (("{bench}",), "Give the trace of a server, too"),
         (("{empty}",), "contains no trace"),

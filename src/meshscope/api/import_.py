@@ -142,16 +142,17 @@ def import_(  # noqa: PLR0913  the options of the command
         raise SpecError("--frontend jax: `compiled.as_text()` is text; leave the option out.")
     home = None if out is None else Path(out)
     if frontend is None and are_traces(files):
-        check_options_of_traces(
+        check_options_of_traces(phase=phase, layers=layers, lengths=lengths, rules=rules)
+        return import_traces(
+            files,
+            topology=topology,
+            plan=plan,
             mesh=mesh,
             device_order=device_order,
-            phase=phase,
-            layers=layers,
-            lengths=lengths,
-            rules=rules,
-        )
-        return import_traces(
-            files, topology=topology, plan=plan, card=card, model=model, out=home, force=force
+            card=card,
+            model=model,
+            out=home,
+            force=force,
         )
     if topology is None or card is not None:
         raise SpecError("HLO text needs --topology, and --plan or --mesh; --card is for traces.")

@@ -11,7 +11,7 @@ from meshscope.api.records import new_manifest, write_record
 from meshscope.api.request import option_words
 from meshscope.api.run import Run
 from meshscope.backends.trace_files import read_traces
-from meshscope.errors import MeshscopeError, SpecError, TraceError
+from meshscope.errors import MeshscopeError, PlanError, SpecError, TraceError
 from meshscope.events.collective import Groups
 from meshscope.events.enums import Source
 from meshscope.events.measured import Measured, ServedBenchmark, TraceFacts
@@ -27,6 +27,7 @@ from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.topology import Topology, parse_topology
 from meshscope.spec.model.config import read_model
 from meshscope.spec.model.model import Model
+from meshscope.spec.plan.mesh import Mesh, parse_mesh
 from meshscope.spec.plan.plan import Plan, parse_plan
 from meshscope.store.folder import new_folder
 from meshscope.store.folder_names import default_folder, safe_name
@@ -41,6 +42,7 @@ class _Layout:
     """What the caller or the card says about the run; None is unknown."""
 
     plan: Plan | None
+    mesh: Mesh | None  # that of the plan, or one with other axes
     topology: Topology | None
     model: Model | None
     findings: tuple[str, ...] = ()
@@ -68,6 +70,8 @@ def import_traces(  # noqa: PLR0913  the options of the command
     *,
     topology: str | None,
     plan: str | None,
+    mesh: str | None,
+    device_order: str | None,
     card: str | Path | None,
     model: str | None,
     out: Path | None,
@@ -77,18 +81,16 @@ def import_traces(  # noqa: PLR0913  the options of the command
     files, cards, findings = _listed(paths)
     card_path = Path(card) if card is not None else next(filter(is_card, cards), None)
     read = None if card_path is None else read_card(card_path)
-    layout = _layout(read, topology=topology, plan=plan, model=model)
+    devices = _mesh(mesh, device_order, plan=plan)
+    layout = _layout(read, topology=topology, plan=plan, mesh=devices, model=model)
     benchmarks = [read_served(path) for path, kind in files if kind is _BENCHMARK]
     trace = merged(read_traces(files))
     _check_size(layout, trace)
-    rows = attributed(
-        trace,
-        None if layout.plan is None else layout.plan.mesh,
-        crosses_slices=layout.crosses_slices,
-    )
+    rows = attributed(trace, layout.mesh, crosses_slices=layout.crosses_slices)
     predicted, notes = _predicted(layout, rows)
     measured = _measured(trace, rows, benchmarks, (*findings, *layout.findings, *notes))
-    words = option_words({"topology": topology, "plan": plan, "card": card, "out": out})
+    options = {"topology": topology, "plan": plan, "mesh": mesh, "device_order": device_order}
+    words = option_words({**options, "card": card, "out": out})
     named = () if model is None else ("--model", model)
     record = RunRecord(
         path=None,
@@ -157,7 +159,12 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
 
 
 def _layout(
-    card: WorkloadCard | None, *, topology: str | None, plan: str | None, model: str | None
+    card: WorkloadCard | None,
+    *,
+    topology: str | None,
+    plan: str | None,
+    mesh: Mesh | None,
+    model: str | None,
 ) -> _Layout:
     """Options take precedence over the card."""
     slice_ = None if topology is None else parse_topology(topology)
@@ -165,18 +172,41 @@ def _layout(
     if card is not None:
         slice_ = slice_ or card.topology
     laid_out = None if plan is None else parse_plan(plan)
-    if laid_out is None and card is not None:
+    if laid_out is None and mesh is None and card is not None:
         laid_out = card.plan
     if laid_out is not None and slice_ is None:
         raise SpecError(
             f"--plan {laid_out} alone does not lay out the devices. Give --topology, too."
         )
+    if mesh is not None and slice_ is not None and mesh.n_devices != slice_.n_devices:
+        raise PlanError(
+            f"the mesh {_axes(mesh)} has {mesh.n_devices} devices, but {slice_.name} has {slice_.n_devices}. "
+            "Change the mesh or the slice."
+        )
+    filled = None if laid_out is None or slice_ is None else laid_out.filled(slice_.n_devices)
     return _Layout(
-        plan=None if laid_out is None or slice_ is None else laid_out.filled(slice_.n_devices),
+        plan=filled,
+        mesh=mesh if filled is None else filled.mesh,
         topology=slice_,
         model=read_model(model) if model is not None else _model_of(card),
         findings=findings,
     )
+
+
+def _mesh(mesh: str | None, device_order: str | None, *, plan: str | None) -> Mesh | None:
+    """The axes of --mesh; PlanError for a plan beside it, or an order of devices without it."""
+    if mesh is None:
+        if device_order is not None:
+            raise PlanError("--device-order belongs to --mesh. Give --mesh, too.")
+        return None
+    if plan is not None:
+        raise PlanError("--plan and --mesh both lay out the devices. Give one of them.")
+    return parse_mesh(mesh, order=device_order)
+
+
+def _axes(mesh: Mesh) -> str:
+    """`data=2,model=4`."""
+    return ",".join(f"{name}={size}" for name, size in mesh.axes)
 
 
 def _model_of(card: WorkloadCard | None) -> Model | None:
@@ -190,10 +220,11 @@ def _model_of(card: WorkloadCard | None) -> Model | None:
 
 
 def _check_size(layout: _Layout, trace: MergedTrace) -> None:
-    if layout.plan is not None and layout.plan.mesh.n_devices < trace.n_devices:
+    if layout.mesh is not None and layout.mesh.n_devices < trace.n_devices:
+        named = f"the mesh {_axes(layout.mesh)}" if layout.plan is None else f"plan '{layout.plan}'"
         raise SpecError(
-            f"the trace is of {trace.n_devices} devices, and plan '{layout.plan}' lays out "
-            f"{layout.plan.mesh.n_devices}. Give the plan and the topology of all devices."
+            f"the trace is of {trace.n_devices} devices, and {named} lays out "
+            f"{layout.mesh.n_devices}. Give the plan and the topology of all devices."
         )
 
 
@@ -207,12 +238,13 @@ def _predicted(layout: _Layout, rows: TraceRows) -> tuple[Sequence[Any], Sequenc
 
 def _experiment(paths: Sequence[Path], layout: _Layout, trace: MergedTrace) -> ExperimentRecord:
     topology, plan = layout.topology, layout.plan
-    mesh: Mapping[str, int] = {} if plan is None else dict(plan.mesh.axes)
+    mesh: Mapping[str, int] = {} if layout.mesh is None else dict(layout.mesh.axes)
     return ExperimentRecord(
         imported=tuple(map(str, paths)),
         model=layout.model,
         plan=plan,
         mesh=mesh,
+        device_order=None if layout.mesh is None else layout.mesh.order,
         topology=topology,
         n_devices=trace.n_devices if topology is None else topology.n_devices,
         n_chips=None if topology is None else topology.n_chips,
@@ -249,6 +281,7 @@ def _measured(
 
 
 def _default_folder(path: Path, layout: _Layout) -> Path:
-    plan = "" if layout.plan is None else str(layout.plan).replace("=", "")
+    axes = "" if layout.mesh is None else _axes(layout.mesh)
+    plan = (axes if layout.plan is None else str(layout.plan)).replace("=", "")
     name = path.resolve().name.split(".")[0]
     return default_folder(name, "" if layout.topology is None else layout.topology.name, plan)

@@ -21,6 +21,8 @@ def order_of_ranks(trace: MergedTrace, mesh: Mesh | None) -> RankOrder | None:
     """How the ranks of the trace count the axes; None without a plan. SpecError for ranks beyond it."""
     if mesh is None:
         return None
+    if mesh.order is not None:  # the user says where each device is
+        return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))
     known = trace.ops.filter(pl.col("group").is_not_null())
     if known.is_empty() and trace.ops["groups"].is_not_null().any():
         return RankOrder(axes=mesh.names, positions=tuple(range(mesh.n_devices)))  # as HLO counts
