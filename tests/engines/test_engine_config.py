@@ -5,9 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from meshscope.api.request import CompileRequest
-from meshscope.backends.compile.engine_step import check_can_compile_engine
+from meshscope.backends.compile.engine_checks import check_can_compile_engine
 from meshscope.errors import PlanError, SpecError
-from meshscope.programs.engines.engine_config import architecture_config, vllm_config
+from meshscope.programs.engines.engine_config import (
+    architecture_config,
+    engine_variables_of,
+    vllm_config,
+)
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.releases import RELEASES
 from meshscope.spec.experiment import Experiment
@@ -38,8 +42,55 @@ def test_unscaled_angles_have_no_scaling() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"no config of the family gpt_oss.*Use --frontend jax"):
-        architecture_config(read_model("openai/gpt-oss-120b"))
+    with pytest.raises(SpecError, match=r"no config of the family deepseek_v2.*Use --frontend jax"):
+        architecture_config(read_model("deepseek-ai/DeepSeek-V2-Lite"))
+
+
+def test_gpt_oss_has_the_keys_that_only_it_has() -> None:
+    config = architecture_config(read_model("openai/gpt-oss-20b"))
+
+    assert (config["num_local_experts"], config["num_experts_per_tok"]) == (32, 4)
+    assert (config["intermediate_size"], config["sliding_window"]) == (2880, 128)
+    assert config["rope_scaling"]["beta_fast"] == 32.0
+
+
+def test_experts_over_dp_have_an_axis_beside_data_parallel_attention() -> None:
+    latent = experiment("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", batch=64)
+    config = vllm_config(latent, None)
+
+    assert config.additional_config["sharding"]["sharding_strategy"] == {
+        "enable_dp_attention": True,
+        "expert_parallelism": 8,
+    }
+    assert config.parallel_config.data_parallel_size == 1
+    assert config.scheduler_config.max_num_seqs == 8
+    assert config.model_config.use_mla
+    assert config.model_config.get_head_size() == 512 + 64
+    assert engine_variables_of(latent) == {"NEW_MODEL_DESIGN": "1"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block", "variables"),
+    [
+        ("bf16", None, {}),
+        ("f8e4m3fn_block128", [128, 128], {}),
+        (
+            "s8",
+            [128, 128],
+            {"REQUANTIZE_WEIGHT_DTYPE": "int8", "MOE_REQUANTIZE_WEIGHT_DTYPE": "int8"},
+        ),
+    ],
+)
+def test_quantized_weights_are_those_of_an_fp8_checkpoint(
+    dtype: str, block: list[int] | None, variables: dict[str, str]
+) -> None:
+    made = experiment("Qwen/Qwen3-32B", "tp=8", weight_dtype=dtype)
+    config = vllm_config(made, None).model_config
+
+    assert config.quantization == (None if block is None else "fp8")
+    quantization = getattr(config.hf_config, "quantization_config", {})
+    assert quantization.get("weight_block_size") == block
+    assert engine_variables_of(made) == variables
 
 
 def test_the_scheduler_has_the_sequences_and_tokens_of_one_rank() -> None:
@@ -82,9 +133,10 @@ def test_releases_are_sorted_from_old_to_new() -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        ("pp=2,tp=4", {}, "takes tp, dp, not pp"),
-        ("tp=8,sp", {}, "takes tp, dp, not sp"),
-        ("tp=8", {"weight_dtype": "fp8"}, "the engine rewrites quantized weights"),
+        ("pp=2,tp=4", {}, "takes tp, dp, ep, sp, not pp"),
+        ("dp=2,tp=4,sp", {"batch": 2}, "takes sp with tp alone"),
+        ("tp=8", {"weight_dtype": "f8e5m2"}, "has weights in bf16, f8e4m3fn"),
+        ("tp=8", {"dtype": "f16"}, "computes activations in bf16, not f16"),
         ("tp=8", {"cache_dtype": "f16"}, "has no cache of f16"),
     ],
 )
@@ -96,13 +148,20 @@ def test_what_the_front_end_does_not_compile_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "message"),
+    ("model", "plan", "options", "message"),
     [
-        ("Qwen/Qwen3-30B-A3B", "tp=8,ep=8", "takes tp, dp, not ep"),
-        ("Qwen/Qwen3-30B-A3B", "dp=2,tp=4", "splits experts over tp and takes no dp"),
-        ("deepseek-ai/DeepSeek-V3", "tp=8", "compiles grouped-query attention only"),
+        ("Qwen/Qwen3-30B-A3B", "tp=8,ep=8", {}, r"splits each expert over tp\. Use tp=8 for"),
+        ("Qwen/Qwen3-30B-A3B", "dp=2,tp=4", {}, r"splits each expert over tp\. Use tp=8 for"),
+        ("openai/gpt-oss-20b", "tp=8", {}, "Use tp=8,ep=8 for openai/gpt-oss-20b"),
+        ("openai/gpt-oss-20b", "tp=8,ep=8", {"weight_dtype": "s8"}, "with bf16 weights"),
+        ("deepseek-ai/DeepSeek-V3", "tp=8", {}, r"data-parallel .* Use dp=8,ep=8 for"),
+        ("deepseek-ai/DeepSeek-V3", "dp=8,ep=8", {}, "of fp8 checkpoints only"),
     ],
 )
-def test_mixtures_are_split_over_tp_alone(model: str, plan: str, message: str) -> None:
+def test_mixtures_take_the_plans_of_the_engine(
+    model: str, plan: str, options: dict[str, str], message: str
+) -> None:
+    made = experiment(model, plan, **({"batch": 8, "dtype": "bf16"} | options))
+
     with pytest.raises((PlanError, SpecError), match=message):
-        check_can_compile_engine(experiment(model, plan, batch=8, dtype="bf16"))
+        check_can_compile_engine(made)

@@ -91,6 +91,18 @@ def test_parts_between_layers_belong_to_stages(path: str, stages: range | None, 
     assert (scope.stages, scope.part, scope.n_times) == (stages, part, 1)
 
 
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("jit(step)/decode/layer1/moe.experts/moe.router/dot_general", Part.MOE_ROUTER),
+        ("jit(step)/decode/layer1/moe.experts/moe.combine/psum", Part.MOE_COMBINE),
+        ("jit(step)/decode/layer1/mlp/moe.router/psum", Part.MLP),
+    ],
+)
+def test_of_nested_parts_with_experts_the_innermost_counts(path: str, part: Part) -> None:
+    assert scope_of(path).part is part
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.op_name))
 def test_scope_is_read_from_the_path(case: Case) -> None:
     scope = scope_of(case.op_name)

@@ -26,7 +26,8 @@ from meshscope.backends.compile.cycles import (
     read_profile,
     write_profile,
 )
-from meshscope.backends.compile.engine_step import check_can_compile_engine, read_engine_phase
+from meshscope.backends.compile.engine_checks import check_can_compile_engine
+from meshscope.backends.compile.engine_step import read_engine_phase
 from meshscope.backends.compile.files import program_file
 from meshscope.backends.compile.gpu import check_can_compile_for_gpu
 from meshscope.cost.chunk_times import placed_chunks, prefill_time

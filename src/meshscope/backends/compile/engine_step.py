@@ -11,13 +11,10 @@ from meshscope.cost.chunk_times import prefill_time, summed_time
 from meshscope.cost.expert_load import expert_load
 from meshscope.cost.sequence_lengths import SequenceLengths, sequence_lengths
 from meshscope.cost.steps import TimedStep, timed_step
-from meshscope.errors import PlanError, SpecError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES
-from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.engines.step_names import STEP_PROGRAMS
 from meshscope.readers.hlo.collectives import (
     ModuleCollectives,
@@ -27,54 +24,6 @@ from meshscope.readers.hlo.collectives import (
 )
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.chips import ChipKind
-from meshscope.spec.model.model import GroupedAttention
-
-AXES = ("tp", "dp")
-
-
-def check_can_compile_engine(experiment: Experiment) -> None:
-    """Raises an error if the engine's model code cannot be compiled here, or not for this plan."""
-    program, topology, plan = experiment.program, experiment.topology, experiment.plan
-    option = f"--frontend {program.frontend}"
-    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
-        raise SpecError(
-            f"'{topology.name}': {option} compiles for one TPU slice, e.g. v6e-8. Use --frontend jax."
-        )
-    used = [axis for axis in ("pp", "fsdp", "cp", "ep") if getattr(plan, axis) > 1] + [
-        "sp"
-    ] * plan.sp
-    if used:
-        raise PlanError(
-            f"plan '{plan}': {option} takes {', '.join(AXES)}, not {used[0]}. Use --frontend jax for it."
-        )
-    workload = experiment.workload
-    if workload.weight_dtype != workload.activation_dtype or workload.weight_dtype != "bf16":
-        raise SpecError(
-            f"{option} compiles weights and activations in bf16, not {workload.weight_dtype} and "
-            f"{workload.activation_dtype}: the engine rewrites quantized weights as it loads them. "
-            "Drop the dtype, or use --frontend jax."
-        )
-    model = experiment.model
-    if not isinstance(model.attention, GroupedAttention):
-        raise SpecError(
-            f"{model.name}: {option} compiles grouped-query attention only. The engine splits other "
-            "projections as it loads quantized weights, which is not done here. Use --frontend jax."
-        )
-    if model.moe is not None and plan.dp > 1:
-        raise PlanError(
-            f"plan '{plan}': {option} splits experts over tp and takes no dp with them. Use --frontend jax."
-        )
-    if workload.cache_dtype not in CACHE_DTYPES:
-        raise SpecError(
-            f"{option} has no cache of {workload.cache_dtype}. Use {' or '.join(CACHE_DTYPES)}."
-        )
-    if model.family not in ARCHITECTURES:
-        raise SpecError(
-            f"{model.name}: {option} gets no config of the family {model.family} "
-            f"from meshscope. Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
-        )
-    environment_of(program.frontend, program.engine_version)
 
 
 def read_engine_phase(

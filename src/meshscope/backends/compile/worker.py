@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,7 @@ def compile_program(
     return {
         "flags": {name: os.environ[name] for name in FLAGS if name in os.environ},
         "seconds": seconds,
-        "memory": max(analyses, key=_peak_bytes),
+        "memory": _memory(analyses, step.resident_bytes),
         "versions": _versions(experiment),
         "order": [devices.index(device) for device in step.devices],
         "devices": [_device(device, experiment.topology.chip.kind) for device in step.devices],
@@ -141,13 +141,14 @@ class _Step:
 
     programs: Mapping[str, Any]
     devices: list[Any]
+    resident_bytes: int | None = None
 
 
 def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
     """The function that builds the programs of a step with the experiment's front end."""
     frontend = experiment.program.frontend
     if frontend.is_engine:
-        prepare_tpu_inference()
+        prepare_tpu_inference(experiment)
         from meshscope.programs.engines.tpu_inference import build_step  # noqa: PLC0415  the engine's Python
 
         return build_step
@@ -162,6 +163,18 @@ def _builder(experiment: Experiment, chunk: int) -> Callable[..., Any]:
         return _Step(programs={"": build_program(experiment, phase, devices)}, devices=devices)
 
     return single
+
+
+def _memory(analyses: Sequence[Mapping[str, int]], resident_bytes: int | None) -> dict[str, int]:
+    """The memory of the largest program, with the weights and caches that only others read.
+
+    `resident_bytes` are those of all weights and caches, without the padding of their layouts.
+    """
+    memory = dict(max(analyses, key=_peak_bytes))
+    if resident_bytes is not None:
+        memory["argument_bytes"] = max(memory["argument_bytes"], resident_bytes)
+        memory["temp_bytes"] = max(analysis["temp_bytes"] for analysis in analyses)
+    return memory
 
 
 def _peak_bytes(analysis: Mapping[str, int]) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 from meshscope.errors import SpecError
 from meshscope.programs.torchxla.configs import hugging_face_config
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import Family, Model
+from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention, Model
+from meshscope.spec.quantization import FP8_BLOCKS
 
 # `architectures` of the published configs.
 ARCHITECTURES: dict[Family, str] = {
@@ -15,6 +16,17 @@ ARCHITECTURES: dict[Family, str] = {
     Family.QWEN3: "Qwen3ForCausalLM",
     Family.QWEN3_MOE: "Qwen3MoeForCausalLM",
     Family.MIXTRAL: "MixtralForCausalLM",
+    Family.GPT_OSS: "GptOssForCausalLM",
+    Family.DEEPSEEK_V3: "DeepseekV3ForCausalLM",
+}
+# Checkpoints with quantized weights: `quantization_config` of their config.json, without the list of
+# matrices that stay in bf16. Int8 weights are what the engine makes of the fp8 blocks as it loads them.
+_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_FP8_BLOCKS = {**_FP8, "weight_block_size": [128, 128]}
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "f8e4m3fn": _FP8,
+    FP8_BLOCKS: _FP8_BLOCKS,
+    "s8": _FP8_BLOCKS,
 }
 CACHE_DTYPES = {"bf16": "auto", "f8e4m3fn": "fp8", "f8e5m2": "fp8_e5m2"}  # as vLLM names them
 
@@ -38,7 +50,35 @@ def architecture_config(model: Model) -> dict[str, Any]:
     }
     if model.family is Family.QWEN3_MOE:
         config["decoder_sparse_step"] = 1  # dense layers are in `mlp_only_layers`
+    if model.family is Family.GPT_OSS:
+        config |= _gpt_oss(model)
     return config
+
+
+def _gpt_oss(model: Model) -> dict[str, Any]:
+    """Keys that only gpt-oss has."""
+    attention, moe = model.attention, model.moe
+    assert isinstance(attention, GroupedAttention)
+    assert moe is not None
+    return {
+        "num_local_experts": moe.n_experts,
+        "num_experts_per_tok": moe.n_active,
+        "intermediate_size": moe.ffn,
+        "swiglu_limit": moe.activation_limit,
+        "sliding_window": attention.window,
+    }
+
+
+def engine_variables_of(experiment: Experiment) -> dict[str, str]:
+    """Environment variables that the engine's documentation asks for."""
+    variables: dict[str, str] = {}
+    if isinstance(experiment.model.attention, LatentAttention):
+        variables["NEW_MODEL_DESIGN"] = (
+            "1"  # its meshes with axes for the attention's data and experts
+        )
+    if experiment.workload.weight_dtype == "s8":
+        variables |= {"REQUANTIZE_WEIGHT_DTYPE": "int8", "MOE_REQUANTIZE_WEIGHT_DTYPE": "int8"}
+    return variables
 
 
 def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
@@ -49,6 +89,10 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
     """
     plan, workload, model = experiment.plan, experiment.workload, experiment.model
     hugging_face = SimpleNamespace(**architecture_config(model))
+    quantization = QUANTIZATION.get(workload.weight_dtype)
+    if quantization is not None:
+        hugging_face.quantization_config = quantization
+    attention = model.attention
     hugging_face.get_text_config = lambda *_, **__: hugging_face
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -57,14 +101,18 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             dtype=dtype,
             model=model.name,
             max_model_len=workload.context,
-            quantization=None,
+            quantization=None if quantization is None else quantization["quant_method"],
             runner_type="generate",
-            use_mla=False,
+            use_mla=isinstance(attention, LatentAttention),
             is_multimodal_model=False,
             uses_mrope=False,
             get_vocab_size=lambda: model.vocab,
             get_hidden_size=lambda: model.hidden,
-            get_head_size=lambda: hugging_face.head_dim,
+            get_head_size=lambda: (
+                attention.kv_rank + attention.rope_dim
+                if isinstance(attention, LatentAttention)
+                else hugging_face.head_dim
+            ),
             get_total_num_kv_heads=lambda: hugging_face.num_key_value_heads,
             get_sliding_window=lambda: None,
         ),
@@ -74,7 +122,7 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
             max_num_seqs=workload.batch // plan.data_size,
             max_num_batched_tokens=experiment.prefill_chunks.n_tokens,
         ),
-        additional_config={},
+        additional_config=_additional_config(experiment),
         load_config=SimpleNamespace(load_format="auto"),
         aux_output_config=SimpleNamespace(enable_return_routed_experts=False),
         speculative_config=None,
@@ -84,12 +132,26 @@ def vllm_config(experiment: Experiment, dtype: Any) -> SimpleNamespace:
 
 
 def _parallel_config(experiment: Experiment) -> SimpleNamespace:
+    """The sizes of vLLM; experts over dp have an axis of their own instead (`_additional_config`)."""
     plan = experiment.plan
     return SimpleNamespace(
         tensor_parallel_size=plan.tp,
-        data_parallel_size=plan.dp,
+        data_parallel_size=1 if _has_expert_axis(experiment) else plan.dp,
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1,
         pipeline_parallel_size=1,
-        enable_expert_parallel=False,
+        enable_expert_parallel=plan.ep > 1,
     )
+
+
+def _has_expert_axis(experiment: Experiment) -> bool:
+    """Whether attention is data-parallel over the devices that share the experts."""
+    return experiment.plan.ep > 1 and experiment.plan.ep == experiment.plan.dp
+
+
+def _additional_config(experiment: Experiment) -> dict[str, Any]:
+    """The engine's own options of sharding: data-parallel attention with experts over its devices."""
+    if not _has_expert_axis(experiment):
+        return {}
+    strategy = {"enable_dp_attention": True, "expert_parallelism": experiment.plan.ep}
+    return {"sharding": {"sharding_strategy": strategy}}

@@ -2,7 +2,9 @@
 
 import os
 
+from meshscope.programs.engines.engine_config import engine_variables_of
 from meshscope.programs.engines.stubs import install_stubs
+from meshscope.spec.experiment import Experiment
 
 # Imported by tpu-inference 0.12 to 0.32 and not installed with it; none is used in a lowered program.
 MISSING = (
@@ -34,7 +36,7 @@ ENVIRONMENT = {
 }
 
 
-def prepare_tpu_inference() -> None:
+def prepare_tpu_inference(experiment: Experiment) -> None:
     """Sets the engine's environment variables and makes its imports work."""
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | engine_variables_of(experiment))
     install_stubs(MISSING, replaced=TORCH_FRONTEND)

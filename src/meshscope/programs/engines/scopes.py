@@ -6,7 +6,9 @@ path in the model, such as `model.layers.3.self_attn`.
 
 # pyright: reportMissingImports=false
 import functools
+import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,9 +25,13 @@ PARTS: tuple[tuple[str, Part], ...] = (
     (r"(^|\.)(gate|router)$", Part.MOE_ROUTER),
     (r"(^|\.)shared_experts$", Part.MOE_SHARED),
     (r"(^|\.)(mlp|custom_module)\.experts$", Part.MOE_EXPERTS),
+    (r"(^|\.)combine_experts$", Part.MOE_COMBINE),
+    (r"(^|\.)layers\.\d+\.custom_module$", Part.MOE_EXPERTS),  # gpt-oss: router and experts
     (r"(^|\.)layers\.\d+\.(mlp|post_attention_layernorm|pre_mlp_norm)$", Part.MLP),
-    (r"^model\.norm$", Part.LM_HEAD),
+    (r"^(model\.norm|final_norm)$", Part.LM_HEAD),
 )
+# Methods of a module that do its work; gpt-oss looks up embeddings and logits by names of their own.
+METHODS = ("__call__", "encode", "decode")
 
 _scope_of_module: dict[int, str] = {}
 _wrapped: set[type] = set()
@@ -52,7 +58,7 @@ def with_scopes(model: Any) -> Any:
     for path, module in modules:
         has_experts = f"{path}.experts" in paths
         scope = scope_of_path(path, has_experts=has_experts)
-        if scope is not None and callable(module):
+        if scope is not None:
             _scope_of_module[id(module)] = scope
             _wrap(type(module))
     return model
@@ -63,14 +69,21 @@ def _wrap(kind: type) -> None:
     if kind in _wrapped:
         return
     _wrapped.add(kind)
-    call = kind.__call__
+    for name in METHODS:
+        method = getattr(kind, name, None)
+        if inspect.isfunction(method):
+            setattr(kind, name, _scoped(method))
 
-    @functools.wraps(call)
+
+def _scoped(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, within the scope of its instance."""
+
+    @functools.wraps(method)
     def scoped(self: Any, *arguments: Any, **options: Any) -> Any:
         scope = _scope_of_module.get(id(self))
         if scope is None:
-            return call(self, *arguments, **options)
+            return method(self, *arguments, **options)
         with jax.named_scope(scope):
-            return call(self, *arguments, **options)
+            return method(self, *arguments, **options)
 
-    kind.__call__ = scoped  # type: ignore[method-assign]
+    return scoped

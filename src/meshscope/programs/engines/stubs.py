@@ -125,6 +125,11 @@ def _next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _same(array: Any) -> Any:
+    """Torch's view of an array that JAX owns, or the reverse, where both are JAX's."""
+    return array
+
+
 class _Activations(dict[str, Any]):
     """Activation functions by Hugging Face's names, which are those of `jax.nn`."""
 
@@ -136,6 +141,8 @@ class _Activations(dict[str, Any]):
 
 # What the model code and the runner's buckets use of these packages, with the packages' own results.
 VALUES: dict[str, Any] = {
+    "torchax.interop.jax_view": _same,
+    "torchax.interop.torch_view": _same,
     "transformers.modeling_flax_utils.ACT2FN": _Activations(),
     "vllm.logger.init_logger": _logger,
     "vllm.logger._VllmLogger": _Logger,

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import jax
@@ -28,14 +29,16 @@ from tpu_inference.runner import kv_cache, tpu_runner
 from tpu_inference.runner import utils as runner_utils
 
 from meshscope.events.enums import Part, Phase
-from meshscope.programs.engines.engine_config import vllm_config
+from meshscope.programs.engines.engine_config import QUANTIZATION, vllm_config
+from meshscope.programs.engines.loading import process_loaded
 from meshscope.programs.engines.page_size import PallasAttentionBackend
 from meshscope.programs.engines.scopes import with_scopes
 from meshscope.programs.engines.step_names import LOGITS, MODEL, SAMPLE, SELECT
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.model.model import GroupedAttention
+from meshscope.spec.model.model import Family, GroupedAttention, LatentAttention
 
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
+LANES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +57,14 @@ class EngineProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStep:
-    """The programs of one step by name, in their order, and the devices in the order of the mesh."""
+    """The programs of one step by name, in their order, and the devices in the order of the mesh.
+
+    `resident_bytes` are those of a device's weights and caches, which all programs share.
+    """
 
     programs: Mapping[str, EngineProgram]
     devices: list[Any]
+    resident_bytes: int | None = None
 
 
 def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> EngineStep:
@@ -71,7 +78,12 @@ def build_step(experiment: Experiment, phase: Phase, devices: list[Any]) -> Engi
             name: EngineProgram(function=function, arguments=tuple(arguments), mesh=runner.mesh)
             for name, (function, *arguments) in builder.functions().items()
         }
-    return EngineStep(programs=programs, devices=list(runner.mesh.devices.flat))
+    leaves, caches, *_ = programs[MODEL].arguments
+    return EngineStep(
+        programs=programs,
+        devices=list(runner.mesh.devices.flat),
+        resident_bytes=sum(map(_local_bytes, (*leaves, *caches))),
+    )
 
 
 def _runner(experiment: Experiment, devices: list[Any]) -> Any:
@@ -95,6 +107,9 @@ def _runner(experiment: Experiment, devices: list[Any]) -> Any:
 def _page_size(config: Any) -> int:
     """Tokens of a page of the cache, as the engine's platform chooses them."""
     try:
+        if config.model_config.use_mla:
+            module = import_module("tpu_inference.layers.vllm.backends.flash_attn_mla")
+            return module.PallasMLAttentionBackend.get_page_size(config)
         module = import_module("tpu_inference.layers.vllm.backends.flash_attn")
         backend = module.PallasAttentionBackend
     except ModuleNotFoundError:
@@ -151,14 +166,15 @@ class _StepBuilder:
 
         def loaded() -> Any:
             model = kind(config, jax.random.key(0), mesh)
-            if hasattr(
-                model.model, "initialize_cache"
-            ):  # the engine calls it after loading weights
-                model.model.initialize_cache()
-            if self.experiment.model.moe is not None:
-                from meshscope.programs.engines.experts import process_experts  # noqa: PLC0415  not in 0.12
+            initialize = getattr(getattr(model, "model", None), "initialize_cache", None)
+            if initialize is not None:  # the engine calls it after loading weights
+                initialize()
+            if self._is_processed:
+                process_loaded(model, mesh)
+            if self.experiment.plan.sp:
+                from meshscope.programs.engines.sequence_parallel import split_tokens  # noqa: PLC0415  not in 0.12
 
-                process_experts(model, mesh)
+                split_tokens(model, mesh)
             return model
 
         options = {"graph_updates": False}
@@ -177,10 +193,8 @@ class _StepBuilder:
     def _caches(self) -> list[Any]:
         """The paged caches of all layers, with the engine's shape and sharding."""
         model, runner = self.experiment.model, self.runner
-        attention = model.attention
-        assert isinstance(attention, GroupedAttention)
-        n_heads = utils.get_padded_num_heads(attention.n_kv_heads, runner.mesh.shape["model"])
-        head_dim = utils.get_padded_head_dim(attention.head_dim)
+        is_latent = isinstance(model.attention, LatentAttention)
+        n_heads, head_dim = self._cache_heads
         n_pages = self.experiment.workload.batch * runner.max_num_blocks_per_req
         dtype = self._cache_dtype()
         size = (n_pages, runner.block_size, n_heads, head_dim)
@@ -192,9 +206,21 @@ class _StepBuilder:
 
         kv_cache.NamedSharding = recorded
         (cache,) = jax.eval_shape(
-            lambda: kv_cache.create_kv_caches(*size, runner.mesh, ["layer"], dtype)
+            lambda: kv_cache.create_kv_caches(
+                *size, runner.mesh, ["layer"], dtype, **({"use_mla": True} if is_latent else {})
+            )
         )
         return [self._array(cache.shape, cache.dtype, shardings[-1])] * model.n_layers
+
+    @property
+    def _cache_heads(self) -> tuple[int, int]:
+        """Heads of the cache and their size, padded as the engine's cache manager pads them."""
+        attention = self.experiment.model.attention
+        if isinstance(attention, LatentAttention):
+            return 1, _aligned(attention.kv_rank) + _aligned(attention.rope_dim)
+        assert isinstance(attention, GroupedAttention)
+        n_heads = utils.get_padded_num_heads(attention.n_kv_heads, self.runner.mesh.shape["model"])
+        return n_heads, utils.get_padded_head_dim(attention.head_dim)
 
     def _cache_dtype(self) -> Any:
         name = self.runner.cache_config.cache_dtype
@@ -238,6 +264,15 @@ class _StepBuilder:
         return jax.jit(greedy, compiler_options=options), logits
 
     @property
+    def _is_processed(self) -> bool:
+        """Whether the engine rewrites weights after loading; gpt-oss keeps those of its checkpoint."""
+        experiment = self.experiment
+        has_experts = (
+            experiment.model.moe is not None and experiment.model.family is not Family.GPT_OSS
+        )
+        return has_experts or experiment.workload.weight_dtype in QUANTIZATION
+
+    @property
     def _hidden(self) -> int:
         return self.experiment.model.hidden
 
@@ -265,6 +300,16 @@ class _StepBuilder:
     def _integers(self, size: int) -> Any:
         """A list over data-parallel ranks."""
         return self._array((size,), jnp.int32, self._sharding(ShardingAxisName.ATTN_DATA))
+
+
+def _local_bytes(array: Any) -> int:
+    """Bytes of an array on one device."""
+    return prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+
+def _aligned(size: int) -> int:
+    """The size rounded up to a whole number of lanes."""
+    return -(size // -LANES) * LANES
 
 
 def _is_array(value: Any) -> bool:

@@ -190,6 +190,8 @@ def _experts(model: Model) -> dict[str, Any]:
                 "norm_topk_prob": moe.is_normalized,
                 "mlp_only_layers": dense,
             }
+        case Family.GPT_OSS:
+            return {"num_local_experts": moe.n_experts, "num_experts_per_tok": moe.n_active}
         case _:
             return _deepseek_experts(model, moe)
 

@@ -14,6 +14,7 @@ _STAGES = re.compile(r"stage(?:(\d+)|s(\d+)-(\d+)(?:by(\d+))?)")
 _MICROBATCHES = re.compile(r"microbatches(\d+)of(\d+)")
 _PHASES = {phase.value: phase for phase in REQUEST_PHASES}
 _PARTS = {part.value: part for part in Part}
+_EXPERT_PARTS = frozenset(part for part in Part if part.value.startswith("moe."))
 # Parts outside the layers.
 OUTSIDE_LAYERS = frozenset({Part.EMBED, Part.LM_HEAD, Part.STAGE, Part.SAMPLE})
 
@@ -94,8 +95,9 @@ def scope_of(op_name: str | None) -> Scope:
         if stages is not None and schedule == (1, 1) and (match := _MICROBATCHES.fullmatch(name)):
             n_microbatches, n_ticks = int(match[1]), int(match[2])
             schedule = (n_microbatches, n_ticks) if 0 < n_microbatches <= n_ticks else schedule
-        if part is None:
-            part = _PARTS.get(name)
+        inner = _PARTS.get(name)
+        if part is None or (inner in _EXPERT_PARTS and part in _EXPERT_PARTS):
+            part = inner
     return Scope(
         phase=phase,
         layers=layers,

@@ -1,0 +1,94 @@
+"""Checks that the model code of a serving engine can be compiled for an experiment."""
+
+from meshscope.errors import PlanError, SpecError
+from meshscope.programs.engines.engine_config import ARCHITECTURES, CACHE_DTYPES, QUANTIZATION
+from meshscope.programs.engines.environments import environment_of
+from meshscope.spec.experiment import Experiment
+from meshscope.spec.hardware.chips import ChipKind
+from meshscope.spec.model.model import Family, LatentAttention
+
+AXES = ("tp", "dp", "ep", "sp")
+
+
+def check_can_compile_engine(experiment: Experiment) -> None:
+    """Raises an error if the engine's model code cannot be compiled here, or not for this plan."""
+    program, topology = experiment.program, experiment.topology
+    option = f"--frontend {program.frontend}"
+    if topology.chip.kind is not ChipKind.TPU or topology.n_slices > 1:
+        raise SpecError(
+            f"'{topology.name}': {option} compiles for one TPU slice, e.g. v6e-8. Use --frontend jax."
+        )
+    _check_model(experiment, option)
+    _check_plan(experiment, option)
+    _check_dtypes(experiment, option)
+    environment_of(program.frontend, program.engine_version)
+
+
+def _check_model(experiment: Experiment, option: str) -> None:
+    model = experiment.model
+    if model.family not in ARCHITECTURES:
+        raise SpecError(
+            f"{model.name}: {option} gets no config of the family {model.family} "
+            f"from meshscope. Use --frontend jax, or a model of {', '.join(ARCHITECTURES)}."
+        )
+
+
+def _check_plan(experiment: Experiment, option: str) -> None:
+    plan, model = experiment.plan, experiment.model
+    used = [axis for axis in ("pp", "fsdp", "cp") if getattr(plan, axis) > 1]
+    if used:
+        raise PlanError(
+            f"plan '{plan}': {option} takes {', '.join(AXES)}, not {used[0]}. Use --frontend jax for it."
+        )
+    if plan.sp and (
+        plan.dp > 1 or model.moe is not None or experiment.workload.weight_dtype != "bf16"
+    ):
+        raise PlanError(
+            f"plan '{plan}': {option} takes sp with tp alone, for dense models in bf16. "
+            "Omit sp, or use --frontend jax."
+        )
+    n_devices = plan.n_devices
+    match model.family:
+        case Family.DEEPSEEK_V3:
+            rule = "runs latent attention data-parallel on the devices that share the experts"
+            needed = f"dp={n_devices},ep={n_devices}"
+        case Family.GPT_OSS:
+            rule = "splits attention over tp and gives each device of tp some of the experts"
+            needed = f"tp={n_devices},ep={n_devices}"
+        case _ if model.moe is not None:
+            rule = "splits each expert over tp"
+            needed = f"tp={n_devices}"
+        case _:
+            return
+    if str(plan) != needed and n_devices > 1:
+        raise PlanError(f"plan '{plan}': {option} {rule}. Use {needed} for {model.name}.")
+
+
+def _check_dtypes(experiment: Experiment, option: str) -> None:
+    workload, model = experiment.workload, experiment.model
+    known = ("bf16", *QUANTIZATION)
+    if workload.activation_dtype != "bf16":
+        raise SpecError(
+            f"{option} computes activations in bf16, not {workload.activation_dtype}. Omit the dtype, or "
+            "use --frontend jax."
+        )
+    if workload.weight_dtype not in known:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: {option} has weights in {', '.join(known)}. "
+            "Use one of these, or --frontend jax."
+        )
+    is_quantized = workload.weight_dtype in QUANTIZATION
+    if isinstance(model.attention, LatentAttention) and not is_quantized:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: the engine's loader splits latent projections of "
+            f"fp8 checkpoints only. Omit the dtype, which {model.name} stores in fp8."
+        )
+    if is_quantized and model.family is Family.GPT_OSS:
+        raise SpecError(
+            f"--weight-dtype {workload.weight_dtype}: {option} compiles {model.name} with bf16 weights. "
+            "Use --dtype bf16, or --frontend jax."
+        )
+    if workload.cache_dtype not in CACHE_DTYPES:
+        raise SpecError(
+            f"{option} has no cache of {workload.cache_dtype}. Use {' or '.join(CACHE_DTYPES)}."
+        )

@@ -1,0 +1,168 @@
+"""What tpu-inference does with weights after loading them, on abstract arrays.
+
+The engine's own code splits, fuses, pads, quantizes and shards the weights of a checkpoint. It does so
+on arrays of the host and of devices; here the same functions run while JAX traces them, and only the
+shardings that they ask for are kept.
+"""
+
+# pyright: reportMissingImports=false
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+PROJECTIONS = ("kernel_gating_EDF", "kernel_up_proj_EDF", "kernel_down_proj_EFD")
+_SHARDING_KEYS = ("out_sharding", "sharding_names", "sharding")  # by release of flax
+# Modules that place arrays, by functions that they import by name; not all of them in each release.
+_MODULES = (
+    "tpu_inference.layers.common.utils",
+    "tpu_inference.layers.common.process_weights.linear_weights",
+    "tpu_inference.layers.common.process_weights.moe_weights",
+    "tpu_inference.layers.jax.quantization.fp8",
+    "tpu_inference.layers.jax.quantization.unquantized",
+    "tpu_inference.models.jax.utils.weight_utils",
+    "tpu_inference.models.jax.deepseek_v3",
+)
+
+
+class Placements:
+    """The shardings that the engine asks for, by array."""
+
+    def __init__(self) -> None:
+        self._specs: dict[int, tuple[Any, Any]] = {}  # with the array, which keeps its id
+
+    def put(self, array: Any, sharding: Any, *_: Any, **__: Any) -> Any:
+        """Stands for the engine's functions that place an array."""
+        spec = _spec(sharding)
+        for leaf in jax.tree.leaves(array):
+            self._specs[id(leaf)] = (leaf, spec)
+        return array
+
+    def spec_of(self, array: Any) -> Any | None:
+        """The sharding of an array; None if the engine did not place it."""
+        placed = self._specs.get(id(array))
+        return None if placed is None else placed[1]
+
+
+def process_loaded(model: Any, mesh: Any) -> None:
+    """Processes the weights of all modules; for use under `nnx.eval_shape`."""
+    placements = Placements()
+    jax.sharding.get_mesh = lambda: mesh  # JAX has none while it traces
+    with _tracing(placements, mesh):
+        for _, module in list(nnx.iter_modules(model)):
+            attributes = vars(module)  # some of the modules answer to any name
+            if "mla_layer" in attributes:
+                _split_latent(module)
+            elif all(attributes.get(name) is not None for name in PROJECTIONS):
+                _process_experts(module)
+            elif (
+                attributes.get("weight") is not None and attributes.get("quant_method") is not None
+            ):
+                _process_linear(module)
+    for _, module in nnx.iter_modules(model):
+        for parameter in vars(module).values():
+            if isinstance(parameter, nnx.Variable):
+                _set_sharding(parameter, placements.spec_of(parameter.get_value()))
+
+
+def _process_linear(layer: Any) -> None:
+    """Requantizes and reorders one matrix, if its method does so."""
+    for parameter in vars(layer).values():
+        if isinstance(parameter, nnx.Variable):
+            parameter.set_metadata("_is_loaded", True)
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def _process_experts(layer: Any) -> None:
+    """Fuses the projections of one layer; checkpoints store [E, F, D] and, for down, [E, D, F]."""
+    for name, parameter in list(vars(layer).items()):
+        if isinstance(parameter, nnx.Variable) and name.startswith(PROJECTIONS):
+            stored = jnp.swapaxes(parameter.get_value(), 1, 2)
+            parameter.set_value(stored)
+            parameter.set_metadata("_weights_to_load", [stored])  # of all experts
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def _split_latent(projection: Any) -> None:
+    """Splits `kv_b_proj` into those of keys and values, as its loader does when all of it is there."""
+    names = [n for n, value in vars(projection).items() if isinstance(value, nnx.Variable)]
+    for name in names:
+        getattr(projection, name).set_metadata("weight_loader", _keep)
+    projection.load_weights([(name, None) for name in names])
+
+
+def _keep(parameter: Any, weight: Any) -> None:
+    """Loads nothing: the parameter is abstract."""
+    del parameter, weight
+
+
+def _spec(sharding: Any) -> Any:
+    if isinstance(sharding, NamedSharding):
+        return sharding.spec
+    return sharding if isinstance(sharding, P) else P(*(sharding or ()))
+
+
+def _set_sharding(parameter: Any, spec: Any) -> None:
+    if spec is not None:
+        for key in _SHARDING_KEYS:
+            parameter.set_metadata(key, tuple(spec))
+
+
+@contextmanager
+def _tracing(placements: Placements, mesh: Any) -> Generator[None]:
+    """Replaces the engine's functions that touch devices while the block runs."""
+    stand_ins: dict[str, Any] = {
+        "general_device_put": placements.put,
+        "shard_put": lambda x, shardings=(), *_, **__: placements.put(x, shardings),
+        "cpu_mesh": lambda: mesh,
+        "cpu_mesh_context": nullcontext,
+    }
+    replaced: list[tuple[Any, str, Any]] = []
+    for module in _modules():
+        for name, stand_in in stand_ins.items():
+            if hasattr(module, name):
+                replaced.append((module, name, getattr(module, name)))
+                setattr(module, name, stand_in)
+        if hasattr(module, "process_quantized_moe_weights"):
+            process = module.process_quantized_moe_weights
+            replaced.append((module, "process_quantized_moe_weights", process))
+            module.process_quantized_moe_weights = _placing(process, placements)
+    try:
+        yield
+    finally:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+
+
+def _placing(process: Callable[..., Any], placements: Placements) -> Callable[..., Any]:
+    """The function with the shardings that it gives its results inside a jitted function."""
+    weights_module = import_module("tpu_inference.layers.common.process_weights.moe_weights")
+
+    def placed(weights: Any, *arguments: Any, **options: Any) -> Any:
+        made = process(weights, *arguments, **options)
+        shardings = weights_module._get_moe_weight_shardings(  # noqa: SLF001  the engine has no public one
+            made, options["moe_backend"], options["mesh"]
+        )
+        for field in fields(made):
+            array = getattr(made, field.name)
+            if array is not None:
+                placements.put(array, getattr(shardings, field.name))
+        return made
+
+    return placed
+
+
+def _modules() -> Iterator[Any]:
+    for name in _MODULES:
+        try:
+            yield import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
