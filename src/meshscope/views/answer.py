@@ -55,12 +55,8 @@ class Fit:
             ends = (_gib_number(end) for end in (self.known.low, self.known.high))
             interval = f" ({' to '.join(ends)})"
         if self.hbm.value is None:
-            return f"{self._label}: needs {self._known_gib} GiB"
-        return f"{self._label}: {self._known_gib}{interval} of {self.hbm.text}"
-
-    @property
-    def _label(self) -> str:
-        return "NO" if self.state is FitState.NO else self.state.value
+            return f"{self.state.label}: needs {self._known_gib} GiB"
+        return f"{self.state.label}: {self._known_gib}{interval} of {self.hbm.text}"
 
     @property
     def _known_gib(self) -> str:

@@ -1,6 +1,6 @@
 """The collectives of a phase as a table, in the widest layout that fits the terminal."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console, Group, RenderableType
@@ -156,11 +156,8 @@ def collectives_view(
         *view_columns(("verdict", "remarks")),
     )
     rows = [_cells(line, remark) for line, remark in zip(lines, remarks, strict=True)]
-    kept = [i for i in range(len(columns)) if any(row[i] not in {"", None} for row in rows)]
-    return ViewTable(
-        columns=tuple(columns[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in rows),
-    )
+    table = ViewTable(columns=columns, rows=tuple(rows))
+    return table.only(lambda i: any(row[i] not in {"", None} for row in rows))
 
 
 def _cells(line: TableLine, remark: str) -> tuple[CellValue, ...]:
@@ -200,8 +197,8 @@ def short_collectives_table(
     if not any(line.row.crosses_slices for line in lines):
         hidden.add("groups")
     plain_lines = [replace(line, verdict=_difference(line)) for line in lines]
-    view = _without(collectives_view(plain_lines, sides=sides, remarks=marks), hidden)
-    view = _with_one_count(view, lines)
+    whole = collectives_view(plain_lines, sides=sides, remarks=marks)
+    view = _with_one_count(whole.only(lambda i: whole.columns[i].key not in hidden), lines)
     flat = rich_table(view)
     return Group(flat if fits_console(flat, console) else _stacked(view), *footnotes.lines())
 
@@ -209,16 +206,6 @@ def short_collectives_table(
 def _difference(line: TableLine) -> Verdict | None:
     """The verdict of a line unless it is equal."""
     return None if line.verdict is Verdict.EQUAL else line.verdict
-
-
-def _without(view: ViewTable, hidden: Container[str]) -> ViewTable:
-    """The table without the columns of these keys."""
-    kept = [i for i, column in enumerate(view.columns) if column.key not in hidden]
-    return replace(
-        view,
-        columns=tuple(view.columns[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in view.rows),
-    )
 
 
 def _with_one_count(view: ViewTable, lines: Sequence[TableLine]) -> ViewTable:

@@ -155,12 +155,7 @@ def _with_stacked_header(view: ViewTable) -> ViewTable:
 
 
 def _without_secondary(view: ViewTable) -> ViewTable:
-    kept = [i for i, c in enumerate(view.columns) if not c.key.startswith(_SECONDARY)]
-    return replace(
-        view,
-        columns=tuple(view.columns[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in view.rows),
-    )
+    return view.only(lambda i: not view.columns[i].key.startswith(_SECONDARY))
 
 
 def _list(view: ViewTable) -> Table:

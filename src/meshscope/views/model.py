@@ -6,7 +6,7 @@ without a value could exist but is not known (`unknown`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshscope.units import format_bytes, format_gib, format_rate, format_seconds
@@ -118,6 +118,14 @@ class ViewTable:
     def __post_init__(self) -> None:
         """Every row has one cell for each column."""
         assert all(len(row) == len(self.columns) for row in self.rows)
+
+    def only(self, is_shown: Callable[[int], bool]) -> "ViewTable":
+        """The table with the columns at these indices."""
+        kept = [i for i in range(len(self.columns)) if is_shown(i)]
+        columns = tuple(self.columns[i] for i in kept)
+        return replace(
+            self, columns=columns, rows=tuple(tuple(r[i] for i in kept) for r in self.rows)
+        )
 
 
 def format_cell(value: CellValue, unit: Unit) -> str:

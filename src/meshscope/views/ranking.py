@@ -12,7 +12,6 @@ from meshscope.views.answer import FitState, SourceAnswer, source_answer
 from meshscope.views.document import fit_document, throughput_document
 from meshscope.views.model import UNKNOWN_LABEL, Figure, ViewTable, view_columns
 from meshscope.views.run_label import work_of
-from meshscope.views.summary import state_cell
 from meshscope.views.tables import rich_table
 from meshscope.views.times import time_document
 
@@ -83,7 +82,7 @@ def ranking_table(runs: Sequence[RankedRun]) -> ViewTable:
                 *(entry.figures.ttft, entry.figures.tpot, entry.figures.e2e),
                 _bare(entry.figures.decode_tokens_per_s),
                 _bare(entry.figures.decode_tokens_per_s_per_chip),
-                state_cell(entry.fits),
+                entry.fits.label,
             )
             for entry in runs
         ),

@@ -30,7 +30,7 @@ def slice_fits_table(fits: Iterable[SliceFit], prices: Mapping[str, float] | Non
         price = () if prices is None else (f"{price_per_hour(fit.topology, prices):,.2f}",)
         table.add_row(
             fit.name,
-            Text("NO" if state is FitState.NO else state.value, style=_STYLES.get(state, "yellow")),
+            Text(state.label, style=_STYLES.get(state, "yellow")),
             str(fit.plan),
             *price,
             _device_gib(fit),

@@ -13,7 +13,7 @@ from meshscope.spec.experiment_record import (
     PhaseDispatch,
     ProgramDispatch,
 )
-from meshscope.spec.plan.memory import FitState, Memory
+from meshscope.spec.plan.memory import Memory
 from meshscope.store.run import RunRecord
 from meshscope.units import format_bytes, format_gib
 from meshscope.views.model import (
@@ -105,7 +105,7 @@ def memory_table(memory: Mapping[Source, Memory]) -> ViewTable:
             ("total", *(_total_memory(m) for m in estimates)),
             *_total_range(estimates),
             ("HBM", *(gib_cell(m.hbm_bytes) for m in estimates)),
-            ("fits", *(state_cell(m.fit) for m in estimates)),
+            ("fits", *(m.fit.label for m in estimates)),
         ),
     )
 
@@ -146,11 +146,6 @@ def _total_range(estimates: Iterable[Memory]) -> Iterator[tuple[CellValue, ...]]
             for low, high in bounds
         )
         yield ("  range", *ranges)
-
-
-def state_cell(state: FitState) -> CellValue:
-    """`yes`, `NO`, `close` or `unknown`."""
-    return "NO" if state is FitState.NO else state.value
 
 
 def fits_cell(fits: bool | None) -> CellValue:  # noqa: FBT001  three values

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.store.run import RunRecord
-from meshscope.views.document import figures_document
+from meshscope.views.document import figures_document, throughput_document
 from meshscope.views.model import Figure, Unit, ViewTable, view_columns
 from meshscope.views.plain import plain
 from meshscope.views.summary import fits_cell
@@ -68,6 +68,7 @@ def summary_row(name: str, run: RunRecord) -> Row:
         for figure in _FIGURES
     }
     verdict, time = document["verdict"], document["time"]
+    rates = throughput_document(run, run.manifest.source)
     values = {
         **(experiment.get("workload") or {}),
         **(experiment.get("program") or {}),
@@ -83,24 +84,10 @@ def summary_row(name: str, run: RunRecord) -> Row:
         "unattributed_count": document["unattributed"]["count"],
         "verdict": None if verdict is None else verdict["verdict"],
         "time_basis": time["basis"],
-        **_rates(run, time),
+        **rates,
+        "request_tokens_per_s": rates["output_tokens_per_s"],
     }
     return {column: values.get(column) for column in SUMMARY_SCHEMA}
-
-
-def _rates(run: RunRecord, time: Mapping[str, Any]) -> Mapping[str, float | None]:
-    """Output tokens per second of the slice; None where a time or the workload is unknown."""
-    experiment = run.manifest.experiment
-    workload, n_chips = experiment.workload, experiment.n_chips
-    if workload is None:
-        return {}
-    decode_s, e2e_s = time["decode_step_s"], time["e2e_s"]
-    decode = workload.batch / decode_s if decode_s else None
-    return {
-        "decode_tokens_per_s": decode,
-        "decode_tokens_per_s_per_chip": decode / n_chips if decode and n_chips else None,
-        "request_tokens_per_s": workload.batch * workload.output / e2e_s if e2e_s else None,
-    }
 
 
 def summary_frame(rows: Sequence[Row]) -> pl.DataFrame:

@@ -18,6 +18,11 @@ class FitState(StrEnum):
     CLOSE = "close"  # the interval of the estimate contains the limit
     UNKNOWN = "unknown"
 
+    @property
+    def label(self) -> str:
+        """`yes`, `NO`, `close` or `unknown`."""
+        return "NO" if self is FitState.NO else self.value
+
 
 class TempBasis(StrEnum):
     """Where the bytes of temporary buffers come from."""

@@ -218,7 +218,7 @@ def _row(ranking: Ranking, run: PageRun) -> tuple[CellValue, ...]:
         _against_best(ranking, run),
         rate,
         memory,
-        "NO" if _state(run) is FitState.NO else _state(run).value,
+        _state(run).label,
         *(() if ranking.timed else (_sent_bytes(run, phase) for phase in REQUEST_PHASES)),
     )
 
