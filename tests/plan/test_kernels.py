@@ -70,10 +70,16 @@ CASES = [
     Case(
         LLAMA,
         {
-            "prefill_attention": "plain: cp splits the sequence",
+            "prefill_attention": "plain: prompt=128 over cp=2 is not a multiple of 128",
             "decode_attention": "plain: cp splits the cache",
         },
         plan="cp=2,tp=4",
+    ),
+    Case(
+        LLAMA,
+        {"prefill_attention": SPLASH, "decode_attention": "plain: cp splits the cache"},
+        plan="cp=2,tp=4",
+        workload={"prompt": 256},
     ),
     Case(
         LLAMA,

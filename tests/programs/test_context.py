@@ -120,3 +120,57 @@ def test_top_k_over_all_devices_equals_top_k_of_the_whole(n_best: int) -> None:
 
     threshold = np.sort(scores.swapaxes(0, 1).reshape(2, -1))[:, -min(n_best, 36)]
     assert (masks == (scores >= threshold[None, :, None, None])).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "size", "window", "has_sinks"),
+    [
+        (ContextForm.RING, 4, None, False),
+        (ContextForm.RING, 4, 200, True),
+        (ContextForm.ALLGATHER, 4, None, True),
+        (ContextForm.ALLGATHER, 2, 200, False),
+    ],
+)
+def test_kernel_attends_to_the_blocks_of_all_devices(
+    form: ContextForm, size: int, window: int | None, *, has_sinks: bool
+) -> None:
+    """Splash attention, interpreted, on each device against plain attention to the whole prompt."""
+    from jax.sharding import PartitionSpec as P  # noqa: PLC0415
+
+    from meshscope.programs.jax.context_parallel import AttentionInputs, Context  # noqa: PLC0415
+    from meshscope.programs.jax.kernels import PrefillKernel  # noqa: PLC0415
+    from meshscope.programs.jax.layout import layout_of  # noqa: PLC0415
+    from meshscope.programs.jax.numerics import causal_mask, dot_product_attention  # noqa: PLC0415
+    from meshscope.spec.plan.plan import parse_plan  # noqa: PLC0415
+    from meshscope.spec.workload import Workload  # noqa: PLC0415
+
+    n_prompt = 128 * size
+    random = np.random.default_rng(0)
+    q, k, v = (
+        random.normal(size=(1, n_prompt, n_heads, 128)).astype(np.float32) for n_heads in (2, 1, 1)
+    )
+    sinks = random.normal(size=2).astype(np.float32) if has_sinks else None
+    layout = layout_of(parse_plan("tp=1"), Workload(), Phase.PREFILL)
+    context = Context(size=size, form=form, phase=Phase.PREFILL, n_prompt=n_prompt)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        inputs = AttentionInputs(
+            q=q,
+            keys=lambda k, v: (k, v),
+            mask_of=lambda _: pytest.fail("the kernel needs no mask"),
+            scale=0.1,
+            sinks=sinks,
+            kernel=PrefillKernel(layout=layout, is_interpreted=True),
+            window=window,
+        )
+        return context.attend(inputs, (k, v), context.positions(0, q.shape[1]))
+
+    mesh = jax.make_mesh((size,), ("cp",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = P(None, "cp")
+    each = jax.shard_map(attend, mesh=mesh, in_specs=split, out_specs=split, check_vma=False)
+    got = jax.jit(each)(q, k, v)
+
+    positions = np.arange(n_prompt)
+    mask = causal_mask(positions, positions, window)
+    expected = dot_product_attention(q, k, v, mask, scale=0.1, sinks=sinks)
+    np.testing.assert_allclose(got, expected, atol=2e-6, rtol=2e-6)

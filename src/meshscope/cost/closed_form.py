@@ -450,7 +450,7 @@ def _features(
     sequences = chunks.n_sequences / plans.n_microbatches[at]
     n_queries = np.where(is_decode, 1.0, chunks.n_positions / cp)
     tokens = sequences * n_queries
-    block = _splash_block(chunks.n_positions)
+    block = _splash_block(chunks.n_positions / cp)
     is_kernel = (plans.has_kernel[at] > 0) & (block > 0) & ~is_decode
     causal_pairs, window_pairs = _block_pairs(prompt, block, plans.window[at])
     keys = (prompt + chunks.n_positions) / 2  # of the mean chunk: its positions and those before it
@@ -459,7 +459,8 @@ def _features(
     features[:, Feature.ONE] = 1.0
     features[:, Feature.SEQUENCES] = sequences
     features[:, Feature.TOKENS] = tokens
-    features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs
+    # The last device of cp attends to all blocks before its own: (2 cp - 1) / cp of the mean device's pairs.
+    features[:, Feature.CAUSAL_PAIRS] = per_pair * causal_pairs * (2 * cp - 1) / cp
     features[:, Feature.WINDOW_PAIRS] = per_pair * window_pairs
     features[:, Feature.ALL_PAIRS] = np.where(is_kernel | is_decode, 0.0, tokens * keys)
     features[:, Feature.ALL_SEQUENCES] = chunks.n_sequences

@@ -10,6 +10,7 @@ from typing import assert_never
 from meshscope.events.enums import Kind, Part, Phase
 from meshscope.prediction.planned_collective import PlannedCollective, PlannedStep
 from meshscope.spec.experiment import Experiment
+from meshscope.spec.model.flops import window_of
 from meshscope.spec.model.model import (
     Attention,
     AttentionKind,
@@ -25,6 +26,7 @@ from meshscope.spec.plan.context_form import (
     index_candidates,
     local_tokens,
     ring_pairs,
+    ring_sends,
 )
 from meshscope.spec.plan.weights import stored_kv_heads
 
@@ -39,19 +41,28 @@ def context_collectives(
         return (*_gather_index_scores(experiment, layer), *_merge_softmax(experiment))
     if isinstance(experiment.model.attention, CompressedAttention):
         return tuple(_gather_entries(experiment, layer))
-    return (*_gather_index_keys(experiment), *_share_keys(experiment))
+    return (*_gather_index_keys(experiment), *_share_keys(experiment, layer))
 
 
-def _share_keys(experiment: Experiment) -> Iterator[PlannedCollective]:
-    """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather."""
+def _share_keys(experiment: Experiment, layer: Layer) -> Iterator[PlannedCollective]:
+    """Keys and values (or latents) of the other blocks, by ring permutes or an all-gather.
+
+    With a kernel, the ring leaves out blocks beyond the window.
+    """
     plan, workload = experiment.plan, experiment.workload
     n_local = local_tokens(plan, Phase.PREFILL, workload.prompt)
     local_batch = _local_batch(experiment, Phase.PREFILL)
+    has_window = (
+        experiment.kernels.prefill_attention.kernel is not None
+        and layer.attention is not AttentionKind.CHUNKED
+    )
+    window = window_of(experiment.model.attention, layer.attention) if has_window else None
     for shape in _position_shapes(experiment):
         match experiment.context_form:
             case ContextForm.RING:
                 local = (local_batch, n_local, *shape)
-                yield _collective(experiment, Kind.PERMUTE, local, count=plan.cp - 1)
+                n_sends = ring_sends(plan.cp, n_local, window)
+                yield _collective(experiment, Kind.PERMUTE, local, count=n_sends)
             case _:
                 whole = (local_batch, workload.prompt, *shape)
                 yield _collective(experiment, Kind.ALL_GATHER, whole)

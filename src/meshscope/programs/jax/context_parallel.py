@@ -3,8 +3,9 @@
 Prefill: each device has a contiguous block of the prompt and attends to the keys of all blocks.
 Ring attention (Liu et al., arXiv 2310.01889) forwards each block n-1 times and merges partial
 softmaxes; the gather form all-gathers the blocks and attends once. Keys and values have separate
-permutes: packing them would save one start per step and cost a copy of both. Future blocks are
-computed and masked, as in the paper.
+permutes: packing them would save one start per step and cost a copy of both. With a kernel, a device
+computes the blocks up to its own, so that the last device has the most to do; without one, future blocks
+are computed and masked, as in the paper.
 
 Decode: cp splits the cache by positions. All devices have the same token, and each attends to its
 local positions. The merge all-reduces the maximum (N) and the numerators and denominators (N(H+1)) in
@@ -18,14 +19,17 @@ a value; n devices of cp.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshscope.events.enums import Phase
+from meshscope.programs.jax.kernels import PrefillKernel
 from meshscope.programs.jax.numerics import MASKED, Array, soft_capped
-from meshscope.spec.plan.context_form import ContextForm
+from meshscope.spec.plan.context_form import ContextForm, ring_sends
 from meshscope.spec.plan.kernel_choice import splash_block
 
 AXIS = "cp"
@@ -43,6 +47,11 @@ class PartialAttention:
     numerator: Array
     total: Array
     largest: Array
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """Numerator, total and largest."""
+        return self.numerator, self.total, self.largest
 
     def rescaled(self, largest: Array) -> "PartialAttention":
         """Rescales the sums to a larger maximum."""
@@ -109,7 +118,8 @@ class AttentionInputs:
 
     `keys` maps cached or received arrays [B, T, ...] to k [B, T, K, Hk] and v [B, T, K, Hv];
     `mask_of` maps their positions [T] to the mask [S, T] or [B, S, T]; `project` is linear and maps
-    [B, S, N, Hv] to [B, S, N, H], which may be narrower.
+    [B, S, N, Hv] to [B, S, N, H], which may be narrower. The `kernel` of prefill needs no mask but the
+    number of positions that a query attends to, `window`.
     """
 
     q: Array
@@ -119,6 +129,25 @@ class AttentionInputs:
     softcap: float | None = None
     sinks: Array | None = None
     project: Callable[[Array], Array] = lambda x: x
+    kernel: PrefillKernel | None = None
+    window: int | None = None
+
+    def block(self, local: Sequence[Array], offset: int) -> PartialAttention:
+        """By the kernel: attention to the arrays of a device `offset` positions before this one."""
+        assert self.kernel is not None
+        k, v = self.keys(*local)
+        out, sums = self.kernel.part(
+            self.q,
+            k,
+            v,
+            offset=offset,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+        )
+        return PartialAttention(
+            numerator=out.astype(jnp.float32), total=jnp.ones_like(sums), largest=sums
+        )
 
     def part(self, local: Sequence[Array], positions: Array) -> PartialAttention:
         """Unnormalized attention to arrays at these positions."""
@@ -247,25 +276,78 @@ class Context:
         if self.form is ContextForm.RING:
             return self._ring(inputs, local, positions)
         gathered = [self.gathered(x) for x in local]
+        if inputs.kernel is not None:
+            return inputs.project(self._by_rank(inputs, inputs.kernel, gathered)).astype(
+                inputs.q.dtype
+            )
         return self._finish(inputs, inputs.part(gathered, self.prompt_positions))
 
+    def _by_rank(
+        self, inputs: AttentionInputs, kernel: PrefillKernel, gathered: Sequence[Array]
+    ) -> Array:
+        """Attention to the blocks up to this device's: a branch for each device, as masks are static."""
+        k, v = inputs.keys(*gathered)
+        n_local = inputs.q.shape[1]
+
+        def attend(n_keys: int) -> Array:
+            return kernel(
+                inputs.q,
+                k[:, :n_keys],
+                v[:, :n_keys],
+                scale=inputs.scale,
+                window=inputs.window,
+                softcap=inputs.softcap,
+                sinks=inputs.sinks,
+            )
+
+        branches = [partial(attend, (rank + 1) * n_local) for rank in range(self.size)]
+        return lax.switch(self.rank, branches)
+
     def _ring(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
-        """Attends to each block while the permute of the next one runs; n-1 permutes per array."""
+        """Attends to each block while the permute of the next one runs."""
         rank, n_local = lax.axis_index(AXIS), positions.shape[0]
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
-        partial: PartialAttention | None = None
-        for step in range(self.size):
-            is_last = step == self.size - 1
+        window = None if inputs.kernel is None else inputs.window
+        n_sends = ring_sends(self.size, n_local, window)
+        merged: PartialAttention | None = None
+        for step in range(n_sends + 1):
+            is_last = step == n_sends
             received = [] if is_last else [lax.ppermute(x, AXIS, perm=pairs) for x in local]
             source = (rank - step) % self.size
-            part = inputs.part(local, positions + (source - rank) * n_local)
-            partial = part if partial is None else partial.merged(part)
+            if inputs.kernel is None:
+                part = inputs.part(local, positions + (source - rank) * n_local)
+            else:
+                part = self._earlier_block(inputs, local, step)
+            merged = part if merged is None else merged.merged(part)
             local = received
-        assert partial is not None
-        return self._finish(inputs, partial)
+        assert merged is not None
+        return self._finish(inputs, merged)
 
-    def _finish(self, inputs: AttentionInputs, partial: PartialAttention) -> Array:
-        shared = partial.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
+    def _earlier_block(
+        self, inputs: AttentionInputs, local: Sequence[Array], step: int
+    ) -> PartialAttention:
+        """By the kernel: attention to the block of a step of the ring, unless it is a later one."""
+        n_local = inputs.q.shape[1]
+        offset = step * n_local
+        if step == 0:
+            return inputs.block(local, offset)
+
+        def attend() -> tuple[Array, ...]:
+            return inputs.block(local, offset).arrays
+
+        def skip() -> tuple[Array, ...]:
+            numerator, total, largest = jax.eval_shape(attend)
+            return (
+                jnp.zeros(numerator.shape, numerator.dtype),
+                jnp.ones(total.shape, total.dtype),
+                jnp.full(largest.shape, MASKED, largest.dtype),
+            )
+
+        numerator, total, largest = lax.cond(self.rank >= step, attend, skip)
+        return PartialAttention(numerator=numerator, total=total, largest=largest)
+
+    def _finish(self, inputs: AttentionInputs, merged: PartialAttention) -> Array:
+        shared = merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
         return inputs.project(shared).astype(shared.dtype)
 
     def _merged(self, inputs: AttentionInputs, local: Sequence[Array], positions: Array) -> Array:
@@ -274,17 +356,17 @@ class Context:
         Numerators and denominators are reduced as one flat [B, S, N(H+1)], since an array of width
         H+1 would be padded to the next multiple of 128.
         """
-        partial = inputs.part(local, positions)
-        partial = partial.rescaled(lax.pmax(partial.largest, AXIS))
-        narrow = inputs.project(partial.numerator)
+        part = inputs.part(local, positions)
+        part = part.rescaled(lax.pmax(part.largest, AXIS))
+        narrow = inputs.project(part.numerator)
         numerator = narrow.reshape(*narrow.shape[:2], -1)
-        both = jnp.concatenate([numerator, partial.total], axis=-1)
+        both = jnp.concatenate([numerator, part.total], axis=-1)
         both = lax.psum(both, AXIS)
-        n_heads = partial.total.shape[-1]
+        n_heads = part.total.shape[-1]
         merged = PartialAttention(
             numerator=both[..., :-n_heads].reshape(narrow.shape),
             total=both[..., -n_heads:],
-            largest=partial.largest,
+            largest=part.largest,
         )
         return merged.with_sinks(inputs.sinks).normalized(inputs.q.dtype)
 

@@ -77,6 +77,8 @@ def grouped_attention(  # noqa: PLR0913  the inputs of a layer's attention
             q=q,
             keys=lambda k, v: (k, v),
             mask_of=lambda of_keys: causal_mask(positions, of_keys, window, is_chunked=is_chunked),
+            kernel=kernel,
+            window=None if is_chunked else window,
             **scores,
         )
         out = context.attend(inputs, (k, v), k_positions)

@@ -83,6 +83,30 @@ class PrefillKernel:
         )
         return mapped(q, k, v, sinks)
 
+    def part(  # noqa: PLR0913  the inputs of attention
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        offset: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> tuple[Array, Array]:
+        """As `partial_splash_attention`, on one device."""
+        assert self.kernel is Kernel.SPLASH
+        return partial_splash_attention(
+            q,
+            k,
+            v,
+            offset=offset,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            is_interpreted=self.is_interpreted,
+        )
+
 
 class Band(masks.LocalMask):
     """A causal or windowed mask that returns uniform blocks as one broadcastable element.
@@ -134,20 +158,64 @@ def splash_attention(  # noqa: PLR0913  the inputs of attention
 
     S and T are multiples of the block size.
     """
-    n_positions, n_heads = q.shape[1:3]
-    n_keys = k.shape[1]
-    block = splash_block(n_positions)
-    assert block is not None
+    n_positions, n_keys = q.shape[1], k.shape[1]
     left = None if window is None else window - 1
     seen = Band((n_positions, n_keys), (left, 0), offset=n_keys - n_positions)
-    kernel = splash.make_splash_mha_single_device(
+    kernel = _splash_kernel(seen, q, softcap=softcap, is_interpreted=is_interpreted)
+    attend: Callable[..., Array] = jax.vmap(lambda q, k, v: kernel(q, k, v, sinks=sinks))
+    return attend(*_by_head(q, k, v, scale)).swapaxes(1, 2)
+
+
+def partial_splash_attention(  # noqa: PLR0913  the inputs of attention
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    offset: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    is_interpreted: bool,
+) -> tuple[Array, Array]:
+    """Attention [B, S, N, V] to a block of S keys that starts `offset` positions before the queries.
+
+    Also returns the logarithms [B, S, N] of the sums of exp(score), with which parts can be merged.
+    """
+    n_positions = q.shape[1]
+    left = None if window is None else window - 1
+    is_whole = offset >= n_positions and (left is None or offset + n_positions <= left)
+    seen = (
+        masks.FullMask((n_positions, n_positions))
+        if is_whole
+        else Band((n_positions, n_positions), (left, 0), offset=offset)
+    )
+    kernel = _splash_kernel(
+        seen, q, softcap=softcap, is_interpreted=is_interpreted, save_residuals=True
+    )
+    out, (sums,) = jax.vmap(kernel)(*_by_head(q, k, v, scale))
+    return out.swapaxes(1, 2), sums.swapaxes(1, 2)
+
+
+def _splash_kernel(
+    seen: masks.Mask, q: Array, *, softcap: float | None, is_interpreted: bool, **options: Any
+) -> Callable[..., Any]:
+    """The kernel for queries [B, S, N, H] under a mask that all heads share."""
+    n_positions, n_heads = q.shape[1:3]
+    block = splash_block(n_positions)
+    assert block is not None
+    return splash.make_splash_mha_single_device(
         masks.MultiHeadMask([seen] * n_heads),
         block_sizes=splash.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block),
         attn_logits_soft_cap=softcap,
         interpret=is_interpreted,
+        **options,
     )
-    # The kernel has no scale argument, so queries are scaled and rounded to their dtype again.
+
+
+def _by_head(q: Array, k: Array, v: Array, scale: float) -> tuple[Array, ...]:
+    """[B, heads, positions, width] of scaled queries, keys and values.
+
+    The kernel has no scale argument, so queries are scaled and rounded to their dtype again.
+    """
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    by_head = (x.swapaxes(1, 2) for x in (scaled, k, v))
-    attend: Callable[..., Array] = jax.vmap(lambda q, k, v: kernel(q, k, v, sinks=sinks))
-    return attend(*by_head).swapaxes(1, 2)
+    return tuple(x.swapaxes(1, 2) for x in (scaled, k, v))

@@ -7,6 +7,8 @@ Shapes: B batch, S query positions, T key positions, D residual width, N heads, 
 P rotary width, H width of a head without its rotary part, V width of a value.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -77,7 +79,7 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         slots = context.chunk_slots(x.shape[1])
         latent = cache.part("latent", x.dtype, n_rows=x.shape[0], slots=slots)
     if context.is_split:
-        inputs = _split_attention(q, mask, w, attention, context)
+        inputs = replace(_split_attention(q, mask, w, attention, context), kernel=kernel)
         out = context.attend(inputs, (latent,), k_positions)  # [B, S, N, V]
     elif context.phase is Phase.DECODE:
         out = _absorbed(q, latent, mask, w, attention)

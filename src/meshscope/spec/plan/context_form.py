@@ -49,6 +49,11 @@ def ring_pairs(groups: Groups) -> Groups:
     )
 
 
+def ring_sends(cp: int, n_local: int, window: int | None) -> int:
+    """Times that each block moves on: a block of `n_local` positions beyond the window need not arrive."""
+    return cp - 1 if window is None else min(cp - 1, -(-(window - 1) // n_local))
+
+
 def index_candidates(indexer: Indexer, n_slots: int) -> int:
     """Candidates that each device proposes to an indexer that selects across devices."""
     return min(indexer.top_k, n_slots)

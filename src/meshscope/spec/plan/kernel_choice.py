@@ -168,12 +168,11 @@ def _prefill_reason(model: Model, plan: Plan, workload: Workload) -> str | None:
             pass
         case _:
             return "splash attention has no data-dependent masks"
-    if plan.cp > 1:
-        return "cp splits the sequence"
     n_positions = workload.chunk_positions
-    if splash_block(n_positions) is None:
+    if n_positions % plan.cp or splash_block(n_positions // plan.cp) is None:
         name = "prompt" if n_positions == workload.prompt else "prefill_chunk"
-        return f"{name}={n_positions} is not a multiple of {SPLASH_BLOCKS[-1]}"
+        share = f"{name}={n_positions}" + (f" over cp={plan.cp}" if plan.cp > 1 else "")
+        return f"{share} is not a multiple of {SPLASH_BLOCKS[-1]}"
     return None
 
 
