@@ -57,6 +57,12 @@ class StepTimeline:
     layer: tuple[str, float, float] | None
     n_left_out: int
 
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes from the top: the core, those of collectives, copies."""
+        ranks = {"core": 0, COPY: 2}
+        return sorted({s.lane for s in self.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
+
 
 def step_timelines(folder: Path | None, inputs: MetricInputs) -> tuple[StepTimeline, ...]:
     """One step of each phase, modeled and measured, if the run folder stores a timeline.
@@ -187,6 +193,11 @@ class Bursts:
     end: float
     bursts: tuple[tuple[str, float, float, float], ...]
     n_left_out: int
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes in the order of their first bursts."""
+        return list(dict.fromkeys(axis for axis, *_ in self.bursts))
 
 
 def axis_bursts(inputs: MetricInputs, source: Source) -> tuple[Bursts, ...]:

@@ -137,10 +137,8 @@ def timeline_data(
     timeline: StepTimeline, bounds: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """Spans on lanes, the core first; `bounds` is the range shown first."""
-    ranks = {"core": 0, "copy": 2}
-    lanes = sorted({s.lane for s in timeline.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
     spans = ((s.lane, s.start_s, s.dur_s, s.label, _color(s), s.repeats) for s in timeline.spans)
-    return _lane_chart("s", timeline.end_s, lanes, spans) | {
+    return _lane_chart("s", timeline.end_s, timeline.lanes, spans) | {
         "range": list(bounds or (0, timeline.end_s))
     }
 
@@ -156,8 +154,7 @@ def bursts_data(bursts: Bursts) -> dict[str, Any]:
         (axis, begin, end - begin, f"{_name(axis)}: {n_bytes:,.0f} B", axis, ())
         for axis, begin, end, n_bytes in bursts.bursts
     )
-    lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
-    return _lane_chart("s" if bursts.unit == "s" else "", bursts.end, lanes, spans)
+    return _lane_chart("s" if bursts.unit == "s" else "", bursts.end, bursts.axes, spans)
 
 
 def _lane_chart(

@@ -128,7 +128,7 @@ def interval_blocks(run: PageRun) -> Iterator[Block]:
     Nothing if the plan has one axis: the timeline shows its traffic.
     """
     phases = axis_bursts(run.inputs, run.source)
-    if len({axis for bursts in phases for axis, *_ in bursts.bursts}) < 2:
+    if len({axis for bursts in phases for axis in bursts.axes}) < 2:
         return
     yield from map(_burst_chart, sorted(phases, key=lambda bursts: bursts.phase, reverse=True))
     yield from run.tables("traffic_intervals", "Bursts and gaps", is_defined=True)

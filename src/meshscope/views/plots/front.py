@@ -12,16 +12,17 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.views.model import Unit
-from meshscope.views.plots.style import STYLE, WIDTH, label_text, legend_below, unit_axis
+from meshscope.views.plots.style import (
+    STYLE,
+    WIDTH,
+    label_text,
+    legend_below,
+    unit_axis,
+    write_figure,
+)
 
 HEIGHT = 3.4  # inches
 FINE = (1, 2, 5)
-# Metadata that would differ from run to run.
-_NO_DATE: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
 COLORS = "viridis"  # perceptually uniform, safe for color-blind readers
 MARKERS = "os^Dv<>P"  # of plans; the last one is that of all others
 
@@ -31,7 +32,7 @@ def write_front_plot(search: PlanSearch, path: Path, *, to: str) -> None:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT))
         draw_front(search, figure.subplots())
-        figure.savefig(path, format=to, bbox_inches="tight", metadata=_NO_DATE[to])
+        write_figure(figure, path, to=to, bbox_inches="tight")
 
 
 def draw_front(search: PlanSearch, axes: Axes) -> None:

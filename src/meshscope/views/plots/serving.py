@@ -14,6 +14,7 @@ from meshscope.views.plots.style import (
     STYLE,
     WIDTH,
     label_text,
+    write_figure,
 )
 from meshscope.views.serving import serving_title
 
@@ -40,5 +41,4 @@ def write_serving_plot(outcome: ServingOutcome, path: Path, *, to: str) -> None:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderpad=0)
         panels[-1, 0].set_xlabel("seconds since the start")
         figure.suptitle(label_text(serving_title(outcome), MAX_TITLE))
-        metadata = {"Software": None} if to == "png" else {"Date": None}
-        figure.savefig(path, format=to, metadata=metadata)
+        write_figure(figure, path, to=to)

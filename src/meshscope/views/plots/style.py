@@ -40,6 +40,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "meshscope",  # makes the SVG files reproducible
 }
+_DATED = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}  # metadata that is left out
 WIDTH = 6.6  # inches, two columns of a paper
 MAX_LABEL, MAX_TITLE = 40, 90  # characters
 MIN_VISIBLE_FRAC = 0.003  # of the axis; the legend leaves out what is narrower
@@ -70,10 +71,13 @@ class Plot:
 
 def save(figure: Figure, stem: Path) -> None:
     """Writes `stem`.png and `stem`.svg without timestamps."""
-    figure.savefig(
-        stem.with_name(f"{stem.name}.png"), bbox_inches="tight", metadata={"Software": None}
-    )
-    figure.savefig(stem.with_name(f"{stem.name}.svg"), bbox_inches="tight", metadata={"Date": None})
+    for to in ("png", "svg"):
+        write_figure(figure, stem.with_name(f"{stem.name}.{to}"), to=to, bbox_inches="tight")
+
+
+def write_figure(figure: Figure, path: Path, *, to: str, **layout: Any) -> None:
+    """Writes a figure in the format `to`, png, svg or pdf, without what differs from run to run."""
+    figure.savefig(path, format=to, metadata={_DATED[to]: None}, **layout)
 
 
 def label_text(text: object, limit: int = MAX_LABEL) -> str:

@@ -132,8 +132,7 @@ def timeline_plots(run: PlotRun) -> Iterator[Plot]:
 def _timeline_plot(
     name: str, timeline: StepTimeline, visible: tuple[float, float], heading: str
 ) -> Plot:
-    ranks = {"core": 0, "copy": 2}
-    lanes = sorted({s.lane for s in timeline.spans}, key=lambda lane: (ranks.get(lane, 1), lane))
+    lanes = timeline.lanes
     axes = new_axes(0.8 + 0.36 * len(lanes))
     color = color_map([lane for lane in lanes if lane != "core"])
     for row, lane in enumerate(lanes):
@@ -191,7 +190,7 @@ def burst_plots(run: PlotRun) -> Iterator[Plot]:
     if not phases:
         yield Plot(name="intervals", reason=NO_COLLECTIVES)
     for bursts in phases:
-        lanes = list(dict.fromkeys(axis for axis, *_ in bursts.bursts))
+        lanes = bursts.axes
         axes = new_axes(0.8 + 0.36 * len(lanes))
         for row, lane in enumerate(lanes):
             bars = [(begin, end - begin) for axis, begin, end, _ in bursts.bursts if axis == lane]
