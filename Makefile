@@ -123,6 +123,21 @@ full-size: $(VENV)/.dev ## compile the largest models, all layers: NAMES="V3.1 M
 accuracy: $(VENV)/.dev ## published times beside ours, into docs/accuracy.md
 	$(BIN)/cog -P -r docs/accuracy.md
 
+STUDY := runs/study/compiled
+
+.PHONY: study
+study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 cores; resumes): ALL=1 for all programs (hours)
+	$(BIN)/python experiments/study.py
+	$(BIN)/meshscope sweep experiments/study-compile.yaml --out $(STUDY)
+	$(if $(ALL),$(BIN)/meshscope sweep experiments/seed-plan-compile.yaml --out $(STUDY))
+	$(BIN)/python experiments/study_compiled.py
+	$(BIN)/python experiments/study_plots.py
+	$(BIN)/cog -P -r docs/study.md docs/study-queries.md docs/study-data.md
+
+.PHONY: best-plans
+best-plans: $(VENV)/.dev ## the best plan of every model on five generations, for the site: COMPILE="v6e v5e" compiles the winners (hours)
+	$(BIN)/python experiments/best_plans.py $(addprefix --compile ,$(COMPILE))
+
 .PHONY: cpu-loop
 cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure them (minutes)
 	$(BIN)/python benchmarks/cpu_loop.py

@@ -1,0 +1,114 @@
+"""The dataset of the study is what `predict` says, and its page says what the dataset does."""
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "docs" / "study"
+N_SAMPLED = 30
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+
+
+@pytest.fixture
+def claims() -> ModuleType:
+    return import_module("study_claims")
+
+
+def sampled() -> list[dict[str, Any]]:
+    points = pl.read_parquet(DATA / "points.parquet").filter(pl.col("refused").is_null())
+    return points.sample(N_SAMPLED, seed=24).to_dicts()
+
+
+@pytest.mark.parametrize("stored", sampled(), ids=lambda row: row["point"])
+def test_points_are_those_of_the_present_prediction(stored: dict[str, Any]) -> None:
+    """Counts and bytes are equal; times may have moved within their interval: then run `make study`."""
+    study = import_module("study")
+    row, collectives = study.predicted_rows(study.point_of(stored))
+    same = ("decode_count", "prefill_count", "decode_wire_bytes", "prefill_wire_bytes", "fits")
+    assert {name: row[name] for name in same} == {name: stored[name] for name in same}
+    assert stored["e2e_low_s"] <= row["e2e_s"] <= stored["e2e_high_s"]
+    decode = [c for c in collectives if c["phase"] == "decode"]
+    assert sum(c["count"] for c in decode) == row["decode_count"]
+
+
+def test_every_point_of_the_plan_is_in_the_dataset() -> None:
+    points = pl.read_parquet(DATA / "points.parquet")
+    plan = import_module("yaml").safe_load((ROOT / "experiments" / "study.yaml").read_text("utf-8"))
+    assert set(points["model"]) == set(plan["models"])
+    assert set(points["chip"]) == set(plan["slices"])
+    assert set(points["strategy"]) == set(plan["strategies"])
+    assert set(points["n_chips"]) == {4, 8, 16, 32, 64, 128, 256}
+    assert points.filter(pl.col("refused").is_null() & pl.col("e2e_s").is_null()).is_empty()
+
+
+def test_the_page_shows_every_claim_once(claims: ModuleType) -> None:
+    page = (ROOT / "docs" / "study.md").read_text("utf-8")
+    assert sorted(re.findall(r'study\.finding\("([\w-]+)"\)', page)) == sorted(claims.claims())
+
+
+def test_a_claim_that_the_data_contradict_fails(claims: ModuleType) -> None:
+    def claim(sql: str) -> Any:
+        return claims.Claim(name="x", text="", sql=sql, table={})
+
+    assert claims.rows_of(claim("select true as holds"))
+    with pytest.raises(SystemExit, match="contradict"):
+        claims.rows_of(claim("select plan, e2e_s > 1e9 as holds from points where fits limit 3"))
+    with pytest.raises(SystemExit, match="no rows"):
+        claims.rows_of(claim("select true as holds from points where batch = -1"))
+
+
+def test_plots_show_the_dataset(tmp_path: Path) -> None:
+    plots = import_module("study_plots")
+    plots.write(tmp_path)
+    for name in plots.PLOTS:
+        stored, drawn = ((home / f"{name}.svg").read_text("utf-8") for home in (DATA, tmp_path))
+        assert list(_paths(stored)) == list(_paths(drawn)), f"run 'make study': {name}.svg"
+
+
+def _paths(svg: str) -> Iterator[str]:
+    """The curves of a plot, which depend on no font."""
+    yield from re.findall(r'id="line2d_\d+">\s*<path d="([^"]+)"', svg)
+
+
+def test_an_interrupted_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that exist are not predicted again, and those of another plan are not used."""
+    study = import_module("study")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "models: [Qwen/Qwen3-4B]\nslices: {v6e: {4: 2x2}, v5e: {4: 2x2}}\nbatch: [1]\nprompt: [128]\n"
+        "output: 8\nstrategies: {tensor: tp=-1, impossible: tp=3}\n"
+    )
+    for name, value in {
+        "PLAN": plan,
+        "PARTS": tmp_path / "parts",
+        "DATA": tmp_path / "data",
+    }.items():
+        monkeypatch.setattr(study, name, value)
+    made: list[str] = []
+    monkeypatch.setattr(study, "make_part", _recorded(study.make_part, made))
+    study.make_part("Qwen/Qwen3-4B", "v6e")
+    study.make_parts(n_jobs=0, force=False)
+    assert made == ["v6e", "v5e"]
+    points = pl.read_parquet(tmp_path / "data" / "points.parquet")
+    assert points["plan"].to_list() == ["tp=4", None, "tp=4", None]
+    assert "divide" in points["refused"][1] or "devices" in points["refused"][1]
+
+
+def _recorded(make: Any, made: list[str]) -> Any:
+    def make_part(model: str, chip: str) -> None:
+        made.append(chip)
+        make(model, chip)
+
+    return make_part
