@@ -50,6 +50,11 @@ class Reader:
     read: Callable[[Path], object]
     structural: tuple[Mutation, ...] = ()
 
+    @property
+    def family(self) -> str:
+        """What reads the file, whatever its form: `hlo` of `hlo-gzip`, `run` of a run's files."""
+        return "run" if self.name in {"manifest", "events"} else self.name.partition("-")[0]
+
 
 def _hlo_seeds() -> Sequence[bytes]:
     names = ("v5e_dp2tp4_prefill_scan", "v6e_several")
@@ -80,7 +85,31 @@ def _xplane_seeds() -> Sequence[bytes]:
     made = _module("profile/made_profiles.py")
     chip = made.tpu(made.Event(made.REDUCE, 0, 400), made.Event(made.START, 400, 10))
     hosts = [made.xspace(chip), made.xspace(*made.v6e_host()), made.xspace(made.gpu())]
-    return [*hosts, _with_program(made)]
+    sparse, megascale, host = _other_planes(made)
+    others = [made.xspace(chip, sparse, megascale), made.xspace(chip, host)]
+    return [*hosts, _with_program(made), *others]
+
+
+def _other_planes(made: ModuleType) -> Sequence[object]:
+    """A SparseCore, and transfers between slices in both forms."""
+    ops = [made.Event(made.REDUCE, 100, 200), made.Event(made.FUSION, 300, 50)]
+    sparse = made.Plane("/device:TPU:3 SparseCore 1", [made.Line("Sparse Core Ops", ops)])
+    key = {"graph_key": "device_200001_gid_send.1$1^i0"}
+    sends = [made.Event(f"Network{way} END", 100, 90, key) for way in ("Send", "Receive")]
+    megascale = made.Plane("/device:CUSTOM:Megascale Trace", [made.Line("dcn", sends)])
+    facts = {
+        "dcn_label": "all-reduce.1",
+        "dcn_source_slice_id": 1,
+        "dcn_source_per_slice_device_id": 0,
+        "dcn_destination_slice_id": 0,
+        "dcn_destination_per_slice_device_id": 0,
+        "payload_size_bytes": 32768,
+        "duration_us": 50,
+    }
+    name = "MegaScale: Communication Transport Send"
+    steps = made.Event("execute_model: 8 reqs, 8 toks", 0, 900)
+    host = made.Plane("/host:CPU", [made.Line("dcn", [made.Event(name, 500, 0, facts), steps])])
+    return [sparse, megascale, host]
 
 
 def _any_seeds() -> Sequence[bytes]:
