@@ -16,6 +16,7 @@ from meshscope.sweep import queue
 DEFAULTS = {"topology": "v6e-8", "batch": 8, "prompt": 16, "output": 2, "layers": 1}
 GRID = {"model": "Qwen/Qwen3-4B", "plan": ["tp=8", "dp=2,tp=4", "dp=8", "dp=4,tp=2"]}
 FOREIGN = Path(__file__).parents[1] / "golden/hlo/foreign_step.hlo.txt"
+TRACE = Path(__file__).parents[1] / "golden/traces/vllm-tp2/rank0.pt.trace.json.gz"
 WAIT_S = 60.0  # for events that take seconds; a longer wait fails the test
 
 # A command that first finds out on which node it is, and how many commands ran there before.
@@ -104,6 +105,18 @@ def test_imports_on_a_cluster_are_those_of_this_machine(meshscope, cluster: Any)
     assert len(names) == 2
     for name in names:
         assert events("ray", name).equals(events("here", name))
+
+
+@pytest.mark.slow
+def test_traces_on_a_cluster_keep_their_executions(meshscope, cluster: Any) -> None:
+    for name in ("a.json.gz", "b.json.gz", "c.json.gz"):
+        Path(name).write_bytes(TRACE.read_bytes())
+    ask = ("import", "--each", "a.json.gz", "b.json.gz", "c.json.gz", "--topology", "h100:2")
+    ask = (*ask, "--plan", "tp=2", "--out", "runs")
+    done = meshscope(*ask, "--engine", "ray", "--address", cluster.address)
+    assert done.status == 0, done.err
+    tables = [pl.read_parquet(path) for path in Path("runs").glob("*/trace/executions.parquet")]
+    assert [len(table) for table in tables] == [588] * 3
 
 
 @pytest.mark.slow
