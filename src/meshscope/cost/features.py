@@ -133,8 +133,11 @@ class _Device:
     row_read_s: float  # to read one in order
 
     def read_bytes(self, weight: Weight) -> float:
-        """Bytes of a weight as the device uses it: sharded over tp, gathered over fsdp."""
-        return self.elements(weight) * DTYPE_BITS[weight.stored_dtype(self.weight_dtype)] / 8
+        """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""
+        scale = weight.scale(self.weight_dtype)
+        arrays = (weight,) if scale is None else (weight, scale)
+        bits = (self.elements(a) * DTYPE_BITS[a.stored_dtype(self.weight_dtype)] for a in arrays)
+        return sum(bits) / 8
 
     def elements(self, weight: Weight) -> float:
         return float(prod(weight.gathered_shape(self.plan)))
