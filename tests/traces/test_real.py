@@ -113,6 +113,9 @@ def test_tpu_xplane_has_three_all_reduces_of_5_gb_on_four_of_eight_chips(tmp_pat
     (compiled,) = run.record.rows_of(Source.COMPILED)
     assert [replace(row, source=Source.COMPILED, **untimed) for row in rows] == [compiled]
     assert all(121.6e-3 < (row.dur_s or 0) < 121.8e-3 for row in rows)
+    comparison = run.compare()
+    assert (comparison.left.source, comparison.right.source) == (Source.COMPILED, Source.MEASURED)
+    assert comparison.is_equal
     measured, facts = facts_of(run)
     assert len(facts.devices) == 4
     assert any(finding.startswith("4 of 8 ranks have a trace") for finding in measured.findings)

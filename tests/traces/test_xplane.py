@@ -229,6 +229,21 @@ def test_the_imported_run_keeps_the_hlo(tmp_path: Path) -> None:
     ]
 
 
+def test_a_trace_is_compared_with_the_programs_inside(tmp_path: Path) -> None:
+    """One all-reduce of the last run is lost on a chip: the counts differ, and compare says so."""
+    for name, lost in (("whole", 0), ("lossy", 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        paths = made.hosts(folder, "v6e_tp8_decode_scan", lost=lost)
+        run = meshscope.import_(paths, topology="v6e-8", plan="tp=8", out=folder / "run")
+        comparison = meshscope.compare(folder / "run")
+        assert run.path is not None
+        assert comparison.left.source is Source.COMPILED
+        assert comparison.is_equal is (lost == 0)
+        assert "measured" in comparison.text()
+        assert comparison.as_dict()["verdict"] == ("equal" if lost == 0 else "different")
+
+
 def test_damaged_hlo_is_a_finding(tmp_path: Path) -> None:
     inside = made.metadata_plane({"jit_decode(12345678901234567890)": b"\x0a\x05\xff\xff"})
     chip = profiles.tpu(profiles.Event(profiles.REDUCE, 0, 100))

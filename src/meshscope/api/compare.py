@@ -74,7 +74,8 @@ def compare(
 
     Args:
         run: A run, or the folder of one.
-        other: Another run or folder; without it `run` is compared with its own prediction.
+        other: Another run or folder; without it `run` is compared with its own prediction, or a trace
+            with the programs inside.
 
     Returns:
         The matched collectives: equal, changed, missing and extra ones.
@@ -103,12 +104,13 @@ def _record(run: Union[Run, "RunSet", str, Path]) -> RunRecord:
 
 def _own_sides(run: RunRecord) -> tuple[Side, Side]:
     source = run.manifest.source
-    if source is Source.PREDICTED or Source.PREDICTED not in run.sources:
+    weaker = [one for one in run.sources if one is not source]  # a trace with HLO is compiled, too
+    if source is Source.PREDICTED or not weaker:
         raise RunError(
             f"run '{run.path}' has the source {source} alone, nothing to compare it with. "
             "Give a second run."
         )
-    return source_side(run, Source.PREDICTED), source_side(run, source)
+    return source_side(run, weaker[0]), source_side(run, source)
 
 
 def _two_sides(left: RunRecord, right: RunRecord) -> tuple[Side, Side]:
