@@ -172,6 +172,19 @@ def test_a_trace_without_steps_shows_its_beginning(
     assert inputs.sampled == (f"the first 50 of {run.record.measured.trace.n_ops} ops",)
 
 
+def test_a_long_step_shows_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = meshscope.import_(long_trace(tmp_path, n_steps=1), out=tmp_path / "run")
+    read = trace_timeline.last_executions
+    monkeypatch.setattr(trace_timeline, "MAX_ROWS", 4)
+    monkeypatch.setattr(
+        "meshscope.analysis.timeline.last_executions", lambda folder: read(folder, max_rows=4)
+    )
+    inputs = metric_inputs(run.record)
+    assert inputs.timeline is not None
+    assert len(inputs.timeline) == 4
+    assert inputs.sampled == ("the first 4 ops of the last decode step",)
+
+
 def slices_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The slices outside of the lane of steps, and the flows, of a Chrome trace."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

@@ -229,6 +229,13 @@ def test_the_imported_run_keeps_the_hlo(tmp_path: Path) -> None:
     ]
 
 
+def test_what_all_files_lack_is_said_once(tmp_path: Path) -> None:
+    paths = made.hosts(tmp_path, "v6e_tp8_decode_scan")
+    findings = merged([read_xplane(path) for path in paths]).findings
+    (text,) = [finding for finding in findings if "no step markers" in finding]
+    assert text.startswith("2 files, such as host0.xplane.pb: ")
+
+
 def test_a_trace_is_compared_with_the_programs_inside(tmp_path: Path) -> None:
     """One all-reduce of the last run is lost on a chip: the counts differ, and compare says so."""
     for name, lost in (("whole", 0), ("lossy", 1)):

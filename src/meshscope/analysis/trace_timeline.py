@@ -134,6 +134,12 @@ def sampling_notes(measured: Measured | None, timeline: pl.DataFrame | None) -> 
             yield f"the first {n_rows:,} of {measured.trace.n_ops:,} ops"
         elif step.label is not StepLabel.OUTSIDE and n_seen < step.n_steps:
             yield f"the last {n_seen:,} of {step.n_steps:,} {_class_words(step.label)}"
+        if (
+            step.label is not StepLabel.TRACE
+            and n_seen == 1
+            and n_rows >= MAX_ROWS // len(of_class)
+        ):
+            yield f"the first {n_rows:,} ops of the last {_class_words(step.label).removesuffix('s')}"
 
 
 def _class_words(label: StepLabel) -> str:

@@ -130,17 +130,25 @@ def _tables(
 
 
 def _of_files(traces: Sequence[Trace]) -> Iterator[str]:
-    is_one = len(traces) == 1
+    """The findings with the names of their files; one that several files share appears once."""
+    files: dict[str, list[str]] = {}
     for trace in traces:
-        where = "" if is_one else f"{trace.path.name}: "
-        if trace.events.is_empty():
-            yield f"{where}no op of any device was recorded"
-        if trace.format is TraceFormat.CHROME_TPU and trace.n_events >= EXPORT_CAP * 0.95:
-            yield (
-                f"{where}{trace.n_events:,} events: the profiler stops its export near one million, so "
-                "totals may lack the end; import the .xplane.pb beside it"
-            )
-        yield from (f"{where}{finding}" for finding in trace.findings)
+        for finding in _of_file(trace):
+            files.setdefault(finding, []).append(trace.path.name)
+    for finding, names in files.items():
+        several = f"{len(names):,} files, such as {names[0]}" if len(names) > 1 else names[0]
+        yield finding if len(traces) == 1 else f"{several}: {finding}"
+
+
+def _of_file(trace: Trace) -> Iterator[str]:
+    if trace.events.is_empty():
+        yield "no op of any device was recorded"
+    if trace.format is TraceFormat.CHROME_TPU and trace.n_events >= EXPORT_CAP * 0.95:
+        yield (
+            f"{trace.n_events:,} events: the profiler stops its export near one million, so "
+            "totals may lack the end; import the .xplane.pb beside it"
+        )
+    yield from trace.findings
 
 
 def _missing(events: pl.DataFrame, n_devices: int) -> Iterator[str]:
