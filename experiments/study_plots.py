@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from meshscope.views.model import Unit
 from meshscope.views.plots.style import COLORS, STYLE, unit_axis
@@ -94,6 +95,8 @@ def scaling() -> Figure:
     figure, both = panels(SCALING, titles, "chips")
     for axes in both:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
         "docs/torchxla.md",
         "docs/accuracy.md",
         "docs/metrics.md",
+        "docs/best-plans.md",
         "docs/contribute.md",
         "docs/study.md",
         "docs/study-queries.md",

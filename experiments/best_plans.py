@@ -1,0 +1,248 @@
+"""The best plan of every built-in model on five TPU generations: `make best-plans`, for docs/best-plans.md.
+
+    python experiments/best_plans.py              search what is missing, then write docs/best-plans/cells.js
+    python experiments/best_plans.py --compile v6e   also compile the winners on one generation (hours for all)
+
+A cell is one model on one generation with one goal. For `throughput`, `meshscope.plan` chooses the smallest
+slice that answers within SLO, the plan, the batch and the precision; for `latency`, the plan with the least
+time of a request on eight chips, or on that smallest slice if it is larger. Each answer is a file in
+`runs/best-plans/cells`, so an interrupted search goes on. Compiled winners are the runs of a sweep in
+`runs/best-plans/compiled`, which resumes, too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import meshscope
+from meshscope.api.plan import PlanResult
+from meshscope.api.run import Run
+from meshscope.errors import MeshscopeError
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.planner.objective import Goal
+from meshscope.spec.model.catalog import catalog
+from meshscope.spec.quantization import PROGRAM_DTYPES
+from meshscope.store.read import read_run
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs" / "best-plans"
+PAGE = ROOT / "docs" / "best-plans" / "cells.js"
+PREFIX = "window.meshscopeBestPlans = "
+
+EIGHT_CHIPS = {
+    "v4": "v4:2x2x2",
+    "v5e": "v5e:2x4",
+    "v5p": "v5p:2x2x2",
+    "v6e": "v6e:2x4",
+    "tpu7x": "tpu7x:2x2x2",
+}
+PROMPT, OUTPUT = 1024, 128
+SLO = "ttft=2,tpot=0.05"
+
+Cell = dict[str, Any]
+Key = tuple[str, str, Goal]  # model, generation, goal
+
+
+def cell_of(model: str, chip: str, goal: Goal) -> Cell:
+    """The best plan of a model on one generation, its collectives and times; a refusal names the reason."""
+    about: Cell = {"model": model, "chip": chip, "goal": goal.value}
+    try:
+        result = _search(model, chip, goal)
+    except MeshscopeError as error:
+        return about | {"refused": str(error)}
+    if result is None or result.winner is None:
+        return about | {"refused": f"no slice of {chip} answers within {SLO}"}
+    document = result.as_dict()
+    best = document["winner"]
+    options = {
+        "topology": document["topology"],
+        "plan": best["plan"],
+        "batch": best["batch"],
+        "prompt": PROMPT,
+        "output": OUTPUT,
+        "weight_dtype": best["weight_dtype"],
+        "cache_dtype": best["cache_dtype"],
+        "prefill_chunk": best["prefill_chunk"] or "off",
+    }
+    return about | {"chips": document["n_chips"], "options": options, **_predicted(model, options)}
+
+
+def _search(model: str, chip: str, goal: Goal) -> PlanResult | None:
+    """The search for the goal; None if no slice is large enough for the limits."""
+    if goal is Goal.THROUGHPUT:
+        return meshscope.plan(model, topology=chip, slo=SLO, prompt=PROMPT, output=OUTPUT)
+    smallest = searched(model, chip, Goal.THROUGHPUT)
+    if "refused" in smallest:
+        return None
+    topology, n_chips = EIGHT_CHIPS[chip], 8
+    if smallest["chips"] > n_chips:
+        topology, n_chips = smallest["options"]["topology"], smallest["chips"]
+    return meshscope.plan(
+        model, topology=topology, goal=goal, batch=n_chips, prompt=PROMPT, output=OUTPUT
+    )
+
+
+def searched(model: str, chip: str, goal: Goal) -> Cell:
+    """The cell from its file, which is written first if it is missing."""
+    file = _file((model, chip, goal))
+    if not file.exists():
+        _write(file, json.dumps(cell_of(model, chip, goal), indent=1))
+    return json.loads(file.read_text("utf-8"))
+
+
+def _predicted(model: str, options: Mapping[str, Any]) -> Cell:
+    """What `predict` says about the winner: times with intervals, memory, collectives by kind."""
+    run = meshscope.predict(model, **options)
+    document = run.as_dict()
+    time, memory = document["time"], document["memory"]
+    steps = time["steps"]
+    return {
+        "ttft_s": [time["ttft_s"], *time["intervals"]["ttft_s"]],
+        "tpot_s": [time["tpot_s"], *time["intervals"]["tpot_s"]],
+        "is_extrapolated": time["is_extrapolated"],
+        "tokens_per_s_per_chip": document["throughput"]["output_tokens_per_s"]
+        / document["experiment"]["n_chips"],
+        "total_bytes": memory["total_bytes"],
+        "hbm_bytes": memory["hbm_bytes"],
+        "exposed_frac": {p: steps[p]["exposed_s"] / steps[p]["step"]["s"] for p in steps},
+        "why": document["why"],
+        "predicted": _communication(document),
+    }
+
+
+def _communication(document: Mapping[str, Any]) -> Cell:
+    """Count and wire bytes of a step of each phase, and the count of each kind."""
+    totals: Cell = {}
+    for phase in (phase.value for phase in REQUEST_PHASES):
+        rows = [row for row in document["collectives"] if row["phase"] == phase]
+        kinds: dict[str, int] = {}
+        for row in rows:
+            kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count"]
+        figures = document["totals"].get(phase, {"count": 0, "wire_bytes": 0})
+        totals[phase] = {
+            "count": figures["count"],
+            "wire_bytes": round(figures["wire_bytes"]),
+            "kinds": kinds,
+        }
+    return totals
+
+
+def wanted(chips: Iterable[str] = tuple(EIGHT_CHIPS)) -> list[Key]:
+    """Every cell: model, generation and goal."""
+    return [(model, chip, goal) for chip in chips for goal in Goal for model in catalog()]
+
+
+def _file(key: Key) -> Path:
+    model, chip, goal = key
+    return RUNS / "cells" / f"{chip}-{goal}-{model.replace('/', '--')}.json"
+
+
+def search_cells(keys: Sequence[Key], *, n_jobs: int) -> None:
+    """Writes the missing cells, several at a time."""
+    missing = [key for key in keys if not _file(key).exists()]
+    with ProcessPoolExecutor(n_jobs) as pool:
+        cells = {pool.submit(searched, *key): key for key in missing}
+        for n_done, cell in enumerate(as_completed(cells), start=1):
+            cell.result()
+            sys.stderr.write(f"{n_done}/{len(missing)} {' '.join(cells[cell])}\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def compile_cells(cells: Iterable[Cell], *, n_jobs: int) -> None:
+    """Compiles the winners that communicate, with scanned layers, as a sweep that resumes; latency comes first."""
+    wanted_cells = [cell for cell in cells if "options" in cell and _is_compiled(cell)]
+    experiments = [
+        {"command": "compile", "model": cell["model"], "loop": "scan", **cell["options"]}
+        for cell in sorted(wanted_cells, key=lambda cell: cell["goal"])
+    ]
+    file = RUNS / "compiled.json"  # JSON is YAML
+    _write(file, json.dumps({"experiments": experiments}, indent=1))
+    sweep = [
+        "sweep",
+        str(file),
+        "--out",
+        str(RUNS / "compiled"),
+        "--jobs",
+        str(n_jobs),
+        "--retry-failed",
+    ]
+    subprocess.run([sys.executable, "-m", "meshscope", *sweep], cwd=ROOT, check=False)
+
+
+def _is_compiled(cell: Cell) -> bool:
+    """Whether the winner communicates, in a weight format that programs are built with."""
+    return (
+        cell["predicted"]["prefill"]["count"] > 0
+        and cell["options"]["weight_dtype"] in PROGRAM_DTYPES
+    )
+
+
+def read_cells(keys: Iterable[Key]) -> list[Cell]:
+    """The cells that were searched, with what the compiler made of them where it did."""
+    cells = [json.loads(_file(key).read_text("utf-8")) for key in keys if _file(key).exists()]
+    compiled = _compiled()
+    return [cell | {"compiled": compiled.get(_command_key(cell))} for cell in cells]
+
+
+def _compiled() -> dict[tuple[Any, ...], Cell]:
+    """Communication, verdict and folder of each compiled run, by its options."""
+    compiled: dict[tuple[Any, ...], Cell] = {}
+    for path in sorted((RUNS / "compiled").glob("*/manifest.json")):
+        run = Run(record=read_run(path.parent))
+        document = run.as_dict()
+        workload = document["experiment"]["workload"]
+        key = (
+            run.experiment.model_name,
+            document["experiment"]["topology"],
+            document["experiment"]["plan"],
+        )
+        key += tuple(workload[name] for name in ("batch", "weight_dtype", "cache_dtype"))
+        compiled[key] = {
+            **_communication(document),
+            "verdict": document["verdict"]["verdict"],
+            "memory_bytes": document["memory"]["total_bytes"],
+            "run": path.parent.name,
+        }
+    return compiled
+
+
+def _command_key(cell: Cell) -> tuple[Any, ...]:
+    options = cell.get("options", {})
+    names = ("topology", "plan", "batch", "weight_dtype", "cache_dtype")
+    return (cell["model"], *(options.get(name) for name in names))
+
+
+def publish(cells: Sequence[Cell]) -> None:
+    """Writes the data of the page, one cell a line."""
+    lines = ",\n".join(json.dumps(cell, separators=(",", ":")) for cell in cells)
+    _write(PAGE, f"{PREFIX}[\n{lines}\n];")
+
+
+def main() -> None:
+    """Searches, compiles if asked, and publishes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--compile", action="append", default=[], choices=EIGHT_CHIPS, metavar="CHIP"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    asked = parser.parse_args()
+    search_cells(wanted(), n_jobs=asked.jobs)
+    if asked.compile:
+        compile_cells(read_cells(wanted(asked.compile)), n_jobs=1)
+    publish(read_cells(wanted()))
+
+
+if __name__ == "__main__":
+    main()

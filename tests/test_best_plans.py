@@ -1,0 +1,85 @@
+"""The table of best plans holds what `plan` and `predict` say, for every built-in model."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import meshscope
+from meshscope.events.enums import REQUEST_PHASES
+from meshscope.planner.objective import Goal
+from meshscope.spec.model.catalog import catalog
+
+ROOT = Path(__file__).parents[1]
+SAMPLED = slice(3, None, 83)  # every so many cells
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+
+
+@pytest.fixture
+def page() -> ModuleType:
+    return import_module("best_plans_table")
+
+
+def known_cells() -> list[dict[str, Any]]:
+    text = (ROOT / "docs" / "best-plans" / "cells.js").read_text("utf-8")
+    cells = json.loads(text[text.index("[") : text.rindex("]") + 1])
+    return [cell for cell in cells if "options" in cell]
+
+
+def test_every_model_has_a_cell_for_each_generation_and_goal(page: ModuleType) -> None:
+    keys = [(cell["model"], cell["chip"], cell["goal"]) for cell in page.cells()]
+    assert len(keys) == len(set(keys))
+    assert len(set(catalog())) >= 50
+    missing = {(m, c, g.value) for m in catalog() for c in page.CHIPS for g in Goal} - set(keys)
+    assert missing == set(), "run 'make best-plans'"
+
+
+@pytest.mark.parametrize("cell", known_cells()[SAMPLED], ids=lambda c: f"{c['chip']}-{c['model']}")
+def test_cells_are_those_of_the_present_prediction(cell: dict[str, Any]) -> None:
+    """Counts and bytes are equal; times may have moved within their interval: then run `make best-plans`."""
+    document = meshscope.predict(cell["model"], **cell["options"]).as_dict()
+    for phase in (phase.value for phase in REQUEST_PHASES):
+        totals = document["totals"].get(phase, {"count": 0, "wire_bytes": 0})
+        assert cell["predicted"][phase]["count"] == totals["count"]
+        assert cell["predicted"][phase]["wire_bytes"] == round(totals["wire_bytes"])
+    _, low, high = cell["tpot_s"]
+    assert low <= document["time"]["tpot_s"] <= high
+    assert document["memory"]["fits"]
+
+
+def test_compiled_cells_say_how_they_compare_with_the_prediction() -> None:
+    compiled = [cell for cell in known_cells() if cell["compiled"]]
+    for cell in compiled:
+        assert cell["compiled"]["verdict"] in {"equal", "same meaning", "different"}
+        if cell["compiled"]["verdict"] == "equal":
+            same = {phase: cell["compiled"][phase]["wire_bytes"] for phase in ("prefill", "decode")}
+            assert same == {p: cell["predicted"][p]["wire_bytes"] for p in same}
+
+
+def test_a_failed_search_is_a_cell_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = import_module("best_plans")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise meshscope.MeshscopeError("no such slice")
+
+    monkeypatch.setattr(program.meshscope, "plan", refuse)
+    cell = program.cell_of("Qwen/Qwen3-32B", "v6e", Goal.THROUGHPUT)
+    assert cell["refused"] == "no such slice"
+
+
+def test_a_search_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = import_module("best_plans")
+    monkeypatch.setattr(program, "RUNS", tmp_path)
+    key = ("Qwen/Qwen3-0.6B", "v6e", Goal.THROUGHPUT)
+    first = program.searched(*key)
+    monkeypatch.setattr(program, "cell_of", lambda *_: pytest.fail("it was searched again"))
+    assert program.searched(*key) == first
+    assert program.read_cells([key]) == [first | {"compiled": None}]
