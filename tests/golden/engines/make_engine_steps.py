@@ -1,42 +1,42 @@
-"""The programs of one decode and one prefill step of vLLM on TPU, with two layers of Qwen3-32B.
+"""Compiles the steps of `engine_steps.py` with the engines and stores their HLO texts.
 
-Run: python tests/golden/engines/make_engine_steps.py, after `meshscope engines install vllm-tpu`.
-Writes the HLO texts without the bodies of kernels, which nothing reads, and without local paths.
+Run: python tests/golden/engines/make_engine_steps.py [NAME...], after `meshscope engines install vllm-tpu`
+for each release. Without names it makes all: half an hour on two cores. The texts lack local paths and
+what no reader reads: the bodies of kernels.
 """
 
 import gzip
 import re
+import sys
 import tempfile
 from pathlib import Path
 
+from engine_steps import CASES, FOLDER
+
 import meshscope
 
-FOLDER = Path(__file__).parent
-MODEL, TOPOLOGY, PLAN = "Qwen/Qwen3-32B", "v6e-8", "tp=8"
-LAYERS, BATCH, PROMPT, OUTPUT = 2, 16, 512, 128
 _BODY = re.compile(r'"body":"[^"]*"')
 _PATH = re.compile(r'"/[^"]*/(site-packages|meshscope)/')
 
 
-def main() -> None:
-    """Compiles with the newest release that is installed."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = meshscope.compile(
-            MODEL,
-            topology=TOPOLOGY,
-            plan=PLAN,
-            frontend="vllm-tpu",
-            layers=LAYERS,
-            batch=BATCH,
-            prompt=PROMPT,
-            output=OUTPUT,
-            out=Path(folder) / "run",
-        )
-        assert run.path is not None
-        for path in sorted((run.path / "hlo").glob("*.hlo.txt.gz")):
-            (FOLDER / path.name).write_bytes(shortened(path))
-        for path in (run.path / "hlo").glob("*.json"):
-            (FOLDER / path.name).write_bytes(path.read_bytes())
+def main(names: list[str]) -> None:
+    """Compiles the cases with these names, or all."""
+    for name in names or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            run = meshscope.compile(**CASES[name].arguments, out=Path(folder) / "run")
+            assert run.path is not None
+            store(name, run.path / "hlo")
+        sys.stdout.write(f"{name}\n")
+
+
+def store(name: str, folder: Path) -> None:
+    """Stores the programs and reports of a run's `hlo` folder under a case."""
+    home = FOLDER / name
+    home.mkdir(exist_ok=True)
+    for path in sorted(folder.glob("*.hlo.txt.gz")):
+        (home / path.name).write_bytes(shortened(path))
+    for path in folder.glob("*.json"):
+        (home / path.name).write_bytes(path.read_bytes())
 
 
 def shortened(path: Path) -> bytes:
@@ -47,4 +47,4 @@ def shortened(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""Tables of docs/engines.md from the stored steps of vLLM on TPU, printed by cog."""
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "golden" / "engines"))
+
+from engine_steps import replayed
+
+import meshscope
+from meshscope.events.enums import Kind, Part, Phase, Source
+from meshscope.events.step_time import StepTime
+from meshscope.units import format_bytes, format_seconds
+
+RELEASES = ("0.12.0", "0.24.0", "0.32.0")
+MODELS = {"llama": "Llama-3.1-8B", "qwen": "Qwen3-32B"}
+_PHASES = (Phase.PREFILL, Phase.DECODE)
+_EXPERTS = "moe."
+
+
+@cache
+def _run(name: str) -> meshscope.Run:
+    with tempfile.TemporaryDirectory() as folder:
+        return replayed(name, Path(folder) / "run")
+
+
+def releases() -> None:
+    """Prints the decode step of two models in three releases."""
+    lines = [
+        _line(MODELS[model], release, *_step_cells(f"{model}-{release}", Phase.DECODE))
+        for model in MODELS
+        for release in RELEASES
+    ]
+    _table(("model", "tpu-inference", *_STEP), lines)
+
+
+def against_own(model: str, release: str = "0.32.0") -> None:
+    """Prints both phases of a model by part: the engine's, and meshscope's own compiled program."""
+    names = {f"vLLM {release}": f"{model}-{release}", "own": f"{model}-own"}
+    lines = [
+        _line(phase, label, *_step_cells(name, phase))
+        for phase in _PHASES
+        for label, name in names.items()
+    ]
+    _table(("phase", "program", *_STEP), lines)
+
+
+def collectives(name: str, phase: str) -> None:
+    """Prints the collectives of one step by kind, part and array."""
+    counts: dict[tuple[str, ...], int] = {}
+    wire: dict[tuple[str, ...], float] = {}
+    for row in _rows(_run(name), Phase(phase)):
+        shape = "unknown" if row.shape is None else f"{row.dtype}[{','.join(map(str, row.shape))}]"
+        key = (str(row.kind), shape, str(row.part))
+        counts[key] = counts.get(key, 0) + row.count
+        wire[key] = wire.get(key, 0.0) + (row.wire_bytes or 0.0) * row.count
+    lines = [_line(*key, n, format_bytes(wire[key])) for key, n in counts.items()]
+    _table(("collective", "array", "part", "count", "sent by a device"), lines)
+
+
+def sequence_parallel() -> None:
+    """Prints prefill of Qwen3-32B with and without split tokens."""
+    lines = [
+        _line(
+            release, label, *_kinds(f"qwen-{release}{suffix}"), *_times(f"qwen-{release}{suffix}")
+        )
+        for release in RELEASES[-1:]
+        for label, suffix in (("off", ""), ("on", "-sp"))
+    ]
+    titles = (
+        "tpu-inference",
+        "sp",
+        "all-reduce",
+        "all-gather",
+        "reduce-scatter",
+        "sent by a device",
+    )
+    _table((*titles, "prefill", "exposed communication"), lines)
+
+
+def quantized() -> None:
+    """Prints the decode step of Qwen3-32B with weights of several dtypes."""
+    names = {"bf16": "", "fp8 per channel, fp8 cache": "-fp8"}
+    lines = [
+        _line(label, *_step_cells(f"qwen-0.32.0{suffix}", Phase.DECODE))
+        for label, suffix in names.items()
+    ]
+    _table(("weights", *_STEP), lines)
+
+
+def served() -> None:
+    """Prints steps of Qwen3-8B beside those of sglang-jax, with the host's time on one chip."""
+    lines: list[str] = []
+    for label, name, phase, n_chunks, host_s, published_s in SERVED:
+        step = _time(_run(name), Phase(phase)).step
+        assert step.low_s is not None
+        assert step.high_s is not None
+        value_s, low_s, high_s = (s / n_chunks for s in (step.value_s, step.low_s, step.high_s))
+        cells = (
+            label,
+            format_seconds(value_s),
+            f"{format_seconds(low_s)} to {format_seconds(high_s)}",
+            format_seconds(host_s) if host_s else "overlaps",
+            format_seconds(published_s),
+            f"{(value_s + host_s) / published_s - 1:+.0%}",
+        )
+        lines.append(_line(*cells))
+    _table(("step", "device, modeled", "range", "host", "published", "error"), lines)
+
+
+# Published: pathfinder-pf/sglang-jax-ci-data@444cfdd and @f258261, perf/2026-01-13, prompts of 1,024 tokens.
+# Throughput of prefill gives 2,048 tokens a chunk; decode is the median ITL. Host: docs/time.md.
+SERVED = (
+    ("prefill of 2,048 tokens, v6e-1", "qwen3-8b-0.32.0", "prefill", 4, 0.0, 2048 / 31243.6),
+    ("decode of 8, v6e-1", "qwen3-8b-0.32.0", "decode", 1, 4e-3, 15.194e-3),
+    ("prefill of 2,048 tokens, v6e-4", "qwen3-8b-0.32.0-tp4", "prefill", 16, 0.0, 2048 / 72770.3),
+)
+
+
+_STEP = (
+    "collectives",
+    "sent by a device",
+    "step",
+    "attention",
+    "MLP or experts",
+    "head and sampler",
+)
+
+
+def _step_cells(name: str, phase: Phase) -> tuple[str, ...]:
+    run = _run(name)
+    rows, time = _rows(run, phase), _time(run, phase)
+    wire = sum((row.wire_bytes or 0.0) * row.count for row in rows)
+    low, high = time.step.low_s, time.step.high_s
+    assert low is not None
+    assert high is not None
+    return (
+        str(sum(row.count for row in rows)),
+        format_bytes(wire),
+        f"{format_seconds(time.step.value_s)} ({format_seconds(low)} to {format_seconds(high)})",
+        _busy(time, (Part.ATTN,)),
+        _busy(time, (Part.MLP, *(part for part in Part if part.value.startswith(_EXPERTS)))),
+        _busy(time, (Part.LM_HEAD, Part.SAMPLE)),
+    )
+
+
+def _busy(time: StepTime, parts: Iterable[str]) -> str:
+    """The computation and the exposed communication of these parts."""
+    known = set(map(str, parts))
+    return format_seconds(sum(p.compute_s + p.exposed_s for p in time.parts if p.part in known))
+
+
+def _kinds(name: str) -> tuple[str, ...]:
+    rows = [row for row in _rows(_run(name), Phase.PREFILL) if row.part is not Part.SAMPLE]
+    kinds = (Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+    counts = (str(sum(row.count for row in rows if row.kind is kind)) for kind in kinds)
+    wire = sum((row.wire_bytes or 0.0) * row.count for row in rows)
+    return (*counts, format_bytes(wire))
+
+
+def _times(name: str) -> tuple[str, str]:
+    time = _time(_run(name), Phase.PREFILL)
+    return format_seconds(time.step.value_s), format_seconds(time.exposed_s)
+
+
+def _rows(run: meshscope.Run, phase: Phase) -> list[meshscope.events.collective.Collective]:
+    return [r for r in run.record.rows if r.phase is phase and r.source is Source.COMPILED]
+
+
+def _time(run: meshscope.Run, phase: Phase) -> StepTime:
+    (time,) = (t for t in run.record.times if t.phase is phase and t.source is Source.COMPILED)
+    return time
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _table(titles: tuple[str, ...], lines: list[str]) -> None:
+    sys.stdout.write("\n".join([_line(*titles), f"|{' --- |' * len(titles)}", *lines]) + "\n")
