@@ -1,5 +1,6 @@
 """The configuration of the engine follows from the experiment."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -164,4 +165,21 @@ def test_mixtures_take_the_plans_of_the_engine(
     made = experiment(model, plan, **({"batch": 8, "dtype": "bf16"} | options))
 
     with pytest.raises((PlanError, SpecError), match=message):
+        check_can_compile_engine(made)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "value"),
+    [
+        ("tp=8", {"weight_dtype": "f8e4m3fn"}, "--weight-dtype f8e4m3fn"),
+        ("tp=8,sp", {}, "sp"),
+    ],
+)
+def test_an_old_release_that_would_ignore_an_option_is_refused(
+    plan: str, options: dict[str, str], value: str
+) -> None:
+    made = experiment("Qwen/Qwen3-32B", plan, **options)
+    made = replace(made, program=replace(made.program, engine_version="0.12.0"))
+
+    with pytest.raises(SpecError, match=f"^{value}: .* Use --engine-version 0.24.0 or newer"):
         check_can_compile_engine(made)

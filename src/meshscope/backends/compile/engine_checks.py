@@ -7,6 +7,7 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.model.model import Family, LatentAttention
 
+WITHOUT_LINEAR_METHODS = ("0.12.0",)  # of tpu-inference
 AXES = ("tp", "dp", "ep", "sp")
 
 
@@ -21,6 +22,7 @@ def check_can_compile_engine(experiment: Experiment) -> None:
     _check_model(experiment, option)
     _check_plan(experiment, option)
     _check_dtypes(experiment, option)
+    _check_release(experiment, option)
     environment_of(program.frontend, program.engine_version)
 
 
@@ -92,3 +94,16 @@ def _check_dtypes(experiment: Experiment, option: str) -> None:
         raise SpecError(
             f"{option} has no cache of {workload.cache_dtype}. Use {' or '.join(CACHE_DTYPES)}."
         )
+
+
+def _check_release(experiment: Experiment, option: str) -> None:
+    """Releases without the engine's own code for linear layers would ignore these options."""
+    version = experiment.program.engine_version
+    is_quantized = experiment.workload.weight_dtype in QUANTIZATION
+    if version not in WITHOUT_LINEAR_METHODS or not (is_quantized or experiment.plan.sp):
+        return
+    value = f"--weight-dtype {experiment.workload.weight_dtype}" if is_quantized else "sp"
+    raise SpecError(
+        f"{value}: the JAX models of {option} {version} have bf16 weights and whole tokens only. Use "
+        "--engine-version 0.24.0 or newer."
+    )
