@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshscope.api.live import run
     from meshscope.api.plan import PlanResult, plan
     from meshscope.api.predict import predict
+    from meshscope.api.profile import profile
     from meshscope.api.run import Run
     from meshscope.api.runs import RunSet, open  # noqa: A004
     from meshscope.api.serve import ServingRun, serve_sim
@@ -35,6 +36,7 @@ _PUBLIC = {
     "open": "meshscope.api.runs",
     "plan": "meshscope.api.plan",
     "predict": "meshscope.api.predict",
+    "profile": "meshscope.api.profile",
     "run": "meshscope.api.live",
     "serve_sim": "meshscope.api.serve",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "open",
     "plan",
     "predict",
+    "profile",
     "run",
     "serve_sim",
 ]

@@ -12,8 +12,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshscope
+from meshscope.api.compile_function import FunctionRequest, lowered_function
 from meshscope.backends.compile import function as backend
 from meshscope.errors import CompileError
+from meshscope.spec.hardware.topology import parse_topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.tpu]
 
@@ -143,7 +145,38 @@ def _refuse() -> object:
     raise CompileError("compiled again")
 
 
-def test_a_damaged_entry_of_the_cache_is_compiled_again() -> None:
+def test_code_that_calls_it_from_another_line_gets_the_program_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def called(x: jax.Array) -> jax.Array:
+        return x + 6
+
+    x = shape(64, 256, spec=P("d"))
+    first = meshscope.compile(called, x, topology=SLICE, mesh="d=4")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "function_compiler", lambda: pytest.fail("compiled again"))
+        second = meshscope.compile(called, x, topology=SLICE, mesh="d=4")
+    assert second.time == first.time
+
+
+def test_a_moved_line_of_the_function_is_another_program() -> None:
+    """The rows name its lines, so the text of the old lines would be wrong."""
+
+    def key(function: object) -> str:
+        request = FunctionRequest(
+            function=function, arguments=(shape(8, 8, spec=P("d")),), topology=SLICE, mesh="d=4"
+        )
+        topology = parse_topology(SLICE)
+        return backend.program_key(lowered_function(request, topology), topology)
+
+    first = key(lambda x: x + 7)
+    assert key(lambda x: x + 7) != first
+    moved, again = key(_grow), key(_grow)
+    assert moved == again
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"seconds": {}}', '{"form": 2, "memory": {}}'])
+def test_an_entry_that_is_damaged_or_of_another_version_is_compiled_again(text: str) -> None:
     def kept(x: jax.Array) -> jax.Array:
         return x + 4
 
@@ -152,7 +185,7 @@ def test_a_damaged_entry_of_the_cache_is_compiled_again() -> None:
 
     first = compiled()
     assert first.hlo is not None
-    (first.hlo.parent / backend.REPORT_NAME).write_text("{")
+    (first.hlo.parent / backend.REPORT_NAME).write_text(text)
     assert compiled().time == first.time
 
 
@@ -195,6 +228,12 @@ def broken(x: jax.Array, w: jax.Array) -> jax.Array:
             (shape(30, 256, spec=P("d")), *ARGUMENTS[1:]),
             {"mesh": "d=4"},
             r"argument x has shape \(30, 256\), and d=4 does not divide its dimension 0. Pad 30 to 32",
+        ),
+        (
+            mlp,
+            (shape(64, 256, spec=P("modle")), *ARGUMENTS[1:]),
+            {"mesh": "batch=2,model=2"},
+            "argument x is split over 'modle', which is no axis of the mesh. Did you mean 'model'",
         ),
         (mlp, ARGUMENTS, {"mesh": "batch=2,model=4"}, "has 8 devices, and the slice has 4"),
         (mlp, ARGUMENTS, {"mesh": "batch:2"}, r"'batch:2' is not NAME=SIZE"),

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
 from meshscope.analysis.comparison import ExperimentDifference, Side, experiment_differences
-from meshscope.analysis.request import basis_of, request_latency
+from meshscope.analysis.request import basis_of, measured_step_s
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase, Source
@@ -149,10 +149,9 @@ def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:
     """The step of each phase: measured for the measured source, modeled for the others."""
     if side.source is not Source.MEASURED:
         return {time.phase: _modeled_step(time) for time in side.run.times_of(side.source)}
-    latency = request_latency(side.run)
-    steps = {} if latency is None else latency.step_s
     return {
-        phase: StepBreakdown(step_s=step_s, basis="measured") for phase, step_s in steps.items()
+        phase: StepBreakdown(step_s=step_s, basis="measured")
+        for phase, step_s in measured_step_s(side.run).items()
     }
 
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from meshscope.analysis.latency import Latency
 from meshscope.analysis.overlap import timed
-from meshscope.analysis.request import basis_of, request_latency
+from meshscope.analysis.request import basis_of, measured_step_s, request_latency
 from meshscope.analysis.timeline import last_step, read_timeline
 from meshscope.analysis.trace_timeline import sampling_notes
 from meshscope.analysis.volume import WHERE, collectives
@@ -90,7 +90,7 @@ def metric_inputs(run: RunRecord) -> MetricInputs:
         model=experiment.architecture,
         workload=experiment.workload,
         memory=run.memory,
-        steps=tuple(_steps(run, latency)),
+        steps=tuple(_steps(run)),
         times=run.times,
         measured=run.measured,
         latency=latency,
@@ -102,7 +102,7 @@ def events_of(run: RunRecord) -> pl.DataFrame:
     return table_of(run.rows) if run.path is None else read_events(run.path)
 
 
-def _steps(run: RunRecord, latency: Latency | None) -> Iterator[StepDuration]:
+def _steps(run: RunRecord) -> Iterator[StepDuration]:
     """Modeled steps, then the mean steps of the timed requests."""
     for time in run.times:
         basis = basis_of([time]) or "unknown"
@@ -110,5 +110,5 @@ def _steps(run: RunRecord, latency: Latency | None) -> Iterator[StepDuration]:
             source=time.source, phase=time.phase, step_s=time.step.value_s, basis=basis
         )
     measured = Source.MEASURED
-    for phase, step_s in ({} if latency is None else latency.step_s).items():
+    for phase, step_s in measured_step_s(run).items():
         yield StepDuration(source=measured, phase=phase, step_s=step_s, basis=measured.value)

@@ -1,9 +1,9 @@
 """TTFT, TPOT and end-to-end time of a request, measured or modeled."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from meshscope.analysis.latency import Latency, latency_of
+from meshscope.analysis.latency import Latency, Spread, latency_of, spread_of
 from meshscope.events.enums import Phase, Source
 from meshscope.events.step_time import NO_TIME, StepTime, TimeBasis, TimeEstimate
 from meshscope.store.run import RunRecord
@@ -78,7 +78,16 @@ def request_times(run: RunRecord) -> dict[Source, RequestTime]:
         for source in Source
         if (times := run.times_of(source))
     }
-    return modeled if latency is None else modeled | {Source.MEASURED: _measured(latency)}
+    if latency is not None:
+        return modeled | {Source.MEASURED: _measured(latency)}
+    steps = step_spreads(run)
+    return modeled | {Source.MEASURED: _measured_steps(steps)} if steps else modeled
+
+
+def step_spreads(run: RunRecord) -> dict[Phase, Spread]:
+    """Mean and percentiles of the timed steps of a function, by phase; empty for other runs."""
+    steps = {} if run.measured is None else run.measured.step_s
+    return {phase: spread_of(step_s) for phase, step_s in steps.items()}
 
 
 def request_latency(run: RunRecord) -> Latency | None:
@@ -87,6 +96,14 @@ def request_latency(run: RunRecord) -> Latency | None:
     if run.measured is None or workload is None or not run.measured.requests:
         return None
     return latency_of(run.measured.requests, batch=workload.batch, prompt=workload.prompt)
+
+
+def measured_step_s(run: RunRecord) -> dict[Phase, float]:
+    """Mean seconds of a timed step of each phase; empty if no step was timed."""
+    latency = request_latency(run)
+    if latency is not None:
+        return latency.step_s
+    return {phase: spread.mean_s for phase, spread in step_spreads(run).items()}
 
 
 def modeled_request_time(times: Iterable[StepTime], *, n_decode_steps: int | None) -> RequestTime:
@@ -118,6 +135,22 @@ def _measured(latency: Latency) -> RequestTime:
     ttft, tpot, e2e, decode_step = means
     return RequestTime(
         ttft=ttft, tpot=tpot, e2e=e2e, decode_step=decode_step, basis=TimeBasis.MEASURED.value
+    )
+
+
+def _measured_steps(steps: Mapping[Phase, Spread]) -> RequestTime:
+    """The mean steps of a function, each in the place of its phase; there is no request to time."""
+    means = {
+        phase: TimeEstimate(value_s=spread.mean_s, low_s=None, high_s=None)
+        for phase, spread in steps.items()
+    }
+    return RequestTime(
+        ttft=means.get(Phase.PREFILL),
+        tpot=means.get(Phase.DECODE),
+        e2e=None,
+        decode_step=means.get(Phase.DECODE),
+        basis=TimeBasis.MEASURED.value,
+        step=means.get(Phase.STEP),
     )
 
 

@@ -93,7 +93,7 @@ def lowered_function(request: FunctionRequest, topology: Topology) -> "FunctionP
         request.function,
         request.arguments,
         request.keywords,
-        mesh=_axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
+        mesh=axis_sizes(request.mesh) if isinstance(request.mesh, str) else request.mesh,
         devices=devices,
         platform="tpu",
         name=request.name or function_name(request.function),
@@ -120,7 +120,7 @@ def described_devices(topology: Topology) -> list[Any]:
     return slice_devices(topology)
 
 
-def _axis_sizes(text: str) -> dict[str, int]:
+def axis_sizes(text: str) -> dict[str, int]:
     """The axes of `dp=2,tp=4`, by any names."""
     sizes: dict[str, int] = {}
     for item in text.split(","):
@@ -139,19 +139,9 @@ def _record(
     compiled: CompiledFunction,
     result: FunctionResult,
 ) -> RunRecord:
-    from meshscope.programs.jax.function import defined_at  # noqa: PLC0415  imports JAX
-
     topology, phase = parse_topology(request.topology), result.step.time.phase
-    place = defined_at(request.function) or program.name
-    experiment = ExperimentRecord(
-        model=NamedModel(name=program.name),
-        function=place,
-        mesh=dict(program.mesh),
-        topology=topology,
-        n_devices=prod(size for _, size in program.mesh),
-        n_chips=topology.n_chips,
-        phase=phase,
-    )
+    experiment = function_record(request.function, program, topology, phase)
+    place = experiment.function or program.name
     manifest = new_manifest(
         Source.COMPILED,
         experiment,
@@ -166,4 +156,21 @@ def _record(
         rows=result.rows,
         memory={Source.COMPILED: result.memory},
         times=(result.step.time,),
+    )
+
+
+def function_record(
+    function: Callable[..., Any], program: "FunctionProgram", topology: Topology, phase: Phase
+) -> ExperimentRecord:
+    """What a function, its mesh and its slice say about an experiment."""
+    from meshscope.programs.jax.function import defined_at  # noqa: PLC0415  imports JAX
+
+    return ExperimentRecord(
+        model=NamedModel(name=program.name),
+        function=defined_at(function) or program.name,
+        mesh=dict(program.mesh),
+        topology=topology,
+        n_devices=prod(size for _, size in program.mesh),
+        n_chips=topology.n_chips,
+        phase=phase,
     )

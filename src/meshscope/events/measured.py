@@ -1,6 +1,6 @@
 """Measurements on live devices beside the event table: requests, device loads, profile findings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from meshscope.events.enums import Kind, Part, Phase
@@ -181,3 +181,5 @@ class Measured:
     costs: tuple[StepCost, ...] = ()
     texts: tuple[str, ...] = ()  # generated text, if the run has a tokenizer
     trace: TraceFacts | None = None  # of an imported trace
+    # seconds of each timed step of a function, by its phase
+    step_s: dict[Phase, tuple[float, ...]] = field(default_factory=dict[Phase, tuple[float, ...]])

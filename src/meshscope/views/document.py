@@ -21,7 +21,13 @@ from meshscope.analysis.comparison import (
 from meshscope.analysis.floor import why_sentences
 from meshscope.analysis.grouping import Group, grouped
 from meshscope.analysis.join import Comparison, Match, Verdict, left_rows, right_rows
-from meshscope.analysis.request import Throughput, request_latency, request_times, throughput_of
+from meshscope.analysis.request import (
+    Throughput,
+    request_latency,
+    request_times,
+    step_spreads,
+    throughput_of,
+)
 from meshscope.analysis.totals import (
     Total,
     request_total,
@@ -82,7 +88,13 @@ def _live(run: RunRecord) -> dict[str, Any]:
     """Fields that only runs on live devices and imported traces have."""
     if run.measured is not None and run.measured.trace is not None:
         return {"measured": asdict(run.measured)}
-    latency = request_latency(run)
+    latency, steps = request_latency(run), step_spreads(run)
+    if run.measured is not None and steps:
+        return {
+            "latency": {phase.value: asdict(spread) for phase, spread in steps.items()},
+            "measured": asdict(run.measured),
+            "n_promoted_to_f32": n_promoted_collectives(run),
+        }
     if latency is None or run.measured is None:
         return {}
     return {

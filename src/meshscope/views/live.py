@@ -1,13 +1,13 @@
 """The measurements of a live run: latency, device load, waiting, and caveats."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from meshscope.analysis.comparison import n_promoted_collectives, runs_on_cpu
-from meshscope.analysis.latency import Latency
-from meshscope.analysis.request import request_latency
+from meshscope.analysis.latency import Latency, Spread
+from meshscope.analysis.request import measured_step_s, request_latency, step_spreads
 from meshscope.analysis.roofline import StepRoofline, step_rooflines
 from meshscope.events.enums import Phase
 from meshscope.events.measured import CollectiveTime, DeviceLoad, Measured
@@ -49,7 +49,13 @@ SHARED_CORES = (
 
 def live_lines(run: RunRecord) -> Iterator[RenderableType]:
     """Findings about the profile, the latency of the timed requests, and the generated text."""
-    measured, latency = run.measured, request_latency(run)
+    measured, latency, steps = run.measured, request_latency(run), step_spreads(run)
+    if measured is not None and steps:
+        yield from _notes(run, measured)
+        yield Text("")
+        yield rich_table(steps_view(steps))
+        yield from _setup_lines(run)
+        yield Text("")
     if measured is None or latency is None:
         return
     yield from _notes(run, measured)
@@ -65,16 +71,21 @@ def live_lines(run: RunRecord) -> Iterator[RenderableType]:
 
 def device_lines(run: RunRecord) -> Iterator[RenderableType]:
     """The load of the profiled devices, and their rates as fractions of the peaks."""
-    measured, latency = run.measured, request_latency(run)
-    if measured is None or latency is None:
+    measured, step_s = run.measured, measured_step_s(run)
+    if measured is None or not step_s:
         return
     yield from _load_lines(measured)
-    yield from _roofline_lines(run, measured, latency)
+    yield from _roofline_lines(run, measured, step_s)
     yield Text("")
 
 
 def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
-    steps = joined([counted(n, f"{p} step") for p, n in measured.n_profiled_steps.items()])
+    steps = joined(
+        [
+            counted(n, "step" if p is Phase.STEP else f"{p} step")
+            for p, n in measured.n_profiled_steps.items()
+        ]
+    )
     findings = measured.findings
     if not findings:
         yield Text(f"profile: {steps}, complete: every collective of every device", style="green")
@@ -110,6 +121,20 @@ def latency_view(latency: Latency) -> ViewTable:
     )
 
 
+def steps_view(steps: Mapping[Phase, Spread]) -> ViewTable:
+    """Mean, percentiles and count of the timed steps of a function."""
+    return ViewTable(
+        columns=(
+            text_column("time of steps"),
+            *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
+            figure_column("n"),
+        ),
+        rows=tuple(
+            (phase.value, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for phase, s in steps.items()
+        ),
+    )
+
+
 def _rate_lines(run: RunRecord, latency: Latency) -> Iterator[str]:
     rates = [
         f"{format_rate(latency.output_tokens_per_s)} output tokens/s end to end",
@@ -118,11 +143,16 @@ def _rate_lines(run: RunRecord, latency: Latency) -> Iterator[str]:
     if latency.decode_tokens_per_s is not None:
         rates.append(f"{format_rate(latency.decode_tokens_per_s)} tokens/s in decode")
     yield f"throughput: {', '.join(rates)}"
+    yield from map(str, _setup_lines(run))
+
+
+def _setup_lines(run: RunRecord) -> Iterator[Text]:
+    """What preparing the devices took, which no other figure includes."""
     seconds = run.manifest.seconds
     setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
     setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
     durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
-    yield f"setup, excluded above: {', '.join(durations)}"
+    yield Text(f"setup, excluded above: {', '.join(durations)}")
 
 
 def _load_lines(measured: Measured) -> Iterator[RenderableType]:
@@ -173,7 +203,7 @@ def _shares(fracs: Sequence[float]) -> str:
 
 
 def _roofline_lines(
-    run: RunRecord, measured: Measured, latency: Latency
+    run: RunRecord, measured: Measured, step_s: Mapping[Phase, float]
 ) -> Iterator[RenderableType]:
     """Bytes and FLOPs of a step, as the compiler counts them, against the peaks of the chip."""
     chip = run.manifest.experiment.chip
@@ -182,7 +212,7 @@ def _roofline_lines(
     if not measured.costs:
         is_loop = run.manifest.experiment.layers_are is LayerForm.SCANNED
         yield Text(LOOPED if is_loop else NO_COST_ANALYSIS, style="dim")
-    rooflines = step_rooflines(measured.costs, latency.step_s, chip)
+    rooflines = step_rooflines(measured.costs, step_s, chip)
     if rooflines:
         yield Text("")
         yield rich_table(roofline_view(rooflines))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 WORKER = ("-m", "meshscope.backends.compile.function_worker")
 HLO_NAME = "step.hlo.txt.gz"
 REPORT_NAME = "report.json"
+REPORTED = {"memory", "versions", "seconds"}  # what the worker reports
 PARTIAL = ".partial-"
 MAX_KEPT = 500  # programs in the cache; the oldest are removed
 FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -184,12 +185,13 @@ def compile_function(
 
 
 def _report(home: Path) -> dict[str, Any] | None:
-    """The report of a program in the cache; None if it is missing or damaged."""
+    """The report of a program in the cache; None if it is missing, damaged or of another form."""
     try:
         report = json.loads((home / REPORT_NAME).read_bytes())
     except (OSError, ValueError):
         return None
-    return report if (home / HLO_NAME).exists() else None
+    is_known = isinstance(report, dict) and set(report) == REPORTED
+    return report if is_known and (home / HLO_NAME).exists() else None
 
 
 def _compile_into(
@@ -228,8 +230,8 @@ def program_key(program: "FunctionProgram", topology: Topology) -> str:
         "flags": {name: os.environ.get(name, "") for name in FLAGS},
         "versions": {name: version(name) for name in PACKAGES} | {"meshscope": __version__},
     }
-    text = json.dumps(facts, sort_keys=True).encode()
-    return hashlib.sha256(program.stablehlo + text).hexdigest()
+    text = json.dumps([program.digest, facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _remove_oldest(folder: Path) -> None:

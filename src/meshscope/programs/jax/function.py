@@ -27,9 +27,10 @@ from jax._src.interpreters import mlir
 from jax._src.interpreters.pxla import get_prop_to_input_output
 from jax._src.source_info_util import is_user_filename
 from jax.extend import source_info_util
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from meshscope.errors import SpecError
+from meshscope.errors import SpecError, nearest
+from meshscope.programs.jax.program_digest import program_digest
 
 MAX_FRAMES = 6  # of a user's traceback in a message
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
@@ -41,12 +42,13 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 class FunctionProgram:
     """A function in StableHLO for `n_devices`, with the options that JAX would give its compiler.
 
-    `mesh` are its axes, outermost first. `propagates_to_parameters` and `propagates_to_outputs` say where
+    `digest` is a hash of the program that does not depend on its caller. `mesh` are its axes, outermost first. `propagates_to_parameters` and `propagates_to_outputs` say where
     the partitioner may choose a sharding that the function leaves open.
     """
 
     name: str
     stablehlo: bytes
+    digest: str
     n_devices: int
     mesh: tuple[tuple[str, int], ...]
     is_tupled: bool
@@ -87,23 +89,35 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
 
     `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
     """
-    context = _mesh(mesh, devices)
-    _exclude_libraries()
-    with _target(devices, platform), ExitStack() as stack:
-        if context is not None:
-            stack.enter_context(jax.set_mesh(context))
-        # Callers of the function are no part of the program: it stays the same if they move.
-        stack.enter_context(include_full_tracebacks_in_locations(False))
-        _check_divisible(function, arguments, keywords, name)
-        try:
-            traced = _jitted(function, arguments, keywords)
-            lowered = traced.lower(lowering_platforms=(platform,))
-        except Exception as error:  # noqa: BLE001  the user's function may raise anything
-            raise SpecError(_untraced(name, error)) from None
+    context = mesh_of(mesh, devices)
+    with _target(devices, platform), in_mesh(context):
+        check_divisible(function, arguments, keywords, name=name, mesh=context)
+        lowered = lowered_call(call_of(function, arguments, keywords), name=name, platform=platform)
     return function_program(lowered, name, context)
 
 
-def _mesh(mesh: Any, devices: Sequence[Any]) -> Any:
+@contextmanager
+def in_mesh(mesh: Any) -> Generator[None]:
+    """Traces under a mesh, if there is one, with source lines of the function alone."""
+    _exclude_libraries()
+    with ExitStack() as stack:
+        if mesh is not None:
+            stack.enter_context(jax.set_mesh(mesh))
+        # Callers of the function are no part of the program: it stays the same if they move.
+        stack.enter_context(include_full_tracebacks_in_locations(False))
+        yield
+
+
+def lowered_call(call: "FunctionCall", *, name: str, platform: str) -> Any:
+    """The call as JAX lowers it; SpecError if the function does not trace."""
+    try:
+        traced = call.jitted.trace(*call.arguments, **call.keywords)
+        return traced.lower(lowering_platforms=(platform,))
+    except Exception as error:  # noqa: BLE001  the user's function may raise anything
+        raise SpecError(failure_text(f"{name} does not trace", error)) from None
+
+
+def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
     """The mesh to trace under; axis sizes become a mesh of the slice's devices."""
     if mesh is None or isinstance(mesh, jax.sharding.Mesh | AbstractMesh):
         return mesh
@@ -118,16 +132,26 @@ def _mesh(mesh: Any, devices: Sequence[Any]) -> Any:
     return jax.sharding.Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def _jitted(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """A jitted function and what to call it with; `is_whole` unless constants were taken out."""
+
+    jitted: Any
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    is_whole: bool = True
+
+
+def call_of(
     function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]
-) -> Any:
-    """The traced function: its own `jit` if it has one; leaves that are no arrays become constants."""
+) -> FunctionCall:
+    """The function with its own `jit` if it has one; leaves that are no arrays become constants."""
     if hasattr(function, "trace"):
-        return function.trace(*arguments, **keywords)  # type: ignore[attr-defined]
+        return FunctionCall(jitted=function, arguments=tuple(arguments), keywords=keywords)
     plain = getattr(function, "__wrapped__", function) if hasattr(function, "lower") else function
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
     if all(isinstance(leaf, _DYNAMIC) for leaf in leaves):
-        return jax.jit(plain).trace(*arguments, **keywords)
+        return FunctionCall(jitted=jax.jit(plain), arguments=tuple(arguments), keywords=keywords)
     dynamic = [leaf for leaf in leaves if isinstance(leaf, _DYNAMIC)]
 
     def of_arrays(arrays: list[Any]) -> Any:
@@ -138,7 +162,9 @@ def _jitted(
         return [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, _DYNAMIC)]
 
     of_arrays.__name__ = function_name(function)
-    return jax.jit(of_arrays).trace(dynamic)
+    return FunctionCall(
+        jitted=jax.jit(of_arrays), arguments=(dynamic,), keywords={}, is_whole=False
+    )
 
 
 @contextmanager
@@ -156,28 +182,51 @@ def _target(devices: Sequence[Any], platform: str) -> Generator[None]:
         yield
 
 
-def _check_divisible(
+def check_divisible(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
+    *,
     name: str,
+    mesh: Any,
 ) -> None:
-    """SpecError for an argument whose sharding does not divide its shape."""
+    """SpecError for an argument whose sharding does not divide its shape, or names no axis of the mesh."""
     leaves, _ = jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))
     for path, leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        if not isinstance(sharding, NamedSharding):
-            continue
-        for dim, (size, axes) in enumerate(zip(leaf.shape, sharding.spec, strict=False)):
-            names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-            n = prod(sharding.mesh.shape[axis] for axis in names)
+        spec, sizes = _spec_of(leaf, mesh)
+        for dim, (size, axes) in enumerate(zip(getattr(leaf, "shape", ()), spec, strict=False)):
+            names = (
+                ()
+                if not isinstance(axes, str | tuple)
+                else (axes,)
+                if isinstance(axes, str)
+                else axes
+            )
+            if unknown := [axis for axis in names if axis not in sizes]:
+                raise SpecError(
+                    f"{name}: {_argument(function, path)} is split over '{unknown[0]}', which is no axis "
+                    f"of the mesh. {nearest(unknown[0], list(sizes))}"
+                )
+            n = prod(sizes[axis] for axis in names)
             if size % n:
-                text = ",".join(f"{axis}={sharding.mesh.shape[axis]}" for axis in names)
+                text = ",".join(f"{axis}={sizes[axis]}" for axis in names)
                 raise SpecError(
                     f"{name}: {_argument(function, path)} has shape {tuple(leaf.shape)}, and {text} does "
                     f"not divide its dimension {dim}. Pad {size} to {-(-size // n) * n}, or split "
                     "another dimension."
                 )
+
+
+def _spec_of(leaf: Any, mesh: Any) -> tuple[Sequence[Any], Mapping[str, int]]:
+    """How an argument is split, by dimension, and the axis sizes; nothing for one without a sharding."""
+    # `sharding` of a shape would look its axes up in the mesh
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    sharding: Any = getattr(leaf, "_sharding" if is_shape else "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return tuple(sharding.spec), sharding.mesh.shape
+    if isinstance(sharding, PartitionSpec) and mesh is not None:
+        return tuple(sharding), mesh.shape
+    return (), {}
 
 
 def _argument(function: Callable[..., Any], path: tuple[Any, ...]) -> str:
@@ -205,18 +254,24 @@ def _exclude_libraries() -> None:
         source_info_util.register_exclusion(f"{folder}/")
 
 
-def _untraced(name: str, error: Exception) -> str:
-    """What went wrong while tracing, with the user's own frames, the innermost last."""
+def failure_text(what: str, error: Exception) -> str:
+    """What went wrong, with the user's own frames, the innermost last."""
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if is_user_filename(frame.filename)]
     lines = [f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-MAX_FRAMES:]]
     message = _short(str(error))
-    head = f"{name} does not trace: {type(error).__name__}: {message}"
+    head = f"{what}: {type(error).__name__}: {message}"
     return "\n".join([head, *lines])
 
 
 def _short(message: str) -> str:
-    """The first paragraph of a message, without JAX's pointer to its documentation."""
+    """The first paragraph of a message, without JAX's pointer to its documentation.
+
+    Of a message that quotes a traceback, such as that of a callback, the text around it.
+    """
+    head, quoted, rest = message.partition("Traceback (most recent call last)")
+    if quoted:
+        message = f"{head.strip()} {rest.strip().splitlines()[-1]}"
     return message.strip().split("\n\n", 1)[0].split("\nSee https", 1)[0][:1000]
 
 
@@ -234,6 +289,7 @@ def function_program(lowered: Any, name: str, context: Any = None) -> FunctionPr
     return FunctionProgram(
         name=name,
         stablehlo=mlir.module_to_bytecode(module),
+        digest=program_digest(module),
         n_devices=n_devices,
         mesh=_axes(_meshes(context, shardings, module), n_devices),
         is_tupled=arguments["tuple_args"],

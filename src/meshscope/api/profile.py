@@ -1,0 +1,183 @@
+"""`meshscope.profile`: a JAX function of the user on live devices, timed and profiled."""
+
+import gzip
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshscope.api.compile_function import axis_sizes, function_record
+from meshscope.api.records import new_manifest, write_record
+from meshscope.api.run import Run
+from meshscope.backends.compile.function import function_memory
+from meshscope.backends.live.function import ReadFunction, flatten_trace, read_live_function
+from meshscope.backends.live.names import HLO, TRACE, hlo_name
+from meshscope.backends.live.run import OPS, check_can_run
+from meshscope.backends.live.worker import versions
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase, Source
+from meshscope.events.measured import Measured, StepCost
+from meshscope.exporters.profile_traces import write_profile_traces
+from meshscope.spec.hardware.live_slices import slice_of_devices
+from meshscope.spec.hardware.topology import Topology, parse_topology
+from meshscope.spec.plan.mesh import Mesh
+from meshscope.store.folder import new_folder, scratch_folder
+from meshscope.store.run import RunRecord
+from meshscope.store.write import write_table
+
+if TYPE_CHECKING:
+    from meshscope.programs.jax.live_function import LiveFunction
+
+
+def profile(  # noqa: PLR0913  a function, its arguments, and how long to run it
+    function: Callable[..., Any],
+    *arguments: Any,
+    steps: int = 10,
+    warmup: int = 2,
+    profiled_steps: int = 4,
+    keywords: Mapping[str, Any] | None = None,
+    mesh: Any = None,
+    topology: str | None = None,
+    name: str | None = None,
+    phase: Phase | str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> Run:
+    """Runs a JAX function on the devices of this process, times its steps and profiles a few more.
+
+    The function runs in this process, so a notebook can call it. Arrays that it donates are copied
+    before each step, which is not timed. It was tried on CPU devices, not on TPUs.
+
+    Example:
+        >>> run = meshscope.profile(train_step, params, batch, mesh="dp=8")
+        >>> run.time.step_s  # mean seconds of the timed steps
+        >>> run.compare().verdict  # of compiled and measured collectives
+
+    Args:
+        function: A JAX function, jitted or not.
+        arguments: Its arguments: arrays, or `jax.ShapeDtypeStruct`s, which become random data.
+        steps: Timed steps.
+        warmup: Untimed steps before them.
+        profiled_steps: Steps in the profile, after the timed ones.
+        keywords: Its keyword arguments.
+        mesh: A JAX mesh, or axis sizes such as `dp=2,tp=4`; by default the mesh of the shardings.
+        topology: The slice, such as `v6e-8`; by default what the devices say.
+        name: Name of the function in tables.
+        phase: `prefill` or `decode` if the function is one; by default what its scopes say, else `step`.
+        seed: Seed of the random data.
+        out: Folder of the run; without it the run stays in memory.
+        force: Replace the run in this folder.
+
+    Returns:
+        A run with the sources `compiled` and `measured`.
+
+    Raises:
+        MeshscopeError: The function does not trace or run, devices are missing, or the folder exists.
+    """
+    _check(steps=steps, warmup=warmup, profiled_steps=profiled_steps)
+    if phase is not None and phase not in set(Phase):
+        raise SpecError(f"phase: '{phase}' is not one of {', '.join(Phase)}.")
+    check_can_run()
+    from meshscope.programs.jax.function import function_name  # noqa: PLC0415  JAX
+    from meshscope.programs.jax.live_function import live_function, run_profiled, timed_steps  # noqa: PLC0415
+
+    live = live_function(
+        function,
+        arguments,
+        keywords or {},
+        mesh=axis_sizes(mesh) if isinstance(mesh, str) else mesh,
+        name=name or function_name(function),
+        seed=seed,
+    )
+    slice_ = _slice(live, topology)
+    for _ in timed_steps(live, warmup):
+        pass
+    step_s = tuple(timed_steps(live, steps))
+    with scratch_folder() as scratch:
+        folder = scratch / "run"
+        text = folder / HLO / hlo_name("step")
+        text.parent.mkdir(parents=True)
+        with gzip.open(text, "wt", 1, encoding="utf-8") as file:
+            file.write(live.text)
+        run_profiled(live, folder / TRACE, profiled_steps, phase or Phase.STEP)
+        flatten_trace(folder / TRACE)
+        read = read_live_function(
+            text,
+            folder / TRACE,
+            mesh=Mesh(axes=live.program.mesh),
+            topology=slice_,
+            phase=None if phase is None else Phase(phase),
+            device_ids=tuple(device.id for device in live.devices),
+            n_steps=profiled_steps,
+        )
+        record = _record(function, live, slice_, read, step_s=step_s, n_profiled=profiled_steps)
+        if out is None:
+            return Run(record=record)
+        write_table(read.timings.ops, folder / TRACE / OPS)
+        write_profile_traces(read.profile, folder / TRACE)
+        with new_folder(Path(out), force=force) as partial:
+            for part in (HLO, TRACE):
+                (folder / part).rename(partial / part)
+            write_record(record, partial)
+    return Run(record=replace(record, path=Path(out)))
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise SpecError(f"{name}={count!r} must be a whole number. Use 1 or more.")
+
+
+def _slice(live: "LiveFunction", name: str | None) -> Topology:
+    """The slice of the function's devices; SpecError if `name` has another number of them."""
+    if name is None:
+        return slice_of_devices(live.devices)
+    topology = parse_topology(name)
+    if topology.n_devices != live.program.n_devices:
+        raise SpecError(
+            f"'{name}' has {topology.n_devices} devices, and {live.program.name} runs on "
+            f"{live.program.n_devices}. Leave topology out, or give that of the devices."
+        )
+    return topology
+
+
+def _record(  # noqa: PLR0913  what was run, where, and what came out
+    function: Callable[..., Any],
+    live: "LiveFunction",
+    topology: Topology,
+    read: ReadFunction,
+    *,
+    step_s: Sequence[float],
+    n_profiled: int,
+) -> RunRecord:
+    phase, timings = read.phase, read.timings
+    experiment = function_record(function, live.program, topology, phase)
+    return RunRecord(
+        path=None,
+        manifest=new_manifest(
+            Source.MEASURED,
+            experiment,
+            ("meshscope.profile", experiment.function or live.program.name, topology.name),
+            phases=[phase],
+            versions=versions(),
+            seconds={f"{phase}.{name}": seconds for name, seconds in live.seconds.items()},
+        ),
+        rows=(*read.compiled, *timings.rows),
+        memory={Source.COMPILED: function_memory(live.memory, topology)},
+        measured=Measured(
+            requests=(),
+            n_profiled_steps={phase: n_profiled},
+            loads=timings.loads,
+            times=timings.times,
+            findings=timings.findings,
+            costs=(
+                StepCost(
+                    phase=phase,
+                    flops=live.costs.get("flops"),
+                    accessed_bytes=live.costs.get("accessed_bytes"),
+                ),
+            ),
+            step_s={phase: tuple(step_s)},
+        ),
+    )

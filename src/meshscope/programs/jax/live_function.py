@@ -1,0 +1,244 @@
+"""A JAX function of the user on live devices: compiled with its arguments in place, timed and profiled."""
+
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshscope.errors import RunFailedError, SpecError
+from meshscope.programs.jax.analysis import memory_analysis
+from meshscope.programs.jax.function import (
+    FunctionProgram,
+    call_of,
+    check_divisible,
+    failure_text,
+    function_program,
+    in_mesh,
+    lowered_call,
+    mesh_of,
+)
+
+RANDOM_SCALE = 0.02  # standard deviation of random floats, that of most published initializers
+LARGEST_RANDOM = 127  # random integer: a valid token that fits 8 bits
+# Events are recorded when they end; a thread may still be inside one after its result is ready.
+DRAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFunction:
+    """A compiled function with its arguments on the devices.
+
+    `devices` are those of the program in the order of its groups. `execute` runs a step and returns its
+    seconds, from the launch until every result is ready.
+    """
+
+    program: FunctionProgram
+    text: str
+    memory: Mapping[str, int]
+    costs: Mapping[str, float]
+    devices: tuple[Any, ...]
+    seconds: Mapping[str, float]
+    execute: Callable[[], float]
+
+
+def local_devices(n_devices: int | None) -> list[Any]:
+    """The first `n_devices` devices, or all; SpecError if there are fewer or several processes."""
+    if jax.process_count() > 1:
+        raise SpecError(
+            f"profile runs in one process, and this is one of {jax.process_count()}. Use jax.profiler "
+            "on every host, and meshscope import."
+        )
+    devices = jax.local_devices()
+    if n_devices is not None and len(devices) < n_devices:
+        raise SpecError(
+            f"the mesh has {n_devices} devices, and JAX sees {len(devices)} here. For virtual CPU "
+            f"devices call jax.config.update('jax_num_cpu_devices', {n_devices}) before JAX "
+            "is used, or give a smaller mesh."
+        )
+    return devices[:n_devices]
+
+
+def live_function(  # noqa: PLR0913  a function, its arguments and its mesh
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    *,
+    mesh: Any,
+    name: str,
+    seed: int,
+) -> LiveFunction:
+    """The function compiled for local devices, with random data instead of shapes.
+
+    SpecError if it does not trace or needs other devices, RunFailedError if JAX cannot compile it.
+    """
+    sizes = _sizes(mesh)
+    devices = local_devices(None if sizes is None else prod(sizes.values()))
+    context = _concrete(mesh_of(mesh, devices), jax.local_devices())
+    with in_mesh(context):
+        check_divisible(function, arguments, keywords, name=name, mesh=context)
+        values = _values(arguments, keywords, context, seed)
+        call = call_of(function, *values)
+        started = time.perf_counter()
+        lowered = lowered_call(call, name=name, platform=jax.default_backend())
+        program = function_program(lowered, name, context)
+        lowered_at = time.perf_counter()
+        compiled = _or_failed(f"{name} does not compile for the devices here", lowered.compile)
+        compiled_at = time.perf_counter()
+    inner = getattr(compiled, "compiled", compiled)  # that of flax.nnx wraps JAX's
+    shardings = jax.tree.leaves(inner.input_shardings) + jax.tree.leaves(inner.output_shardings)
+    return LiveFunction(
+        program=program,
+        text=inner.as_text(),
+        memory=memory_analysis(inner),
+        costs=_costs(inner),
+        devices=_devices(context, shardings, program.n_devices),
+        seconds={"lower": lowered_at - started, "compile": compiled_at - lowered_at},
+        execute=_step(call, compiled, inner, context, name),
+    )
+
+
+def run_profiled(live: LiveFunction, folder: Path, n_steps: int, label: str) -> None:
+    """Runs steps under the profiler, each annotated; RunFailedError if another profile is running."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python calls would be most of the events
+    _or_failed(
+        "the profiler does not start",
+        lambda: jax.profiler.start_trace(str(folder), profiler_options=options),
+    )
+    try:
+        for number in range(n_steps):
+            with jax.profiler.StepTraceAnnotation(label, step_num=number):
+                live.execute()
+        time.sleep(DRAIN_S)
+    finally:
+        jax.profiler.stop_trace()
+
+
+def _sizes(mesh: Any) -> Mapping[str, int] | None:
+    return None if mesh is None else mesh.shape if hasattr(mesh, "shape") else mesh
+
+
+def _concrete(mesh: Any, devices: Sequence[Any]) -> Any:
+    """A mesh of these devices instead of one of no devices or of described ones."""
+    if mesh is None or (isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(devices)):
+        return mesh
+    array = np.array(local_devices(mesh.size), dtype=object).reshape(tuple(mesh.shape.values()))
+    return Mesh(array, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _values(
+    arguments: Sequence[Any], keywords: Mapping[str, Any], mesh: Any, seed: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with random data instead of shapes, where their shardings say."""
+    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+    keys = iter(jax.random.split(jax.random.key(seed), max(len(leaves), 1)))
+    filled = [
+        _random(leaf, next(keys), mesh) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+        for leaf in leaves
+    ]
+    return jax.tree.unflatten(tree, filled)
+
+
+def _random(shape: jax.ShapeDtypeStruct, key: Any, mesh: Any) -> Any:
+    """Random data: small normal floats, integers below 128, booleans and keys."""
+
+    def made(key: Any) -> Any:
+        dtype = shape.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jax.random.split(key, shape.shape)
+        if jnp.issubdtype(dtype, jnp.bool_):
+            return jax.random.bernoulli(key, shape=shape.shape)
+        if jnp.issubdtype(dtype, jnp.integer):
+            most = min(LARGEST_RANDOM, jnp.iinfo(dtype).max)
+            return jax.random.randint(key, shape.shape, 0, most + 1, jnp.int32).astype(dtype)
+        return (RANDOM_SCALE * jax.random.normal(key, shape.shape)).astype(dtype)
+
+    return jax.jit(made, out_shardings=_sharding(shape.sharding, mesh))(key)
+
+
+def _sharding(sharding: Any, mesh: Any) -> Any:
+    """The sharding on the devices here; None leaves the array where JAX puts it."""
+    if isinstance(sharding, PartitionSpec):
+        return None if mesh is None else NamedSharding(mesh, sharding)
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(_concrete(sharding.mesh, jax.local_devices()), sharding.spec)
+    return sharding
+
+
+def _step(call: Any, compiled: Any, inner: Any, mesh: Any, name: str) -> Callable[[], float]:
+    """Runs the program once on the arguments in place; donated ones are copied first, untimed."""
+    given = (tuple(call.arguments), dict(call.keywords))
+    # Static arguments are no arguments of the compiled program: then JAX's own cache serves the call.
+    is_same = compiled is inner and jax.tree.structure(given) == inner.in_tree
+    run = compiled if is_same or compiled is not inner else call.jitted
+    donated = [False] * len(jax.tree.leaves(given))
+    if is_same:
+        donated = [info.donated for info in jax.tree.leaves(inner.args_info, is_leaf=_is_info)]
+        given = _placed(given, inner)
+    elif any(info.donated for info in jax.tree.leaves(inner.args_info, is_leaf=_is_info)):
+        donated = [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(given)]
+
+    def execute() -> float:
+        leaves, tree = jax.tree.flatten(given)
+        pairs = zip(leaves, donated, strict=True)
+        copies = [jnp.copy(leaf) if is_donated else leaf for leaf, is_donated in pairs]
+        positional, named = jax.tree.unflatten(tree, jax.block_until_ready(copies))
+        with in_mesh(mesh):
+            before = time.perf_counter()
+            jax.block_until_ready(
+                _or_failed(f"{name} does not run here", lambda: run(*positional, **named))
+            )
+            return time.perf_counter() - before
+
+    return execute
+
+
+def _is_info(value: Any) -> bool:
+    return hasattr(value, "donated")
+
+
+def _placed(given: Any, compiled: Any) -> Any:
+    """The arguments on the devices where the program wants them, so that no step moves them."""
+    leaves, tree = jax.tree.flatten(given)
+    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
+    placed = [
+        leaf if sharding is None else jax.device_put(leaf, sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(tree, placed)
+
+
+def _devices(mesh: Any, shardings: Sequence[Any], n_devices: int) -> tuple[Any, ...]:
+    """The devices of the program in the order of its mesh."""
+    meshes = [mesh, *(getattr(sharding, "mesh", None) for sharding in shardings)]
+    whole = [one for one in meshes if isinstance(one, Mesh) and one.size == n_devices]
+    return tuple(whole[0].devices.flat) if whole else tuple(jax.local_devices()[:n_devices])
+
+
+def _costs(compiled: Any) -> dict[str, float]:
+    """FLOPs and bytes of a step on one device by the compiler's count, if it has one."""
+    names = {"flops": "flops", "accessed_bytes": "bytes accessed"}
+    analysis = compiled.cost_analysis() or {}
+    return {name: float(analysis[key]) for name, key in names.items() if key in analysis}
+
+
+def _or_failed(what: str, action: Callable[[], Any]) -> Any:
+    """The result of the action; RunFailedError with the user's frames if it fails."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001  the user's function may raise anything
+        raise RunFailedError(failure_text(what, error)) from None
+
+
+def timed_steps(live: LiveFunction, n_steps: int) -> Iterator[float]:
+    """Seconds of each of these steps, one after the other."""
+    for _ in range(n_steps):
+        yield live.execute()
