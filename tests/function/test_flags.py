@@ -1,6 +1,7 @@
 """Which compiler flags change a program: the same text is no change, whatever the names in it."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,19 @@ def test_a_file_of_flags_has_comments(tmp_path: Path) -> None:
     assert read_flags(path) == ["--a=1", "--b=2"]
     with pytest.raises(meshscope.MeshscopeError, match="Give a file of flags"):
         read_flags(tmp_path / "none.txt")
+
+
+def test_the_stored_sweep_has_every_flag_of_its_file_for_both_steps() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "flags"
+    flags = read_flags(folder / "flags.txt")
+    effects = json.loads((folder / "qwen3-4b.json").read_text())["effects"]
+    assert len(flags) >= 50
+    assert [(e["phase"], e["flag"]) for e in effects] == [
+        (phase, flag) for phase in ("prefill", "decode") for flag in flags
+    ]
+    for effect in effects:
+        if not effect["is_changed"] and not effect["refused"]:
+            assert effect["step_s"] == effect["base_step_s"]
 
 
 def test_a_sweep_needs_flags() -> None:
