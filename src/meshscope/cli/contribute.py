@@ -26,7 +26,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace earlier files.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run measured on a TPU, and write what adds it to the accuracy page.
+    """Check a run measured on a TPU, and write its accuracy entry.
 
     Refuses captures with faults. Prints the measured collectives and steps beside the modeled ones, and the
     constants of the chip before and after a fit. Files hold times, versions and conditions, not the command.

@@ -64,7 +64,7 @@ _COMMANDS = {
     "calibrate": ("calibrate", "Measure the chip of this machine, into a profile."),
     "contribute": (
         "contribute",
-        "Check a run measured on a TPU, and write what adds it to the accuracy page.",
+        "Check a run measured on a TPU, and write its accuracy entry.",
     ),
     "tpu create": ("tpu:create", "Ask for a slice, as a queued resource."),
     "tpu status": ("tpu:status", "Show the state of a slice."),
