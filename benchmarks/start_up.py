@@ -13,6 +13,7 @@ PREDICT = ["predict", "Qwen/Qwen3-32B", "--topology", "v6e-8", "--plan", "tp=8"]
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "meshscope --help": [sys.executable, "-m", "meshscope", "--help"],
+    "meshscope predict --help": [sys.executable, "-m", "meshscope", "predict", "--help"],
     "meshscope predict": [sys.executable, "-m", "meshscope", *PREDICT],
     "meshscope predict, 1,024 chips": [
         *[sys.executable, "-m", "meshscope", "predict", "Qwen/Qwen3-32B"],

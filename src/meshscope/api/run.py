@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +186,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The text tables, for notebooks."""
+        from html import escape  # noqa: PLC0415  its table of entities is slow to import
+
         return f"<pre>{escape(self.text())}</pre>"
 
 

@@ -8,11 +8,10 @@ import typer
 from meshscope.api.import_ import import_
 from meshscope.api.import_each import import_each
 from meshscope.api.sweep import SweepOptions
+from meshscope.cli.engine_options import AddressOption, EngineOption
 from meshscope.cli.options import (
     PLAN,
     TOPOLOGY,
-    AddressOption,
-    EngineOption,
     ForceOption,
     FullOption,
     JsonOption,

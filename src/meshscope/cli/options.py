@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from meshscope.api.request import ExperimentRequest, LiveRequest, request_of
-from meshscope.sweep.queue import SweepEngine
 
 R = TypeVar("R", bound=ExperimentRequest)
 Output = TypeVar("Output")
@@ -185,15 +184,4 @@ ReplaceOption = Annotated[
 RunsOption = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the runs.", show_default="runs/<FILE>"),
-]
-EngineOption = Annotated[
-    SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Address of the Ray cluster.",
-        show_default="a running one, else one on this machine",
-    ),
 ]

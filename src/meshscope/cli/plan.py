@@ -14,7 +14,8 @@ from meshscope.api.plan import (
     verified_result,
 )
 from meshscope.api.request import AUTO, request_of
-from meshscope.cli.options import OPTIONS, PROFILE, AddressOption, EngineOption, JsonOption
+from meshscope.cli.engine_options import AddressOption, EngineOption
+from meshscope.cli.options import OPTIONS, PROFILE, JsonOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.progress import WorkProgress
 from meshscope.planner.objective import PRESETS, Goal

@@ -19,14 +19,8 @@ from meshscope.api.sweep import (
     sweep_folder,
     sweep_states,
 )
-from meshscope.cli.options import (
-    AddressOption,
-    EngineOption,
-    JsonOption,
-    ReplaceOption,
-    RetryOption,
-    RunsOption,
-)
+from meshscope.cli.engine_options import AddressOption, EngineOption
+from meshscope.cli.options import JsonOption, ReplaceOption, RetryOption, RunsOption
 from meshscope.cli.output import new_console, note, print_all, print_json
 from meshscope.cli.sweep_progress import SweepProgress
 from meshscope.sweep.planned import PlannedRun

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshscope.serialize import from_plain
@@ -142,4 +142,4 @@ def read_fitted_constants() -> dict[str, Any]:
 
 def read_facts(name: str) -> dict[str, Any]:
     """A JSON file of this folder."""
-    return json.loads((files("meshscope.spec.hardware") / name).read_text(encoding="utf-8"))
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 _ENTRY_KEYS = {"like", "sizes", "source", "variants"}  # the others are of the config
@@ -34,7 +34,7 @@ class CatalogEntry:
 @cache
 def catalog() -> Mapping[str, CatalogEntry]:
     """Every model of the catalog by its id."""
-    file = files("meshscope.spec.model") / "catalog.json"
+    file = Path(__file__).with_name("catalog.json")
     document = json.loads(file.read_text(encoding="utf-8"))
     stored, sources = document["families"] | document["models"], document["sources"]
 

@@ -1,0 +1,19 @@
+"""Options of the commands that make several runs: where they are made."""
+
+from typing import Annotated
+
+import typer
+
+from meshscope.sweep.queue import SweepEngine
+
+EngineOption = Annotated[
+    SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the Ray cluster.",
+        show_default="a running one, else one on this machine",
+    ),
+]
