@@ -110,6 +110,16 @@ def test_an_explicit_collective_is_that_of_the_program() -> None:
     assert row.source_line == line_of(summed, "psum")
 
 
+def test_on_several_slices_a_row_says_whether_it_crosses_them() -> None:
+    def mean(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint((x @ w).sum(0), P())
+
+    arguments = (shape(64, 256, spec=P(("dcn", "dp"))), shape(256, 512, spec=P()))
+    run = meshscope.compile(mean, *arguments, topology="2xv6e:2x2", mesh="dcn=2,dp=4")
+    facts = [(row.kind, row.axis, row.group_size, row.crosses_slices) for row in run.record.rows]
+    assert facts == [("all_reduce", "dp", 4, False), ("all_reduce", "dcn", 2, True)]
+
+
 def test_code_that_asks_for_the_device_sees_the_target() -> None:
     seen: list[str] = []
 
