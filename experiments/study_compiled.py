@@ -7,6 +7,7 @@ vLLM's programs for TPU come from HLO files in tests/published/programs.
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -101,11 +102,12 @@ def runs() -> Iterator[tuple[str, RunRecord, str]]:
 
 def _engine_run(out: Path) -> RunRecord:
     """The programs of Llama-3.1-8B with two layers by vLLM, on eight v6e chips."""
+    folder = os.path.relpath(VENDORED)  # the card shows it
     stem = "tpu_inference_0.12-llama-8b-v6e_2x4-tp8"
     return meshscope.import_(
         [
-            f"prefill={VENDORED / f'{stem}-prefill8192-2layers.hlo.txt.gz'}",
-            f"decode={VENDORED / f'{stem}-decode-1024pages-2layers.hlo.txt.gz'}",
+            f"prefill={folder}/{stem}-prefill8192-2layers.hlo.txt.gz",
+            f"decode={folder}/{stem}-decode-1024pages-2layers.hlo.txt.gz",
         ],
         topology="v6e-8",
         mesh="model=8",

@@ -126,3 +126,14 @@ def test_links_lead_to_files_of_the_repository(page: Path) -> None:
     """As GitHub resolves them; the site's own links are checked when it is built."""
     targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", prose_of(page))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_no_stored_file_names_the_folder_of_the_repository() -> None:
+    """Cards, tables and pages are the same wherever they were made."""
+    folders = ("benchmarks", "docs", "experiments", "src", "tests", "tools")
+    kinds = {".csv", ".json", ".md", ".py", ".toml", ".yaml", ".yml"}
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
+    stored = [file for file in (*files, *ROOT.glob("*.md")) if file.suffix in kinds]
+    assert len(stored) > 500
+    name = str(ROOT).encode()
+    assert [file for file in stored if file.is_file() and name in file.read_bytes()] == []
