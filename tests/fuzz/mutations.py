@@ -164,7 +164,7 @@ def json_value(rng: random.Random, data: bytes) -> bytes:
     """Changes a value of a JSON document, or adds one that is nested deeply."""
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deeply by an earlier mutation
         return data
     holders: list[tuple[object, object]] = []
     _collect(document, holders)

@@ -231,6 +231,7 @@ def _nsys_seeds() -> Sequence[bytes]:
 def _sql(rng: random.Random, data: bytes) -> bytes:
     """Changes the tables of a database; the bytes if they are none."""
     with closing(sqlite3.connect(":memory:")) as database:
+        database.text_factory = lambda name: name.decode(errors="replace")
         try:
             database.deserialize(data)
             tables = [t for (t,) in database.execute("select name from sqlite_master")]

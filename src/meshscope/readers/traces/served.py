@@ -100,8 +100,13 @@ def _samples(document: Mapping[str, Any], name: str) -> "np.ndarray[Any, np.dtyp
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and value >= 0 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
 
 
 def _whole(value: Any) -> int | None:
