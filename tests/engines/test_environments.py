@@ -8,8 +8,9 @@ import pytest
 
 from meshscope.api.engines import install_engine, list_engines, remove_engine
 from meshscope.errors import MissingToolError, SpecError
-from meshscope.programs.engines.environments import engine_variables, environment_of
+from meshscope.programs.engines.environments import environment_of
 from meshscope.programs.engines.releases import RELEASES, release_of
+from meshscope.programs.environments import lone_variables
 
 ENGINE, VERSION = "vllm-tpu", "0.32.0"
 PINS = dict(
@@ -145,7 +146,7 @@ def test_a_worker_sees_meshscope_and_none_of_its_neighbors(
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/elsewhere")
 
-    variables = engine_variables(tmp_path)
+    variables = lone_variables(tmp_path)
 
     visible = Path(variables["PYTHONPATH"])
     assert [path.name for path in visible.iterdir()] == ["meshscope"]

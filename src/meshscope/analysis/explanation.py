@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 
 from meshscope.analysis.comparison import ExperimentDifference, Side, experiment_differences
+from meshscope.analysis.compiler_change import CompilerChange, compiler_change
 from meshscope.analysis.request import basis_of, measured_step_s
 from meshscope.analysis.totals import Total, step_total
 from meshscope.events.collective import Collective
@@ -100,12 +101,16 @@ class PhaseChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """How two experiments differ, and what that changes in each phase."""
+    """How two experiments differ, and what that changes in each phase.
+
+    `compiler` is what else changes where only the versions of the compiler differ.
+    """
 
     left: Side
     right: Side
     differences: tuple[ExperimentDifference, ...]
     changes: tuple[PhaseChange, ...]
+    compiler: CompilerChange | None = None
 
     @property
     def shared_changes(self) -> tuple[PhaseChange, ...]:
@@ -142,7 +147,13 @@ def explain(left: Side, right: Side) -> Explanation:
         right_costs=_step_breakdowns(right),
     )
     differences = tuple(experiment_differences(left, right))
-    return Explanation(left=left, right=right, differences=differences, changes=changes)
+    return Explanation(
+        left=left,
+        right=right,
+        differences=differences,
+        changes=changes,
+        compiler=compiler_change(left, right, differences),
+    )
 
 
 def _step_breakdowns(side: Side) -> dict[Phase, StepBreakdown]:

@@ -17,6 +17,7 @@ from meshscope.api.predict import predict
 from meshscope.api.run import Run
 from meshscope.api.runs import open as open_runs
 from meshscope.errors import MeshscopeError, RunError, SpecError, nearest
+from meshscope.programs.compilers import default_compiler
 from meshscope.store.folder import scratch_folder
 
 
@@ -47,7 +48,7 @@ class CheckResult:
         return tuple((p, check) for p in self.programs for check in p.checks if not check.is_kept)
 
 
-def check(path: str | Path) -> CheckResult:
+def check(path: str | Path, *, compiler: str | None = None) -> CheckResult:
     """Makes the run of every program in a budget file, and compares it with the limits.
 
     Example:
@@ -55,6 +56,7 @@ def check(path: str | Path) -> CheckResult:
 
     Args:
         path: A budget file (docs/your-program.md).
+        compiler: Another version of JAX and libtpu for programs that name none, such as `jax-0.9.2`.
 
     Returns:
         The value of each limit, and the collectives behind it.
@@ -64,7 +66,9 @@ def check(path: str | Path) -> CheckResult:
     """
     file = Path(path)
     programs = read_budget_file(file)
-    return CheckResult(path=file, programs=tuple(_checked(program, file) for program in programs))
+    with default_compiler(compiler):
+        checked = tuple(_checked(program, file) for program in programs)
+    return CheckResult(path=file, programs=checked)
 
 
 def _checked(program: BudgetedProgram, file: Path) -> CheckedProgram:

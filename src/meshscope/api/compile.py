@@ -19,11 +19,16 @@ from meshscope.api.request import (
     run_folder,
 )
 from meshscope.api.run import Run
-from meshscope.backends.compile.compile import check_can_compile, compile_experiment
+from meshscope.backends.compile.compile import (
+    check_can_compile,
+    check_compiler_takes,
+    compile_experiment,
+)
 from meshscope.backends.compile.cycles import Cycles
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
+from meshscope.programs.compilers import Compiler, chosen_compiler
 from meshscope.programs.engines.environments import environment_of
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.context_form import ContextForm
@@ -66,6 +71,7 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
     profile: str | Path | None = None,
     cycles: Cycles | str = Cycles.ESTIMATED,
     engine_version: str | None = None,
+    compiler: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -96,6 +102,8 @@ def compile(  # noqa: A001, D417, PLR0913  the command's name and its options
         cycles: Time of compute by the compiler's estimates, or by its slower cycle `profile`.
         engine_version: Release of the engine that is the `frontend`; by default the newest one that
             is installed.
+        compiler: Another version of JAX and libtpu, such as `jax-0.9.2`, that `meshscope compilers install`
+            installed. A function is traced by the JAX of this process and compiled by that one.
         out: Folder of the run; by default `runs/<model>-<slice>-<plan>`. A function's run stays in memory.
         force: Replace the run in this folder.
         progress: Called with a part of the work, its step, and the seconds left or None.
@@ -129,16 +137,16 @@ def _check_only(names: Iterable[str], options: Mapping[str, Any], what: str) -> 
 
 
 _FUNCTION_OPTIONS = ("arguments", "keywords", "mesh", "name", "phase", "cache")
-_MODEL_OPTIONS = tuple(
-    f.name for f in fields(CompileRequest) if f.name not in {"model", "topology"}
-)
+_SHARED_OPTIONS = {"model", "topology", "compiler"}
+_MODEL_OPTIONS = tuple(f.name for f in fields(CompileRequest) if f.name not in _SHARED_OPTIONS)
 
 
 def compile_request(
     request: CompileRequest, *, out: Path | None, force: bool, progress: Progress | None
 ) -> Run:
     """The compiled run that the request asks for."""
-    experiment = compilable_experiment(request)
+    compiler = chosen_compiler(request.compiler)
+    experiment = compilable_experiment(request, compiler)
     path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
     predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
@@ -152,6 +160,7 @@ def compile_request(
             progress=report,
             cycles=request.cycles,
             chip_profile=profile,
+            compiler=compiler,
         )
         layers = result.timed_layers
         record = record_with_outcome(predicted, result, times=result.times, timed_layers=layers)
@@ -160,15 +169,20 @@ def compile_request(
     return Run(record=replace(record, path=path), warnings=checkpoint_notes(request, experiment))
 
 
-def compilable_experiment(request: ExperimentRequest) -> Experiment:
-    """The experiment; SpecError if no compiler can take it."""
+def compilable_experiment(
+    request: ExperimentRequest, compiler: Compiler | None = None
+) -> Experiment:
+    """The experiment; SpecError if no compiler can take it, or not this one."""
     if request.engine is not Engine.MESHSCOPE:
         raise SpecError(
             f"--engine {request.engine} has no program to compile. Use predict --engine {request.engine}, "
             f"or --frontend {Frontend.VLLM_TPU} for vLLM's own programs on TPUs."
         )
     experiment = _with_engine_version(request.experiment(), request)
-    check_can_compile(experiment)
+    if compiler is None:
+        check_can_compile(experiment)
+    else:
+        check_compiler_takes(experiment, compiler.release.name)
     return experiment
 
 

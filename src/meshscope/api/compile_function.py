@@ -21,6 +21,7 @@ from meshscope.backends.compile.worker import DESCRIPTION, slice_devices
 from meshscope.cost.timeline import write_timeline
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
+from meshscope.programs.compilers import chosen_compiler
 from meshscope.spec.experiment_record import ExperimentRecord, NamedModel
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
@@ -37,7 +38,7 @@ class FunctionRequest:
     """A function of the user with its arguments, and the slice to compile it for.
 
     `mesh` is a JAX mesh, axis sizes such as `dp=2,tp=4`, or None for that of the shardings. `name` and
-    `phase` replace those of the function and its scopes.
+    `phase` replace those of the function and its scopes. `compiler` is another version of JAX and libtpu.
     """
 
     function: Callable[..., Any]
@@ -48,6 +49,7 @@ class FunctionRequest:
     name: str | None = None
     phase: Phase | None = None
     is_cached: bool = True
+    compiler: str | None = None
 
 
 def function_request(options: Mapping[str, Any]) -> FunctionRequest:
@@ -64,14 +66,16 @@ def function_request(options: Mapping[str, Any]) -> FunctionRequest:
         name=options["name"],
         phase=None if phase is None else Phase(phase),
         is_cached=options["cache"],
+        compiler=options["compiler"],
     )
 
 
 def compile_user_function(request: FunctionRequest, *, out: Path | None, force: bool) -> Run:
     """The run of the compiled function, in memory or in the folder `out`."""
     topology = parse_topology(request.topology)
+    compiler = chosen_compiler(request.compiler)
     program = lowered_function(request, topology)
-    compiled = compile_function(program, topology, is_cached=request.is_cached)
+    compiled = compile_function(program, topology, is_cached=request.is_cached, compiler=compiler)
     result = read_function(compiled, mesh=program.mesh, topology=topology, phase=request.phase)
     record = _record(request, program, compiled, result)
     if out is None:

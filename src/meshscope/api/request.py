@@ -149,6 +149,7 @@ class CompileRequest(ExperimentRequest):
     takes_engines: ClassVar[bool] = True
     cycles: Cycles = Cycles.ESTIMATED
     engine_version: str | None = None
+    compiler: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +276,7 @@ _NAME_WORDS: dict[str, str] = {
     "cache_dtype": "cache-{}",
     "capacity_factor": "capacity{}",
     "routing_skew": "skew{}",
+    "compiler": "{}",
 }
 
 

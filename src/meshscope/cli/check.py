@@ -33,13 +33,19 @@ def command(
         CheckFormat,
         typer.Option("--format", help="text, json, sarif, or github for annotations."),
     ] = CheckFormat.TEXT,
+    compiler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Another version of JAX and libtpu, of meshscope compilers list."
+        ),
+    ] = None,
 ) -> None:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
     memory with the limits. Exits with 1 if one is not kept.
     """
-    result = check(budget)
+    result = check(budget, compiler=compiler)
     programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]
     match as_format:
         case CheckFormat.TEXT:

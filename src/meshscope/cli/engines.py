@@ -1,15 +1,19 @@
 """`meshscope engines`: environments of serving engines: known, installed, removed."""
 
-import sys
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from meshscope.api.engines import engine_release, install_engine, list_engines, remove_engine
+from meshscope.cli.installation import (
+    PythonOption,
+    YesOption,
+    confirm_installation,
+    report_step,
+)
 from meshscope.cli.options import JsonOption
 from meshscope.cli.output import new_console, print_all, print_json
-from meshscope.errors import SpecError
 from meshscope.programs.engines.environments import engines_folder, installed
 from meshscope.units import format_bytes
 
@@ -46,30 +50,27 @@ def install(
     engine: EngineArgument,
     *,
     engine_version: VersionOption = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Interpreter that makes the environment.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the download.")] = False,
+    python: PythonOption = None,
+    yes: YesOption = False,
 ) -> None:
     """Install a release of a serving engine into an environment of its own."""
     release = engine_release(engine, engine_version)
     if (existing := installed(release)) is not None:
         typer.echo(f"{engine} {release.version} is installed in {existing.folder}")
         return
-    typer.echo(
-        f"{engine} {release.version}: {format_bytes(release.n_bytes)} on the disk, about "
-        f"{release.seconds} s, into {engines_folder() / release.name}",
-        err=True,
+    confirm_installation(
+        f"{engine} {release.version}",
+        engines_folder() / release.name,
+        n_bytes=release.n_bytes,
+        seconds=release.seconds,
+        command="engines install",
+        is_confirmed=yes,
     )
-    if not yes:
-        if not sys.stdin.isatty():
-            raise SpecError("engines install asks before it downloads. Confirm with --yes.")
-        typer.confirm("Install it?", abort=True, err=True)
     folder = install_engine(
         engine,
         engine_version=release.version,
         python=python,
-        report=lambda step: typer.echo(step, err=True),
+        report=report_step,
     )
     typer.echo(f"{engine} {release.version} is installed in {folder}")
 

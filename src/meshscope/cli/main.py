@@ -41,6 +41,7 @@ class Subcommand:
 GROUPS: dict[str, str] = {
     "tpu": "Run experiments on TPU slices of Google Cloud.",
     "engines": "Install serving engines, to compile with their own model code.",
+    "compilers": "Install other versions of JAX and libtpu, to compile with.",
 }
 
 # In the order of --help. A summary is the first line of the command's docstring.
@@ -84,6 +85,18 @@ _COMMANDS = {
     "engines remove": (
         "engines:remove",
         "Remove the environment of a release of a serving engine.",
+    ),
+    "compilers list": (
+        "compilers:list_",
+        "List known versions of JAX and libtpu, and which are installed.",
+    ),
+    "compilers install": (
+        "compilers:install",
+        "Install a version of JAX and libtpu into an environment of its own.",
+    ),
+    "compilers remove": (
+        "compilers:remove",
+        "Remove the environment of a version of JAX and libtpu.",
     ),
 }
 COMMANDS = {

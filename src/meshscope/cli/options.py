@@ -91,6 +91,9 @@ OPTIONS: dict[str, Any] = {
     "engine_version": typer.Option(
         metavar="V", help="Release of the engine; by default the newest one installed."
     ),
+    "compiler": typer.Option(
+        metavar="NAME", help="Another version of JAX and libtpu, of meshscope compilers list."
+    ),
     "repeats": typer.Option(metavar="N", min=1, help="Timed requests."),
     "warmup": typer.Option(metavar="N", min=1, help="Untimed requests before them."),
     "profiled_steps": typer.Option(

@@ -1,4 +1,4 @@
-"""The pytest fixture `meshscope_compile` and the option `--meshscope-update`.
+"""The pytest fixture `meshscope_compile`, and the options `--meshscope-update` and `--meshscope-compiler`.
 
 Imported by every pytest session of an environment with meshscope, so it loads no library before its use.
 """
@@ -17,12 +17,17 @@ SNAPSHOTS = "__meshscope__"  # folder of the snapshots, beside the test file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--meshscope-update`."""
+    """Adds the options."""
     group = parser.getgroup("meshscope", "collectives of compiled functions")
     group.addoption(
         "--meshscope-update",
         action="store_true",
         help="rewrite the snapshots of collectives that the tests compare",
+    )
+    group.addoption(
+        "--meshscope-compiler",
+        metavar="NAME",
+        help="compile with another version of JAX and libtpu, of meshscope compilers list",
     )
 
 
@@ -33,6 +38,7 @@ def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communic
     Each call in a test has a snapshot of its own.
     """
     is_updated = bool(request.config.getoption("--meshscope-update"))
+    compiler = request.config.getoption("--meshscope-compiler")
     n_calls = 0
 
     def compile_(function: Any, *arguments: Any, **options: Any) -> "Communication":
@@ -41,6 +47,7 @@ def meshscope_compile(request: pytest.FixtureRequest) -> "Callable[..., Communic
 
         nonlocal n_calls
         n_calls += 1
+        options.setdefault("compiler", compiler)
         return Communication(
             run=compile_function(function, *arguments, **options),
             snapshot=_snapshot(request.path, request.node.name, n_calls),

@@ -14,6 +14,7 @@ from meshscope.analysis.explanation import (
 from meshscope.events.enums import Source
 from meshscope.serialize import to_plain
 from meshscope.units import NANOSECOND_S, format_bytes, format_seconds
+from meshscope.views.compiler_change import compiler_document, compiler_sentences
 from meshscope.views.model import joined
 from meshscope.views.plain import short
 from meshscope.views.words import counted, phase_label, signed_bytes, signed_seconds
@@ -40,6 +41,8 @@ def sentences(explanation: Explanation) -> list[str]:
             is_left = explanation.left.has_phase(change.phase)
             name, side = (left, 0) if is_left else (right, 1)
             lines.append(_single_phase_sentence(change, name, side))
+    if explanation.compiler is not None:
+        lines += compiler_sentences(explanation.compiler, left, right)
     return lines
 
 
@@ -274,6 +277,7 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         "sentences": sentences(explanation),
         "asked": [asdict(difference) for difference in explanation.differences],
         "request_s": {"left": left_s, "right": right_s},
+        "compiler": compiler_document(explanation.compiler),
         "phases": {
             "unknown" if change.phase is None else change.phase.value: {
                 "is_in": {

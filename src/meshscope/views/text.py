@@ -205,8 +205,11 @@ def _two_answers(comparison: Comparison, left: Side, right: Side) -> Iterator[Re
     yield answer_table({side.name: source_answer(side.run, side.source) for side in sides})
     verdict = verdict_sentence(comparison, left=left.name, right=right.name)
     yield from collectives_lines(verdict, comparison.agreement)
-    if not comparison.is_exact or not _has_same_times(left.run, right.run):
-        yield bullets(sentences(explain(left, right)))
+    explanation = explain(left, right)
+    is_other_compiler = explanation.compiler is not None
+    is_same = comparison.is_exact and _has_same_times(left.run, right.run)
+    if is_other_compiler or not is_same:
+        yield bullets(sentences(explanation))
 
 
 def _phase_differences(

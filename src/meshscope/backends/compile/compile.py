@@ -40,7 +40,9 @@ from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.programs.engines.environments import engine_variables, environment_of
+from meshscope.programs.compilers import Compiler
+from meshscope.programs.engines.environments import environment_of
+from meshscope.programs.environments import lone_variables
 from meshscope.programs.torchxla.configs import transformers_config
 from meshscope.programs.torchxla.interpreter import (
     check_torchxla,
@@ -103,13 +105,14 @@ class CompileResult:
 class _Program:
     """The program of one phase of an experiment, and the folder for its HLO and its report.
 
-    `chunk` is that of a cut prompt.
+    `chunk` is that of a cut prompt. Without `compiler` it is that of this process.
     """
 
     experiment: Experiment
     phase: Phase
     folder: Path
     chunk: int = -1
+    compiler: Compiler | None = None
 
     @property
     def label(self) -> str:
@@ -128,21 +131,24 @@ class _Program:
         return json.loads((self.folder / f"{self.phase}.json").read_text(encoding="utf-8"))
 
 
-def compile_experiment(
+def compile_experiment(  # noqa: PLR0913  a program, its compiler and its hardware
     experiment: Experiment,
     hlo_dir: Path,
     *,
     progress: Progress,
     cycles: Cycles = Cycles.ESTIMATED,
     chip_profile: ChipProfile | None = None,
+    compiler: Compiler | None = None,
 ) -> CompileResult:
     """Compiles every phase, writes `PHASE.hlo.txt.gz` and `PHASE.json` to `hlo_dir`, and reads them.
 
-    A measured `chip_profile` replaces the published constants.
+    A measured `chip_profile` replaces the published constants. `compiler` is another than that of this
+    process.
     """
-    check_can_compile(experiment)
+    if compiler is None:
+        check_can_compile(experiment)
     layers = experiment.shallow_layers
-    programs = tuple(_programs(experiment, hlo_dir))
+    programs = tuple(replace(p, compiler=compiler) for p in _programs(experiment, hlo_dir))
     timed = programs if layers is None else tuple(_shallow_programs(programs, layers))
     notes = _compile_programs(programs, timed, progress, cycles)
     reports = [program.report for program in programs]
@@ -433,6 +439,22 @@ def check_can_compile(experiment: Experiment) -> None:
     check_tpu_compiler()
 
 
+def check_compiler_takes(experiment: Experiment, name: str) -> None:
+    """SpecError unless another version of JAX and libtpu can compile the experiment."""
+    check_program_dtype(experiment.workload.weight_dtype)
+    frontend, topology = experiment.program.frontend, experiment.topology
+    if frontend is not Frontend.JAX:
+        raise SpecError(
+            f"--compiler {name} compiles programs of --frontend jax, and this is one of {frontend}. "
+            "Drop one of the two options."
+        )
+    if topology.chip.kind is not ChipKind.TPU:
+        raise SpecError(
+            f"--compiler {name} compiles for TPUs, and '{topology.name}' is no TPU slice. Use for "
+            "example v6e-8, or drop --compiler."
+        )
+
+
 def check_tpu_compiler() -> None:
     """MissingToolError if JAX or libtpu is not installed."""
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
@@ -526,7 +548,7 @@ def _worker(
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """The worker of a program, run by the Python that has its frontend; it logs to `_log`."""
     chunk = str(program.chunk)
-    python, environment = _interpreter(program.experiment, experiment_file.parent)
+    python, environment = _interpreter(program, experiment_file.parent)
     if cycles_dir is not None:
         cycles_dir.mkdir()
         environment = profiling_environment(environment, cycles_dir)
@@ -539,12 +561,14 @@ def _worker(
     )
 
 
-def _interpreter(experiment: Experiment, scratch: Path) -> tuple[str, dict[str, str]]:
-    """The Python that has the experiment's front end, and the environment variables of its worker."""
-    program = experiment.program
+def _interpreter(target: _Program, scratch: Path) -> tuple[str, dict[str, str]]:
+    """The Python that has the program's front end, and the environment variables of its worker."""
+    program = target.experiment.program
+    if target.compiler is not None and not target.compiler.is_own:
+        return target.compiler.python, lone_variables(scratch)
     if program.frontend.is_engine:
         python = environment_of(program.frontend, program.engine_version).python
-        return python, engine_variables(scratch)
+        return python, lone_variables(scratch)
     if program.frontend is Frontend.TORCHXLA:
         return torchxla_python(), torchxla_environment()
     return sys.executable, dict(os.environ)
@@ -553,6 +577,8 @@ def _interpreter(experiment: Experiment, scratch: Path) -> tuple[str, dict[str, 
 def _task(target: _Program) -> WorkerTask:
     experiment = target.experiment
     compiler = f"the {experiment.topology.chip.kind.upper()} compiler"
+    if target.compiler is not None:
+        compiler = target.compiler.release.name
     if experiment.program.frontend.is_engine:
         compiler = f"{experiment.program.frontend} {experiment.program.engine_version}"
     program = (

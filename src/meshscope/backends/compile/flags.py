@@ -79,12 +79,12 @@ def _effect(
     program: "FunctionProgram",
     topology: Topology,
     base: _Base,
-    compiler: FunctionCompiler,
+    worker: FunctionCompiler,
 ) -> FlagEffect:
     options = {**program.compiler_options, flag.name: flag.value}
     flagged = replace(program, compiler_options=options)
     try:
-        compiled = compile_function(flagged, topology, compiler=compiler)
+        compiled = compile_function(flagged, topology, worker=worker)
     except CompileError as error:
         return FlagEffect(flag=flag, phase=base.phase, refused=str(error).splitlines()[0][:300])
     before = base.result

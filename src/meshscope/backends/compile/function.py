@@ -8,10 +8,11 @@ import atexit
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,6 +27,8 @@ from meshscope.cost.steps import TimedStep, timed_step
 from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
+from meshscope.programs.compilers import Compiler
+from meshscope.programs.environments import lone_variables
 from meshscope.readers.hlo.collectives import module_collectives, rows_of
 from meshscope.readers.hlo.parse import read_hlo
 from meshscope.spec.hardware.topology import Topology
@@ -45,6 +48,7 @@ REPORT_NAME = "report.json"
 REPORTED = {"memory", "versions", "seconds"}  # what the worker reports
 PARTIAL = ".partial-"
 MAX_KEPT = 500  # programs in the cache; the oldest are removed
+NEWER_KERNEL = re.compile(r"Mosaic module: .*Unsupported version")
 FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
 
 
@@ -77,14 +81,21 @@ class FunctionResult:
 
 
 class FunctionCompiler:
-    """A worker process that compiles programs one after the other."""
+    """A worker process that compiles programs one after the other.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    `compiler` is another than that of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, compiler: Compiler | None = None) -> None:
+        self._compiler = compiler
         self._resources = ExitStack()
         self._folder = self._resources.enter_context(scratch_folder())
         self._log = self._folder / "log"
+        python = sys.executable if compiler is None else compiler.python
+        if compiler is not None and not compiler.is_own:
+            environment = lone_variables(self._folder)
         self._worker: subprocess.Popen[bytes] = self._resources.enter_context(
-            worker_process(WORKER, self._log, python=sys.executable, environment=environment)
+            worker_process(WORKER, self._log, python=python, environment=environment)
         )
         self._n_requests = 0
 
@@ -92,11 +103,11 @@ class FunctionCompiler:
         """Compiles into the folder: HLO text and report; CompileError if the compiler fails."""
         self._n_requests += 1
         file = self._folder / f"{self._n_requests}.json"
-        bytecode = self._folder / f"{self._n_requests}.stablehlo"
-        bytecode.write_bytes(program.stablehlo)
+        module = self._folder / f"{self._n_requests}.stablehlo"
+        module.write_bytes(self._readable(program.stablehlo))
         report = folder / REPORT_NAME
         request = {
-            "stablehlo": str(bytecode),
+            "stablehlo": str(module),
             "topology": topology.name,
             "options": compile_options(program),
             "text": str(folder / HLO_NAME),
@@ -108,7 +119,17 @@ class FunctionCompiler:
             return
         returncode = 1 if answer == DONE else self._worker.wait()
         failure = failure_of(returncode, error_report(file), self._log)
-        raise worker_error(_task(program, topology), failure)
+        if self._compiler is not None and NEWER_KERNEL.search(failure.words):
+            raise _newer_kernel(program, self._compiler)
+        raise worker_error(_task(program, topology, self._compiler), failure)
+
+    def _readable(self, bytecode: bytes) -> bytes:
+        """The program in a form that the compiler's MLIR reads."""
+        if self._compiler is None or self._compiler.is_own:
+            return bytecode
+        from meshscope.programs.jax.stablehlo import portable_text  # noqa: PLC0415  imports JAX
+
+        return portable_text(bytecode)
 
     def _ask(self, request: Path) -> str:
         """The worker's answer; empty if it ended."""
@@ -130,18 +151,19 @@ class FunctionCompiler:
         self._resources.close()
 
 
-_compilers: dict[tuple[tuple[str, str], ...], FunctionCompiler] = {}
+_compilers: dict[tuple[str, ...], FunctionCompiler] = {}
 
 
-def function_compiler() -> FunctionCompiler:
+def function_compiler(compiler: Compiler | None = None) -> FunctionCompiler:
     """The worker of this process, started on first use and after a crash or a change of flags."""
-    key = tuple((name, os.environ.get(name, "")) for name in FLAGS)
+    python = "" if compiler is None else compiler.python
+    key = (python, *(os.environ.get(name, "") for name in FLAGS))
     worker = _compilers.get(key)
     if worker is None or not worker.is_alive:
         if worker is not None:
             worker.close()
         _close_at_exit()
-        worker = _compilers[key] = FunctionCompiler(dict(os.environ))
+        worker = _compilers[key] = FunctionCompiler(dict(os.environ), compiler=compiler)
     return worker
 
 
@@ -172,15 +194,23 @@ def compile_function(
     topology: Topology,
     *,
     is_cached: bool = True,
-    compiler: FunctionCompiler | None = None,
+    compiler: Compiler | None = None,
+    worker: FunctionCompiler | None = None,
 ) -> CompiledFunction:
     """The compiled program, from the cache if the same one was compiled before.
 
-    `compiler` is the worker to use, by default that of this process.
+    `compiler` is another than that of this process, and `worker` the one to use, by default that of
+    this process.
     """
-    home = cache_folder() / program_key(program, topology)
+    home = cache_folder() / program_key(program, topology, compiler)
     kept = _report(home) if is_cached else None
-    report = kept or _compile_into(home, program, topology, compiler)
+
+    def used() -> FunctionCompiler:
+        if worker is not None:
+            return worker
+        return function_compiler() if compiler is None else function_compiler(compiler)
+
+    report = kept or _compile_into(home, program, topology, used)
     return CompiledFunction(folder=home, **report, is_cached=kept is not None)
 
 
@@ -198,7 +228,7 @@ def _compile_into(
     home: Path,
     program: "FunctionProgram",
     topology: Topology,
-    compiler: FunctionCompiler | None,
+    worker: Callable[[], FunctionCompiler],
 ) -> dict[str, Any]:
     """Compiles a program into its folder of the cache, which appears whole; returns the report."""
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +236,7 @@ def _compile_into(
     with TemporaryDirectory(dir=home.parent, prefix=PARTIAL) as name:
         partial = Path(name) / home.name
         partial.mkdir()
-        (compiler or function_compiler()).compile(program, topology, partial)
+        worker().compile(program, topology, partial)
         shutil.rmtree(home, ignore_errors=True)
         with suppress(OSError):  # another process put the same program there just now
             partial.rename(home)
@@ -222,13 +252,16 @@ def cache_folder() -> Path:
     return Path(caches) / "meshscope" / "programs"
 
 
-def program_key(program: "FunctionProgram", topology: Topology) -> str:
+def program_key(
+    program: "FunctionProgram", topology: Topology, compiler: Compiler | None = None
+) -> str:
     """A hash of everything that determines the compiled text: program, slice, flags and versions."""
+    versions = {name: version(name) for name in PACKAGES} if compiler is None else compiler.versions
     facts = {
         "topology": topology.name,
         "options": compile_options(program),
         "flags": {name: os.environ.get(name, "") for name in FLAGS},
-        "versions": {name: version(name) for name in PACKAGES} | {"meshscope": __version__},
+        "versions": {**versions, "meshscope": __version__},
     }
     text = json.dumps([program.digest, facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -291,11 +324,20 @@ def function_memory(analysis: Mapping[str, int], topology: Topology) -> Memory:
     )
 
 
-def _task(program: "FunctionProgram", topology: Topology) -> WorkerTask:
+def _newer_kernel(program: "FunctionProgram", compiler: Compiler) -> CompileError:
+    """The error of a compiler that is older than a kernel of the program."""
+    return CompileError(
+        f"{program.name} has a Pallas kernel that {compiler.release.recipe.label} cannot read: it was traced "
+        f"by JAX {version('jax')}, which is newer. Use a compiler as new as that, or leave the kernel out."
+    )
+
+
+def _task(program: "FunctionProgram", topology: Topology, compiler: Compiler | None) -> WorkerTask:
+    name = "the TPU compiler" if compiler is None else compiler.release.recipe.label
     return WorkerTask(
-        process="the TPU compiler",
+        process=name,
         activity=f"compiling {program.name} for {topology.name}",
-        rejection=f"the TPU compiler rejected {program.name} for {topology.name}",
+        rejection=f"{name} rejected {program.name} for {topology.name}",
         memory_remedy="Use a smaller program, or a machine with more memory.",
         crash_remedy="Try another topology or another version of libtpu.",
         error=CompileError,

@@ -1,4 +1,4 @@
-"""Compiles StableHLO bytecode for described devices, with the options that JAX would give."""
+"""Compiles StableHLO for described devices, with the options that JAX would give."""
 
 # pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,16 @@ class CompiledStableHlo:
         return self.executable.get_compiled_memory_stats()
 
 
+def portable_text(bytecode: bytes) -> bytes:
+    """The program as text with its source lines, which other versions of MLIR read, unlike bytecode."""
+    with mlir.make_ir_context():
+        return str(ir.Module.parse(bytecode).operation.get_asm(enable_debug_info=True)).encode()
+
+
 def compile_stablehlo(
-    bytecode: bytes, devices: Sequence[Any], *, options: Mapping[str, Any]
+    module: bytes, devices: Sequence[Any], *, options: Mapping[str, Any]
 ) -> CompiledStableHlo:
-    """The program compiled for these devices, in their order; `options` are those of a request."""
+    """The program, bytecode or text, for these devices in their order; `options` are those of a request."""
     build_options = compiler.get_compile_options(
         num_replicas=1,
         num_partitions=len(devices),
@@ -44,7 +50,7 @@ def compile_stablehlo(
     build.allow_spmd_sharding_propagation_to_output = options["propagates_to_outputs"]
     with mlir.make_ir_context(), ir.Location.unknown():
         executable = devices[0].client.compile(
-            ir.Module.parse(bytecode),
+            ir.Module.parse(module),
             executable_devices=xc.DeviceList(tuple(devices)),
             compile_options=build_options,
         )

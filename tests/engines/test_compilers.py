@@ -1,0 +1,163 @@
+"""Other versions of JAX and libtpu: installed whole or not at all, and compiled with in their own environment."""
+
+import json
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import libtpu
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshscope
+from meshscope.api.compilers import install_compiler, list_compilers, remove_compiler
+from meshscope.backends.compile.function import close_compilers
+from meshscope.errors import MissingToolError, SpecError
+from meshscope.programs import compilers
+from meshscope.programs.compilers import RELEASES, compiler_of, compiler_release, default_compiler
+from meshscope.programs.environments import RECORD
+
+NAME = "jax-0.9.2"
+PINS = compiler_release(NAME).pins
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MESHSCOPE_CACHE", raising=False)
+    return tmp_path / "cache" / "meshscope" / "compilers"
+
+
+def test_a_compiler_is_listed_used_and_removed(
+    fake_python: Callable[..., Path], cache: Path, tmp_path: Path
+) -> None:
+    folder = install_compiler(NAME, python=str(fake_python(versions=PINS)))
+
+    assert folder == cache / NAME
+    asked = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    (pip,) = (arguments for arguments in asked if arguments[:2] == ["-m", "pip"])
+    assert pip[-4:] == ["jax==0.9.2", "jaxlib==0.9.2", "libtpu==0.0.37", "absl-py"]
+    (listed,) = (entry for entry in list_compilers() if entry["folder"] is not None)
+    assert (listed["compiler"], listed["libtpu"]) == (NAME, "0.0.37")
+    assert compiler_of(NAME).python == str(folder / "bin" / "python")
+    assert remove_compiler(NAME) == folder
+    assert not folder.exists()
+
+
+def test_a_failed_installation_leaves_nothing(
+    fake_python: Callable[..., Path], cache: Path
+) -> None:
+    python = fake_python(versions=PINS, failing="libtpu==0.0.37")
+    with pytest.raises(MissingToolError, match=r"nothing of it was kept: .*found for libtpu"):
+        install_compiler(NAME, python=str(python))
+    assert list(cache.iterdir()) == []
+
+
+def test_what_is_missing_or_unknown_is_one_message() -> None:
+    with pytest.raises(
+        MissingToolError, match=rf"\(1.37 GB\).* meshscope compilers install {NAME}"
+    ):
+        compiler_of(NAME)
+    with pytest.raises(SpecError, match=r"'jax-0\.9' is not a known compiler. Did you mean"):
+        compiler_of("jax-0.9")
+    with pytest.raises(MissingToolError, match=r"is not installed in .* meshscope compilers list"):
+        remove_compiler(NAME)
+
+
+def test_a_compiler_takes_neither_engines_nor_gpus() -> None:
+    name = own_name()
+    with pytest.raises(SpecError, match="compiles for TPUs, and 'h100:8' is no TPU slice"):
+        meshscope.compile("Qwen/Qwen3-4B", topology="h100:8", plan="tp=8", compiler=name)
+    with pytest.raises(SpecError, match="programs of --frontend jax, and this is one of torchxla"):
+        meshscope.compile(
+            "Qwen/Qwen3-4B", topology="v6e-8", plan="tp=8", frontend="torchxla", compiler=name
+        )
+
+
+def test_the_names_are_those_of_jax_and_libtpus_are_distinct() -> None:
+    assert len({release.libtpu for release in RELEASES}) == len(RELEASES)
+    assert [release.name for release in RELEASES] == [f"jax-{release.jax}" for release in RELEASES]
+
+
+def own_name() -> str:
+    """The compiler beside meshscope, by whose pins the tests are installed."""
+    (name,) = (entry["compiler"] for entry in list_compilers() if entry["is_own"])
+    return name
+
+
+def mlp(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.shard_map(
+        lambda rows, part: jax.lax.psum(rows @ part, "tp"),
+        in_specs=(P(None, "tp"), P("tp")),
+        out_specs=P(),
+    )(x, w)
+
+
+def compiled(**options: str) -> meshscope.Run:
+    x, w = (jax.ShapeDtypeStruct((256, 256), jnp.bfloat16) for _ in range(2))
+    return meshscope.compile(mlp, x, w, topology="v6e:2x2", mesh="tp=4", **options)
+
+
+# An interpreter of an environment: this one, which writes down what it sees of its surroundings.
+SPY = """#!{shell}
+env > {seen}
+exec {python} "$@"
+"""
+
+
+@pytest.fixture
+def other(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The compiler NAME, installed, with this interpreter in its environment; where it writes."""
+    home, seen = cache / NAME, tmp_path / "seen"
+    (home / "bin").mkdir(parents=True)
+    python = home / "bin" / "python"
+    python.write_text(SPY.format(shell="/bin/sh", seen=seen, python=sys.executable))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    (home / RECORD).write_text(json.dumps({"name": NAME, "n_bytes": 1}), encoding="utf-8")
+    monkeypatch.setattr(compilers, "check_environment", lambda *_: None)  # its JAX is ours
+    # as JAX sets it once this process has loaded its libtpu
+    monkeypatch.setenv("TPU_LIBRARY_PATH", libtpu.get_library_path())
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.tpu
+def test_a_function_compiles_in_the_other_environment(other: Path) -> None:
+    expected = compiled(compiler=own_name())
+    run = compiled(compiler=NAME)
+    close_compilers()
+    variables = dict(line.partition("=")[::2] for line in other.read_text().splitlines())
+    assert "TPU_LIBRARY_PATH" not in variables
+    assert Path(variables["PYTHONPATH"]).name == "python"  # with meshscope alone
+    assert run.record.rows == expected.record.rows  # the same source lines, too, through text
+    assert run.record.rows[0].source_line.startswith(__file__)
+    assert run.hlo != expected.hlo  # one program in the cache for each compiler
+
+
+@pytest.mark.slow
+@pytest.mark.tpu
+def test_a_model_compiles_in_the_other_environment(other: Path, tmp_path: Path) -> None:
+    run = meshscope.compile(
+        "Qwen/Qwen3-0.6B",
+        topology="v6e:2x2",
+        plan="tp=4",
+        prompt=16,
+        layers=1,
+        compiler=NAME,
+        out=tmp_path / "run",
+    )
+    assert "TPU_LIBRARY_PATH" not in other.read_text()
+    assert run.compare().verdict != "different"
+    assert run.record.manifest.command[-4:-2] == ("--compiler", NAME)
+
+
+@pytest.mark.slow
+@pytest.mark.tpu
+def test_a_default_compiler_is_used_where_none_is_named(other: Path) -> None:
+    with default_compiler(NAME):
+        compiled()
+    close_compilers()
+    assert other.exists()
