@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend import backend as backend_of_jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -93,8 +95,9 @@ def test_every_kind_of_mesh_gives_the_same_collectives(run: meshscope.Run) -> No
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
         for a, spec in zip(ARGUMENTS, (P("batch"), P(None, "model"), P("model")), strict=True)
     ]
-    other = meshscope.compile(jax.jit(mlp), *on_mesh, topology=SLICE)
-    assert other.collectives.equals(run.collectives)
+    for arguments, given in ((on_mesh, None), (on_mesh, mesh), (ARGUMENTS, mesh)):
+        other = meshscope.compile(jax.jit(mlp), *arguments, topology=SLICE, mesh=given)
+        assert other.collectives.equals(run.collectives)
 
 
 def test_an_explicit_collective_is_that_of_the_program() -> None:
@@ -130,6 +133,26 @@ def test_code_that_asks_for_the_device_sees_the_target() -> None:
     meshscope.compile(asks, shape(64, 256, spec=P("d")), topology=SLICE, mesh={"d": 4})
     assert seen == ["tpu TPU v6 lite"]
     assert jax.default_backend() == "cpu"
+
+
+@pytest.mark.parametrize(("topology", "generation"), [("v6e:2x2", 6), ("v5e:2x2", 5)])
+def test_a_library_of_kernels_finds_the_target_supported(topology: str, generation: int) -> None:
+    """As tokamax 0.0.12 asks, in tokamax/_src/ops/op.py and pallas_mosaic_tpu.py."""
+
+    def supported_on(device: jax.Device) -> bool:
+        return device.platform == "tpu" and pltpu.get_tpu_info().generation == generation
+
+    def kernel(x: jax.Array) -> jax.Array:
+        device = backend_of_jax.get_default_device()
+        if not supported_on(device):
+            raise NotImplementedError(f"Not supported on {device.device_kind}.")
+        return x * 2
+
+    mesh = AbstractMesh((4,), ("d",), axis_types=(AxisType.Auto,))  # names no device
+    x = jax.ShapeDtypeStruct((64, 256), jnp.bfloat16, sharding=NamedSharding(mesh, P("d")))
+    assert meshscope.compile(kernel, x, topology=topology, mesh=mesh).time.step_s
+    with pytest.raises(NotImplementedError, match="Not supported on cpu"):
+        kernel(jnp.ones((8, 8)))
 
 
 def test_an_unchanged_program_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

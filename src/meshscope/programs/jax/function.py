@@ -18,7 +18,6 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -27,10 +26,16 @@ from jax._src.interpreters import mlir
 from jax._src.interpreters.pxla import get_prop_to_input_output
 from jax._src.source_info_util import is_user_filename
 from jax.extend import source_info_util
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    PartitionSpec,
+)
 
 from meshscope.errors import SpecError, nearest
 from meshscope.programs.jax.program_digest import program_digest
+from meshscope.programs.jax.target import target_devices
 
 MAX_FRAMES = 6  # of a user's traceback in a message
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
@@ -90,7 +95,7 @@ def lower_function(  # noqa: PLR0913  a function, its arguments and its target
     `mesh` is a JAX mesh, axis sizes by name, or None for that of the shardings.
     """
     context = mesh_of(mesh, devices)
-    with _target(devices, platform), in_mesh(context):
+    with target_devices(devices, platform), in_mesh(context):
         check_divisible(function, arguments, keywords, name=name, mesh=context)
         lowered = lowered_call(call_of(function, arguments, keywords), name=name, platform=platform)
     return function_program(lowered, name, context)
@@ -118,10 +123,12 @@ def lowered_call(call: "FunctionCall", *, name: str, platform: str) -> Any:
 
 
 def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
-    """The mesh to trace under; axis sizes become a mesh of the slice's devices."""
-    if mesh is None or isinstance(mesh, jax.sharding.Mesh | AbstractMesh):
+    """The mesh to trace under; one without devices, or axis sizes, become a mesh of the slice's devices."""
+    if mesh is None or isinstance(mesh, jax.sharding.Mesh):
         return mesh
-    sizes: Mapping[str, int] = mesh
+    is_abstract = isinstance(mesh, AbstractMesh)
+    sizes: Mapping[str, int] = mesh.shape if is_abstract else mesh
+    axis_types = mesh.axis_types if is_abstract else (AxisType.Auto,) * len(sizes)
     if prod(sizes.values()) != len(devices):
         text = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise SpecError(
@@ -129,7 +136,7 @@ def mesh_of(mesh: Any, devices: Sequence[Any]) -> Any:
             "Give a mesh of all devices of the slice."
         )
     array = np.array(devices, dtype=object).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(array, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return jax.sharding.Mesh(array, tuple(sizes), axis_types=axis_types)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,21 +172,6 @@ def call_of(
     return FunctionCall(
         jitted=jax.jit(of_arrays), arguments=(dynamic,), keywords={}, is_whole=False
     )
-
-
-@contextmanager
-def _target(devices: Sequence[Any], platform: str) -> Generator[None]:
-    """Shows the devices of the slice to code that asks JAX which devices there are."""
-    listed = mock.Mock(side_effect=lambda *_args, **_kwargs: list(devices))
-    answers = {
-        "devices": listed,
-        "local_devices": listed,
-        "device_count": mock.Mock(return_value=len(devices)),
-        "local_device_count": mock.Mock(return_value=len(devices)),
-        "default_backend": mock.Mock(return_value="gpu" if platform == "cuda" else platform),
-    }
-    with mock.patch.multiple(jax, **answers):
-        yield
 
 
 def check_divisible(
