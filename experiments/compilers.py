@@ -38,11 +38,17 @@ Cell = dict[str, Any]
 
 
 def models() -> tuple[str, ...]:
-    """Every built-in model, one of each family first."""
+    """Every built-in model: one of each family first, and those that compile quickly before others."""
     names = list(catalog())
     first = {read_model(name).family: name for name in reversed(names)}
-    chosen = [name for name in names if name in first.values()]
+    chosen = sorted((name for name in names if name in first.values()), key=_size)
     return tuple(dict.fromkeys((*chosen, *names)))
+
+
+def _size(name: str) -> tuple[bool, int]:
+    """Whether a model has experts, and its layers in the program."""
+    model = read_model(name)
+    return model.moe is not None, n_layers_of(model)
 
 
 def n_layers_of(model: Model) -> int:
