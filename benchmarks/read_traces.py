@@ -3,8 +3,8 @@
 `python benchmarks/read_traces.py` writes XPlane, Kineto and Chrome files of a quarter, a half and
 all of the events, imports each set in a fresh process, and prints events per second, the peak of
 the summed memory of its processes, and the growth from the quarter to the whole. `--against PYTHON`
-runs HolisticTraceAnalysis in the environment of that Python on smaller Kineto files, with the same
-question, and prints both answers. The last line is a JSON document.
+runs HolisticTraceAnalysis and TraceLens, whichever the environment of that Python has, on smaller
+Kineto files, with the same question, and prints all answers. The last line is a JSON document.
 """
 
 import argparse
@@ -60,6 +60,29 @@ print(json.dumps({
     "overlap_frac": float(overlap["comp_comm_overlap_pctg"].mean()) / 100,
 }))
 """
+# Its least work for the question: no tree of operators, only the events of the GPU.
+TRACELENS = """
+import json, sys, time
+from pathlib import Path
+started = time.perf_counter()
+from TraceLens import DataLoader, PytorchGPUEventAnalyser
+exposed_us = all_us = 0.0
+for path in sorted(Path(sys.argv[1]).glob("*.json")):
+    events = DataLoader.load_data(str(path))["traceEvents"]
+    for index, event in enumerate(events):
+        event["UID"] = index
+    metrics = PytorchGPUEventAnalyser(events).compute_metrics()
+    exposed_us += metrics["exposed_comm_time"]
+    all_us += metrics["total_comm_time"]
+print(json.dumps({
+    "seconds": time.perf_counter() - started,
+    "overlap_frac": 1 - exposed_us / all_us,
+}))
+"""
+OTHERS = {  # tool: its module and the program that answers
+    "HolisticTraceAnalysis": ("hta", HTA),
+    "TraceLens": ("TraceLens", TRACELENS),
+}
 
 
 def write_xplanes(folder: Path, n_events: int) -> list[Path]:
@@ -259,17 +282,29 @@ def scale(names: list[str], n_events: int, scratch: Path) -> dict[str, list[dict
 
 
 def against(python: str, n_events: int, scratch: Path) -> dict[str, dict[str, float]]:
-    """The same files and the same question for another tool."""
+    """The same files and the same question for other tools."""
     ours, paths = imported("kineto", n_events, scratch)
-    hta = measured([python, "-c", HTA, str(paths[0].parent)])
     frac = 1 - ours["exposed_s"] / ours["all_s"]
     print(
         f"Kineto, {ours['n_events']:,.0f} events: overlapped share of communication {frac:.4f} in "
-        f"{ours['cpu_s']:.1f} s of CPU; HolisticTraceAnalysis {hta['overlap_frac']:.4f} in "
-        f"{hta['cpu_s']:.1f} s: {hta['cpu_s'] / ours['cpu_s']:.1f} times as much",
+        f"{ours['wall_s']:.1f} s ({ours['cpu_s']:.1f} s of CPU)",
         flush=True,
     )
-    return {"kineto": ours, "hta": hta}
+    results = {"kineto": ours}
+    for tool, (module, program) in OTHERS.items():
+        find = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({module!r}))"
+        if subprocess.run([python, "-c", find], check=False).returncode:
+            print(f"{tool}: not installed for {python}", flush=True)
+            continue
+        results[tool] = measured([python, "-c", program, str(paths[0].parent)])
+        theirs = results[tool]
+        print(
+            f"{tool}: {theirs['overlap_frac']:.4f} in {theirs['wall_s']:.1f} s "
+            f"({theirs['cpu_s']:.1f} s of CPU): {theirs['wall_s'] / ours['wall_s']:.1f} times as long, "
+            f"{theirs['cpu_s'] / ours['cpu_s']:.1f} times the CPU time",
+            flush=True,
+        )
+    return results
 
 
 def main() -> None:
@@ -277,7 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=N_EVENTS)
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--against", help="Python of an environment with HolisticTraceAnalysis")
+    parser.add_argument("--against", help="Python of an environment with the other tools")
     parser.add_argument("--against-events", type=int, default=N_AGAINST)
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores")
