@@ -2,10 +2,23 @@
 
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
-from programs import DECODE, SLICE, SPLIT, SUMMED, data_parallel, decode_until_all_end, summed
+from jax.sharding import PartitionSpec as P
+from programs import (
+    DECODE,
+    SLICE,
+    SPLIT,
+    SUMMED,
+    array,
+    data_parallel,
+    decode_until_all_end,
+    summed,
+)
 
 import meshscope
+from meshscope.analysis.insertion import Insertion
 from meshscope.errors import RunError
 from meshscope.views.insertion import insertion_lines
 
@@ -28,6 +41,28 @@ def test_a_sum_of_which_shards_are_kept_is_a_reduce_scatter_that_was_not_made() 
     assert one.row.kind == "reduce_scatter"
     assert one.row.wire_bytes == 2 * 256 * 512 * 2 * 3 / 4  # executed as an all-reduce
     assert "did not make this reduce-scatter" in (one.remedy or "")
+
+
+def test_a_collective_matmul_is_named_with_what_it_hides() -> None:
+    """libtpu 0.0.42.1 decomposes a large product and not a small one."""
+    (large,) = explained_product(rows=16384, columns=8192)
+    assert (large.row.kind, large.row.algorithm) == ("all_gather", "windowed einsum")
+    assert 0.2 < (large.hidden_frac or 0) < 0.6
+    assert "a collective matmul: decomposed into permutes" in "\n".join(insertion_lines([large]))
+    (small,) = explained_product(rows=1024, columns=512)
+    assert small.row.algorithm != "windowed einsum"
+    assert small.hidden_frac == pytest.approx(0.0, abs=1e-6)
+    assert "no collective matmul: the product waits" in "\n".join(insertion_lines([small]))
+
+
+def explained_product(*, rows: int, columns: int) -> tuple[Insertion, ...]:
+    """What the partitioner inserts for a product whose left operand is split along the sum."""
+    x, w = array(rows, columns, spec=P("tp")), array(rows, rows, spec=P(None, "tp"))
+    return meshscope.compile(transposed_product, x, w, topology="v6e-8", mesh="tp=8").explain()
+
+
+def transposed_product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.einsum("td,te->ed", x, w), P("tp"))
 
 
 def test_a_boolean_has_no_annotation() -> None:

@@ -16,7 +16,8 @@ class Insertion:
     """A collective that the partitioner inserted: what an array was, what its user wanted, and the remedy.
 
     `exposed_s` and `total_s` are seconds of one step, None if the run has no times. `remedy` is None if the
-    program does not show one.
+    program does not show one. `is_of_product` is whether it gathers an operand of a matrix product, or scatters
+    its sum, so that a collective matmul could hide it.
     """
 
     row: Collective
@@ -25,6 +26,7 @@ class Insertion:
     remedy: str | None
     exposed_s: float | None
     total_s: float | None
+    is_of_product: bool = False
 
     @property
     def hidden_frac(self) -> float | None:
@@ -52,6 +54,8 @@ def _insertion(row: Collective, resharding: Resharding) -> Insertion:
         remedy=_remedy(row, resharding),
         exposed_s=None if row.exposed_s is None else row.exposed_s * row.count,
         total_s=None if row.dur_s is None else row.dur_s * row.count,
+        is_of_product=resharding.is_of_product
+        and row.kind in {Kind.ALL_GATHER, Kind.REDUCE_SCATTER},
     )
 
 

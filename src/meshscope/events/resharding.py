@@ -9,7 +9,8 @@ class Resharding:
 
     `argument` is the program's argument that it moves unchanged, None for a computed array. `dim` is the
     dimension that it gathers or scatters, None if the text does not say. `is_unmerged` is whether it runs as an
-    all-reduce of which each device keeps its shard. `opcode` is that of the operation which computes the operand.
+    all-reduce of which each device keeps its shard. `is_of_product` is whether it serves a matrix product, its
+    operand or its sum. `opcode` is that of the operation which computes the operand.
     """
 
     hlo_name: str
@@ -17,3 +18,4 @@ class Resharding:
     opcode: str | None
     dim: int | None
     is_unmerged: bool
+    is_of_product: bool = False

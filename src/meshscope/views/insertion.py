@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from meshscope.analysis.insertion import Insertion
+from meshscope.events.enums import Kind
 from meshscope.readers.hlo.collective_matmul import ALGORITHM
 from meshscope.units import format_seconds
 from meshscope.views.budget import row_line
@@ -34,6 +35,12 @@ def _details(one: Insertion) -> Iterator[str]:
         yield f"cost: {format_seconds(one.total_s)} a step{hidden}"
     if one.row.algorithm == ALGORITHM:
         yield "a collective matmul: decomposed into permutes between the pieces of the product"
+    elif one.is_of_product:
+        yield (
+            "no collective matmul: the product waits for the whole array"
+            if one.row.kind is Kind.ALL_GATHER
+            else "no collective matmul: nothing is sent before the product is whole"
+        )
     yield f"operand: {one.operand}; wanted: {one.wanted}"
     if one.remedy is not None:
         yield f"remedy: {one.remedy}"

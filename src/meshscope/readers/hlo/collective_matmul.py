@@ -195,7 +195,7 @@ def _full_ring_runs(key: _RingKey, ring: list[Operation]) -> int | None:
     if rest or not group_size - 1 <= n_sends <= group_size + 1 or not has_equal_groups:
         return None
     is_in_loop = any(_loop(permute) for permute in ring)
-    return n_runs if n_sends > 1 or is_in_loop or _is_dot(ring[0].op_name) else None
+    return n_runs if n_sends > 1 or is_in_loop or is_product(ring[0].op_name) else None
 
 
 def _whole_shape(
@@ -259,7 +259,8 @@ def _runs(permute: Operation) -> int:
     return loop.count if loop else permute.count
 
 
-def _is_dot(op_name: str | None) -> bool:
+def is_product(op_name: str | None) -> bool:
+    """Whether this is the name of a matrix product, which the partitioner gives to what it inserts for one."""
     return op_name is not None and op_name.rsplit("/", 1)[-1].startswith(
         ("dot_general", "aten__mm")
     )

@@ -3,6 +3,7 @@
 import re
 
 from meshscope.events.resharding import Resharding
+from meshscope.readers.hlo.collective_matmul import is_product
 from meshscope.readers.hlo.collectives import ModuleCollectives
 from meshscope.readers.hlo.dataflow import Dataflow
 from meshscope.readers.hlo.module import Instruction
@@ -30,6 +31,7 @@ def _resharding(flow: Dataflow, operation: Operation) -> Resharding:
         argument=argument,
         opcode=opcode,
         dim=int(match[1]) if match and is_shape_kept else None,
+        is_of_product=is_product(operation.op_name),
         is_unmerged=operation.kind == "reduce_scatter" and operation.opcode == "all-reduce",
     )
 
