@@ -10,6 +10,10 @@ jax = pytest.importorskip("jax", reason="the programs need JAX")
 import jax.numpy as jnp  # noqa: E402  after the check for JAX
 
 from meshscope.programs.jax.grouped_matmul import GroupedKernel, tiles_of  # noqa: E402
+from meshscope.programs.jax.wide_groups import (  # noqa: E402
+    WideKernel,
+    wide_tiles,
+)
 
 
 class Case(NamedTuple):
@@ -34,10 +38,46 @@ CASES = [
     Case((11, 0, 20), 20, 30, block=8),
     Case((*(1,) * 9, 0), 4096, 30, block=128),
 ]
+WIDE_CASES = [
+    Case((700, 1, 0, 1835), 256, 512, block=128),
+    Case((512, 1024), 384, 256, block=128, n_before=2),
+    Case((1500, 90), 128, 256, "int8"),
+    Case((300, 1300, 0), 256, 256),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> None:
+    _check(case, GroupedKernel(block=case.block, is_interpreted=True))
+
+
+@pytest.mark.parametrize("has_fp8", [False, True])
+@pytest.mark.parametrize("case", WIDE_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_groups_of_many_rows_are_multiplied_with_their_dequantized_matrices(
+    case: Case, *, has_fp8: bool
+) -> None:
+    wide = WideKernel(vmem_bytes=48 << 20, has_fp8=has_fp8)
+    rows = jax.ShapeDtypeStruct((sum(case.counts), case.n_inputs), jnp.float32)
+    weights = jax.ShapeDtypeStruct((9, case.n_inputs, case.n_outputs), case.dtype)
+    assert wide_tiles(wide, rows, weights, len(case.counts), case.block) is not None
+
+    _check(case, GroupedKernel(block=case.block, wide=wide, is_interpreted=True))
+
+
+def test_every_number_in_fp8_is_converted() -> None:
+    """All codes but the two of NaN."""
+    codes = np.array([code for code in range(256) if code % 128 != 127] * 256, np.uint8)
+    stored = jnp.asarray(codes[: 128 * 256].reshape(1, 128, 256)).view(jnp.float8_e4m3fn)
+    rows = jnp.eye(512, 128, dtype=jnp.float32)
+
+    got = GroupedKernel(block=128, wide=WideKernel(vmem_bytes=48 << 20), is_interpreted=True)(
+        rows, stored, jnp.array([512]), scale=jnp.ones((1, 1, 2), jnp.float32)
+    )
+
+    np.testing.assert_array_equal(got[:128], np.asarray(stored[0], np.float32))
+
+
+def _check(case: Case, kernel: GroupedKernel) -> None:
     random, n_groups = np.random.default_rng(7), len(case.counts)
     rows = random.normal(size=(sum(case.counts) + 3, case.n_inputs)).astype(np.float32)
     shape = (n_groups + 2 * case.n_before, case.n_inputs, case.n_outputs)
@@ -46,7 +86,7 @@ def test_groups_are_multiplied_with_their_dequantized_matrices(case: Case) -> No
     n_scales = [-(-size // block) for size, block in zip(shape[1:], blocks, strict=True)]
     scale = random.uniform(0.5, 2, size=(n_groups, *n_scales)).astype(np.float32)
 
-    got = GroupedKernel(block=case.block, is_interpreted=True)(
+    got = kernel(
         jnp.asarray(rows),
         stored,
         jnp.array(case.counts, jnp.int32),

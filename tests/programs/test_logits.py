@@ -394,6 +394,7 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
     monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
     monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
+    monkeypatch.setattr("meshscope.programs.jax.mixture.MAX_BLOCK_ROWS", 4)  # prefill has more
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)

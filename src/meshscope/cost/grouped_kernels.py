@@ -1,16 +1,23 @@
 """Work of grouped matrix products (ragged dots, gmm): the rows and experts that balanced routing reaches."""
 
 import re
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import ceil, prod
 
 from meshscope.cost.expert_load import ExpertLoad
 from meshscope.cost.kernel_work import KernelWork, WorkSource, operand_arrays
 from meshscope.cost.traffic import ArrayTraffic
 from meshscope.readers.hlo.fused_experts import fused_experts
 from meshscope.readers.hlo.module import ArrayShape, Computation, Instruction
+from meshscope.spec.hardware.compiler_facts import CompilerFacts
+from meshscope.spec.plan.kernel_choice import WIDE_BLOCK_ROWS, WIDE_TILE_ROWS
 
 _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
+# Meshscope's kernel for groups of many rows, with the inputs of a step and the outputs of a tile.
+_WIDE = re.compile(r"grouped_matmul_wide_m\d+_k(\d+)_n(\d+)")
+_LANES = 128
+_VISIT_CYCLES = 400  # of the loop over visits, by its bundles, and of synchronization
+_COUNTED_OUTPUTS = 1024  # of the bundles in `compiler_facts.json`
 _SCOPED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{[^}]*"size":"(\d+)"')
 
 
@@ -31,7 +38,10 @@ class GroupedOperands:
 
 
 def grouped_work(
-    computation: Computation, instruction: Instruction, load: ExpertLoad | None
+    computation: Computation,
+    instruction: Instruction,
+    load: ExpertLoad | None,
+    facts: CompilerFacts,
 ) -> KernelWork | None:
     """Work for the expected load; None for a kernel that is not a grouped product.
 
@@ -49,6 +59,9 @@ def grouped_work(
     rows_bytes = (operands.rows.n_bytes or 0) * n_used / n_rows
     written_bytes = results * n_used / n_rows
     weights_bytes = (operands.weights.n_bytes or 0) * _read_frac(operands, taken)
+    wide = _WIDE.search(instruction.name)
+    if wide is not None:
+        rows_bytes *= ceil(operands.n_out / int(wide[2]))  # once for each tile of columns
     return KernelWork(
         source=WorkSource.ALGORITHM,
         flops=2 * n_used * width * operands.n_out,
@@ -56,8 +69,35 @@ def grouped_work(
             hbm_bytes=round(rows_bytes + written_bytes + weights_bytes),
             hbm_written_bytes=round(written_bytes),
         ),
+        cycles=None
+        if wide is None
+        else _wide_cycles(operands, replace(taken, rows=n_used), int(wide[1]), facts),
         note=None if load else _note(operands),
     )
+
+
+def _wide_cycles(
+    operands: GroupedOperands, load: ExpertLoad, step_inputs: int, facts: CompilerFacts
+) -> float | None:
+    """Cycles of the kernel for groups of many rows, by its bundles; None on a chip without them.
+
+    A group begins anywhere in a tile of rows: it fills all of its tiles but one, and of the two that it
+    shares it reaches three halves.
+    """
+    bundles = facts.wide_matmul_cycles.value
+    if bundles is None or not load.experts:
+        return None
+    of_tile, of_tile_input, of_half, of_half_input, of_conversion, of_row = bundles
+    n_rows, n_inputs = load.rows / load.experts, operands.rows.dims[1]
+    n_whole = max(0.0, n_rows / WIDE_TILE_ROWS - 1)
+    n_halves = n_rows / WIDE_BLOCK_ROWS + 1 - 2 * n_whole
+    n_written = WIDE_TILE_ROWS * n_whole + WIDE_BLOCK_ROWS * n_halves
+    of_steps = n_whole * (of_tile + of_tile_input * step_inputs)
+    of_steps += n_halves * (of_half + of_half_input * step_inputs)
+    products = of_steps * n_inputs / step_inputs
+    of_group = products + of_conversion * n_inputs / _LANES + of_row * n_written
+    n_columns = operands.n_out / _COUNTED_OUTPUTS
+    return load.experts * n_columns * (of_group + _VISIT_CYCLES * (n_rows / WIDE_TILE_ROWS + 1))
 
 
 def fused_work(

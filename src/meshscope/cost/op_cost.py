@@ -323,7 +323,7 @@ def kernel_work(
     """The work of a kernel, for the given load of experts and lengths of sequences."""
     return (
         fused_work(computation, instruction, experts)
-        or grouped_work(computation, instruction, experts)
+        or grouped_work(computation, instruction, experts, rates.facts)
         or _stated_work(computation, instruction)
         or attention_work(computation, instruction, lengths, rates)
         or KernelWork(source=WorkSource.BYTES, moved=touched_traffic(computation, instruction))

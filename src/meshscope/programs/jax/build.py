@@ -23,6 +23,7 @@ from meshscope.programs.jax.layout import ShardLayout, layout_of
 from meshscope.programs.jax.mixture import AutoMixture, ManualMixture, Mixture
 from meshscope.programs.jax.pipeline import PipelineProgram
 from meshscope.programs.jax.residual import SINGLE_STREAM, HyperStreams, Residual
+from meshscope.programs.jax.wide_groups import WideKernel
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.compiler_facts import compiler_facts
@@ -246,7 +247,11 @@ def _grouped_kernel(experiment: Experiment) -> GroupedKernel | None:
     choice = experiment.kernels.experts
     if choice is None or choice.kernel is not Kernel.GROUPED:
         return None
-    return GroupedKernel(block=_scale_block(experiment))
+    facts = compiler_facts(experiment.topology.chip.name)
+    vmem_bytes = facts.grouped_vmem_bytes.value
+    has_fp8 = "f8e4m3fn" in facts.ragged_dot_dtypes.value
+    wide = None if vmem_bytes is None else WideKernel(vmem_bytes=vmem_bytes, has_fp8=has_fp8)
+    return GroupedKernel(block=_scale_block(experiment), wide=wide)
 
 
 def _attention_kernel(

@@ -95,7 +95,8 @@ def overlapped_exchange(  # noqa: PLR0913  tokens, their routing, the experts, a
     else:
         back, beside = one_round(0, back, meanwhile)
     with scope(Part.MOE_COMBINE):
-        out = combine_rows(back, order, shares)
+        # Else XLA sums each row of a token in the layout of a matrix, after as many relayouts.
+        out = lax.optimization_barrier(combine_rows(back, order, shares))
         return out.reshape(x.shape), beside
 
 

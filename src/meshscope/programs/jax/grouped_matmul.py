@@ -21,6 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from meshscope.programs.jax.numerics import Array
+from meshscope.programs.jax.wide_groups import WideKernel, wide_product, wide_tiles
+from meshscope.spec.plan.kernel_choice import WIDE_TILE_ROWS
 
 LANES = 128
 ROWS_OF_TILE = 16  # of a 16-bit array
@@ -46,10 +48,11 @@ class GroupedKernel:
     """The product of rows, sorted by group, with the matrix of their group.
 
     With `block`, that many inputs and outputs share a scale; else each output channel has its own.
-    `is_interpreted` runs the kernel on a CPU.
+    `wide` multiplies groups of many rows. `is_interpreted` runs the kernel on a CPU.
     """
 
     block: int | None = None
+    wide: WideKernel | None = None
     is_interpreted: bool = False
 
     def __call__(
@@ -67,14 +70,30 @@ class GroupedKernel:
         values.
         """
         n_rows, n_inputs = rows.shape
-        tiles = tiles_of(n_rows / group_sizes.shape[0], n_inputs, weights.shape[2])
+        n_groups = group_sizes.shape[0]
         rows = jnp.pad(rows, ((0, -n_rows % ROWS_OF_TILE), (0, 0)))
-        *scalars, n_visits = _visits(group_sizes, rows.shape[0], tiles.rows)
-        n_blocks = n_inputs // tiles.inputs
+        first = jnp.asarray(first, jnp.int32)[None]
         if (
             not self.is_interpreted
         ):  # else XLA may copy all experts to VMEM, those without rows, too
             weights = pltpu.with_memory_space_constraint(weights, pltpu.HBM)
+        if self.wide is not None:
+            wide_ones = wide_tiles(self.wide, rows, weights, n_groups, self.block)
+            if wide_ones is not None:
+                return wide_product(
+                    self.wide,
+                    rows,
+                    weights,
+                    _visits(group_sizes, rows.shape[0], WIDE_TILE_ROWS),
+                    first,
+                    scale=scale,
+                    block=self.block,
+                    tiles=wide_ones,
+                    is_interpreted=self.is_interpreted,
+                )[:n_rows]
+        tiles = tiles_of(n_rows / n_groups, n_inputs, weights.shape[2])
+        *scalars, n_visits = _visits(group_sizes, rows.shape[0], tiles.rows)
+        n_blocks = n_inputs // tiles.inputs
         scales: list[Array] = []
         if scale is not None and self.block is None:
             scales = [scale]
@@ -98,7 +117,7 @@ class GroupedKernel:
             name=f"grouped_matmul_m{tiles.rows}_k{tiles.inputs}_n{tiles.outputs}",
             interpret=self.is_interpreted,
         )
-        return call(*scalars, jnp.asarray(first, jnp.int32)[None], rows, weights, *scales)[:n_rows]
+        return call(*scalars, first, rows, weights, *scales)[:n_rows]
 
     def _scale_spec(self, scale: Array, tiles: MatmulTiles) -> pl.BlockSpec:
         """A tile of groups and output channels, or all scales of a block of inputs."""

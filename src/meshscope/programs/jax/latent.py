@@ -85,6 +85,8 @@ def latent_attention(  # noqa: PLR0913  the inputs of a layer's attention
         out = _absorbed(q, latent, mask, w, attention)
     else:
         out = _expanded(q, latent, mask, w, attention, kernel=kernel)
+        # Else TPUs multiply head by head, and 128 values of a head do not fill a matrix unit.
+        out = lax.optimization_barrier(out.reshape(*out.shape[:2], -1)).reshape(out.shape)
     return w.einsum("bsnv,nvd->bsd", out, "wo"), cache
 
 

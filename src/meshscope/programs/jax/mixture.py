@@ -10,6 +10,7 @@ expert, F width of an expert, G groups of tokens, K experts of a token.
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Protocol
 
 import jax
@@ -32,6 +33,7 @@ from meshscope.programs.jax.experts import (
 )
 from meshscope.programs.jax.grouped_matmul import GroupedKernel
 from meshscope.programs.jax.layout import ShardLayout
+from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS
 from meshscope.programs.jax.numerics import Array
 from meshscope.programs.jax.state import LayerWeights
 from meshscope.spec.model.model import Activation, MixtureOfExperts
@@ -70,9 +72,20 @@ def shared_experts(
 def shared_inner(x: Array, w: LayerWeights, moe: MixtureOfExperts) -> Array:
     """The gate and up projections of the shared experts, with their activation."""
     with scope(Part.MOE_SHARED):
-        gate, up = w.dot(x, "shared_w_gate"), w.dot(x, "shared_w_up")
+        gate, up = _gate_and_up(x, w)
         is_limited = moe.activation is Activation.LIMITED_SWIGLU
         return gated(gate, up, moe) if is_limited else jax.nn.silu(gate) * up
+
+
+def _gate_and_up(x: Array, w: LayerWeights) -> tuple[Array, Array]:
+    """Both projections: as one product if their matrices are converted, which many tokens pass once."""
+    names = ("shared_w_gate", "shared_w_up")
+    n_tokens = prod(x.shape[:-1])
+    if w.block is None or n_tokens <= MAX_BLOCK_ROWS:
+        return w.dot(x, names[0]), w.dot(x, names[1])
+    both = jnp.stack([w.matrix(name).whole() for name in names], axis=1)
+    out = jnp.einsum("bsd,dif->bsif", x, both)
+    return out[:, :, 0], out[:, :, 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,11 @@ SPLASH_BLOCKS = (512, 256, 128)
 # Keys in a block of decode attention. Longer blocks fetch more slots after the last position.
 DECODE_BLOCKS = (512, 256, 128)
 
+# Rows of a tile of the grouped matmul for groups of many rows, and of the parts of one that two groups share:
+# 256 rows fill a matrix unit of v6e.
+WIDE_TILE_ROWS = 512
+WIDE_BLOCK_ROWS = 256
+
 _FACTS = compiler_facts()
 RAGGED_DOT_ROWS = _FACTS.ragged_dot_row_multiple.value
 MAX_STACKED_EXPERTS = _FACTS.max_stacked_experts.value
