@@ -394,7 +394,8 @@ def test_scales_of_blocks_give_the_logits_of_dequantized_weights(
     monkeypatch.setattr("meshscope.spec.quantization._QUANTIZATIONS", small)
     monkeypatch.setattr("meshscope.spec.experiment.kernel_choices", on_chip)
     monkeypatch.setattr(build, "GroupedKernel", partial(GroupedKernel, is_interpreted=True))
-    monkeypatch.setattr("meshscope.programs.jax.mixture.MAX_BLOCK_ROWS", 4)  # prefill has more
+    for module in ("mixture", "latent"):  # a prefill has more rows
+        monkeypatch.setattr(f"meshscope.programs.jax.{module}.MAX_BLOCK_ROWS", 4)
     weights, prompt, expected = golden.read_golden(case.config)
     experiment = quantized_experiment(case)
     has_kernel = experiment.kernels.experts == KernelChoice(kernel=Kernel.GROUPED)

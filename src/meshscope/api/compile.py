@@ -10,7 +10,13 @@ from meshscope.api.checkpoint_note import checkpoint_notes
 from meshscope.api.compile_function import compile_user_function, function_request
 from meshscope.api.idle_options import idle_option
 from meshscope.api.progress import compile_progress, report_tracing_python
-from meshscope.api.records import chip_profile, predicted_record, record_with_outcome, write_record
+from meshscope.api.records import (
+    chip_profile,
+    noting_own_program,
+    predicted_record,
+    record_with_outcome,
+    write_record,
+)
 from meshscope.api.request import (
     CompileRequest,
     ExperimentRequest,
@@ -150,6 +156,8 @@ def compile_request(
     path = run_folder(request, experiment, out)
     profile = chip_profile(request.profile, experiment.topology.chip)
     predicted = predicted_record(experiment, command_line("compile", request, out=out), profile)
+    if experiment.program.frontend is Frontend.JAX:
+        predicted = noting_own_program(predicted, experiment, profile)
     report = compile_progress(progress, experiment, path)
     report_tracing_python(report, experiment)
     with new_folder(path, force=force) as partial:

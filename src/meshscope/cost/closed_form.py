@@ -24,7 +24,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.cost.efficiency import ChipEfficiency, efficiency_of
+from meshscope.cost.efficiency import ChipEfficiency, ModeledProgram, efficiency_of
 from meshscope.cost.expert_load import routed_tokens_per_token, sorted_rows_per_token
 from meshscope.cost.features import PARTS, Cost, FloatArray, PlanCosts, plan_costs
 from meshscope.cost.gathers import row_s
@@ -88,13 +88,14 @@ class PlanForm:
     residual_bytes: float  # residual stream of one token
 
 
-def plan_form(
+def plan_form(  # noqa: PLR0913  a plan, its chip and its program
     experiment: Experiment,
     phase: Phase,
     *,
     profile: ChipProfile | None = None,
     efficiency: ChipEfficiency | None = None,
     devices: Sequence[int] | None = None,
+    program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> PlanForm:
     """The closed form of one phase of a plan; SpecError for a chip without published figures or profile.
 
@@ -104,13 +105,14 @@ def plan_form(
     rates = rates_of(chip, profile)
     constants = constants_of(chip) if profile is None else profile.constants
     kernels, moe = experiment.kernels, model.moe
+    taken = efficiency or efficiency_of(chip, rates)
     return PlanForm(
         phase=phase,
         topology=experiment.topology,
-        costs=plan_costs(experiment, phase, rates),
+        costs=plan_costs(experiment, phase, rates, program),
         collectives=collective_costs(experiment, phase, constants, devices),
         rates=rates,
-        efficiency=efficiency or efficiency_of(chip, rates),
+        efficiency=taken.of_own_program if program is ModeledProgram.OWN else taken,
         constants=constants,
         data_size=plan.data_size,
         cp=plan.cp,

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import cache
 
 from meshscope.cost.rates import Rates
@@ -13,9 +14,22 @@ from meshscope.spec.hardware.compiler_facts import fitted_constants
 from meshscope.spec.hardware.operation_rates import (
     GPU_EFFICIENCY,
     MEASURED_EFFICIENCY,
+    OWN_OP_S,
     TPU_EFFICIENCY,
     PeakEfficiency,
 )
+
+
+class ModeledProgram(StrEnum):
+    """The program whose step the closed form gives.
+
+    They differ in the routing of experts and in the time of small operations: a published step contains the
+    sorts and gathers of its program, the simulated schedule of meshscope's own has arrays in VMEM.
+    """
+
+    PUBLISHED = "published"  # those of published steps, to which the constants are fitted
+    OWN = "own"  # meshscope's, as `compile` simulates its schedule
+
 
 _UNBOUNDED = {"gathers", "op_s"}  # no fractions of a peak
 
@@ -60,6 +74,17 @@ class ChipEfficiency:
     slow: ClosedConstants
     streams_weights: bool
     source: str = ""
+
+    @property
+    def of_own_program(self) -> "ChipEfficiency":
+        """The efficiency of meshscope's own program, whose small operations work on arrays in VMEM."""
+        if not self.constants.op_s:
+            return self
+        scale = OWN_OP_S.value / self.constants.op_s
+        fast, constants, slow = (
+            replace(c, op_s=scale * c.op_s) for c in (self.fast, self.constants, self.slow)
+        )
+        return replace(self, fast=fast, constants=constants, slow=slow)
 
 
 def _uniform(*, flops: float, hbm: float) -> ClosedConstants:

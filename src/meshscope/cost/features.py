@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.expert_load import rows_per_token, sorted_rows_per_token
 from meshscope.cost.gathers import row_s
 from meshscope.cost.rates import Rates
@@ -72,12 +73,13 @@ SPLIT_FRAC = (
 # Small operations of a layer beside products and attention, counted in decode programs of libtpu 0.0.42.1:
 # 30 in Llama-3.1-70B (jax-llm-examples), 35 in Qwen3-30B-A3B (meshscope). DeepSeek-R1 (jax-llm-examples) has
 # 115, of which six are sorts and nine gathers: its routing by groups counts as 130, so that the published
-# step of batch 8 comes out.
+# step of batch 8 comes out. Meshscope's own program has 118, none of which gathers single elements: its routing
+# by groups counts as 63.
 GROUPED_OPS = 20
 LATENT_OPS = 30
 MLP_OPS = 10
 ROUTER_OPS = 10
-ROUTER_GROUP_OPS = 130
+ROUTER_GROUP_OPS = {ModeledProgram.PUBLISHED: 130, ModeledProgram.OWN: 63}
 EXPERT_OPS = 5
 
 
@@ -131,6 +133,7 @@ class _Device:
     has_expert_kernel: bool
     row_s: float  # to gather a row of the residual stream from HBM
     row_read_s: float  # to read one in order
+    program: ModeledProgram
 
     def read_bytes(self, weight: Weight) -> float:
         """Bytes of a weight and its scales as the device uses them: sharded over tp, gathered over fsdp."""
@@ -143,7 +146,12 @@ class _Device:
         return float(prod(weight.gathered_shape(self.plan)))
 
 
-def plan_costs(experiment: Experiment, phase: Phase, rates: Rates) -> PlanCosts:
+def plan_costs(
+    experiment: Experiment,
+    phase: Phase,
+    rates: Rates,
+    program: ModeledProgram = ModeledProgram.PUBLISHED,
+) -> PlanCosts:
     """The coefficients of one phase, for the pipeline stage with the most layers."""
     workload = experiment.workload
     act_bytes = DTYPE_BITS[workload.activation_dtype] / 8
@@ -157,6 +165,7 @@ def plan_costs(experiment: Experiment, phase: Phase, rates: Rates) -> PlanCosts:
         has_expert_kernel=experiment.kernels.has_expert_kernel,
         row_s=row_s(rates, experiment.model.hidden, act_bytes),
         row_read_s=experiment.model.hidden * act_bytes / rates.hbm_bytes_per_s,
+        program=program,
     )
     return _device_costs(device, experiment.plan.pp)
 
@@ -390,5 +399,5 @@ def _router(device: _Device, layer: Layer) -> Iterator[_Entry]:
     yield part, Cost.MATMUL_FLOPS, Feature.TOKENS, 2 * model.hidden * model.moe.n_experts
     yield part, Cost.WEIGHT_BYTES, Feature.ONE, sum(map(device.read_bytes, weights))
     yield part, Cost.WIDE_BYTES, Feature.TOKENS, model.moe.n_experts * 4
-    n_ops = ROUTER_OPS + (ROUTER_GROUP_OPS if model.moe.n_groups > 1 else 0)
+    n_ops = ROUTER_OPS + (ROUTER_GROUP_OPS[device.program] if model.moe.n_groups > 1 else 0)
     yield part, Cost.SMALL_OPS, Feature.ONE, n_ops

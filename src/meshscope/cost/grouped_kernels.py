@@ -16,7 +16,7 @@ _NAME = re.compile(r"gmm|ragged[-_]?dot|grouped|megablox")
 # Meshscope's kernel for groups of many rows, with the inputs of a step and the outputs of a tile.
 _WIDE = re.compile(r"grouped_matmul_wide_m\d+_k(\d+)_n(\d+)")
 _LANES = 128
-_VISIT_CYCLES = 400  # of the loop over visits, by its bundles, and of synchronization
+_VISIT_CYCLES = 400  # the loop over visits, by its bundles, and synchronization
 _COUNTED_OUTPUTS = 1024  # of the bundles in `compiler_facts.json`
 _SCOPED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{[^}]*"size":"(\d+)"')
 

@@ -16,6 +16,7 @@ from meshscope.cost.closed_form import (
     plan_batch,
     plan_form,
 )
+from meshscope.cost.efficiency import ModeledProgram
 from meshscope.cost.features import PARTS, Cost
 from meshscope.cost.planned_collectives import hidden_behind
 from meshscope.events.collective import Collective
@@ -43,16 +44,21 @@ def has_figures(chip: Chip, profile: ChipProfile | None = None) -> bool:
 
 
 def predicted_times(
-    experiment: Experiment, profile: ChipProfile | None = None
+    experiment: Experiment,
+    profile: ChipProfile | None = None,
+    *,
+    program: ModeledProgram = ModeledProgram.PUBLISHED,
 ) -> tuple[StepTime, ...]:
     """The closed-form step time of each phase; empty for a chip without published peaks or profile."""
     if not has_figures(experiment.topology.chip, profile):
         return ()
-    return tuple(_phase_time(experiment, phase, profile) for phase in experiment.phases)
+    return tuple(_phase_time(experiment, phase, profile, program) for phase in experiment.phases)
 
 
-def _phase_time(experiment: Experiment, phase: Phase, profile: ChipProfile | None) -> StepTime:
-    form = plan_form(experiment, phase, profile=profile)
+def _phase_time(
+    experiment: Experiment, phase: Phase, profile: ChipProfile | None, program: ModeledProgram
+) -> StepTime:
+    form = plan_form(experiment, phase, profile=profile, program=program)
     time = step_time(form, *evaluated(form, experiment.workload))
     notes = precision_notes(experiment.workload, experiment.topology.chip)
     return replace(time, notes=(*time.notes, *notes))

@@ -17,7 +17,7 @@ from meshscope.events.enums import Phase
 from meshscope.programs.jax.context_parallel import AttentionInputs, Context
 from meshscope.programs.jax.decode_attention import DecodeKernel
 from meshscope.programs.jax.kernels import PrefillKernel
-from meshscope.programs.jax.matrix import Matrix
+from meshscope.programs.jax.matrix import MAX_BLOCK_ROWS, Matrix
 from meshscope.programs.jax.numerics import (
     MASKED,
     Array,
@@ -103,14 +103,30 @@ def _queries(
 ) -> tuple[Array, Array | None]:
     """Queries [B, S, N, H+P] with their rotary part last, and their latent, if any."""
     if attention.q_rank is None:
-        q_latent, q = None, w.einsum("bsd,dnh->bsnh", x, "wq")
+        q_latent, matrix = None, w.matrix("wq")
     else:
         q_latent = w.biased(w.dot(x, "wq_a"), "bq_a")
         q_latent = rms_norm(q_latent, w("q_a_norm"), LATENT_NORM_EPS)
-        q = w.einsum("bsr,rnh->bsnh", q_latent, "wq_b")
-    nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+        matrix = w.matrix("wq_b")
+    inputs = x if q_latent is None else q_latent
+    if _is_long(inputs, matrix):  # arrays of one part are narrow, and slow to cut out of many rows
+        whole = matrix.whole()
+        of_nope, of_rope = jnp.split(whole, [attention.nope_dim], axis=-1)
+        nope = jnp.einsum("bsr,rnh->bsnh", inputs, of_nope)
+        # Else TPUs multiply head by head, and a rotary part fills a quarter of a matrix unit.
+        rope = lax.optimization_barrier(inputs @ of_rope.reshape(of_rope.shape[0], -1))
+        rope = rope.reshape(*rope.shape[:2], *of_rope.shape[1:])
+    else:
+        q = matrix.einsum("bsr,rnh->bsnh", inputs)
+        nope, rope = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
     rope = apply_rope(rope, angles, attention.rope)
     return jnp.concatenate([nope, rope], axis=-1), q_latent
+
+
+def _is_long(x: Array, matrix: Matrix) -> bool:
+    """Whether `x` has so many rows that a pass over the matrix, whose scales are in it, costs little."""
+    has_whole = matrix.scale is None or matrix.block is not None
+    return has_whole and x.shape[0] * x.shape[1] > MAX_BLOCK_ROWS
 
 
 def _latent(x: Array, w: LayerWeights, attention: LatentAttention, angles: Array) -> Array:
@@ -144,10 +160,23 @@ def _expanded_heads(
 ) -> tuple[Array, Array]:
     """Keys [B, T, N, H+P] and values [B, T, N, V]."""
     nope, rope = latent[..., : attention.kv_rank], latent[..., attention.kv_rank :]
+    if _is_long(latent, w_uk):
+        # An identity in the matrix hands the rotary part to every head: one product instead of three passes.
+        k = jnp.einsum("btr,rnh->btnh", latent, _with_identity(w_uk.whole(), rope.shape[-1]))
+        return k, w_uv.einsum("btr,rnv->btnv", nope)
     k = w_uk.einsum("btr,rnh->btnh", nope)
     rope = jnp.broadcast_to(rope[:, :, None, :], (*k.shape[:3], rope.shape[-1]))
     v = w_uv.einsum("btr,rnv->btnv", nope)
     return jnp.concatenate([k, rope], axis=-1), v
+
+
+def _with_identity(w_uk: Array, n_rotary: int) -> Array:
+    """[R+P, N, H+P]: the key up-projection [R, N, H], and an identity for each head."""
+    identity = jnp.eye(n_rotary, dtype=w_uk.dtype)[:, None]
+    identity = jnp.broadcast_to(identity, (n_rotary, w_uk.shape[1], n_rotary))
+    wide = jnp.pad(w_uk, ((0, 0), (0, 0), (0, n_rotary)))
+    below = jnp.pad(identity, ((0, 0), (0, 0), (w_uk.shape[2], 0)))
+    return jnp.concatenate([wide, below])
 
 
 def _absorbed(

@@ -3,7 +3,7 @@
 The grid goes over tiles of columns and visits. A visit is a group together with a tile of rows of which at
 least one belongs to the group. The first visit of a group converts all inputs of a tile of columns in VMEM,
 with the scales of their blocks; its other visits use them again. A tile of rows that belongs to one group is
-multiplied as a whole. Of other tiles, only the halves that the group reaches are.
+multiplied as a whole; other tiles only in the halves that the group reaches.
 
 Shapes: R rows, K inputs, N outputs, G groups in the weights, e groups of the rows, V visits at most.
 """
@@ -28,7 +28,7 @@ STEP_INPUTS = (
     1792  # of one product; more of them make the schedule longer, and not much shorter in time
 )
 OUTPUTS = (1024, 512, 256)
-MARGIN_BYTES = 8 << 20  # of VMEM, for what the compiler spills
+MARGIN_BYTES = 8 << 20  # VMEM for what the compiler spills
 FP8_FACTOR = 16.0  # e4m3fn has a bias of 7, e4m3b11fnuz one of 11
 
 

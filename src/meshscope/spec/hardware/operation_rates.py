@@ -50,6 +50,7 @@ VMEM_OVER_HBM = _fact("vmem_over_hbm", float)
 READ_LATENCY_S = _fact("read_latency_s", float)
 WRITE_LATENCY_S = _fact("write_latency_s", float)
 LAUNCH_S = _fact("launch_s", float)
+OWN_OP_S = _fact("own_op_s", float)
 LATENCY_INTERVAL: Fact[Interval] = _fact("latency_interval", Interval)
 # An op below this, of which launch and latency take more than half, is a small one.
 SMALL_S = _fact("small_s", float)
