@@ -14,8 +14,8 @@ import numpy as np
 from meshscope.cost.closed_form import closed_steps, plan_batch
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.batches import Batches
+from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.forms import FormKey, FormTable
-from meshscope.planner.grid import SearchSpace
 from meshscope.planner.objective import Objective
 from meshscope.planner.search import search
 from meshscope.planner.space import plan_space

@@ -4,7 +4,7 @@ import pytest
 
 from meshscope.planner.batches import Batches
 from meshscope.planner.cheapest import search_slices
-from meshscope.planner.grid import SearchSpace
+from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.objective import Goal, objective_of
 from meshscope.planner.search import search
 from meshscope.planner.slices import parse_prices, parse_slices

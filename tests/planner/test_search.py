@@ -9,7 +9,8 @@ import meshscope
 from meshscope.cost.predicted import predicted_times
 from meshscope.errors import MeshscopeError, SpecError
 from meshscope.planner.batches import Batches, parse_batches
-from meshscope.planner.grid import SearchSpace, grid_of
+from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.grid import grid_of
 from meshscope.planner.objective import PRESETS, Goal, objective_of
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.search import PlanSearch, search
@@ -120,9 +121,9 @@ def test_candidates_have_the_times_of_their_plan_alone(model: str, topology: str
     space = _space(model, topology, dtypes=("bf16", "s8"))
     plans = plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
     grid = grid_of(space, plans)
-    sample = np.random.default_rng(1).permutation(len(grid.candidates))[:60]
-    assert {grid.candidates[at].plan.pp for at in sample} > {1}
-    assert {grid.candidates[at].plan.fsdp for at in sample} > {1}
+    sample = np.random.default_rng(1).permutation(len(grid))[:60]
+    assert {grid.plan_at(at).pp for at in sample} > {1}
+    assert {grid.plan_at(at).fsdp for at in sample} > {1}
     for at in sample:
         prefill, decode = predicted_times(grid.experiment(at))
         assert grid.ttft_s[at] == pytest.approx(prefill.step.value_s, rel=1e-12)

@@ -82,7 +82,7 @@ def test_the_page_accounts_for_every_combination(
     rows = next(t for t in _page(result, tmp_path).tables if t[0] == ["what", "number", "why"])[1:]
     numbers = {(row[0], row[2]): int(row[1].replace(",", "")) for row in rows}
     dropped = sum(n for (what, _), n in numbers.items() if what == "combinations dropped")
-    every = sum(n for (what, _), n in numbers.items() if what == "combinations")
+    every = sum(n for (what, _), n in numbers.items() if what == "combinations counted")
     assert every - dropped == len(result.front) > 0
 
 

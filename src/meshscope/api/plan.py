@@ -13,8 +13,9 @@ from meshscope.exporters.files import check_new, new_file
 from meshscope.interconnect.profile import load_profile
 from meshscope.planner.batches import parse_batches
 from meshscope.planner.cheapest import SliceSearch, search_slices
-from meshscope.planner.grid import SearchSpace
+from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.objective import Goal, objective_of
+from meshscope.planner.progress import SearchProgress
 from meshscope.planner.search import Choice, PlanSearch, search
 from meshscope.planner.slices import SliceFit, parse_prices, parse_slices, slice_fits
 from meshscope.planner.verified import VerifiedChoice
@@ -91,7 +92,7 @@ class PlanRequest:
             cache_dtypes=_dtypes(
                 "--cache-dtype", self.cache_dtype or f"{wide},{QUANTIZED}", dtype_name
             ),
-            chunk=chunk_option(self.prefill_chunk),
+            chunks=tuple(dict.fromkeys(map(chunk_option, self.prefill_chunk.split(",")))),
             profile=None if self.profile is None else load_profile(self.profile),
         )
 
@@ -208,7 +209,8 @@ def plan(  # noqa: PLR0913  the options of the command
             from: a list `v6e-8,v5p-16`, a chip `v6e`, or `any`.
         slo: Limits in seconds, `ttft=0.5,tpot=0.03`, or a preset such as `mlperf-llama2-70b`.
         goal: What to optimize within the limits: `throughput` or `latency`.
-        batch: Sequences over all devices, a number or a range such as `8:256`; all if None.
+        batch: Sequences over all devices, a number, a range such as `8:256`, or one with a step,
+            `8:256:8`; all if None.
         prompt: Input tokens of a sequence.
         output: Output tokens of a sequence.
         dtype: Number format of weights, activations and KV cache; `auto` for weights as in the checkpoint and the
@@ -217,14 +219,16 @@ def plan(  # noqa: PLR0913  the options of the command
         cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and s8 if None.
         layers: Only the first layers of the model; all if None.
         prefill_chunk: Prompt tokens of a data-parallel rank that prefill processes at a time, `off` for
-            whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens.
+            whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens; several joined by
+            commas.
         verify: How many of the best plans to compile, which corrects their order.
         engine: Where plans are compiled: `local`, or `ray` for a Ray cluster.
         address: Address of the Ray cluster; None for a running one, else one on this machine.
         profile: A chip profile that `meshscope calibrate` wrote, for times.
         prices: Prices per chip hour, `v6e=2.7,v5e=1.2`; without them, fewer chips are cheaper.
         out: Folder of the compiled runs, by default `runs/plan-<model>-<slice>`; runs in it are used again.
-        progress: Called with a part of the compilation, its step, and the seconds left or None.
+        progress: Called with a part of the work (a long search, a compilation), its step, and the seconds left
+            or None.
 
     Returns:
         The winner, the Pareto front, and the reasons.
@@ -235,7 +239,7 @@ def plan(  # noqa: PLR0913  the options of the command
     texts = {"model": str(model), "prefill_chunk": str(prefill_chunk)}
     texts |= {"batch": None if batch is None else str(batch)}
     request = request_of(PlanRequest, {**locals(), **texts})
-    result = plan_request(request)
+    result = plan_request(request, progress=progress)
     if not verify:
         return result
     return verified_result(
@@ -278,13 +282,16 @@ def verified_result(
     return replace(result, verified=verified)
 
 
-def plan_request(request: PlanRequest) -> PlanResult:
+def plan_request(request: PlanRequest, *, progress: Progress | None = None) -> PlanResult:
     """The result of the request, without compiled plans."""
     objective = objective_of(request.slo, request.goal)
     slices, prices = request.slices(), request.slice_prices()
     if len(slices) == 1 and prices is None:
-        return PlanResult(search=search(request.space(), objective))
-    result = search_slices(request.space(), slices, objective, prices)
+        shown = SearchProgress(progress)
+        result = search(request.space(), objective, shown)
+        shown.done()
+        return PlanResult(search=result)
+    result = search_slices(request.space(), slices, objective, prices, progress)
     return PlanResult(search=result.shown, slices=result)
 
 

@@ -50,7 +50,7 @@ def command(  # noqa: PLR0913  the options of the command
     batch: Annotated[
         str | None,
         typer.Option(
-            metavar="N|N:M",
+            metavar="N|N:M[:STEP]",
             help="Sequences over all devices: a number or a range.",
             show_default="all",
         ),
@@ -69,7 +69,13 @@ def command(  # noqa: PLR0913  the options of the command
         ),
     ] = None,
     layers: Annotated[int | None, OPTIONS["layers"]] = None,
-    prefill_chunk: Annotated[str, OPTIONS["prefill_chunk"]] = ChunkRule.AUTO.value,
+    prefill_chunk: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto|off,...",
+            help="Prompt tokens of a data-parallel rank that prefill processes at a time, to try.",
+        ),
+    ] = ChunkRule.AUTO.value,
     prices: Annotated[
         str | None,
         typer.Option(
@@ -129,7 +135,8 @@ def command(  # noqa: PLR0913  the options of the command
         _print_fits(request, as_json=as_json)
         return
     check_files(report, plot, force=force)
-    result = plan_request(request)
+    with WorkProgress() as progress:
+        result = plan_request(request, progress=progress)
     if verify:
         with WorkProgress() as progress:
             result = verified_result(request, result, out=out, progress=progress)

@@ -4,11 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from meshscope.planner.grid import SearchSpace
+from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.grid import n_combinations
 from meshscope.planner.objective import Goal, Objective
-from meshscope.planner.search import PlanSearch, search
+from meshscope.planner.progress import SearchProgress
+from meshscope.planner.search import PlanSearch, plans_of, search
 from meshscope.planner.slices import cheapest_first, price_per_hour
 from meshscope.spec.hardware.topology import Topology
+from meshscope.workers.spawn import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +48,25 @@ def search_slices(
     slices: Iterable[Topology],
     objective: Objective,
     prices: Mapping[str, float] | None = None,
+    callback: Progress | None = None,
 ) -> SliceSearch:
     """The best plan on the cheapest slice that meets the objective, of equally cheap ones by its goal.
 
-    The topology of `space` is replaced by each of the slices.
+    The topology of `space` is replaced by each of the slices. `callback` gets the progress of a long search.
     """
     ordered, searches = cheapest_first(slices, prices), list[PlanSearch]()
+    spaces = {topology: replace(space, topology=topology) for topology in ordered}
+    progress = SearchProgress(
+        callback, lambda: sum(n_combinations(one, plans_of(one)) for one in spaces.values())
+    )
     best: PlanSearch | None = None
     for _, group in groupby(ordered, key=lambda topology: price_per_hour(topology, prices)):
-        results = [search(replace(space, topology=topology), objective) for topology in group]
+        results = [search(spaces[topology], objective, progress) for topology in group]
         searches += results
         best = min((r for r in results if r.winner is not None), key=_rank, default=None)
         if best is not None:
             break
+    progress.done()
     return SliceSearch(
         searches=tuple(searches),
         best=best,

@@ -1,88 +1,76 @@
-"""Every candidate of a search as arrays: plan, batch, precision and chunk, with times and bytes.
+"""Every candidate of a search as columns: plan, batch, precision and chunk, with times.
 
-Prefill does not depend on the precision of the cache, nor decode on the chunk, so that each step is
-evaluated once for all candidates that share it.
+Plans are evaluated group by group, so that forms and steps of a group are all that is in memory beside
+the columns.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshscope.cost.closed_form import NO_LIMIT, PlanForm, closed_steps, plan_batch
-from meshscope.cost.planned_collectives import batch_is_split
 from meshscope.errors import SpecError
-from meshscope.events.enums import REQUEST_PHASES, Phase
-from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.batches import Batches
-from meshscope.planner.forms import FormKey, FormTable
+from meshscope.planner.combinations import (
+    WHOLE,
+    Combinations,
+    Combiner,
+    SearchSpace,
+    StepRows,
+)
+from meshscope.planner.forms import FormTable
+from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace
 from meshscope.prediction.memory import predicted_memory
 from meshscope.spec.experiment import Experiment
-from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import Model
-from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.checks import cut_block
-from meshscope.spec.plan.chunks import DEFAULT_CHUNK, ChunkRule, check_chunks, with_auto_chunk
-from meshscope.spec.plan.memory import Memory
+from meshscope.spec.plan.memory import FitState, Memory
 from meshscope.spec.plan.plan import Plan
-from meshscope.spec.plan.stages import default_microbatches
-from meshscope.spec.plan.weights import device_weight_bytes
-from meshscope.spec.program import Engine, Program
 from meshscope.spec.workload import Workload
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+IntColumn = NDArray[np.signedinteger]
 
-CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and that of vLLM on v6e
+# Types of the columns: millions of candidates take 30 bytes each.
+_INT_TYPES: Mapping[str, type[np.signedinteger]] = {
+    "plan": np.int32,
+    "weight_dtype": np.int8,
+    "cache_dtype": np.int8,
+    "batch": np.int32,
+    "chunk": np.int32,
+}
+
 BLOCK = 4096  # steps of one evaluation
-TOO_LARGE = "the weights and one batch exceed the memory of a device"
-NO_BATCH = "the data axis divides no batch of --batch"
-NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpace:
-    """What a search varies: the plans, batches and precisions for prompts and outputs of one length."""
-
-    model: Model
-    topology: Topology
-    workload: Workload  # prompt, output and activations
-    batches: Batches
-    weight_dtypes: tuple[str, ...]
-    cache_dtypes: tuple[str, ...]
-    chunk: int | ChunkRule = ChunkRule.AUTO  # of prefill; AUTO tries those up to CHUNK_LIMITS
-    program: Program = field(default_factory=Program)
-    profile: ChipProfile | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One combination, as positions in the arrays of its grid."""
-
-    plan: Plan
-    workload: Workload  # with batch, precisions and chunk
-    prefill: int
-    decode: int
+GROUP_STEPS, GROUP_FORMS = 1 << 16, 2048  # of plans that are evaluated together
+MAX_COMBINATIONS = 20_000_000  # about 3 GB while they are ranked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # without slots, so that it keeps what it derives
 class Grid:
-    """The candidates whose weights and cache fit, with seconds of prefill and of a decode step [n]."""
+    """[n] the candidates whose weights and cache fit, with seconds of prefill and of a decode step.
+
+    `plan` is a position in `plans`; dtypes are positions in those of the space.
+    """
 
     space: SearchSpace
-    candidates: tuple[Candidate, ...]
+    plans: tuple[Plan, ...]
+    plan: IntColumn
+    weight_dtype: IntColumn
+    cache_dtype: IntColumn
+    batch: IntColumn
+    chunk: IntColumn  # WHOLE without chunks
     ttft_s: FloatArray
     tpot_s: FloatArray
+    n_combinations: int  # before any check, of the plans that divide model and prompt
+    n_pruned: Mapping[str, int]  # combinations, by reason
     n_refused: Mapping[str, int]  # plans without any candidate, by reason
 
-    @cached_property
-    def batch(self) -> FloatArray:
-        """[n] sequences of the slice."""
-        return np.array([c.workload.batch for c in self.candidates], dtype=float)
+    def __len__(self) -> int:
+        """The number of candidates."""
+        return len(self.plan)
 
     @cached_property
     def e2e_s(self) -> FloatArray:
@@ -92,7 +80,7 @@ class Grid:
     @cached_property
     def tokens_per_s_per_chip(self) -> FloatArray:
         """[n] output tokens of a batch of requests over their seconds and the chips."""
-        n_tokens = self.batch * self.space.workload.output
+        n_tokens = self.batch * float(self.space.workload.output)
         return n_tokens / (self.e2e_s * self.space.topology.n_chips)
 
     @cached_property
@@ -100,151 +88,179 @@ class Grid:
         """The predicted memory of a candidate by its position, computed once."""
         return cache(lambda at: predicted_memory(self.experiment(at)))
 
+    @cached_property
+    def _most_batch(self) -> Callable[[int, int, int, int], int]:
+        """The largest batch that fits with a plan, the precisions and a chunk; 0 without one.
+
+        A batch needs no less memory than a smaller one.
+        """
+
+        def most(plan: int, weight_dtype: int, cache_dtype: int, chunk: int) -> int:
+            def exceeds(batch: int) -> bool:
+                workload = self._workload(batch, weight_dtype, cache_dtype, chunk)
+                memory = predicted_memory(self._experiment(plan, workload))
+                return memory.fit not in {FitState.YES, FitState.UNKNOWN}
+
+            batches = self.space.batches.of(self.plans[plan].data_size)
+            n_fitting = bisect_left(batches, x=True, key=exceeds)
+            return batches[n_fitting - 1] if n_fitting else 0
+
+        return cache(most)
+
+    def fits(self, at: int) -> bool:
+        """Whether the high end of the estimated memory fits, or its temporaries are unknown."""
+        keys = (self.plan, self.weight_dtype, self.cache_dtype, self.chunk)
+        return int(self.batch[at]) <= self._most_batch(*(int(column[at]) for column in keys))
+
+    def plan_at(self, at: int) -> Plan:
+        """The plan of a candidate."""
+        return self.plans[self.plan[at]]
+
     def experiment(self, at: int) -> Experiment:
         """The experiment of a candidate."""
-        candidate, space = self.candidates[at], self.space
+        columns = (self.batch, self.weight_dtype, self.cache_dtype, self.chunk)
+        workload = self._workload(*(int(column[at]) for column in columns))
+        return self._experiment(int(self.plan[at]), workload)
+
+    def _workload(self, batch: int, weight_dtype: int, cache_dtype: int, chunk: int) -> Workload:
+        return replace(
+            self.space.workload,
+            batch=batch,
+            weight_dtype=self.space.weight_dtypes[weight_dtype],
+            cache_dtype=self.space.cache_dtypes[cache_dtype],
+            prefill_chunk=None if chunk == WHOLE else chunk,
+        )
+
+    def _experiment(self, plan: int, workload: Workload) -> Experiment:
         return Experiment(
-            model=space.model,
-            plan=candidate.plan,
-            topology=space.topology,
-            workload=candidate.workload,
-            program=space.program,
+            model=self.space.model,
+            plan=self.plans[plan],
+            topology=self.space.topology,
+            workload=workload,
+            program=self.space.program,
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Steps:
-    """The steps to evaluate: a form with a batch and a chunk, each once."""
-
-    sizes: dict[tuple[int, int, int | None], int] = field(
-        default_factory=dict[tuple[int, int, int | None], int]
-    )
-
-    def at(self, form: int, batch: int, chunk: int | None) -> int:
-        return self.sizes.setdefault((form, batch, chunk), len(self.sizes))
-
-    def seconds(self, forms: Sequence[PlanForm], workload: Workload) -> FloatArray:
-        """[n] seconds of each step."""
-        if not self.sizes:
-            return np.zeros(0)
-        plans, rows = plan_batch(forms), list(self.sizes)
-        at = np.array([form for form, _, _ in rows])
-        batch = np.array([batch for _, batch, _ in rows], dtype=float)
-        chunk = np.array([NO_LIMIT if c is None else c for _, _, c in rows], dtype=float)
-        lengths = {name: float(getattr(workload, name)) for name in ("prompt", "output")}
-        blocks = (slice(first, first + BLOCK) for first in range(0, len(rows), BLOCK))
-        return np.concatenate(
-            [
-                closed_steps(
-                    plans,
-                    at[cut],
-                    batch=batch[cut],
-                    chunk=chunk[cut],
-                    **{name: np.full(len(at[cut]), size) for name, size in lengths.items()},
-                ).step_s
-                for cut in blocks
-            ]
+def n_combinations(space: SearchSpace, plans: PlanSpace) -> int:
+    """Combinations of the plans with batches, precisions and chunks; SpecError for too many."""
+    n = sum(map(space.n_combinations, plans.plans))
+    if n > MAX_COMBINATIONS:
+        raise SpecError(
+            f"the search on {space.topology.name} has {n:,} combinations of {len(plans.plans):,} plans with "
+            f"batch, precision and chunk, and ranks at most {MAX_COMBINATIONS:,}. Narrow --batch, or name fewer "
+            "dtypes and chunks."
         )
+    return n
 
 
-def grid_of(space: SearchSpace, plans: PlanSpace) -> Grid:
-    """All candidates of the plans, evaluated together."""
-    table = FormTable(
-        model=space.model,
-        topology=space.topology,
-        workload=space.workload,
-        program=space.program,
-        profile=space.profile,
-    )
-    steps, refused = _Steps(), Counter(plans.n_refused)
-    candidates: list[Candidate] = []
-    for plan in plans.plans:
-        batches = space.batches.of(plan.data_size)
-        candidates_of_plan = list(_candidates(space, plan, batches, table, steps))
-        candidates += candidates_of_plan
-        if not candidates_of_plan:
-            refused[_why_none(space, plan, batches)] += 1
-    seconds = steps.seconds(table.forms, space.workload)
+def grid_of(space: SearchSpace, plans: PlanSpace, progress: SearchProgress | None = None) -> Grid:
+    """All candidates of the plans."""
+    n_counted, refused = n_combinations(space, plans), Counter(plans.n_refused)
+    progress = progress or SearchProgress(None)
+    progress.counted(space.topology.name, len(plans.plans), n_counted)
+    combiner, columns, group = Combiner(space=space), _Columns(), _Group(space)
+    for at, plan in enumerate(plans.plans):
+        of_plan = combiner.combinations(plan, group.table, group.steps)
+        if of_plan is None:
+            refused[combiner.why_none(plan)] += 1
+        else:
+            group.add(at, of_plan)
+        progress.add(space.n_combinations(plan))
+        if group.is_full:
+            group.evaluate_into(columns)
+            group = _Group(space)
+    group.evaluate_into(columns)
     return Grid(
         space=space,
-        candidates=tuple(candidates),
-        ttft_s=seconds[[c.prefill for c in candidates]],
-        tpot_s=seconds[[c.decode for c in candidates]],
+        plans=plans.plans,
+        plan=columns.ints("plan"),
+        weight_dtype=columns.ints("weight_dtype"),
+        cache_dtype=columns.ints("cache_dtype"),
+        batch=columns.ints("batch"),
+        chunk=columns.ints("chunk"),
+        ttft_s=columns.seconds("ttft_s"),
+        tpot_s=columns.seconds("tpot_s"),
+        n_combinations=n_counted,
+        n_pruned=dict(combiner.pruned),
         n_refused=dict(refused),
     )
 
 
-def _why_none(space: SearchSpace, plan: Plan, batches: Sequence[int]) -> str:
-    """Why a plan has no candidates."""
-    if not batches:
-        return NO_BATCH
-    chunks = (_chunks(space, plan, replace(space.workload, batch=batch)) for batch in batches)
-    return TOO_LARGE if any(chunks) else NO_CHUNK
+class _Columns:
+    """The columns of a grid, group by group, in narrow types."""
+
+    def __init__(self) -> None:
+        self._ints: dict[str, list[IntColumn]] = {name: [] for name in _INT_TYPES}
+        self._seconds: dict[str, list[FloatArray]] = {"ttft_s": [], "tpot_s": []}
+
+    def add(
+        self, plan: int, of_plan: Combinations, *, ttft_s: FloatArray, tpot_s: FloatArray
+    ) -> None:
+        """Appends the combinations of a plan with their seconds."""
+        self._ints["plan"].append(np.full(len(of_plan.batch), plan, _INT_TYPES["plan"]))
+        for name in ("weight_dtype", "cache_dtype", "batch", "chunk"):
+            self._ints[name].append(getattr(of_plan, name).astype(_INT_TYPES[name]))
+        self._seconds["ttft_s"].append(ttft_s)
+        self._seconds["tpot_s"].append(tpot_s)
+
+    def ints(self, name: str) -> IntColumn:
+        """The whole column; its parts are dropped."""
+        return np.concatenate([np.zeros(0, _INT_TYPES[name]), *self._ints.pop(name)])
+
+    def seconds(self, name: str) -> FloatArray:
+        """The whole column; its parts are dropped."""
+        return np.concatenate([np.zeros(0), *self._seconds.pop(name)])
 
 
-def _candidates(
-    space: SearchSpace, plan: Plan, batches: Sequence[int], table: FormTable, steps: _Steps
-) -> Iterator[Candidate]:
-    """The candidates of one plan whose weights and cache fit."""
-    hbm_bytes = space.topology.chip.device_hbm_bytes
-    one = replace(space.workload, batch=plan.data_size)
-    cache = {
-        dtype: device_cache_bytes(space.model, plan, replace(one, cache_dtype=dtype))
-        for dtype in space.cache_dtypes
-    }
-    chunks = {batch: _chunks(space, plan, replace(one, batch=batch)) for batch in batches}
-    for weight_dtype in space.weight_dtypes:
-        if cut_block(plan, space.model, weight_dtype) is not None:
-            continue
-        weights_bytes = device_weight_bytes(space.model, plan, weight_dtype)
-        for batch in batches:
-            for cache_dtype in space.cache_dtypes:
-                used = weights_bytes + cache[cache_dtype] * (batch // plan.data_size)
-                if hbm_bytes is not None and used > hbm_bytes:
-                    continue
-                workload = replace(
-                    one, batch=batch, weight_dtype=weight_dtype, cache_dtype=cache_dtype
-                )
-                prefill, decode = (
-                    table.index(_key(plan, of, workload), batch) for of in REQUEST_PHASES
-                )
-                for chunk in chunks[batch]:
-                    yield Candidate(
-                        plan=plan,
-                        workload=replace(workload, prefill_chunk=chunk) if chunk else workload,
-                        prefill=steps.at(prefill, batch, chunk),
-                        decode=steps.at(decode, batch, None),
-                    )
+class _Group:
+    """Plans that are evaluated together, with their forms and steps."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.table = FormTable(
+            model=space.model,
+            topology=space.topology,
+            workload=space.workload,
+            program=space.program,
+            profile=space.profile,
+        )
+        self.steps = StepRows()
+        self._workload = space.workload
+        self._combinations: list[tuple[int, Combinations]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.steps.n_rows >= GROUP_STEPS or len(self.table.forms) >= GROUP_FORMS
+
+    def add(self, plan: int, of_plan: Combinations) -> None:
+        self._combinations.append((plan, of_plan))
+
+    def evaluate_into(self, columns: _Columns) -> None:
+        """Adds the candidates with their seconds to the columns."""
+        if not self._combinations:
+            return
+        seconds = _seconds(self.table.forms, self.steps, self._workload)
+        for plan, of_plan in self._combinations:
+            columns.add(
+                plan, of_plan, ttft_s=seconds[of_plan.prefill], tpot_s=seconds[of_plan.decode]
+            )
 
 
-def _chunks(space: SearchSpace, plan: Plan, workload: Workload) -> tuple[int | None, ...]:
-    """The chunks of prefill to try, each once; none if the plan does not support the one asked for."""
-    if space.chunk is ChunkRule.OFF:
-        return (None,)
-    if not isinstance(space.chunk, ChunkRule):
-        chosen = replace(workload, prefill_chunk=space.chunk)
-        try:
-            check_chunks(space.model, plan, chosen, space.program, Engine.MESHSCOPE)
-        except SpecError:
-            return ()
-        return (space.chunk,)
-    chunks = (
-        with_auto_chunk(
-            space.model, plan, workload, space.program, Engine.MESHSCOPE, limit=limit
-        ).prefill_chunk
-        for limit in CHUNK_LIMITS
-    )
-    return tuple(dict.fromkeys(chunks))
-
-
-def _key(plan: Plan, phase: Phase, workload: Workload) -> FormKey:
-    n_local = workload.batch // plan.data_size
-    is_prefill = phase is Phase.PREFILL
-    return FormKey(
-        plan=plan,
-        phase=phase,
-        weight_dtype=workload.weight_dtype,
-        cache_dtype=workload.activation_dtype if is_prefill else workload.cache_dtype,
-        n_microbatches=default_microbatches(n_local, plan.pp) if is_prefill else 1,
-        is_split=not is_prefill and batch_is_split(plan, n_local),
+def _seconds(forms: Sequence[PlanForm], steps: StepRows, workload: Workload) -> FloatArray:
+    """[n] seconds of each step."""
+    plans = plan_batch(forms)
+    at, batch, chunk = (np.concatenate(rows) for rows in (steps.form, steps.batch, steps.chunk))
+    limit = np.where(chunk == WHOLE, NO_LIMIT, chunk)
+    lengths = {name: float(getattr(workload, name)) for name in ("prompt", "output")}
+    blocks = (slice(first, first + BLOCK) for first in range(0, len(at), BLOCK))
+    return np.concatenate(
+        [
+            closed_steps(
+                plans,
+                at[cut],
+                batch=batch[cut].astype(float),
+                chunk=limit[cut],
+                **{name: np.full(len(at[cut]), size) for name, size in lengths.items()},
+            ).step_s
+            for cut in blocks
+        ]
     )

@@ -14,15 +14,16 @@ from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.interconnect.profile import ChipProfile
-from meshscope.planner.grid import Grid, SearchSpace, grid_of
+from meshscope.planner.combinations import SearchSpace
+from meshscope.planner.grid import Grid, grid_of
 from meshscope.planner.objective import Goal, Objective
 from meshscope.planner.pareto import pareto_front
 from meshscope.planner.placements import PlacementSearch, search_placements
-from meshscope.planner.space import plan_space
+from meshscope.planner.progress import SearchProgress
+from meshscope.planner.space import PlanSpace, plan_space
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
-from meshscope.spec.plan.memory import FitState, Memory
-from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.memory import Memory
 from meshscope.units import DTYPE_BITS, format_bytes, format_seconds
 
 BoolArray = NDArray[np.bool_]
@@ -81,6 +82,9 @@ class Apart:
 class PlanSearch:
     """The result of a search; `winner` is None if nothing meets the objective, or nothing fits.
 
+    `n_counted` plans are `n_plans` that divide model and prompt, and the refused ones of `n_refused`, which
+    also counts plans without a candidate. `n_combinations` of the former with batch, precision and chunk
+    are `n_candidates`, and the pruned ones of `n_pruned`.
     `front` is the Pareto front of TTFT, TPOT and tokens/s/chip among the choices that meet the objective,
     the best first. `best` are the best choices of the best plans, one of each. If nothing meets the limits,
     `closest` comes closest to them, and `fastest` says how far each latency alone can go.
@@ -90,9 +94,11 @@ class PlanSearch:
     objective: Objective
     n_counted: int
     n_plans: int
+    n_combinations: int
     n_candidates: int
     n_meeting: int
     n_refused: Mapping[str, int]
+    n_pruned: Mapping[str, int]
     front: tuple[Choice, ...]
     best: tuple[Choice, ...]
     closest: Choice | None
@@ -115,11 +121,22 @@ class PlanSearch:
         return any(time.is_extrapolated for time in self.times)
 
 
-def search(space: SearchSpace, objective: Objective) -> PlanSearch:
-    """The best plans of a model on a slice; SpecError without published figures of the chip or a profile."""
+def plans_of(space: SearchSpace) -> PlanSpace:
+    """The legal plans of a space."""
+    return plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
+
+
+def search(
+    space: SearchSpace, objective: Objective, progress: SearchProgress | None = None
+) -> PlanSearch:
+    """The best plans of a model on a slice; `progress` gets their number before any is predicted.
+
+    SpecError without published figures of the chip or a profile, and for more combinations than fit in
+    memory.
+    """
     _check(space)
-    plans = plan_space(space.model, space.topology.n_devices, prompt=space.workload.prompt)
-    grid = grid_of(space, plans)
+    plans = plans_of(space)
+    grid = grid_of(space, plans, progress)
     ranking = _Ranking(grid=grid, objective=objective)
     meets = ranking.meets
     front = tuple(ranking.front(meets))
@@ -131,9 +148,11 @@ def search(space: SearchSpace, objective: Objective) -> PlanSearch:
         objective=objective,
         n_counted=plans.n_counted,
         n_plans=len(plans.plans),
-        n_candidates=len(grid.candidates),
+        n_combinations=grid.n_combinations,
+        n_candidates=len(grid),
         n_meeting=int(meets.sum()),
         n_refused=grid.n_refused,
+        n_pruned=grid.n_pruned,
         front=front,
         best=tuple(islice(ranking.best_of_plans(), N_BEST)),
         closest=closest,
@@ -196,32 +215,28 @@ class _Ranking:
         while True:
             (at,) = np.nonzero(left)
             front = at[pareto_front(figures[at])]
-            refused = [i for i in front if not self._fits(int(i))]
+            refused = [i for i in front if not grid.fits(int(i))]
             if not refused:
                 break
             left[refused] = False
         order = front[np.argsort(self.cost[front], kind="stable")]
         return (self.choice(int(i)) for i in order)
 
-    def _fits(self, at: int) -> bool:
-        """Whether the high end of the estimated memory fits, or its temporaries are unknown."""
-        return self.grid.memory(at).fit in {FitState.YES, FitState.UNKNOWN}
-
     def best(self, among: BoolArray, cost: NDArray[np.float64] | None = None) -> int | None:
         """The marked candidate with the least cost that fits."""
         cost = self.cost if cost is None else cost
         (at,) = np.nonzero(among)
         ordered = at[np.argsort(cost[at], kind="stable")]
-        return next((int(i) for i in ordered if self._fits(int(i))), None)
+        return next((int(i) for i in ordered if self.grid.fits(int(i))), None)
 
     def best_of_plans(self) -> Iterator[Choice]:
         """The best choice of each plan that meets the limits and fits, the best plan first."""
-        seen: set[Plan] = set()
+        seen = np.zeros(len(self.grid.plans), dtype=np.bool_)
         (at,) = np.nonzero(self.meets)
         for i in at[np.argsort(self.cost[at], kind="stable")]:
-            plan = self.grid.candidates[i].plan
-            if plan not in seen and self._fits(int(i)):
-                seen.add(plan)
+            plan = self.grid.plan[i]
+            if not seen[plan] and self.grid.fits(int(i)):
+                seen[plan] = True
                 yield self.choice(int(i))
 
     def closest(self) -> Choice | None:
@@ -233,7 +248,7 @@ class _Ranking:
 
     def fastest(self) -> Iterator[Choice]:
         """The choices that fit with the least TTFT, and with the least TPOT."""
-        every = np.ones(len(self.grid.candidates), dtype=bool)
+        every = np.ones(len(self.grid), dtype=np.bool_)
         for seconds in (self.grid.ttft_s, self.grid.tpot_s):
             at = self.best(every, seconds)
             if at is not None:
@@ -256,23 +271,22 @@ class _Ranking:
 
     def unquantized(self) -> Choice | None:
         """The best choice whose weights and cache are as wide as the activations."""
-        n_bits = DTYPE_BITS[self.grid.space.workload.activation_dtype]
-
-        def is_wide(dtype: str) -> bool:
-            return DTYPE_BITS[dtype] >= n_bits
-
-        wide = [
-            is_wide(c.workload.weight_dtype) and is_wide(c.workload.cache_dtype)
-            for c in self.grid.candidates
-        ]
-        at = self.best(self.meets & np.array(wide))
+        space = self.grid.space
+        n_bits = DTYPE_BITS[space.workload.activation_dtype]
+        is_wide = (
+            np.array([DTYPE_BITS[dtype] >= n_bits for dtype in dtypes])[of_candidate]
+            for dtypes, of_candidate in (
+                (space.weight_dtypes, self.grid.weight_dtype),
+                (space.cache_dtypes, self.grid.cache_dtype),
+            )
+        )
+        at = self.best(np.logical_and.reduce([self.meets, *is_wide]))
         return None if at is None else self.choice(at)
 
     def won_by(self, winner: Choice) -> WonBy | None:
         """The winner against the best choice with other axes; None if all have the winner's."""
-        plan = winner.experiment.plan
-        others = self.meets & np.array([c.plan != plan for c in self.grid.candidates])
-        at = self.best(others)
+        mine = self.grid.plans.index(winner.experiment.plan)
+        at = self.best(self.meets & (self.grid.plan != mine))
         if at is None:
             return None
         same = self._same(winner, at)
@@ -280,15 +294,15 @@ class _Ranking:
 
     def _same(self, winner: Choice, at: int) -> Experiment | None:
         """The plan of a candidate with the workload of the winner, but for the chunk; None if none fits."""
-        wanted = replace(winner.experiment.workload, prefill_chunk=None)
-        plan = self.grid.candidates[at].plan
-        same = [
-            i
-            for i, c in enumerate(self.grid.candidates)
-            if c.plan == plan and replace(c.workload, prefill_chunk=None) == wanted
-        ]
-        best = min(same, key=lambda i: float(self.cost[i]), default=None)
-        return None if best is None else self.grid.experiment(best)
+        grid, workload = self.grid, winner.experiment.workload
+        is_same = (
+            (grid.plan == grid.plan[at])
+            & (grid.batch == workload.batch)
+            & (grid.weight_dtype == grid.space.weight_dtypes.index(workload.weight_dtype))
+            & (grid.cache_dtype == grid.space.cache_dtypes.index(workload.cache_dtype))
+        )
+        (same,) = np.nonzero(is_same)
+        return grid.experiment(int(same[self.cost[same].argmin()])) if len(same) else None
 
     def apart(self) -> Apart | None:
         """The best prefill and the best decode on slices of their own."""

@@ -7,7 +7,7 @@ from typing import Any
 from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
-from meshscope.planner.grid import TOO_LARGE
+from meshscope.planner.combinations import TOO_LARGE
 from meshscope.planner.launch import launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.placements import PlacedPlan, PlacementSearch
@@ -269,11 +269,14 @@ def search_notes(result: PlanSearch) -> Iterator[str]:
 def _notes(result: PlanSearch) -> Iterator[str]:
     counts = f"{result.n_counted:,} plans counted, {result.n_plans:,} divide model and prompt"
     yield from wrapped(
-        f"{counts}; {result.n_candidates:,} combinations with batch, precision and chunk, "
-        f"{result.n_meeting:,} of them within the limits"
+        f"{counts}; {result.n_combinations:,} combinations with batch, precision and chunk counted, "
+        f"{result.n_candidates:,} predicted, {result.n_meeting:,} of them within the limits"
     )
     for reason, n in result.n_refused.items():
         yield from wrapped(f"refused: {counted(n, 'plan')}, as {reason}")
+    for reason, n in result.n_pruned.items():
+        if n:
+            yield from wrapped(f"left out: {counted(n, 'combination')}, as {reason}")
     for text in search_notes(result):
         yield from wrapped(text)
 
@@ -323,8 +326,9 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
         "unquantized": None if result.unquantized is None else _choice_document(result.unquantized),
         "apart": None if result.apart is None else _apart_document(result.apart),
         "space": {
-            **picked(result, "n_counted", "n_plans", "n_candidates", "n_meeting"),
+            **picked(result, "n_counted", "n_plans", "n_combinations", "n_candidates", "n_meeting"),
             "n_refused": dict(result.n_refused),
+            "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
         },
         "launch": [] if winner is None else _launch_documents(winner),
     }

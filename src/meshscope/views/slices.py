@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshscope.planner.cheapest import SliceSearch
-from meshscope.planner.grid import SearchSpace
+from meshscope.planner.combinations import SearchSpace
 from meshscope.planner.search import Choice, PlanSearch
 from meshscope.planner.slices import SliceFit, price_per_hour, slice_name
 from meshscope.serialize import to_plain

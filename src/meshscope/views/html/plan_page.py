@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from meshscope.events.enums import REQUEST_PHASES, Phase
 from meshscope.events.step_time import StepTime, TimeEstimate
 from meshscope.planner.cheapest import SliceSearch
-from meshscope.planner.grid import TOO_LARGE
+from meshscope.planner.combinations import TOO_LARGE
 from meshscope.planner.launch import launches_of
 from meshscope.planner.search import Choice, PlanSearch, WonBy, interval_of
 from meshscope.planner.slices import slice_name
@@ -48,6 +48,7 @@ from meshscope.views.words import counted
 
 FRONT = "No choice is better than one of the front in TTFT, TPOT and tokens/s/chip at once. Hollow: the best choice of other plans. Dashed: the limits."
 CLOSEST = "The choice that comes closest to the limits, and those with the least TTFT and the least TPOT. Dashed: the limits."
+DROPPED = "combinations dropped"
 MAX_COMMAND = 2000  # characters
 
 
@@ -339,14 +340,12 @@ def _dropped(search: PlanSearch) -> PageTable:
     rows = [
         ("plans counted", search.n_counted, "every size of every axis that fills the slice"),
         *(("plans refused", n, reason) for reason, n in search.n_refused.items()),
+        ("combinations counted", search.n_combinations, "with batch, precision and chunk"),
+        *((DROPPED, n, reason) for reason, n in search.n_pruned.items()),
+        ("combinations predicted", search.n_candidates, "weights and cache fit"),
+        (DROPPED, n_beyond, "beyond the limits of TTFT or TPOT"),
         (
-            "combinations",
-            search.n_candidates,
-            "with batch, precision and chunk, whose weights and cache fit",
-        ),
-        ("combinations dropped", n_beyond, "beyond the limits of TTFT or TPOT"),
-        (
-            "combinations dropped",
+            DROPPED,
             search.n_meeting - len(search.front),
             "another one is as good in TTFT, TPOT and tokens/s/chip, or temporaries do not fit",
         ),
@@ -355,7 +354,7 @@ def _dropped(search: PlanSearch) -> PageTable:
     view = ViewTable(
         title="What was searched, and what was dropped",
         columns=(text_column("what"), figure_column("number"), text_column("why")),
-        rows=tuple(row for row in rows if row[1] or row[0] != "combinations dropped"),
+        rows=tuple(row for row in rows if row[1] or row[0] != DROPPED),
     )
     return page_table("dropped", view)
 

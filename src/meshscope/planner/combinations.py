@@ -1,0 +1,293 @@
+"""The combinations of one plan with batches, precisions and chunks, as arrays, and how many are pruned.
+
+Prefill does not depend on the precision of the cache, nor decode on the chunk, so that combinations share
+steps: a step is a closed form with a batch and a chunk.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshscope.cost.planned_collectives import batch_is_split
+from meshscope.errors import SpecError
+from meshscope.events.enums import Phase
+from meshscope.interconnect.profile import ChipProfile
+from meshscope.planner.batches import Batches
+from meshscope.planner.forms import FormKey, FormTable
+from meshscope.spec.hardware.topology import Topology
+from meshscope.spec.model.model import Model
+from meshscope.spec.plan.caches import device_cache_bytes
+from meshscope.spec.plan.checks import cut_block
+from meshscope.spec.plan.chunks import DEFAULT_CHUNK, ChunkRule, check_chunks, with_auto_chunk
+from meshscope.spec.plan.plan import Plan
+from meshscope.spec.plan.stages import default_microbatches
+from meshscope.spec.plan.weights import device_weight_bytes
+from meshscope.spec.program import Engine, Program
+from meshscope.spec.workload import Workload
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+CHUNK_LIMITS = (DEFAULT_CHUNK, DEFAULT_CHUNK // 4)  # the default, and that of vLLM on v6e
+WHOLE = 0  # stands for prefill of the whole batch at once in arrays of chunks
+TOO_LARGE = "the weights and one batch exceed the memory of a device"
+NO_BATCH = "the data axis divides no batch of --batch"
+NO_CHUNK = "prefill cannot run in chunks of --prefill-chunk"
+EXCEEDS = "weights and cache exceed the memory of a device"
+CUT_SCALES = "an axis cuts the blocks of weights that share a scale"
+OTHER_CHUNK = "the chunk is that of another combination, or the plan does not support it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """What a search varies: the plans, batches and precisions for prompts and outputs of one length."""
+
+    model: Model
+    topology: Topology
+    workload: Workload  # prompt, output and activations
+    batches: Batches
+    weight_dtypes: tuple[str, ...]
+    cache_dtypes: tuple[str, ...]
+    chunks: tuple[int | ChunkRule, ...] = (ChunkRule.AUTO,)  # of prefill
+    program: Program = field(default_factory=Program)
+    profile: ChipProfile | None = None
+
+    @property
+    def chunk_rules(self) -> tuple[tuple[int | ChunkRule, int], ...]:
+        """The chunks to try, each with a limit in tokens, which AUTO has two of."""
+        return tuple(
+            (chunk, limit)
+            for chunk in self.chunks
+            for limit in (CHUNK_LIMITS if chunk is ChunkRule.AUTO else CHUNK_LIMITS[:1])
+        )
+
+    def n_combinations(self, plan: Plan) -> int:
+        """Combinations of a plan with every batch, precision and chunk, before any check."""
+        n_dtypes = len(self.weight_dtypes) * len(self.cache_dtypes)
+        n_batches = len(self.batches.of(plan.data_size))
+        return n_batches * n_dtypes * len(self.chunk_rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Combinations:
+    """[n] combinations of one plan; dtypes are positions in the space, `prefill` and `decode` in the steps."""
+
+    weight_dtype: IntArray
+    cache_dtype: IntArray
+    batch: IntArray
+    chunk: IntArray  # WHOLE without chunks
+    prefill: IntArray
+    decode: IntArray
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRows:
+    """The steps to evaluate, each once: a form with a batch and a chunk."""
+
+    form: list[IntArray] = field(default_factory=list[IntArray])
+    batch: list[IntArray] = field(default_factory=list[IntArray])
+    chunk: list[IntArray] = field(default_factory=list[IntArray])
+    n_rows: int = 0
+
+    def add(self, form: IntArray, batch: IntArray, chunk: IntArray) -> int:
+        """Appends steps; returns the position of the first."""
+        first = self.n_rows
+        self.form.append(form)
+        self.batch.append(batch)
+        self.chunk.append(chunk)
+        self.n_rows += len(form)
+        return first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combiner:
+    """Combines plans of a space; `pruned` counts combinations by the reason that leaves them out."""
+
+    space: SearchSpace
+    pruned: Counter[str] = field(default_factory=Counter[str])
+    _chunks: dict[tuple[int, bool, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[int, bool, int], tuple[int, ...]]
+    )
+
+    def combinations(self, plan: Plan, table: FormTable, steps: StepRows) -> Combinations | None:
+        """The combinations whose weights and cache fit, with their forms and steps; None without any."""
+        space, n_chunks = self.space, len(self.space.chunk_rules)
+        batches = np.array(space.batches.of(plan.data_size), dtype=np.int64)
+        chunks = [self.chunks(plan, int(batch)) for batch in batches]
+        # One row for each batch with each of its chunks.
+        row_batch = np.repeat(np.arange(len(batches)), [len(of_batch) for of_batch in chunks])
+        row_chunk = np.array([chunk for of_batch in chunks for chunk in of_batch], dtype=np.int64)
+        cache_bytes = np.array([self._cache_bytes(plan, dtype) for dtype in space.cache_dtypes])
+        n_local = batches // plan.data_size
+        used_bytes = cache_bytes[:, None] * n_local  # [cache dtype, batch]
+        n_microbatches = np.array([default_microbatches(int(n), plan.pp) for n in n_local])
+        is_split = np.array([batch_is_split(plan, int(n)) for n in n_local], dtype=np.bool_)
+        parts: list[Combinations] = []
+        for at, dtype in enumerate(space.weight_dtypes):
+            n_counted = len(batches) * len(cache_bytes) * n_chunks
+            if cut_block(plan, space.model, dtype) is not None:
+                self.pruned[CUT_SCALES] += n_counted
+                continue
+            n_rows = len(row_batch) * len(cache_bytes)
+            self.pruned[OTHER_CHUNK] += n_counted - n_rows
+            fits = self._fits(used_bytes + device_weight_bytes(space.model, plan, dtype))
+            n_fitting = int(fits[:, row_batch].sum())
+            self.pruned[EXCEEDS] += n_rows - n_fitting
+            if n_fitting:
+                rows = _Rows(batches=batches, of_batch=row_batch, chunk=row_chunk, fits=fits)
+                forms = _Forms(
+                    space=space,
+                    plan=plan,
+                    weight_dtype=dtype,
+                    table=table,
+                    n_microbatches=n_microbatches,
+                    is_split=is_split,
+                )
+                parts.append(_of_weights(rows, at, forms, steps))
+        return _joined(parts) if parts else None
+
+    def _cache_bytes(self, plan: Plan, dtype: str) -> int:
+        """Bytes of cache on a device for one sequence of each data-parallel rank."""
+        one = replace(self.space.workload, batch=plan.data_size, cache_dtype=dtype)
+        return device_cache_bytes(self.space.model, plan, one)
+
+    def _fits(self, used_bytes: IntArray) -> BoolArray:
+        hbm_bytes = self.space.topology.chip.device_hbm_bytes
+        return (
+            np.full(used_bytes.shape, fill_value=True)
+            if hbm_bytes is None
+            else used_bytes <= hbm_bytes
+        )
+
+    def why_none(self, plan: Plan) -> str:
+        """Why a plan has no combinations."""
+        batches = self.space.batches.of(plan.data_size)
+        if not batches:
+            return NO_BATCH
+        return TOO_LARGE if any(self.chunks(plan, batch) for batch in batches) else NO_CHUNK
+
+    def chunks(self, plan: Plan, batch: int) -> tuple[int, ...]:
+        """The chunks of prefill to try, each once; none if the plan supports none of those asked for."""
+        n_local = batch // plan.data_size
+        key = (n_local, plan.pp == 1 and plan.cp == 1, plan.tp if plan.sp else 1)
+        if key not in self._chunks:
+            workload = replace(self.space.workload, batch=batch)
+            sizes = (self._chunk(plan, workload, *rule) for rule in self.space.chunk_rules)
+            self._chunks[key] = tuple(dict.fromkeys(size for size in sizes if size is not None))
+        return self._chunks[key]
+
+    def _chunk(
+        self, plan: Plan, workload: Workload, rule: int | ChunkRule, limit: int
+    ) -> int | None:
+        """The chunk of a rule; None if the plan does not support it."""
+        parts = (self.space.program, Engine.MESHSCOPE)
+        if rule is ChunkRule.OFF:
+            return WHOLE
+        if rule is ChunkRule.AUTO:
+            chosen = with_auto_chunk(self.space.model, plan, workload, *parts, limit=limit)
+            return chosen.prefill_chunk or WHOLE
+        try:
+            check_chunks(self.space.model, plan, replace(workload, prefill_chunk=rule), *parts)
+        except SpecError:
+            return None
+        return rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Forms:
+    """The forms of a plan with one precision of the weights."""
+
+    space: SearchSpace
+    plan: Plan
+    weight_dtype: str
+    table: FormTable
+    n_microbatches: IntArray  # [batch] of prefill
+    is_split: BoolArray  # [batch] whether tp divides a decode step
+
+    def prefill(self, batches: IntArray, used: BoolArray) -> IntArray:
+        """[used batch] the position of the form of each; equal ones are shared."""
+        kinds, dtype = self.n_microbatches[used], self.space.workload.activation_dtype
+        return self._of(Phase.PREFILL, batches[used], kinds, dtype)
+
+    def decode(self, batches: IntArray, used: BoolArray, cache_dtype: str) -> IntArray:
+        """[used batch] the position of the form of each; equal ones are shared."""
+        return self._of(Phase.DECODE, batches[used], self.is_split[used], cache_dtype)
+
+    def _of(
+        self, phase: Phase, batches: IntArray, kinds: IntArray | BoolArray, cache_dtype: str
+    ) -> IntArray:
+        each, first, of_batch = np.unique(kinds, return_index=True, return_inverse=True)
+        is_prefill = phase is Phase.PREFILL
+        forms = [
+            self.table.index(
+                FormKey(
+                    plan=self.plan,
+                    phase=phase,
+                    weight_dtype=self.weight_dtype,
+                    cache_dtype=cache_dtype,
+                    n_microbatches=int(kind) if is_prefill else 1,
+                    is_split=not is_prefill and bool(kind),
+                ),
+                int(batches[at]),
+            )
+            for kind, at in zip(each, first, strict=True)
+        ]
+        return np.array(forms, dtype=np.int64)[of_batch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Each batch with each of its chunks, and which precisions of the cache fit beside the weights."""
+
+    batches: IntArray  # [batch]
+    of_batch: IntArray  # [row] the position of its batch
+    chunk: IntArray  # [row]
+    fits: BoolArray  # [cache dtype, batch]
+
+
+def _of_weights(rows: _Rows, weight_dtype: int, forms: _Forms, steps: StepRows) -> Combinations:
+    """The combinations that fit with one precision of the weights, by batch, cache and chunk."""
+    fits_any = np.logical_or.reduce(rows.fits, axis=0)  # [batch]
+    used = fits_any[rows.of_batch]  # [row]
+    prefill_form = _spread(fits_any, forms.prefill(rows.batches, fits_any))
+    row_batch, row_chunk = rows.of_batch[used], rows.chunk[used]
+    first = steps.add(prefill_form[row_batch], rows.batches[row_batch], row_chunk)
+    at_row, at_cache, decode = list[IntArray](), list[IntArray](), list[IntArray]()
+    for at, dtype in enumerate(forms.space.cache_dtypes):
+        fits = rows.fits[at]
+        batches = rows.batches[fits]
+        form = forms.decode(rows.batches, fits, dtype)
+        of_batch = _spread(fits, np.arange(len(batches)) + steps.add(form, batches, 0 * batches))
+        (of_cache,) = np.nonzero(fits[row_batch])
+        at_row.append(of_cache)
+        at_cache.append(np.full(len(of_cache), at))
+        decode.append(of_batch[row_batch[of_cache]])
+    row, cache = np.concatenate(at_row), np.concatenate(at_cache)
+    order = np.lexsort((row, cache, row_batch[row]))
+    row, cache = row[order], cache[order]
+    return Combinations(
+        weight_dtype=np.full(len(row), weight_dtype),
+        cache_dtype=cache,
+        batch=rows.batches[row_batch[row]],
+        chunk=row_chunk[row],
+        prefill=first + row,
+        decode=np.concatenate(decode)[order],
+    )
+
+
+def _spread(mask: BoolArray, values: IntArray) -> IntArray:
+    """The values at the marked positions of an array; -1 elsewhere."""
+    spread = np.full(len(mask), -1, dtype=np.int64)
+    spread[mask] = values
+    return spread
+
+
+def _joined(parts: list[Combinations]) -> Combinations:
+    """The combinations of several precisions of the weights, one after the other."""
+
+    def column(name: str) -> IntArray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return Combinations(**{name: column(name) for name in Combinations.__dataclass_fields__})
