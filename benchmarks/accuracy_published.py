@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 
@@ -107,7 +108,18 @@ def _store(name: str, time: TimeEstimate) -> None:
 def groups() -> None:
     """Prints the errors by chip, phase, precision and kind of model, for each half."""
     steps = [s for s in compared_steps() if s.published.half is not Half.BOUND]
-    head = ("chip", "phase", "weights", "models", "half", "steps", "median", "worst", "inside")
+    head = (
+        "chip",
+        "phase",
+        "weights",
+        "models",
+        "half",
+        "steps",
+        "median",
+        "worst",
+        "inside",
+        "half-width",
+    )
     lines: list[Sequence[str]] = []
     for group in dict.fromkeys(step.group for step in steps):
         for half in (Half.FITTED, Half.HOLDOUT):
@@ -120,11 +132,20 @@ def groups() -> None:
     _print_table(head, lines)
 
 
-def _distribution(steps: Sequence[ComparedStep]) -> tuple[str, str, str, str]:
+def _distribution(steps: Sequence[ComparedStep]) -> tuple[str, ...]:
     worst = max((step.error for step in steps), key=abs)
     typical = median(abs(step.error) for step in steps)
     n_inside = sum(step.is_inside for step in steps)
-    return str(len(steps)), f"{typical:.0%}", f"{worst:+.0%}", f"{n_inside} of {len(steps)}"
+    width = median(
+        (s.predicted.upper_s - s.predicted.lower_s) / 2 / s.predicted.value_s for s in steps
+    )
+    return (
+        str(len(steps)),
+        f"{typical:.0%}",
+        f"{worst:+.0%}",
+        f"{n_inside} of {len(steps)}",
+        f"{width:.0%}",
+    )
 
 
 def steps() -> None:
@@ -152,6 +173,69 @@ def _line(step: ComparedStep) -> Sequence[str]:
         "" if compiled is None else f"{compiled.value_s / published.device_s - 1:+.0%}",
         published.half.value,
     )
+
+
+def ranked_pairs() -> list[tuple[ComparedStep, ComparedStep]]:
+    """Pairs of steps of one model, chip and phase, the one that was published as faster first.
+
+    Upper bounds, and the step whose cache was not full, take no part.
+    """
+    steps = [s for s in compared_steps() if s.published.half in {Half.FITTED, Half.HOLDOUT}]
+    pairs = combinations(sorted(steps, key=lambda step: step.published.device_s), 2)
+    return [(a, b) for a, b in pairs if _subject(a) == _subject(b)]
+
+
+def _subject(step: ComparedStep) -> tuple[str, str, str]:
+    published = step.published
+    return published.experiment.model.name, published.chip, published.phase.value
+
+
+def is_ranked(fast: ComparedStep, slow: ComparedStep) -> bool:
+    """Whether the published order is predicted."""
+    return fast.predicted.value_s < slow.predicted.value_s
+
+
+def rankings() -> None:
+    """Prints the pairs in the published order, by model and phase, and the comparisons of plans one by one."""
+    pairs = ranked_pairs()
+    lines: list[Sequence[str]] = []
+    for subject in dict.fromkeys(_subject(fast) for fast, _ in pairs):
+        chosen = [pair for pair in pairs if _subject(pair[0]) == subject]
+        n_ranked = sum(is_ranked(*pair) for pair in chosen)
+        n_judged = sum(any(s.published.half is Half.HOLDOUT for s in pair) for pair in chosen)
+        cells = (subject[0].rpartition("/")[2], *subject[1:], str(len(chosen)), str(n_judged))
+        lines.append((*cells, str(n_ranked)))
+    head = ("model", "chip", "phase", "pairs", "with a held-out step", "in the published order")
+    _print_table(head, lines)
+    sys.stdout.write("\n")
+    head = ("plans, faster first", "step", "slower by, published", "predicted", "compiled")
+    _print_table(head, (_comparison(*pair) for pair in pairs if _compares_plans(*pair)))
+
+
+def _compares_plans(fast: ComparedStep, slow: ComparedStep) -> bool:
+    a, b = fast.published.experiment, slow.published.experiment
+    return a.plan != b.plan and a.workload == b.workload
+
+
+def _comparison(fast: ComparedStep, slow: ComparedStep) -> Sequence[str]:
+    published, workload = fast.published, fast.published.experiment.workload
+    model = published.experiment.model.name.rpartition("/")[2]
+    compiled = (
+        ""
+        if fast.compiled is None or slow.compiled is None
+        else _ratio(slow.compiled.value_s, fast.compiled.value_s)
+    )
+    return (
+        f"`{published.experiment.plan}`, `{slow.published.experiment.plan}`",
+        f"{model} {published.phase.value}, {workload.batch} x {workload.prompt}",
+        _ratio(slow.published.device_s, published.device_s),
+        _ratio(slow.predicted.value_s, fast.predicted.value_s),
+        compiled,
+    )
+
+
+def _ratio(slow_s: float, fast_s: float) -> str:
+    return f"{slow_s / fast_s:.2f} x"
 
 
 def sources() -> None:

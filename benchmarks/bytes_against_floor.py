@@ -94,6 +94,7 @@ CASES = (
     Case("openai/gpt-oss-120b", "v6e-8", "tp=8", "fp8", batch=64),
     Case("Qwen/Qwen3-30B-A3B", "v5e-8", "tp=8,ep=8", "fp8", batch=64),
     Case("Qwen/Qwen3-30B-A3B", "tpu7x:2x1x1", "tp=4,ep=4", "int8", batch=64),
+    Case("deepseek-ai/DeepSeek-V3.1", "v6e:8x8", "dp=8,tp=8,ep=64", "fp8_block128", batch=64),
 )
 
 

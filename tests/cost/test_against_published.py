@@ -15,7 +15,9 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+from accuracy_published import is_ranked, ranked_pairs
 from published_steps import Half, closed_time, published_steps
 
 STEPS = published_steps()
@@ -70,6 +72,14 @@ def test_plans_rank_as_published() -> None:
     assert _ratio(8, Phase.DECODE) == pytest.approx(159 / 84.4, rel=0.1)
     assert _ratio(128, Phase.DECODE) < 1
     assert _ratio(8, Phase.PREFILL) == pytest.approx(1 / 1.6, rel=0.1)
+
+
+def test_all_steps_of_a_model_rank_as_published() -> None:
+    """But for two kernels of experts of one server, which have one prediction."""
+    pairs = ranked_pairs()
+    assert len(pairs) >= 40
+    wrong = [(fast, slow) for fast, slow in pairs if not is_ranked(fast, slow)]
+    assert [slow.predicted.value_s - fast.predicted.value_s for fast, slow in wrong] == [0.0]
 
 
 @pytest.mark.parametrize(("chip", "is_known"), [("v6e", True), ("v5p", False)])
