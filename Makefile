@@ -142,6 +142,11 @@ study: $(VENV)/.dev ## the dataset, plots and page of the study (an hour on 2 co
 best-plans: $(VENV)/.dev ## the best plan of every model on five generations, for the site: COMPILE="v6e v5e" compiles the winners (hours)
 	$(BIN)/python experiments/best_plans.py $(addprefix --compile ,$(COMPILE))
 
+.PHONY: compilers
+compilers: $(VENV)/.dev ## every built-in model under three versions of libtpu, for docs/compilers.md (hours; resumes)
+	$(BIN)/python experiments/compilers.py
+	$(BIN)/cog -P -r docs/compilers.md
+
 .PHONY: cpu-loop
 cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure them (minutes)
 	$(BIN)/python benchmarks/cpu_loop.py

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
         "docs/accuracy.md",
         "docs/metrics.md",
         "docs/best-plans.md",
+        "docs/compilers.md",
         "docs/contribute.md",
         "docs/study.md",
         "docs/study-queries.md",
