@@ -33,9 +33,15 @@ def test_out_writes_a_file_and_never_over_one(meshscope) -> None:
 
 def test_a_client_with_requests_in_flight_needs_no_rate(meshscope) -> None:
     out = meshscope(*ASK, "--max-concurrency", "4", "--separate-steps", "--full").out
-    assert "all requests arrive at once" in out
+    assert "rate      4 requests in flight; with more, up to " in out
     assert "100 requests, at once, at most 4 in flight" in out
     assert "steps either prefill or decode" in out
+    status, apart, _ = meshscope(*ASK, "--max-concurrency", "4", "--apart", "1:2", "--json")
+    figures = json.loads(apart)["figures"]
+    assert (status, figures["n_finished"]) == (0, 100)
+    # Little's law; the last requests leave the client with fewer in flight.
+    in_flight = figures["requests_per_s"] * figures["e2e"]["mean_s"]
+    assert in_flight == pytest.approx(4, rel=0.05)
 
 
 def test_full_adds_conditions_behind_the_answer(meshscope) -> None:
@@ -153,7 +159,6 @@ def test_another_file_than_a_benchmark_is_refused(meshscope, text: str, message:
         (("--rate", "1e-308"), "--rate 1e-308 is not in 1e-06 to 1,000,000"),
         (("--rate", "1", "--host-overhead", "-1"), "host_s=-1.0 is not in 0 to 10"),
         (("--max-concurrency", "0"), "--max-concurrency 0 is too small"),
-        (("--max-concurrency", "2", "--apart", "1:1"), "Give --rate"),
         (("--rate", "1", "--reserve-output", "2"), "reserved_frac=2.0 is not in [0, 1]"),
         (("--rate", "1", "--instances", "0"), "--instances 0 is not in 1 to 256"),
         (("--rate", "1", "--apart", "2"), "--apart '2' is not PREFILL:DECODE"),

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from constant_server import DECODE_S, PREFILL_S, ROOMY, poisson, pool
+from constant_server import DECODE_S, PREFILL_S, ROOMY, at_once, poisson, pool
 
 from meshscope.errors import SpecError
 from meshscope.interconnect.constants import spec_constants
@@ -15,7 +15,7 @@ from meshscope.serving.engine import EnginePolicy
 from meshscope.serving.load import Load
 from meshscope.serving.results import EngineRole, ServiceLimits
 from meshscope.serving.simulation import decode_rate, prefill_rate, served_alone, simulated_apart
-from meshscope.serving.transfer import TransferPath, cache_transfer
+from meshscope.serving.transfer import TransferPath, cache_transfer, networks_of_engines
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.spec.model.config import read_model
@@ -36,8 +36,13 @@ def server(
     prefill_blocks: CacheBlocks = ROOMY,
     decode_blocks: CacheBlocks = ROOMY,
     transfer_s: float = TRANSFER_S,
+    networks: tuple[tuple[tuple[int, ...], ...] | None, ...] = (None, None),
+    max_concurrency: int | None = None,
 ) -> ApartServer:
     return ApartServer(
+        prefill_networks=networks[0],
+        decode_networks=networks[1],
+        max_concurrency=max_concurrency,
         load=load,
         prefill_pool=pool(MANY, prefill_blocks, n_engines=n_prefill),
         decode_pool=pool(MANY, decode_blocks, n_engines=n_decode),
@@ -60,8 +65,9 @@ def test_a_request_alone_is_prefilled_moved_and_decoded() -> None:
 @pytest.mark.parametrize("until_s", [0.25, 1.0, 3.3, 7.7, 1e9])
 @pytest.mark.parametrize(("n_prefill", "n_decode"), [(1, 1), (3, 2)])
 @pytest.mark.parametrize("n_blocks", [12, 40, 10_000])
+@pytest.mark.parametrize("max_concurrency", [None, 7])
 def test_requests_blocks_and_tokens_are_conserved(
-    until_s: float, n_prefill: int, n_decode: int, n_blocks: int
+    until_s: float, n_prefill: int, n_decode: int, n_blocks: int, max_concurrency: int | None
 ) -> None:
     blocks = CacheBlocks(n_blocks=n_blocks)
     load = poisson(30.0, 120, output=40)
@@ -71,12 +77,18 @@ def test_requests_blocks_and_tokens_are_conserved(
         n_decode=n_decode,
         prefill_blocks=blocks,
         decode_blocks=blocks,
+        max_concurrency=max_concurrency,
     )
     one.run(until_s)
     engines = (*one.prefill, *one.decode)
     n_done = int((~np.isnan(one.log.finish_s)).sum())
     n_inside = sum(e.n_admitted + len(e.waiting) + len(e.inbox) for e in engines)
-    assert n_done + n_inside == load.n_requests
+    n_at_client = 0
+    if max_concurrency is None:
+        assert n_done + n_inside == load.n_requests
+    else:
+        n_at_client = load.n_requests - n_done - n_inside
+        assert n_inside == min(max_concurrency, load.n_requests - n_done)
     if until_s > 1e6:
         assert n_done == load.n_requests
     for engine, n_held in zip(engines, (*one.n_held_blocks, *([0] * n_decode)), strict=True):
@@ -92,7 +104,7 @@ def test_requests_blocks_and_tokens_are_conserved(
             *(s for _, s in e.fetched), *(s for *_, s in e.inbox),
         )
     )  # fmt: skip
-    assert one.log.n_tokens + left == load.n_output.sum()
+    assert one.log.n_tokens + left + 40 * n_at_client == load.n_output.sum()
     n_tokens_after_first = one.log.n_tokens - int((~np.isnan(one.log.first_token_s)).sum())
     assert int(one.log.requests().n_gaps.sum()) == n_tokens_after_first
 
@@ -126,6 +138,107 @@ def test_transfers_of_an_engine_follow_each_other() -> None:
     assert all(moved.ready_s <= moved.start_s for moved in one.transfers)
     # The links are the bottleneck: they rest only until the first cache is ready.
     assert spans[-1][1] - spans[0][0] == pytest.approx(60 * 0.2)
+
+
+def test_one_request_in_flight_follows_the_other() -> None:
+    one = server(at_once(20, output=5), max_concurrency=1)
+    one.run()
+    request_s = PREFILL_S + TRANSFER_S + 4 * DECODE_S
+    assert one.log.finish_s == pytest.approx(request_s * np.arange(1, 21))
+    assert one.log.sent_s == pytest.approx(request_s * np.arange(20))
+
+
+@pytest.mark.parametrize(("n_prefill", "n_decode"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("max_concurrency", [3, 20])
+def test_a_client_keeps_so_many_requests_in_flight(
+    max_concurrency: int, n_prefill: int, n_decode: int
+) -> None:
+    """Little's law: requests in flight are the rate times the time of a request."""
+    load = at_once(400, output=11)
+    one = server(load, n_prefill=n_prefill, n_decode=n_decode, max_concurrency=max_concurrency)
+    one.run()
+    done = one.log.requests()
+    # At equal times, a request ends before the next one is sent.
+    changes = sorted([(t, 1) for t in done.arrival_s] + [(t, -1) for t in done.finish_s])
+    in_flight = np.cumsum([change for _, change in changes])
+    assert in_flight.max() == max_concurrency
+    mean_s = float((done.finish_s - done.arrival_s).mean())
+    measured = mean_s * load.n_requests / float(done.finish_s.max())
+    assert measured == pytest.approx(max_concurrency, rel=0.05)
+
+
+def test_many_requests_in_flight_reach_the_stable_rate() -> None:
+    transfer = cache_transfer(placed(), placed(), TransferPath.DCN)
+    result = simulated_apart(
+        at_once(600, output=11),
+        prefill=pool(n_engines=2),
+        decode=pool(n_engines=3),
+        transfer=transfer,
+        objective=ServiceLimits(),
+        max_concurrency=12,
+    ).result
+    assert result.max_concurrency == 12
+    assert result.figures.requests_per_s == pytest.approx(2 / PREFILL_S, rel=0.03)
+
+
+def test_engines_on_one_host_share_its_network() -> None:
+    """Caches that are ready together take their bytes over one rate, not over one rate for each engine."""
+    n, transfer_s = 60, 0.2
+    for shared, n_networks in ((((0,), (0,)), 1), (None, 2)):
+        one = server(
+            at_once(n, output=2),
+            n_prefill=2,
+            n_decode=2,
+            transfer_s=transfer_s,
+            networks=(shared, None),
+        )
+        one.run()
+        spans = sorted((moved.start_s, moved.end_s) for moved in one.transfers)
+        # With two of each, a turn may wait for a sender while the receiver rests.
+        expected_s = n * transfer_s / n_networks
+        assert expected_s - 1e-9 <= spans[-1][1] - spans[0][0] <= expected_s + transfer_s * 1.01
+        assert one.busiest_network_s == pytest.approx(n * transfer_s / n_networks)
+
+
+@pytest.mark.parametrize(
+    ("topology", "plan", "networks"),
+    [
+        ("v6e:2x2", "tp=4", ((0,),)),
+        ("v6e:2x2", "dp=2,tp=2", ((0,), (0,))),  # a host has one network
+        (
+            "v6e:2x2",
+            "dp=2,pp=2",
+            ((0,), (0,), (0,), (0,)),
+        ),  # two ranks, two batches in the pipeline
+        ("v6e:2x4", "dp=2,tp=4", ((0,), (1,))),
+        ("v6e:4x4", "dp=2,tp=8", ((0, 1), (2, 3))),
+    ],
+)
+def test_over_dcn_ranks_use_the_networks_of_their_hosts(
+    topology: str, plan: str, networks: tuple[tuple[int, ...], ...]
+) -> None:
+    one = placed(topology, plan)
+    assert cache_transfer(one, one, TransferPath.DCN).networks == (networks, networks)
+
+
+@pytest.mark.parametrize(
+    ("topology", "plan", "networks"),
+    [
+        ("v6e:2x2", "dp=2,tp=2", ((0,), (1,))),  # a row each, side by side
+        ("v6e:2x4", "dp=4,tp=2", ((0,), (1,), (2,), (3,))),
+        ("v6e:4x4", "dp=4,tp=4", ((0,), (0,), (0,), (0,))),  # hosts in a row
+    ],
+)
+def test_over_ici_ranks_in_a_row_share_its_links(
+    topology: str, plan: str, networks: tuple[tuple[int, ...], ...]
+) -> None:
+    one = placed(topology, plan)
+    assert cache_transfer(one, one, TransferPath.ICI).networks == (networks, networks)
+
+
+def test_requests_in_turn_reach_every_instance_first() -> None:
+    of_instance = ((0,), (0,), (1,))  # three ranks on two hosts
+    assert networks_of_engines(6, of_instance) == ((0,), (2,), (0,), (2,), (1,), (3,))
 
 
 def test_the_stable_rate_is_that_of_the_slowest() -> None:

@@ -232,7 +232,12 @@ def simulated(request: ServeRequest) -> ServingRun:
         )
         transfer = cache_transfer(*experiments, request.transfer or TransferPath.DCN, constants)
         simulation = simulated_apart(
-            load, prefill=others[0].pool, decode=main.pool, transfer=transfer, objective=objective
+            load,
+            prefill=others[0].pool,
+            decode=main.pool,
+            transfer=transfer,
+            objective=objective,
+            max_concurrency=request.max_concurrency,
         )
     else:
         limit = request.max_concurrency
@@ -281,8 +286,6 @@ def _check_together(request: ServeRequest) -> None:
 def _check_apart(request: ServeRequest) -> None:
     if request.instances != 1:
         raise SpecError("--apart gives the numbers of instances. Omit --instances.")
-    if request.max_concurrency is not None:
-        raise SpecError("--max-concurrency is not simulated with --apart. Give --rate.")
     if request.calibrate_host is not None:
         raise SpecError(
             "--calibrate-host fits a server that prefills and decodes on the same instances. Fit it "

@@ -1,8 +1,9 @@
 """Requests on their way through a server, and when their tokens came."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,20 +110,27 @@ def arriving(load: Load, numbers: Iterable[int]) -> Iterator[tuple[float, int, S
         yield float(load.arrival_s[number]), number, sequence
 
 
-def limited_inbox(log: TokenLog, max_concurrency: int) -> list[tuple[float, int, ServedSequence]]:
-    """The inbox of an engine whose client has at most so many requests in flight.
+Inbox = list[tuple[float, int, ServedSequence]]  # a heap by time
 
-    The others wait at the client, and are sent when one is done: their times count from then on.
+
+def inboxes(log: TokenLog, n_engines: int, max_concurrency: int | None = None) -> tuple[Inbox, ...]:
+    """The inboxes of engines that requests take in turn.
+
+    With a limit, a client has at most so many requests in flight over all engines. The others wait at the
+    client, and are sent when one is done: their times count from then on.
     """
     load = log.load
-    waiting = list(arriving(load, range(load.n_requests)))
-    inbox = [heappop(waiting) for _ in range(min(max_concurrency, len(waiting)))]
+    every = list(arriving(load, range(load.n_requests)))
+    limit = len(every) if max_concurrency is None else max_concurrency
+    sent, waiting = every[:limit], deque(every[limit:])
+    by_engine = tuple([one for one in sent if one[1] % n_engines == i] for i in range(n_engines))
 
     def send(now_s: float) -> None:
         if waiting:
-            arrival_s, number, sequence = heappop(waiting)
+            arrival_s, number, sequence = waiting.popleft()
             log.sent_s[number] = max(arrival_s, now_s)
-            heappush(inbox, (float(log.sent_s[number]), number, sequence))
+            heappush(by_engine[number % n_engines], (float(log.sent_s[number]), number, sequence))
 
-    log.finished = send
-    return inbox
+    if waiting:
+        log.finished = send
+    return by_engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.serving.apart import ApartServer, EnginePool, FetchedCache
+from meshscope.serving.apart import ApartServer, EnginePool
 from meshscope.serving.engine import EngineTrace, check_longest
 from meshscope.serving.load import Load
 from meshscope.serving.results import (
@@ -23,9 +23,9 @@ from meshscope.serving.sequences import (
     ServedSequence,
     TokenLog,
     arriving,
-    limited_inbox,
+    inboxes,
 )
-from meshscope.serving.transfer import CacheTransfer
+from meshscope.serving.transfer import CacheTransfer, networks_of_engines
 
 # The middle of a saturated run: ramp-up and the last requests are left out.
 _SATURATED = (0.2, 0.8)
@@ -37,12 +37,14 @@ STABLE_FRAC = 0.98  # of the saturated rate; above, queues of random arrivals gr
 class TransferFigures:
     """Transfers of caches: bytes and seconds of the mean one, and the time from first token to arrival.
 
-    `wait` is the time that a prompt's cache waits for room and for the links.
+    `wait` is the time that a prompt's cache waits for room and for the network, and `busy_frac` the share of
+    the time in which the busiest network of a host, or the busiest links of an instance, move caches.
     """
 
     mean_bytes: float
     mean_s: float
     wait: Percentiles
+    busy_frac: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class SimulatedLoad:
     saturated_per_s: float
     figures: RequestFigures
     pools: tuple[PoolFigures, ...]
+    max_concurrency: int | None = None  # requests in flight at most
     transfers: TransferFigures | None = None
 
     @property
@@ -94,6 +97,7 @@ def simulated_load(
     saturated = n * saturated_rate(of_rank, pool)
     result = SimulatedLoad(
         offered_per_s=_offered(load),
+        max_concurrency=max_concurrency,
         saturated_per_s=saturated,
         figures=request_figures(requests, objective, end_s=trace.end_s, n_ranks=n),
         pools=(
@@ -112,18 +116,19 @@ def simulated_load(
     return Simulation(result=result, requests=requests, traces={EngineRole.BOTH: (trace,)})
 
 
-def simulated_apart(
+def simulated_apart(  # noqa: PLR0913  both pools and the client
     load: Load,
     *,
     prefill: EnginePool,
     decode: EnginePool,
     transfer: CacheTransfer,
     objective: ServiceLimits,
+    max_concurrency: int | None = None,
 ) -> Simulation:
-    """The load on prefill and decode instances that are apart."""
+    """The load on prefill and decode instances that are apart, with at most so many requests in flight."""
     check_longest(int(load.n_prompt.max()) + 1, prefill.blocks)
     check_longest(int((load.n_prompt + load.n_output).max()), decode.blocks)
-    server = _apart(load, prefill, decode, transfer)
+    server = _apart(load, prefill, decode, transfer, max_concurrency=max_concurrency)
     server.run()
     requests = server.log.requests()
     end_s = max(engine.now_s for engine in (*server.prefill, *server.decode))
@@ -136,6 +141,7 @@ def simulated_apart(
     }
     result = SimulatedLoad(
         offered_per_s=_offered(load),
+        max_concurrency=max_concurrency,
         saturated_per_s=_saturated_apart(load, prefill, decode, transfer),
         figures=request_figures(requests, objective, end_s=end_s),
         pools=tuple(
@@ -151,7 +157,7 @@ def simulated_apart(
             )
             for role, (pool, _, rate) in pools.items()
         ),
-        transfers=_transfer_figures(load, transfer, server.transfers),
+        transfers=_transfer_figures(load, transfer, server, end_s=end_s),
     )
     return Simulation(result=result, requests=requests, traces=traces)
 
@@ -162,16 +168,30 @@ def _offered(load: Load) -> float | None:
 
 
 def _apart(
-    load: Load, prefill: EnginePool, decode: EnginePool, transfer: CacheTransfer
+    load: Load,
+    prefill: EnginePool,
+    decode: EnginePool,
+    transfer: CacheTransfer,
+    *,
+    max_concurrency: int | None = None,
 ) -> ApartServer:
+    sides = zip((prefill, decode), transfer.networks, strict=True)
+    networks = [networks_of_engines(pool.n_engines, of_rank) for pool, of_rank in sides]
     return ApartServer(
-        load=load, prefill_pool=prefill, decode_pool=decode, transfer_s=transfer.seconds
+        load=load,
+        prefill_pool=prefill,
+        decode_pool=decode,
+        transfer_s=transfer.seconds,
+        prefill_networks=networks[0],
+        decode_networks=networks[1],
+        max_concurrency=max_concurrency,
     )
 
 
 def _transfer_figures(
-    load: Load, transfer: CacheTransfer, transfers: list[FetchedCache]
+    load: Load, transfer: CacheTransfer, server: ApartServer, *, end_s: float
 ) -> TransferFigures | None:
+    transfers = server.transfers
     wait = percentiles(np.array([one.start_s - one.ready_s for one in transfers]))
     if wait is None:
         return None
@@ -180,6 +200,7 @@ def _transfer_figures(
         mean_bytes=float(np.mean([transfer.n_bytes(int(n)) for n in moved])),
         mean_s=float(np.mean([one.end_s - one.start_s for one in transfers])),
         wait=wait,
+        busy_frac=server.busiest_network_s / end_s,
     )
 
 
@@ -189,10 +210,7 @@ def served_alone(
     """All requests on one engine of the pool, with at most so many of its own in flight."""
     check_longest(int((load.n_prompt + load.n_output).max()), pool.blocks)
     log = TokenLog(load=load)
-    if max_concurrency is None:
-        inbox = list(arriving(load, range(load.n_requests)))
-    else:
-        inbox = limited_inbox(log, max_concurrency)
+    (inbox,) = inboxes(log, 1, max_concurrency)
     trace = pool.engine(log, inbox).run()
     return log.requests(), trace
 

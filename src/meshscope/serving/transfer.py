@@ -15,6 +15,9 @@ from meshscope.spec.experiment import Experiment
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.spec.hardware.topology import Topology, parse_topology
 
+SHARED_BYTES = float(1 << 30)  # that each device sends, to see whether ranks slow each other
+NEAR = 1 + 1e-9
+
 
 class TransferPath(StrEnum):
     """What connects the instances: links of one slice, or the data center network."""
@@ -28,12 +31,16 @@ class CacheTransfer:
     """Bytes of a prompt's cache over all receiving devices, and the lines of senders and receivers.
 
     Each device of a side moves an equal part; `sides` are their numbers with the lines of their links.
+    `networks` are those of each rank of an instance that prefills, and of one that decodes: the hosts
+    whose network it uses, or one number for all ranks that share links. Batches of a pipeline are ranks
+    with the same networks.
     """
 
     path: TransferPath
     fixed_bytes: float
     token_bytes: float
     sides: tuple[tuple[int, tuple[CollectiveLine, ...]], ...]
+    networks: tuple[tuple[tuple[int, ...], ...], ...]
 
     def n_bytes(self, n_tokens: int) -> float:
         """Bytes of a prompt of this length."""
@@ -69,6 +76,20 @@ def cache_transfer(
         fixed_bytes=fixed_bytes * n_receivers,
         token_bytes=token_bytes * n_receivers,
         sides=tuple(_side(one, path, constants) for one in (prefill, decode)),
+        networks=tuple(_networks(one, path, constants) for one in (prefill, decode)),
+    )
+
+
+def networks_of_engines(
+    n_engines: int, of_instance: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
+    """The networks of all engines of a pool, which take one rank of each instance after the other."""
+    n_instances = n_engines // len(of_instance)
+    stride = 1 + max(network for of_rank in of_instance for network in of_rank)
+    return tuple(
+        tuple(instance * stride + network for network in of_rank)
+        for of_rank in of_instance
+        for instance in range(n_instances)
     )
 
 
@@ -77,7 +98,13 @@ def _side(
 ) -> tuple[int, tuple[CollectiveLine, ...]]:
     """The devices of a rank, and the lines between two instances like this one."""
     devices = _rank_devices(experiment)
-    topology = experiment.topology
+    return len(devices), _lines(experiment.topology, devices, path, constants)
+
+
+def _lines(
+    topology: Topology, devices: tuple[int, ...], path: TransferPath, constants: LinkConstants
+) -> tuple[CollectiveLine, ...]:
+    """The lines of these devices, which send all at once to the same devices of an equal instance."""
     match path:
         case TransferPath.DCN:
             pair = replace(topology, n_slices=2 * topology.n_slices)
@@ -85,13 +112,35 @@ def _side(
         case TransferPath.ICI:
             pair = _joined_slice(topology)
             groups = _neighbors(topology, pair, devices)
-    return len(devices), collective_lines(Kind.SEND, geometry_of(pair, groups), constants)
+    return collective_lines(Kind.SEND, geometry_of(pair, groups), constants)
+
+
+def _networks(
+    experiment: Experiment, path: TransferPath, constants: LinkConstants
+) -> tuple[tuple[int, ...], ...]:
+    """The networks of each rank and of each batch of a pipeline: hosts, or links that ranks may share."""
+    plan, topology = experiment.plan, experiment.topology
+    ranks = plan.mesh.groups("pp", "cp", "tp")
+    match path:
+        case TransferPath.DCN if topology.chip.kind is ChipKind.TPU:
+            host = fabric_of(topology).placement.host
+            networks = [tuple(sorted({int(host[device]) for device in rank})) for rank in ranks]
+        case TransferPath.DCN:  # each GPU has a network interface
+            networks = [tuple(rank) for rank in ranks]
+        case TransferPath.ICI:
+            every = tuple(device for rank in ranks for device in rank)
+            one_s, all_s = (
+                fastest(lines, SHARED_BYTES).seconds(SHARED_BYTES)
+                for lines in (_lines(topology, d, path, constants) for d in (ranks[0], every))
+            )
+            is_shared = all_s > one_s * NEAR
+            networks = [(0 if is_shared else number,) for number in range(len(ranks))]
+    return tuple(networks * plan.pp)
 
 
 def _rank_devices(experiment: Experiment) -> tuple[int, ...]:
     """The devices that hold the cache of a sequence of the first rank."""
-    groups = experiment.plan.mesh.groups("pp", "cp", "tp")
-    return groups[0]
+    return experiment.plan.mesh.groups("pp", "cp", "tp")[0]
 
 
 def _joined_slice(topology: Topology) -> Topology:

@@ -75,6 +75,8 @@ def _instance(placed: PlacedPool) -> str:
 def rate_verdict(result: SimulatedLoad) -> str:
     """Whether the queue stays bounded, and up to which rate."""
     limit = f"{result.saturated_per_s:.3g}"
+    if result.offered_per_s is None and result.max_concurrency is not None:
+        return f"{result.max_concurrency:,} requests in flight; with more, up to {limit} requests/s can be served"
     if result.offered_per_s is None:
         return f"all requests arrive at once; {limit} requests/s are served"
     offered = f"{result.offered_per_s:.3g} requests/s"
@@ -180,7 +182,10 @@ def _apart_details(outcome: ServingOutcome) -> Iterator[Fact]:
         return
     one = f"{format_bytes(round(moved.mean_bytes))} a prompt in {format_seconds(moved.mean_s)}"
     waits = f"{format_seconds(moved.wait.p50_s)} (p50) to {format_seconds(moved.wait.p99_s)} (p99)"
-    yield "transfer", f"{one} over {transfer.path.upper()}; waits {waits}"
+    yield (
+        "transfer",
+        f"{one} over {transfer.path.upper()}; waits {waits}; busiest network {moved.busy_frac:.0%} busy",
+    )
     if not isfinite(outcome.result.slowest.saturated_per_s):
         return
     rates = {pool.role: pool.saturated_per_s for pool in outcome.result.pools}
