@@ -155,6 +155,7 @@ cpu-loop: $(VENV)/.dev ## calibrate cpu:8, predict twenty experiments, measure t
 bench: $(VENV)/.dev ## speed as ratios: start-up, the reader, compile against bare JAX
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/compile_overhead.py
+	$(BIN)/python benchmarks/function_overhead.py
 	$(BIN)/python benchmarks/read_profile.py
 
 .PHONY: clean
