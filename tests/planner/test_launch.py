@@ -2,6 +2,7 @@
 
 import pytest
 
+import meshscope
 from meshscope.planner.launch import Launch, launches_of
 from meshscope.spec.experiment import Experiment, experiment_of
 from meshscope.spec.hardware.topology import parse_topology
@@ -10,14 +11,16 @@ from meshscope.spec.plan.plan import parse_plan
 from meshscope.spec.workload import Workload
 
 
-def _launches(plan: str, model: str = "Qwen/Qwen3-30B-A3B", **sizes: str) -> dict[str, Launch]:
+def _launches(
+    plan: str, model: str = "Qwen/Qwen3-30B-A3B", n_layers: int | None = None, **sizes: str
+) -> dict[str, Launch]:
     experiment: Experiment = experiment_of(
         model=read_model(model),
         plan=parse_plan(plan),
         topology=parse_topology("v6e-8"),
         workload=Workload(batch=16, prompt=1024, output=128, **sizes),  # type: ignore[arg-type]
     )
-    return {launch.server: launch for launch in launches_of(experiment)}
+    return {launch.server: launch for launch in launches_of(experiment, n_layers)}
 
 
 def test_each_server_gets_the_sizes_in_its_own_counting() -> None:
@@ -52,3 +55,27 @@ def test_every_flag_has_a_source() -> None:
     for launch in _launches("tp=8", weight_dtype="s8", cache_dtype="f8e4m3fn").values():
         assert launch.flags
         assert all(flag.source for flag in launch.flags)
+
+
+def test_a_truncated_model_is_started_with_its_layers() -> None:
+    whole, launches = _launches("tp=8"), _launches("tp=8", n_layers=4)
+    flags = {
+        "meshscope": "--layers 4",
+        "vLLM on TPU": """--hf-overrides '{"num_hidden_layers": 4}' --load-format dummy""",
+        "SGLang-JAX": """--json-model-override-args '{"num_hidden_layers": 4}' --load-format dummy""",
+        "MaxText": "override_model_config=true base_num_decoder_layers=4",
+    }
+    for server, launch in launches.items():
+        assert launch.command == f"{whole[server].command} {flags[server]}"
+        missing = [text for text in launch.not_expressed if text.startswith("the weights of the")]
+        assert len(missing) == (server != "meshscope")
+
+
+def test_plan_says_how_to_start_a_truncated_model() -> None:
+    result = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=4)
+    text = "\n".join(result.lines(has_launch=True))
+    assert text.startswith("Qwen/Qwen3-8B on v6e:2x2, the first 4 layers, prompt 1024")
+    assert text.count("num_hidden_layers") == 2
+    assert "base_num_decoder_layers=4" in text
+    whole = meshscope.plan("Qwen/Qwen3-8B", topology="v6e-4", layers=36)
+    assert "layers" not in whole.as_dict()["launch"][0]["command"]

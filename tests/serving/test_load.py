@@ -13,6 +13,12 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 2023-11-16 18:15:51.2224670,879,55
 """
+BURST_GPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+45.5,GPT-4,300,0,300,API log
+118,GPT-4,417,276,693,Conversation log
+"""
 MOONCAKE = """{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0]}
 {"timestamp": 3000, "input_length": 7319, "output_length": 490, "hash_ids": [0]}
 """
@@ -57,6 +63,27 @@ def test_the_trace_of_azure(tmp_path: Path) -> None:
     assert faster.arrival_s == pytest.approx(load.arrival_s / 2)
 
 
+def test_the_trace_of_burst_gpt(tmp_path: Path) -> None:
+    """Times in seconds from the start; a request that failed has no response tokens."""
+    path = tmp_path / "BurstGPT_1.csv"
+    path.write_text(BURST_GPT)
+    load, n_empty = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert n_empty == 1
+    assert load.arrival_s.tolist() == [0.0, 40.0, 113.0]
+    assert load.n_prompt.tolist() == [472, 1087, 417]
+    assert load.n_output.tolist() == [18, 230, 276]
+
+
+def test_the_trace_of_burst_gpt_with_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "BurstGPT_3.csv"
+    path.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        '7,a,1.5,GPT-4,12,3,15,"log, of a session"\n9,b,,GPT-4,20,5,25,Conversation log\n'
+    )
+    load, _ = recorded_load(path, rate_per_s=None, n_requests=None)
+    assert load.n_prompt.tolist() == [12, 20]
+
+
 def test_the_trace_of_mooncake(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
@@ -80,6 +107,16 @@ def test_requests_without_tokens_are_counted(tmp_path: Path) -> None:
     [
         ("", "no column ContextTokens, GeneratedTokens, TIMESTAMP"),
         ("a,b\n1,2\n", "no column ContextTokens"),
+        ("Timestamp,Model\n1,ChatGPT\n", "no column Request tokens, Response tokens.*BurstGPT"),
+        (BURST_GPT + "119,GPT-4\n", ":6: not a request of the trace"),
+        (BURST_GPT + "soon,GPT-4,1,2,3,log\n", ":6: not a request of the trace .*soon"),
+        (BURST_GPT + "inf,GPT-4,1,2,3,log\n", r":6: not a request of the trace \(time inf\)"),
+        (BURST_GPT + "119,GPT-4,-1,2,1,log\n", r":6: .*\(-1 tokens\)"),
+        (BURST_GPT + f"119,GPT-4,{'9' * 5000},2,1,log\n", ":6: not a request of the trace"),
+        (BURST_GPT + f"119,{'x' * 200_000},1,2,3,log\n", ":6: is not CSV .*field larger"),
+        (BURST_GPT + '119,"never closed,1,2,3,log\n', ":6: not a request of the trace"),
+        ("x" * 200_000, "is not CSV .*field larger"),
+        ('{"timestamp": ' + "[" * 100_000, "trace:1: not a request of the trace"),
         (AZURE + "yesterday,3,4\n", r":5: not a request of the trace .*yesterday"),
         (AZURE + "2023-11-16 18:15:46.6,x,4\n", ":5: not a request of the trace"),
         (

@@ -94,6 +94,7 @@ class PlanRequest:
             ),
             chunks=tuple(dict.fromkeys(map(chunk_option, self.prefill_chunk.split(",")))),
             profile=None if self.profile is None else load_profile(self.profile),
+            n_first_layers=None if self.layers == model.n_layers else self.layers,
         )
 
 

@@ -172,7 +172,7 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         prefill_plan: The plan of an instance that prefills, if different from `plan`.
         transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
         rate: Requests per second, over all instances.
-        arrivals: `poisson`, `burst`, or an Azure or Mooncake trace.
+        arrivals: `poisson`, `burst`, or an Azure, BurstGPT or Mooncake trace.
         max_concurrency: Requests in flight at most; the others wait at the client.
         requests: Requests, 1,000 by default.
         prompt: Mean input tokens of a request.

@@ -25,7 +25,8 @@ SERVE_OPTIONS: dict[str, Any] = OPTIONS | {
     "transfer": typer.Option(help="Path of caches from prefill to decode.", show_default="dcn"),
     "rate": typer.Option(metavar="R", help="Requests per second, over all instances."),
     "arrivals": typer.Option(
-        metavar="poisson|burst|FILE", help="Random arrivals, or an Azure or Mooncake trace."
+        metavar="poisson|burst|FILE",
+        help="Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
     ),
     "max_concurrency": typer.Option(
         metavar="N", help="Requests in flight at most; the others wait at the client."

@@ -53,6 +53,7 @@ class SearchSpace:
     chunks: tuple[int | ChunkRule, ...] = (ChunkRule.AUTO,)  # of prefill
     program: Program = field(default_factory=Program)
     profile: ChipProfile | None = None
+    n_first_layers: int | None = None  # of a truncated model
 
     @property
     def chunk_rules(self) -> tuple[tuple[int | ChunkRule, int], ...]:

@@ -1,8 +1,9 @@
 """How a plan starts in a server: each flag with its source, and what the server cannot express."""
 
+import json
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshscope.spec.experiment import Experiment
 
@@ -10,6 +11,7 @@ VLLM = "vllm-project/tpu-inference@b8692ff01"
 SGLANG = "sgl-project/sglang-jax@cddbf6f1 python/sgl_jax/srt/server_args.py"
 MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cb src/maxtext/configs/base.yml"
 OWN = "meshscope predict --help"
+VLLM_SERVE = "docs.vllm.ai, vllm serve"
 
 _FP8 = {"f8e4m3fn": "fp8_e4m3", "f8e5m2": "fp8_e5m2"}
 
@@ -32,11 +34,23 @@ class Launch:
     not_expressed: tuple[str, ...]
 
 
+_NO_WEIGHTS = (
+    "the weights of the first layers: the checkpoint has all of them, and dummy are random values"
+)
 _Flags = Iterator[LaunchFlag | str]  # a string is something that the server cannot express
 
 
-def launches_of(experiment: Experiment) -> tuple[Launch, ...]:
-    """The launch of an experiment in every known server."""
+def launches_of(experiment: Experiment, n_layers: int | None = None) -> tuple[Launch, ...]:
+    """The launch of an experiment in every known server; `n_layers` are those of a truncated model."""
+    launches = _launches_of(experiment)
+    if n_layers is None:
+        return launches
+    flags_of = (_own_layers, _vllm_layers, _sglang_layers, _maxtext_layers)
+    pairs = zip(launches, flags_of, strict=True)
+    return tuple(_with(launch, flags(n_layers)) for launch, flags in pairs)
+
+
+def _launches_of(experiment: Experiment) -> tuple[Launch, ...]:
     model = experiment.model.name
     return (
         _launch("meshscope", ("meshscope", "predict", model), _own_flags, experiment),
@@ -70,6 +84,44 @@ def _launch(
         flags=flags,
         not_expressed=tuple(part for part in parts if isinstance(part, str)),
     )
+
+
+def _with(launch: Launch, parts: _Flags) -> Launch:
+    """The launch with more flags, and more that the server cannot express."""
+    more = list(parts)
+    flags = tuple(part for part in more if isinstance(part, LaunchFlag))
+    return replace(
+        launch,
+        command=shlex.join([*shlex.split(launch.command), *(w for f in flags for w in f.words)]),
+        flags=launch.flags + flags,
+        not_expressed=launch.not_expressed + tuple(p for p in more if isinstance(p, str)),
+    )
+
+
+def _own_layers(n_layers: int) -> _Flags:
+    yield _flag(OWN, "--layers", n_layers)
+
+
+def _vllm_layers(n_layers: int) -> _Flags:
+    yield _flag(VLLM_SERVE, "--hf-overrides", _layers_override(n_layers))
+    yield _flag(VLLM_SERVE, "--load-format", "dummy")
+    yield _NO_WEIGHTS
+
+
+def _sglang_layers(n_layers: int) -> _Flags:
+    yield _flag(SGLANG, "--json-model-override-args", _layers_override(n_layers))
+    yield _flag(SGLANG, "--load-format", "dummy")
+    yield _NO_WEIGHTS
+
+
+def _maxtext_layers(n_layers: int) -> _Flags:
+    yield _flag(MAXTEXT, "override_model_config=true")
+    yield _flag(MAXTEXT, f"base_num_decoder_layers={n_layers}")
+    yield "the weights of the first layers: a checkpoint has all of them"
+
+
+def _layers_override(n_layers: int) -> str:
+    return json.dumps({"num_hidden_layers": n_layers})
 
 
 def _flag(source: str, *words: str | int) -> LaunchFlag:

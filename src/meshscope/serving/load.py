@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -110,11 +110,11 @@ def recorded_load(
     """The first requests of a trace, and how many before them have no prompt or no output.
 
     Gaps are scaled to a rate if one is given. Reads the CSV of the Azure LLM inference traces (TIMESTAMP,
-    ContextTokens, GeneratedTokens) and the JSON lines of Mooncake (timestamp in ms, input_length,
-    output_length).
+    ContextTokens, GeneratedTokens) and of BurstGPT (Timestamp in s, Request tokens, Response tokens), and the
+    JSON lines of Mooncake (timestamp in ms, input_length, output_length).
     """
     text = _text(path)
-    rows = sorted(_mooncake(text, path) if text.lstrip().startswith("{") else _azure(text, path))
+    rows = sorted(_mooncake(text, path) if text.lstrip().startswith("{") else _csv(text, path))
     at = [i for i, row in enumerate(rows) if row[1] and row[2]][:n_requests]
     n_empty = (len(rows) if not at or n_requests is None else at[-1] + 1) - len(at)
     rows = [rows[i] for i in at]
@@ -146,23 +146,50 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _azure(text: str, path: Path) -> Iterator[_Row]:
-    reader = csv.DictReader(StringIO(text))
-    missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(reader.fieldnames or ())
-    if missing:
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a trace in CSV, and how its times are read."""
+
+    time: str
+    prompt: str
+    output: str
+    seconds: Callable[[str], float]
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The three columns."""
+        return self.time, self.prompt, self.output
+
+    def row(self, cells: Mapping[str, str]) -> _Row:
+        """A request."""
+        return self.seconds(cells[self.time]), int(cells[self.prompt]), int(cells[self.output])
+
+
+def _clock_s(text: str) -> float:
+    """Seconds of a date with a time of at most seven decimals."""
+    return datetime.fromisoformat(text[:26]).timestamp()
+
+
+# https://github.com/Azure/AzurePublicDataset, and https://github.com/HPMLL/BurstGPT (with or without the
+# columns of sessions).
+_AZURE = _Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_s)
+_BURST_GPT = _Columns("Timestamp", "Request tokens", "Response tokens", float)
+_REMEDY = "Give an Azure or a BurstGPT trace (CSV), or a Mooncake trace (JSON lines)."
+
+
+def _csv(text: str, path: Path) -> Iterator[_Row]:
+    reader = csv.DictReader(StringIO(text, newline=""))
+    try:
+        names = set(reader.fieldnames or ())
+        columns = _BURST_GPT if _BURST_GPT.time in names else _AZURE
+        if missing := set(columns.names) - names:
+            raise ParseError(f"{path}:1: no column {', '.join(sorted(missing))}. {_REMEDY}")
+        for row in reader:
+            yield _parsed(lambda row=row: columns.row(row), f"{path}:{reader.line_num}")
+    except csv.Error as error:
         raise ParseError(
-            f"{path}:1: no column {', '.join(sorted(missing))}. Give an Azure LLM inference trace (CSV) "
-            "or a Mooncake trace (JSON lines)."
-        )
-    for number, row in enumerate(reader, start=2):
-        yield _parsed(
-            lambda row=row: (
-                datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(),
-                int(row["ContextTokens"]),
-                int(row["GeneratedTokens"]),
-            ),
-            f"{path}:{number}",
-        )
+            f"{path}:{reader.line_num + 1}: is not CSV ({error}). {_REMEDY}"
+        ) from error
 
 
 def _mooncake(text: str, path: Path) -> Iterator[_Row]:
@@ -178,7 +205,7 @@ def _mooncake_row(row: Any) -> _Row:
 def _parsed(parse: Callable[[], _Row], where: str) -> _Row:
     try:
         row = parse()
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ParseError(f"{where}: not a request of the trace ({error}). Remove it.") from error
     if not abs(row[0]) <= MAX_TIME_S:
         raise ParseError(f"{where}: not a request of the trace (time {row[0]}). Remove it.")

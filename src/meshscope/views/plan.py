@@ -1,6 +1,6 @@
 """The result of a search as text and as JSON: the answer first, then the front, then what was left out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any
 
@@ -8,7 +8,7 @@ from meshscope.analysis.agreement import TimeAgreement
 from meshscope.analysis.request import ASSUMPTION
 from meshscope.events.enums import REQUEST_PHASES
 from meshscope.planner.combinations import TOO_LARGE
-from meshscope.planner.launch import launches_of
+from meshscope.planner.launch import Launch, launches_of
 from meshscope.planner.objective import Goal
 from meshscope.planner.placements import PlacedPlan, PlacementSearch
 from meshscope.planner.search import Apart, Choice, PlanSearch, interval_of
@@ -37,6 +37,7 @@ def plan_lines(
     result: PlanSearch, *, n_rows: int = DEFAULT_ROWS, has_launch: bool = False
 ) -> Iterator[str]:
     """The lines of the text, within 80 columns."""
+    space = result.space
     yield from _head(result)
     if result.front:
         yield ""
@@ -45,13 +46,15 @@ def plan_lines(
         yield from _others(result)
     yield from _notes(result)
     if has_launch and result.winner is not None:
-        yield from _launch_lines(result.winner)
+        yield from _launch_lines(launches_of(result.winner.experiment, space.n_first_layers))
 
 
 def _head(result: PlanSearch) -> Iterator[str]:
     """The answer: the winner with its figures and reasons, or what comes closest."""
     space, winner = result.space, result.winner
     request = f"prompt {space.workload.prompt}, output {space.workload.output}"
+    if space.n_first_layers is not None:
+        request = f"the first {counted(space.n_first_layers, 'layer')}, {request}"
     yield from wrapped(f"{space.model.name} on {space.topology.name}, {request}")
     if winner is None:
         yield from _nothing(result)
@@ -281,8 +284,8 @@ def _notes(result: PlanSearch) -> Iterator[str]:
         yield from wrapped(text)
 
 
-def _launch_lines(choice: Choice) -> Iterator[str]:
-    for launch in launches_of(choice.experiment):
+def _launch_lines(launches: Iterable[Launch]) -> Iterator[str]:
+    for launch in launches:
         yield ""
         yield f"{launch.server}:"
         yield f"  {launch.command}"
@@ -330,7 +333,9 @@ def plan_document(result: PlanSearch) -> dict[str, Any]:
             "n_refused": dict(result.n_refused),
             "n_pruned": {reason: n for reason, n in result.n_pruned.items() if n},
         },
-        "launch": [] if winner is None else _launch_documents(winner),
+        "launch": []
+        if winner is None
+        else _launch_documents(launches_of(winner.experiment, space.n_first_layers)),
     }
 
 
@@ -403,7 +408,7 @@ def _apart_document(apart: Apart) -> dict[str, Any]:
     return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes")}
 
 
-def _launch_documents(choice: Choice) -> list[dict[str, Any]]:
+def _launch_documents(launches: Iterable[Launch]) -> list[dict[str, Any]]:
     return [
         {
             "server": launch.server,
@@ -411,5 +416,5 @@ def _launch_documents(choice: Choice) -> list[dict[str, Any]]:
             "flags": [{"words": list(f.words), "source": f.source} for f in launch.flags],
             "not_expressed": list(launch.not_expressed),
         }
-        for launch in launches_of(choice.experiment)
+        for launch in launches
     ]

@@ -104,7 +104,7 @@ def _blocks(
     yield _dropped(search)
     yield from _tables(search)
     if search.winner is not None:
-        yield from fold("How to start it", [_launch(search.winner)])
+        yield from fold("How to start it", [_launch(search.winner, search.space.n_first_layers)])
     for text in search_notes(search):
         yield Paragraph(text=text)
 
@@ -359,7 +359,7 @@ def _dropped(search: PlanSearch) -> PageTable:
     return page_table("dropped", view)
 
 
-def _launch(choice: Choice) -> Advices:
+def _launch(choice: Choice, n_layers: int | None) -> Advices:
     return Advices(
         title="Launch flags",
         advices=tuple(
@@ -369,6 +369,6 @@ def _launch(choice: Choice) -> Advices:
                 reason="; ".join(f"not expressed: {item}" for item in launch.not_expressed),
                 command=short(launch.command, MAX_COMMAND),
             )
-            for launch in launches_of(choice.experiment)
+            for launch in launches_of(choice.experiment, n_layers)
         ),
     )
