@@ -19,6 +19,11 @@ from meshscope.errors import MissingToolError, SpecError
 from meshscope.programs import compilers
 from meshscope.programs.compilers import RELEASES, compiler_of, compiler_release, default_compiler
 from meshscope.programs.environments import RECORD
+from meshscope.programs.torchxla.interpreter import (
+    LIBRARY_PATH,
+    VARIABLE,
+    torchxla_environment,
+)
 
 NAME = "jax-0.9.2"
 PINS = compiler_release(NAME).pins
@@ -99,6 +104,14 @@ def mlp(x: jax.Array, w: jax.Array) -> jax.Array:
 def compiled(**options: str) -> meshscope.Run:
     x, w = (jax.ShapeDtypeStruct((256, 256), jnp.bfloat16) for _ in range(2))
     return meshscope.compile(mlp, x, w, topology="v6e:2x2", mesh="tp=4", **options)
+
+
+def test_an_interpreter_of_torch_xla_has_its_own_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIBRARY_PATH, "libtpu.so")
+    monkeypatch.setenv(VARIABLE, "/other/python")
+    assert LIBRARY_PATH not in torchxla_environment()
+    monkeypatch.delenv(VARIABLE)
+    assert torchxla_environment()[LIBRARY_PATH] == "libtpu.so"
 
 
 # An interpreter of an environment: this one, which writes down what it sees of its surroundings.

@@ -16,6 +16,7 @@ from meshscope.errors import MissingToolError
 from meshscope.workers.interpreter import installed_versions
 
 VARIABLE = "MESHSCOPE_TORCHXLA_PYTHON"
+LIBRARY_PATH = "TPU_LIBRARY_PATH"  # set by JAX when it loads libtpu
 NEEDED = ("torch", "torch_xla", "transformers", "jax", "libtpu")
 LEAST_TRANSFORMERS = 5  # first with registered experts and latent caches
 EXTRA = "pip install -e '.[torchxla]' in your clone (Linux x86-64, Python 3.11)"
@@ -27,10 +28,16 @@ def torchxla_python() -> str:
 
 
 def torchxla_environment() -> dict[str, str]:
-    """Environment variables of the tracing process, with this meshscope first on PYTHONPATH."""
+    """Environment variables of the tracing process, with this meshscope first on PYTHONPATH.
+
+    Another interpreter has a libtpu of its own, not that which this process loaded.
+    """
     source = str(Path(meshscope.__file__).parents[1])
     others = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": source if not others else f"{source}{os.pathsep}{others}"}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source, others)))}
+    if torchxla_python() != sys.executable:
+        variables.pop(LIBRARY_PATH, None)
+    return variables
 
 
 def tracing_environment(n_devices: int) -> dict[str, str]:
