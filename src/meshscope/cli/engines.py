@@ -3,19 +3,17 @@
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from meshscope.api.engines import engine_release, install_engine, list_engines, remove_engine
 from meshscope.cli.installation import (
     PythonOption,
     YesOption,
     confirm_installation,
+    print_installable,
     report_step,
 )
 from meshscope.cli.options import JsonOption
-from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.programs.engines.environments import engines_folder, installed
-from meshscope.units import format_bytes
 
 NOTE = "Installed: meshscope compile --frontend ENGINE --engine-version V uses it."
 
@@ -28,22 +26,8 @@ VersionOption = Annotated[
 
 def list_(*, as_json: JsonOption = False) -> None:
     """List known releases of serving engines, and which are installed."""
-    engines = list_engines()
-    if as_json:
-        print_json(engines)
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("Engine", "Version", "Python", "Disk", "Installed in"):
-        table.add_column(column, overflow="fold")
-    for engine in engines:
-        table.add_row(
-            engine["engine"],
-            engine["version"],
-            f">={engine['least_python']}",
-            format_bytes(engine["n_bytes"]),
-            engine["folder"] or "-",
-        )
-    print_all(new_console(), [table, "", NOTE])
+    names = {"Engine": "engine", "Version": "version"}
+    print_installable(list_engines(), names, NOTE, as_json=as_json)
 
 
 def install(

@@ -1,11 +1,14 @@
 """What commands that install an environment share: its size and time, and the question before it."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
+from meshscope.cli.output import new_console, print_all, print_json
 from meshscope.errors import SpecError
 from meshscope.units import format_bytes
 
@@ -14,6 +17,27 @@ PythonOption = Annotated[
     typer.Option("--python", metavar="PATH", help="Interpreter that makes the environment."),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before the download.")]
+
+
+def print_installable(
+    entries: list[dict[str, Any]], names: Mapping[str, str], note: str, *, as_json: bool
+) -> None:
+    """What can be installed, with its size and folder; `names` are the keys of the first columns."""
+    if as_json:
+        print_json(entries)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in (*names, "Python", "Disk", "Installed in"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        missing = "beside meshscope" if entry.get("is_own") else "-"
+        table.add_row(
+            *(entry[key] for key in names.values()),
+            f">={entry['least_python']}",
+            format_bytes(entry["n_bytes"]),
+            entry["folder"] or missing,
+        )
+    print_all(new_console(), [table, "", note])
 
 
 def confirm_installation(  # noqa: PLR0913  what is asked
