@@ -13,11 +13,11 @@ from meshscope.analysis.utilization import n_parameters
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase, Source
 from meshscope.events.text import printable
-from meshscope.exporters.schema import faults_of
+from meshscope.exporters.schema import CARD_AXES, faults_of
 from meshscope.spec.experiment_record import ExperimentRecord
 from meshscope.spec.hardware.chips import Chip, ChipKind
 from meshscope.spec.hardware.topology import Topology
-from meshscope.spec.model.model import GroupedAttention, LatentAttention, Model
+from meshscope.spec.model.model import LatentAttention, Model
 from meshscope.spec.plan.plan import ALIASES, AXES, Plan, parse_plan
 from meshscope.store.run import RunRecord
 
@@ -116,46 +116,25 @@ def _model_fields(run: RunRecord, model: Model | None, n_steps: int | None) -> d
 
 
 def _arch(model: Model | None) -> dict[str, int | None]:
+    params = ("num_params", "num_params_active", "num_params_embedding")
     if model is None:
-        names = (
-            "num_params",
-            "num_params_active",
-            "num_params_embedding",
-            "num_layers",
-            "num_heads",
-            "head_dim",
-        )
-        return dict.fromkeys(names)
-    total, met, embedding = n_parameters(model)
+        return dict.fromkeys((*params, "num_layers", "num_heads", "head_dim"))
+    attention = model.attention
     return {
-        "num_params": total,
-        "num_params_active": met,
-        "num_params_embedding": embedding,
+        **dict(zip(params, n_parameters(model), strict=True)),
         "num_layers": model.n_layers,
-        "num_heads": model.attention.n_heads,
-        "head_dim": _head_dim(model),
+        "num_heads": attention.n_heads,
+        "head_dim": attention.qk_dim
+        if isinstance(attention, LatentAttention)
+        else attention.head_dim,
     }
-
-
-def _head_dim(model: Model) -> int:
-    """Width of a query head."""
-    match model.attention:
-        case LatentAttention() as latent:
-            return latent.qk_dim
-        case GroupedAttention() as grouped:
-            return grouped.head_dim
-        case compressed:
-            return compressed.head_dim
 
 
 def _data(run: RunRecord) -> dict[str, Any]:
     workload = run.manifest.experiment.workload
-    return {
-        "batch_size": None if workload is None else workload.batch,
-        "seq_len": None if workload is None else workload.prompt,
-        "output_len": None if workload is None else workload.output,
-        "dataset": _dataset(run),
-    }
+    fields = {"batch_size": "batch", "seq_len": "prompt", "output_len": "output"}
+    sizes = {field: getattr(workload, name, None) for field, name in fields.items()}
+    return {**sizes, "dataset": _dataset(run)}
 
 
 def _dataset(run: RunRecord) -> str | None:
@@ -254,16 +233,9 @@ def _parallelization(experiment: ExperimentRecord) -> dict[str, int | None]:
     if plan is None and all(name in {*AXES, *ALIASES} for name in experiment.mesh):
         plan = parse_plan(experiment.layout or "tp=1")
     if plan is None:
-        return dict.fromkeys(("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "pp_mb"))
-    return {
-        "dp_replicate": plan.dp,
-        "dp_shard": plan.fsdp,
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "cp": plan.cp,
-        "ep": plan.ep,
-        "pp_mb": _microbatch(experiment, plan),
-    }
+        return dict.fromkeys((*CARD_AXES, "pp_mb"))
+    sizes = {field: getattr(plan, axis) for field, axis in CARD_AXES.items()}
+    return {**sizes, "pp_mb": _microbatch(experiment, plan)}
 
 
 def _microbatch(experiment: ExperimentRecord, plan: Plan) -> int:

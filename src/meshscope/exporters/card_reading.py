@@ -12,14 +12,13 @@ from typing import Any
 import yaml
 
 from meshscope.errors import MeshscopeError, SpecError
-from meshscope.exporters.schema import faults_of
+from meshscope.exporters.schema import CARD_AXES, faults_of
 from meshscope.spec.hardware.chips import ChipKind, chip_of
 from meshscope.spec.hardware.topology import NAMES_COUNT_CORES, Topology, parse_topology
 from meshscope.spec.plan.plan import Plan, parse_plan
 
 MAX_CARD_BYTES = 1 << 20
 MAX_FAULTS = 4
-_AXES = {"dp_replicate": "dp", "dp_shard": "fsdp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def _plan(
 ) -> Plan | None:
     """The plan of the card; one that does not fill the slice is left out."""
     sizes = _mapping(_mapping(card, "Model-executor"), "model_plan_parallelization")
-    known = {axis: n for key, axis in _AXES.items() if (n := _size(sizes.get(key))) and n > 1}
+    known = {axis: n for key, axis in CARD_AXES.items() if (n := _size(sizes.get(key))) and n > 1}
     text = extra.get("plan") if isinstance(extra.get("plan"), str) else None
     if text is None and (sizes or known):
         text = ",".join(f"{axis}={n}" for axis, n in known.items()) or "tp=1"

@@ -17,6 +17,16 @@ _COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 _SIZE: Schema = {"type": "integer", "minimum": 1}
 _NUMBER: Schema = {"type": ["number", "null"], "minimum": 0}
 
+# Axes of a plan by their fields in the card.
+CARD_AXES = {
+    "dp_replicate": "dp",
+    "dp_shard": "fsdp",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+}
+
 
 def _object(properties: Schema) -> Schema:
     return {"type": "object", "required": list(properties), "properties": properties}
@@ -63,7 +73,7 @@ _HARDWARE = {
 _EXECUTOR = {
     "framework": _object(_each("name compiler_tool_selection", _TEXT)),
     "model_plan_parallelization": _object(
-        _each("dp_replicate dp_shard tp pp cp ep pp_mb", {**_SIZE, "type": ["integer", "null"]})
+        _each(f"{' '.join(CARD_AXES)} pp_mb", {**_SIZE, "type": ["integer", "null"]})
     ),
     "communication_library": _object({**_each("name version", _TEXT), "env": {"type": "object"}}),
     "protocol_selection": _list({"type": "string"}),
