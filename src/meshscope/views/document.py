@@ -89,16 +89,11 @@ def _live(run: RunRecord) -> dict[str, Any]:
     if run.measured is not None and run.measured.trace is not None:
         return {"measured": asdict(run.measured)}
     latency, steps = request_latency(run), step_spreads(run)
-    if run.measured is not None and steps:
-        return {
-            "latency": {phase.value: asdict(spread) for phase, spread in steps.items()},
-            "measured": asdict(run.measured),
-            "n_promoted_to_f32": n_promoted_collectives(run),
-        }
-    if latency is None or run.measured is None:
+    if run.measured is None or (latency is None and not steps):
         return {}
+    of_phases = {phase.value: asdict(spread) for phase, spread in steps.items()}
     return {
-        "latency": asdict(latency),
+        "latency": of_phases if latency is None else asdict(latency),
         "measured": asdict(run.measured),
         "n_promoted_to_f32": n_promoted_collectives(run),
     }
@@ -179,11 +174,7 @@ def _difference(matches: list[Match]) -> dict[str, Any]:
 
 
 def _total(total: Total) -> dict[str, Any]:
-    return {
-        "count": total.count,
-        "payload_bytes": total.payload_bytes,
-        "wire_bytes": _number(total.wire_bytes),
-    }
+    return picked(total, "count", "payload_bytes") | {"wire_bytes": _number(total.wire_bytes)}
 
 
 def _match(match: Match) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from meshscope.views.model import (
     figure_column,
     joined,
     text_column,
+    view_columns,
 )
 from meshscope.views.plain import plain
 from meshscope.views.tables import rich_table
@@ -50,18 +51,17 @@ SHARED_CORES = (
 def live_lines(run: RunRecord) -> Iterator[RenderableType]:
     """Findings about the profile, the latency of the timed requests, and the generated text."""
     measured, latency, steps = run.measured, request_latency(run), step_spreads(run)
-    if measured is not None and steps:
-        yield from _notes(run, measured)
-        yield Text("")
-        yield rich_table(steps_view(steps))
-        yield from _setup_lines(run)
-        yield Text("")
-    if measured is None or latency is None:
+    if measured is None or (latency is None and not steps):
         return
     yield from _notes(run, measured)
     yield Text("")
-    yield rich_table(latency_view(latency))
-    yield from map(Text, _rate_lines(run, latency))
+    if latency is None:
+        of_phases = {phase.value: spread for phase, spread in steps.items()}
+        yield rich_table(_spreads_view("time of steps", of_phases))
+    else:
+        yield rich_table(latency_view(latency))
+        yield _rates_line(latency)
+    yield _setup_line(run)
     yield Text("")
     if measured.texts:
         yield Text("generated text", style="bold")
@@ -103,56 +103,44 @@ def _notes(run: RunRecord, measured: Measured) -> Iterator[Text]:
 
 def latency_view(latency: Latency) -> ViewTable:
     """Mean, percentiles and count of each duration over the timed requests."""
-    spreads = (
-        ("TTFT, to the first token", latency.ttft),
-        ("TPOT, per later token of a request", latency.tpot),
-        ("ITL, from token to token", latency.itl),
-        ("end to end", latency.e2e),
-    )
+    spreads = {
+        "TTFT, to the first token": latency.ttft,
+        "TPOT, per later token of a request": latency.tpot,
+        "ITL, from token to token": latency.itl,
+        "end to end": latency.e2e,
+    }
+    return _spreads_view("time of requests", spreads)
+
+
+def _spreads_view(title: str, spreads: Mapping[str, Spread | None]) -> ViewTable:
+    """One row for each duration that is known."""
     return ViewTable(
-        columns=(
-            text_column("time of requests"),
-            *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
-            figure_column("n"),
-        ),
+        columns=view_columns((title,), ("mean_s", "p50_s", "p90_s", "p99_s", "n")),
         rows=tuple(
-            (name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for name, s in spreads if s is not None
+            (name, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n)
+            for name, s in spreads.items()
+            if s is not None
         ),
     )
 
 
-def steps_view(steps: Mapping[Phase, Spread]) -> ViewTable:
-    """Mean, percentiles and count of the timed steps of a function."""
-    return ViewTable(
-        columns=(
-            text_column("time of steps"),
-            *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
-            figure_column("n"),
-        ),
-        rows=tuple(
-            (phase.value, s.mean_s, s.p50_s, s.p90_s, s.p99_s, s.n) for phase, s in steps.items()
-        ),
-    )
-
-
-def _rate_lines(run: RunRecord, latency: Latency) -> Iterator[str]:
+def _rates_line(latency: Latency) -> Text:
     rates = [
         f"{format_rate(latency.output_tokens_per_s)} output tokens/s end to end",
         f"{format_rate(latency.prefill_tokens_per_s)} prompt tokens/s in prefill",
     ]
     if latency.decode_tokens_per_s is not None:
         rates.append(f"{format_rate(latency.decode_tokens_per_s)} tokens/s in decode")
-    yield f"throughput: {', '.join(rates)}"
-    yield from map(str, _setup_lines(run))
+    return Text(f"throughput: {', '.join(rates)}")
 
 
-def _setup_lines(run: RunRecord) -> Iterator[Text]:
+def _setup_line(run: RunRecord) -> Text:
     """What preparing the devices took, which no other figure includes."""
     seconds = run.manifest.seconds
     setup = {f"{phase} compile": seconds.get(f"{phase}.compile") for phase in Phase}
     setup |= {name.replace("_", " "): seconds.get(name) for name in ("weights", "warm_up")}
     durations = [f"{name} {format_seconds(s)}" for name, s in setup.items() if s is not None]
-    yield Text(f"setup, excluded above: {', '.join(durations)}")
+    return Text(f"setup, excluded above: {', '.join(durations)}")
 
 
 def _load_lines(measured: Measured) -> Iterator[RenderableType]:

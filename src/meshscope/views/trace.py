@@ -25,9 +25,8 @@ from meshscope.views.model import (
     Figure,
     Unit,
     ViewTable,
-    figure_column,
     joined,
-    text_column,
+    view_columns,
 )
 from meshscope.views.plain import plain
 from meshscope.views.tables import bullets, rich_table
@@ -132,16 +131,12 @@ def steps_view(measured: Measured, facts: TraceFacts) -> ViewTable:
         )
     return ViewTable(
         title="steps: device time from the first op to the end of the last",
-        columns=(
-            text_column("steps"),
-            figure_column("n"),
-            figure_column("mean", Unit.SECONDS),
-            figure_column("p99", Unit.SECONDS),
-            figure_column("prefill\ntokens"),
-            figure_column("decode\ntokens"),
-            figure_column("busy", Unit.FRACTION),
-            figure_column("in\ncollectives", Unit.FRACTION),
-            figure_column("exposed", Unit.FRACTION),
+        columns=view_columns(
+            ("steps",),
+            (
+                *("n", "mean_s", "p99_s", "prefill\ntokens", "decode\ntokens"),
+                *("busy_frac", "in\ncollectives_frac", "exposed_frac"),
+            ),
         ),
         rows=tuple(rows),
     )
@@ -153,13 +148,15 @@ def programs_view(programs: Sequence[ProgramFacts]) -> ViewTable:
     names = modules if len(set(modules)) == len(modules) else [p.name for p in programs]
     return ViewTable(
         title="programs, by the HLO in the trace",
-        columns=(
-            text_column("program"),
-            figure_column("runs"),
-            figure_column("collectives\ncompiled"),
-            figure_column("recorded\nas compiled"),
-            figure_column("with another\ncount"),
-            figure_column("not\nrecorded"),
+        columns=view_columns(
+            ("program",),
+            (
+                "runs",
+                "collectives\ncompiled",
+                "recorded\nas compiled",
+                "with another\ncount",
+                "not\nrecorded",
+            ),
         ),
         rows=tuple(
             (
@@ -194,15 +191,9 @@ def collectives_view(
     hidden = [f"{n_hidden} more with --full"] if n_hidden else []
     return ViewTable(
         title=f"{label.value}: {counted(n, 'collective')}{a_step}, {sent}",
-        columns=(
-            text_column("collective"),
-            text_column("axis"),
-            text_column("groups"),
-            figure_column("count"),
-            figure_column("payload", Unit.BYTES),
-            figure_column("time", Unit.SECONDS),
-            figure_column("exposed", Unit.SECONDS),
-            figure_column("busbw", Unit.BYTES_PER_S),
+        columns=view_columns(
+            ("collective", "axis", "groups"),
+            ("count", "payload_bytes", "time_s", "exposed_s", "busbw_bytes_per_s"),
         ),
         rows=tuple(_cells(row, counts[id(row)]) for row in shown),
         notes=(*hidden, *(f"axis unknown: {reason}" for reason in reasons if reason)),
@@ -230,13 +221,14 @@ def predicted_view(
         )
     return ViewTable(
         title=f"{label.value}: measured beside predicted, a step of the mean tokens",
-        columns=(
-            text_column("collective"),
-            text_column("axis"),
-            figure_column("measured\ncount"),
-            figure_column("predicted\ncount"),
-            figure_column("measured\npayload", Unit.BYTES),
-            figure_column("predicted\npayload", Unit.BYTES),
+        columns=view_columns(
+            ("collective", "axis"),
+            (
+                "measured\ncount",
+                "predicted\ncount",
+                "measured\npayload_bytes",
+                "predicted\npayload_bytes",
+            ),
         ),
         rows=tuple(rows),
         notes=("predicted: by formulas for the model and plan, bf16; not read from the trace",),
@@ -277,10 +269,7 @@ def benchmark_view(benchmark: ServedBenchmark) -> ViewTable:
     requests = "" if benchmark.n_requests is None else f", {benchmark.n_requests:,} requests"
     return ViewTable(
         title=f"serving benchmark {benchmark.path}{requests}",
-        columns=(
-            text_column("latency"),
-            *(figure_column(name, Unit.SECONDS) for name in ("mean", "p50", "p90", "p99")),
-        ),
+        columns=view_columns(("latency",), ("mean_s", "p50_s", "p90_s", "p99_s")),
         rows=tuple(
             (time.name.upper(), time.mean_s, time.p50_s, time.p90_s, time.p99_s)
             for time in benchmark.times
