@@ -20,7 +20,7 @@ from meshscope.readers.hlo.parse import read_hlo
 from meshscope.readers.profile.joining import join_hlo
 from meshscope.readers.profile.ops import ops_of
 from meshscope.readers.profile.session import read_profile
-from meshscope.readers.profile.waiting import wire_rates
+from meshscope.readers.profile.waiting import participants
 from meshscope.readers.profile.xplane import read_xspace
 from meshscope.spec.plan.mesh import Mesh
 
@@ -39,6 +39,28 @@ GATHERED = [
 ]
 
 Findings = Mapping[str, bool]
+
+
+def wire_rates(rows: pl.DataFrame) -> pl.DataFrame:
+    """Executions and wire bandwidth of each collective instruction.
+
+    `wire_s` is the mean duration on the fastest participants; `wire_bytes_per_s` is what one
+    device sends over all its links in one direction, over that time.
+    """
+    keys = ["module", "hlo_name"]
+    return (
+        participants(rows)
+        .group_by(keys, maintain_order=True)
+        .agg(
+            pl.col("kind", "opcode", "group_size", "payload_bytes", "wire_bytes").first(),
+            pl.len().alias("n_events"),
+            pl.col("device").n_unique().alias("n_devices"),
+            pl.col("wire_s").mean(),
+            pl.col("wait_s").mean(),
+            pl.col("wait_s").max().alias("longest_wait_s"),
+            (pl.col("wire_bytes").first() / pl.col("wire_s").mean()).alias("wire_bytes_per_s"),
+        )
+    )
 
 
 def check_tpu(path: Path) -> Findings:

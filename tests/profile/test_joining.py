@@ -27,7 +27,7 @@ from meshscope.readers.profile.executions import executions
 from meshscope.readers.profile.joining import EXTRA_SCHEMA, join_hlo, with_hlo
 from meshscope.readers.profile.session import Profile, read_profile
 from meshscope.readers.profile.steps import ops_in_steps, phase_of, steps_of
-from meshscope.readers.profile.waiting import wire_rates
+from meshscope.readers.profile.waiting import participants
 
 PS = 1e-12
 
@@ -188,9 +188,10 @@ def test_the_recorded_cpu_profile_joins_its_program_exactly() -> None:
 def test_a_host_of_a_v6e_slice_sends_44_1_gb_per_second(tmp_path: Path) -> None:
     """5,368,709,120 bytes in 121.7 ms: an all-reduce over two devices sends its payload once."""
     profile = read(tmp_path, *v6e_host())
-    rates = wire_rates(join_hlo(profile.ops, {})).to_dicts()
-    assert len(rates) == 1
-    assert rates[0]["n_events"] == 12
-    assert rates[0]["wire_bytes"] == 5_368_709_120
-    assert round(rates[0]["wire_bytes_per_s"] / 1e9, 1) == 44.1
-    assert rates[0]["wait_s"] is None, "the partners are on the other host, which was not recorded"
+    rows = participants(join_hlo(profile.ops, {}))
+    assert len(rows) == 12
+    assert rows["wire_bytes"].unique().to_list() == [5_368_709_120]
+    assert round(5.36870912 / rows["wire_s"].mean(), 1) == 44.1
+    assert rows["wait_s"].to_list() == [None] * 12, (
+        "the partners are on the other host, which was not recorded"
+    )

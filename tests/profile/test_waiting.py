@@ -7,7 +7,7 @@ import pytest
 
 from meshscope.events.schema import POLARS_SCHEMA
 from meshscope.readers.profile.joining import EXTRA_SCHEMA
-from meshscope.readers.profile.waiting import loads, participants, wire_rates
+from meshscope.readers.profile.waiting import loads, participants
 
 SCHEMA = {**POLARS_SCHEMA, **EXTRA_SCHEMA}
 
@@ -79,12 +79,6 @@ def test_pairs_form_a_chain() -> None:
     assert rows["wire_s"].to_list() == [1.0] * 3
 
 
-def test_the_rate_is_bytes_over_the_time_of_the_fastest_participant() -> None:
-    rates = wire_rates(table(reduce(0, 0.0, 5.0), reduce(1, 3.0, 2.0)))
-    columns = ("n_events", "n_devices", "wire_s", "longest_wait_s", "wire_bytes_per_s")
-    assert rates.select(columns).rows() == [(2, 2, 2.0, 3.0, 3.0)]
-
-
 def test_load_counts_each_moment_once_and_parts_sum_to_the_window() -> None:
     rows = table(
         row(0, 0.0, 4.0),
@@ -111,6 +105,6 @@ def test_times_outside_the_window_do_not_count() -> None:
     assert load.select("busy_s", "idle_s", "window_s").rows() == [(3.0, 7.0, 10.0)]
 
 
-def test_an_empty_table_has_no_loads_and_no_rates() -> None:
+def test_an_empty_table_has_no_loads_and_no_participants() -> None:
     assert loads(table()).is_empty()
-    assert wire_rates(table()).is_empty()
+    assert participants(table()).is_empty()

@@ -52,7 +52,6 @@ from meshscope.programs.torchxla.interpreter import (
 from meshscope.readers.hlo.collectives import (
     module_collectives,
     n_steps_of,
-    phase_collectives,
     program_collectives,
     rows_of,
 )
@@ -405,11 +404,6 @@ def _round_notes(experiment: Experiment, phase: Phase) -> Iterator[str]:
     is_manual = experiment.program.partitioner is Partitioner.MANUAL
     if is_manual and dispatch is not None and dispatch.has_rounds:
         yield dispatch.rounds_note
-
-
-def read_rows(experiment: Experiment, phase: Phase, path: Path) -> list[Collective]:
-    """The collectives of one phase's HLO text, attributed to the experiment's plan."""
-    return phase_collectives(experiment, phase, read_hlo(path))
 
 
 def check_can_compile(experiment: Experiment) -> None:

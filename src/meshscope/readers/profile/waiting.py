@@ -44,28 +44,6 @@ def participants(rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("group_key")
 
 
-def wire_rates(rows: pl.DataFrame) -> pl.DataFrame:
-    """Executions and wire bandwidth of each collective instruction.
-
-    `wire_s` is the mean duration on the fastest participants; `wire_bytes_per_s` is what one
-    device sends over all its links in one direction, over that time.
-    """
-    keys = ["module", "hlo_name"]
-    return (
-        participants(rows)
-        .group_by(keys, maintain_order=True)
-        .agg(
-            pl.col("kind", "opcode", "group_size", "payload_bytes", "wire_bytes").first(),
-            pl.len().alias("n_events"),
-            pl.col("device").n_unique().alias("n_devices"),
-            pl.col("wire_s").mean(),
-            pl.col("wait_s").mean(),
-            pl.col("wait_s").max().alias("longest_wait_s"),
-            (pl.col("wire_bytes").first() / pl.col("wire_s").mean()).alias("wire_bytes_per_s"),
-        )
-    )
-
-
 def loads(rows: pl.DataFrame, *, window_s: tuple[float, float] | None = None) -> pl.DataFrame:
     """Busy, collective, waiting and idle time of each device in the window.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isqrt, prod
 
 from meshscope.errors import SpecError
-from meshscope.spec.hardware.chips import CHIPS, Chip, ChipKind, chip_of
+from meshscope.spec.hardware.chips import Chip, ChipKind, chip_of
 
 MAX_DEVICES = 65_536  # larger than any slice; limits the damage of a typo
 
@@ -147,10 +147,3 @@ def _grid_of_cloud_name(text: str, chip: Chip, count: int) -> tuple[int, ...]:
         return (1 << n_doublings // 2, 1 << (n_doublings + 1) // 2, 1)
     # 8 chips are 2x2x2, 16 are 2x2x4, 32 are 2x4x4, 64 are 4x4x4
     return (1 << n_doublings // 3, 1 << (n_doublings + 1) // 3, 1 << (n_doublings + 2) // 3)
-
-
-def topology_names() -> list[str]:
-    """Example names for help texts, one per chip."""
-    return [
-        f"{name}-8" if chip.kind is ChipKind.TPU else f"{name}:8" for name, chip in CHIPS.items()
-    ]
