@@ -174,3 +174,15 @@ def test_a_default_compiler_is_used_where_none_is_named(other: Path) -> None:
         compiled()
     close_compilers()
     assert other.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.tpu
+def test_flags_are_swept_under_the_other_compiler(other: Path) -> None:
+    x, w = (jax.ShapeDtypeStruct((256, 256), jnp.bfloat16) for _ in range(2))
+    sweep = meshscope.flags(
+        mlp, x, w, flags=["--xla_no=1"], topology="v6e:2x2", mesh="tp=4", compiler=NAME
+    )
+    close_compilers()
+    assert sweep.effects[0].refused is not None
+    assert other.exists()

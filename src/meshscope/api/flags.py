@@ -12,6 +12,7 @@ from meshscope.backends.compile.flags import flag_effects
 from meshscope.errors import SpecError
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.programs.compilers import chosen_compiler
 from meshscope.spec.hardware.topology import parse_topology
 from meshscope.workers.spawn import Progress
 
@@ -32,12 +33,13 @@ class FlagSweep:
         return tuple(effect for effect in self.effects if effect.is_changed)
 
 
-def flags(
+def flags(  # noqa: PLR0913  the options of the command
     model: str | Path | Callable[..., Any],
     *arguments: Any,
     flags: Iterable[str],
     topology: str,
     mesh: Any = None,
+    compiler: str | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> FlagSweep:
@@ -55,6 +57,8 @@ def flags(
         flags: Flags of libtpu or XLA with a value each, `--name=value`.
         topology: A TPU slice.
         mesh: The mesh of the function, as for `compile`.
+        compiler: Another version of JAX and libtpu, such as `jax-0.12.0.1`; the program is traced by the
+            JAX of this process.
         progress: Called with the name of the program and how many of the compilations are done.
         options: Options of `compile` for a model, such as `plan`.
 
@@ -83,7 +87,9 @@ def flags(
         if progress is not None:
             progress(name, f"compiled {done} of {total}", None)
 
-    effects = flag_effects(programs, parsed, slice_, listener=listener)
+    effects = flag_effects(
+        programs, parsed, slice_, listener=listener, compiler=chosen_compiler(compiler)
+    )
     return FlagSweep(program=name, topology=slice_.name, effects=effects)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from meshscope.api.flags import flags as sweep_flags
 from meshscope.api.flags import read_flags
-from meshscope.cli.options import PLAN, TOPOLOGY, JsonOption
+from meshscope.cli.options import OPTIONS, PLAN, TOPOLOGY, JsonOption
 from meshscope.cli.output import print_json
 from meshscope.cli.progress import WorkProgress
 from meshscope.views.flags import flag_document, flag_lines
@@ -27,6 +27,7 @@ def command(  # noqa: PLR0913  the options of the command
     layers: Annotated[int | None, typer.Option(help="Only the first N layers.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences over all devices.")] = 1,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
+    compiler: Annotated[str | None, OPTIONS["compiler"]] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the compiler flags that change a program.
@@ -43,6 +44,7 @@ def command(  # noqa: PLR0913  the options of the command
             layers=layers,
             batch=batch,
             prompt=prompt,
+            compiler=compiler,
             progress=progress,
         )
     if as_json:

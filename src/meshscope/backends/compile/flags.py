@@ -21,6 +21,7 @@ from meshscope.errors import CompileError
 from meshscope.events.collective import Collective
 from meshscope.events.enums import Phase
 from meshscope.events.flag_effect import Flag, FlagEffect
+from meshscope.programs.compilers import Compiler
 from meshscope.readers.hlo.canonical import canonical_hash
 from meshscope.spec.hardware.topology import Topology
 
@@ -37,14 +38,15 @@ def flag_effects(
     topology: Topology,
     *,
     listener: Listener,
+    compiler: Compiler | None = None,
 ) -> tuple[FlagEffect, ...]:
-    """The effect of every flag on every program, in order."""
+    """The effect of every flag on every program, in order; `compiler` is another than that of this process."""
     jobs = [(phase, program, flag) for phase, program in programs for flag in flags]
     bases = {
-        phase: _base(program, topology, phase)
+        phase: _base(program, topology, phase, compiler)
         for phase, program in {phase: program for phase, program, _ in jobs}.items()
     }
-    with _Compilers(min(len(jobs), _n_cores())) as compilers:
+    with _Compilers(min(len(jobs), _n_cores()), compiler) as compilers:
         done = SimpleQueue[int]()
 
         def work(job: "tuple[Phase, FunctionProgram, Flag]") -> FlagEffect:
@@ -68,8 +70,10 @@ class _Base:
     result: FunctionResult
 
 
-def _base(program: "FunctionProgram", topology: Topology, phase: Phase) -> _Base:
-    compiled = compile_function(program, topology)
+def _base(
+    program: "FunctionProgram", topology: Topology, phase: Phase, compiler: Compiler | None
+) -> _Base:
+    compiled = compile_function(program, topology, compiler=compiler)
     result = read_function(compiled, mesh=program.mesh, topology=topology, phase=phase)
     return _Base(phase=phase, digest=canonical_hash(compiled.text), result=result)
 
@@ -84,7 +88,7 @@ def _effect(
     options = {**program.compiler_options, flag.name: flag.value}
     flagged = replace(program, compiler_options=options)
     try:
-        compiled = compile_function(flagged, topology, worker=worker)
+        compiled = compile_function(flagged, topology, compiler=worker.compiler, worker=worker)
     except CompileError as error:
         return FlagEffect(flag=flag, phase=base.phase, refused=str(error).splitlines()[0][:300])
     before = base.result
@@ -117,12 +121,16 @@ def _facts(rows: Iterable[Collective]) -> list[tuple[object, ...]]:
 class _Compilers:
     """Workers for the threads of a pool, one each."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, compiler: Compiler | None) -> None:
+        self._compiler = compiler
         self._idle = SimpleQueue[FunctionCompiler]()
-        self._all = [FunctionCompiler(dict(os.environ)) for _ in range(n)]
+        self._all = [self._new() for _ in range(n)]
         self._threads = ThreadPoolExecutor(max_workers=n)
         for worker in self._all:
             self._idle.put(worker)
+
+    def _new(self) -> FunctionCompiler:
+        return FunctionCompiler(dict(os.environ), compiler=self._compiler)
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +151,7 @@ class _Compilers:
             return work(worker)
         finally:
             if not worker.is_alive:
-                worker = FunctionCompiler(dict(os.environ))
+                worker = self._new()
                 self._all.append(worker)
             self._idle.put(worker)
 

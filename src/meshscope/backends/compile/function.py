@@ -87,7 +87,7 @@ class FunctionCompiler:
     """
 
     def __init__(self, environment: Mapping[str, str], *, compiler: Compiler | None = None) -> None:
-        self._compiler = compiler
+        self.compiler = compiler
         self._resources = ExitStack()
         self._folder = self._resources.enter_context(scratch_folder())
         self._log = self._folder / "log"
@@ -119,13 +119,13 @@ class FunctionCompiler:
             return
         returncode = 1 if answer == DONE else self._worker.wait()
         failure = failure_of(returncode, error_report(file), self._log)
-        if self._compiler is not None and NEWER_KERNEL.search(failure.words):
-            raise _newer_kernel(program, self._compiler)
-        raise worker_error(_task(program, topology, self._compiler), failure)
+        if self.compiler is not None and NEWER_KERNEL.search(failure.words):
+            raise _newer_kernel(program, self.compiler)
+        raise worker_error(_task(program, topology, self.compiler), failure)
 
     def _readable(self, bytecode: bytes) -> bytes:
         """The program in a form that the compiler's MLIR reads."""
-        if self._compiler is None or self._compiler.is_own:
+        if self.compiler is None or self.compiler.is_own:
             return bytecode
         from meshscope.programs.jax.stablehlo import portable_text  # noqa: PLC0415  imports JAX
 
