@@ -64,6 +64,24 @@ def test_groups_of_many_rows_are_multiplied_with_their_dequantized_matrices(
     _check(case, GroupedKernel(block=case.block, wide=wide, is_interpreted=True))
 
 
+@pytest.mark.parametrize(
+    ("n_inputs", "n_outputs", "expected"),
+    [(7168, 2048, (1024, 1792)), (2048, 7168, (1024, 1024)), (2048, 768, (768, 1024))],
+)
+def test_wide_tiles_divide_the_matrix_and_fit(
+    n_inputs: int, n_outputs: int, expected: tuple[int, int]
+) -> None:
+    rows = jax.ShapeDtypeStruct((4 * 512, n_inputs), jnp.bfloat16)
+    weights = jax.ShapeDtypeStruct((4, n_inputs, n_outputs), jnp.float8_e4m3fn)
+
+    tiles = wide_tiles(WideKernel(vmem_bytes=48 << 20), rows, weights, 4, 128)
+
+    assert tiles is not None
+    assert (tiles.outputs, tiles.step_inputs) == expected
+    assert wide_tiles(WideKernel(vmem_bytes=48 << 20), rows, weights, 5, 128) is None  # fewer rows
+    assert wide_tiles(WideKernel(vmem_bytes=2 << 20), rows, weights, 4, 128) is None
+
+
 def test_every_number_in_fp8_is_converted() -> None:
     """All codes but the two of NaN."""
     codes = np.array([code for code in range(256) if code % 128 != 127] * 256, np.uint8)

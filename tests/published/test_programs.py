@@ -151,3 +151,20 @@ def test_plans_rank_as_published():
     """TP16 decodes a batch of 8 1.9 times as fast as DP2 x TP8."""
     ratio = _model_s("llama-70b dp2,tp8 batch 8") / _model_s("llama-70b tp16 batch 8")
     assert ratio == pytest.approx(11.85 / 6.29, rel=0.15)
+
+
+def test_deepseek_r1_copies_the_down_projections_of_all_experts():
+    """docs/accuracy.md: 58.7 MB in 57 layers, and 8.5 of 11.0 GB for experts."""
+    name = "deepseek-r1 batch 8"
+    entry = _module(name).entry
+    assert entry is not None
+    copies = [
+        instruction
+        for instruction in entry.instructions
+        if instruction.opcode == "copy-start" and "s8[32,256,7168]" in instruction.shape_text
+    ]
+    assert len(copies) == 57
+
+    of_part = {part.part: part.hbm_bytes or 0.0 for part in _time(name).parts}
+    assert of_part["moe.experts"] == pytest.approx(8.5e9, rel=0.01)
+    assert sum(of_part.values()) == pytest.approx(11.0e9, rel=0.01)
