@@ -43,6 +43,7 @@ FAMILY_NAMES = {
     Family.DEEPSEEK_V2: "DeepSeek-V2",
     Family.DEEPSEEK_V3: "DeepSeek-V3 (V3.1, R1)",
     Family.DEEPSEEK_V32: "DeepSeek-V3.2",
+    Family.GLM_MOE_DSA: "GLM-5",
     Family.DEEPSEEK_V4: "DeepSeek-V4",
 }
 # A plan of eight devices that uses the axis.

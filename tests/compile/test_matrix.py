@@ -38,13 +38,14 @@ V2_LITE, V3, V32 = (
     "deepseek-ai/DeepSeek-V3",
     "deepseek-ai/DeepSeek-V3.2",
 )
-SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR = (
+SCOUT, GEMMA_2B, GEMMA_4B, MISTRAL, PHI, GLM_AIR, GLM_5 = (
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "google/gemma-2-2b",
     "google/gemma-3-4b-it",
     "mistralai/Mistral-7B-v0.1",
     "microsoft/phi-4",
     "zai-org/GLM-4.5-Air",
+    "zai-org/GLM-5",
 )
 SLICES_OF_8 = ("v4-16", "v5e-8", "v5p-16", "v6e-8", "tpu7x-8")  # eight devices each
 PLANS = ("tp=1", "tp=8", "tp=8,sp", "dp=8", "dp=2,tp=4", "fsdp=8", "fsdp=2,tp=4")
@@ -152,7 +153,7 @@ WHOLE_MATRIX += [
     for plan in EXPERT_PLANS
 ] + [
     Case(model, topology, "dp=8,tp=8,ep=64", n_layers=6, batch=64)
-    for model in (V3, V32)
+    for model in (V3, V32, GLM_5)
     for topology in ("v5p:4x4x4", "v6e:8x8")
 ]
 

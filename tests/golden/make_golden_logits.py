@@ -156,6 +156,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 4, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
     | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "deepseek_v4": COMPRESSED | {"compress_ratios": [0, 4, 128, 4, 128, 4], "num_hash_layers": 2},
+    "glm_moe_dsa": BASE
+    | LATENT
+    | {"model_type": "glm_moe_dsa", "q_lora_rank": 16, "first_k_dense_replace": 1}
+    | {"num_hidden_layers": 3, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.0}
+    | {"v_head_dim": 16, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8},
     "deepseek_v32": BASE
     | LATENT
     | {"model_type": "deepseek_v32", "q_lora_rank": 16, "first_k_dense_replace": 1}

@@ -156,6 +156,32 @@ def test_a_whole_checkpoint_passes_the_check(config_file: Path, tmp_path: Path) 
     Checkpoint(small_checkpoint(config_file, tmp_path, **SHAPES)).check(small(config_file))
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_multimodal_checkpoint_is_read(
+    config_file: Path, tmp_path: Path, prefix: str
+) -> None:
+    tower = {"vision_tower.model.norm.weight": (7,), "model.visual.norm.weight": (7,)}
+    stored = {prefix + name.removeprefix("model."): shape for name, shape in SHAPES.items()}
+    folder = small_checkpoint(config_file, tmp_path, **tower | stored)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(small(config_file))
+    assert checkpoint.read("model.norm.weight").shape == (32,)
+
+
+def test_the_head_of_a_multimodal_checkpoint_is_read(config_file: Path, tmp_path: Path) -> None:
+    shapes = {"language_model.lm_head.weight": (64, 32)}
+    folder = small_checkpoint(config_file, tmp_path, **shapes)
+    assert Checkpoint(folder).shape("lm_head.weight") == (64, 32)
+
+
+def test_a_tensor_of_a_multimodal_checkpoint_without_its_prefix_is_missing(
+    config_file: Path, tmp_path: Path
+) -> None:
+    folder = small_checkpoint(config_file, tmp_path, **{"vision_tower.model.norm.weight": (32,)})
+    with pytest.raises(SpecError, match=r"has no tensor 'model\.norm\.weight'"):
+        Checkpoint(folder).read("model.norm.weight")
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -84,6 +84,7 @@ SIZES = [
     Size("microsoft/Phi-4-reasoning", 14.7),
     Size("zai-org/GLM-4.5-Air", 106),  # arXiv 2508.06471, table 1, without the MTP layer
     Size("zai-org/GLM-4.5", 355),
+    Size("zai-org/GLM-5", 744, error_frac=0.002),  # arXiv 2602.15763 and the card
     Size(
         "meta-llama/Llama-4-Scout-17B-16E-Instruct", 109, 0.015
     ),  # the card, with its vision tower

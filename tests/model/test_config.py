@@ -18,6 +18,8 @@ from meshscope.spec.model.model import (
     Family,
     GroupedAttention,
     GroupScore,
+    Indexer,
+    LatentAttention,
     Layer,
     MixtureOfExperts,
     Model,
@@ -460,6 +462,41 @@ def test_invalid_experts_are_refused_with_their_key(
     config = {k: v for k, v in (DEEPSEEK | changes).items() if v is not None}
     with pytest.raises(SpecError, match=complaint):
         model_from_config(config, name="small", source="small.json")
+
+
+GLM_5 = DEEPSEEK | {
+    "model_type": "glm_moe_dsa",
+    "index_n_heads": 4,
+    "index_head_dim": 8,
+    "index_topk": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"index_topk_freq": 1}, {"indexer_types": ["full"] * 4}, {"index_topk_pattern": "FFFF"}],
+)
+def test_the_indexer_of_glm_5_pairs_neighbors(changes: dict[str, Any]) -> None:
+    model = model_from_config(GLM_5 | changes, name="small", source="small.json")
+    assert isinstance(model.attention, LatentAttention)
+    assert model.attention.indexer == Indexer(n_heads=4, head_dim=8, top_k=2, is_interleaved=True)
+    assert [layer.name for layer in model.layers] == ["full/dense"] * 3 + ["full/moe"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"index_topk_freq": 4}, "'index_topk_freq' lets layers share .* Remove it"),
+        ({"index_topk_pattern": "FSSF"}, "'index_topk_pattern' lets layers share"),
+        ({"indexer_types": ["full", "shared"] * 2}, "'indexer_types' lets layers share"),
+        ({"indexer_types": 4}, "'indexer_types' must list a kind for each layer, got 4"),
+    ],
+)
+def test_shared_indexers_are_refused_with_their_key(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(SpecError, match=complaint):
+        model_from_config(GLM_5 | changes, name="small", source="small.json")
 
 
 @pytest.mark.parametrize("name", catalog())

@@ -76,6 +76,7 @@ CLOSE_CONFIGS = (
     "gemma2",
     "gemma3",
     "glm4_moe",
+    "glm_moe_dsa",
     "llama4",
     "ministral",
     "ministral3",

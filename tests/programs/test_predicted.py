@@ -107,8 +107,16 @@ LATENT_CONFIG = {
     "index_topk": 5,
 }
 EXPERT_PLANS = ("tp=8,ep=8", "dp=8,ep=8", "dp=2,tp=4,ep=8", "dp=2,tp=4,sp,ep=8", "fsdp=2,tp=4,ep=2")
+CONFIGS["glm_moe_dsa"] = LATENT_CONFIG | {
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+}
 CASES = [("qwen2", plan) for plan in PLANS]
 CASES += [("deepseek_v4", p) for p in (*PLANS, *EXPERT_PLANS) if p not in {"cp=8", "cp=2,tp=4"}]
+CASES += [
+    ("glm_moe_dsa", p) for p in ("tp=8,sp", "fsdp=2,tp=4", "fsdp=2,cp=2,tp=2,sp", *EXPERT_PLANS)
+]
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -232,6 +240,7 @@ PIPELINES = (
     (CONFIG, "pp=2,cp=2,tp=2,sp", None),
     (MIXTURE, "pp=2,dp=2,tp=2,ep=4", 2),
     (MIXTURE, "pp=3,fsdp=2,ep=2", None),
+    (CONFIGS["glm_moe_dsa"], "pp=2,dp=2,tp=2,ep=4,sp", 4),
     (CONFIGS["deepseek_v4"], "pp=2,cp=2,tp=2,sp", None),
     *(
         pytest.param(CONFIGS["deepseek_v4"], *case, marks=pytest.mark.matrix)

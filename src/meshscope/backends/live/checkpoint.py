@@ -15,22 +15,34 @@ from meshscope.spec.plan.weights import Weight
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# How tensors of the text part begin in multimodal checkpoints, and how they do alone. Sources: the checkpoints of
+# Gemma 3, Llama 4 and Mistral 3, and those that transformers 5 writes.
+TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 MAX_NAMES = 3  # of missing or misshapen tensors in a message
 
 
 class Checkpoint:
-    """The tensors of a folder by name; SpecError if one is missing or a file is damaged."""
+    """The tensors of a folder by name; SpecError if one is missing or a file is damaged.
+
+    Tensors of the text part of a multimodal checkpoint have the names of a checkpoint with this part alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = _files_of(folder)
+        files = _files_of(folder)
+        self._stored = {_text_name(name): name for name in files} | {name: name for name in files}
+        self._files = {name: files[stored] for name, stored in self._stored.items()}
         self._opened: dict[str, Any] = {}
 
     def read(self, name: str) -> Any:
         """The tensor as a NumPy array, in its stored dtype."""
         file = self._file(name)
         try:
-            return self._open(file).get_tensor(name)
+            return self._open(file).get_tensor(self._stored[name])
         except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
 
@@ -38,7 +50,7 @@ class Checkpoint:
         """The shape of the tensor, from the header of its file."""
         file = self._file(name)
         try:
-            return tuple(self._open(file).get_slice(name).get_shape())
+            return tuple(self._open(file).get_slice(self._stored[name]).get_shape())
         except Exception as error:  # safetensors raises undocumented types
             raise self._unreadable(file, name, error) from error
 
@@ -80,6 +92,12 @@ class Checkpoint:
             f"checkpoint '{self._folder / file}' has no readable tensor '{name}' ({error}). "
             "Copy the file again."
         )
+
+
+def _text_name(name: str) -> str:
+    """The name of a tensor in a checkpoint of the text part alone."""
+    prefix = next((prefix for prefix in TEXT_PREFIXES if name.startswith(prefix)), "")
+    return TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
 def _some(faults: Sequence[str], between: str) -> str:

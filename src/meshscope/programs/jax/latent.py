@@ -1,7 +1,7 @@
 """Multi-head latent attention: prefill expands latents to heads, decode attends to the latents.
 
-Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1; DeepSeek-V3.2-Exp for the lightning indexer;
-both as `transformers` defines them.
+Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1; DeepSeek-V3.2-Exp and GLM-5 for the lightning
+indexer; all as `transformers` defines them.
 
 Shapes: B batch, S query positions, T key positions, D residual width, N heads, R latent rank,
 P rotary width, H width of a head without its rotary part, V width of a value.
@@ -273,9 +273,9 @@ def _index_mask(  # noqa: PLR0913  the inputs of the indexer
     indexer = attention.indexer
     assert indexer is not None
 
-    def rotate(heads: Array) -> Array:  # pairs are halves, unlike those of the attention
-        width = attention.rope_dim
-        rope = apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=False)
+    def rotate(heads: Array) -> Array:  # DeepSeek pairs halves here, unlike in the attention
+        width, pairs = attention.rope_dim, indexer.is_interleaved
+        rope = apply_rope(heads[..., :width], angles, attention.rope, is_interleaved=pairs)
         return jnp.concatenate([rope, heads[..., width:]], axis=-1)
 
     q = rotate(w.einsum("bsr,rnh->bsnh", q_latent, "index_wq"))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,19 @@ from meshscope.spec.model.stored_format import stored_format
 from meshscope.spec.model.unknown_family import unknown_family
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the largest published config.json is under 100 kB
-LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
+SPARSE_FAMILIES = frozenset({Family.DEEPSEEK_V32, Family.GLM_MOE_DSA})  # with an indexer
+LATENT_FAMILIES = frozenset({Family.DEEPSEEK_V2, Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
 GEMMA = frozenset({Family.GEMMA2, Family.GEMMA3})
-V3_DEFAULTS = frozenset({Family.DEEPSEEK_V3, Family.DEEPSEEK_V32})
+V3_DEFAULTS = frozenset({Family.DEEPSEEK_V3}) | SPARSE_FAMILIES
 # Defaults of `first_k_dense_replace` in transformers.
 N_DENSE = {
     Family.DEEPSEEK_V2: 0,
     Family.DEEPSEEK_V3: 3,
     Family.DEEPSEEK_V32: 3,
+    Family.GLM_MOE_DSA: 3,
     Family.GLM4_MOE: 1,
 }
+INDEXER_PATTERNS = ("indexer_types", "index_topk_pattern")  # keys of GlmMoeDsaConfig
 # Defaults of transformers on which published configs rely (Gemma3TextConfig).
 DEFAULTS: Mapping[Family, Mapping[str, Any]] = {
     Family.GEMMA3: {
@@ -170,7 +173,6 @@ def _attention(reader: ConfigReader, family: Family) -> Attention:
 
 
 def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
-    is_sparse = family is Family.DEEPSEEK_V32
     rope = read_rope(reader)
     return LatentAttention(
         n_heads=reader.integer("num_attention_heads"),
@@ -181,14 +183,43 @@ def _latent_attention(reader: ConfigReader, family: Family) -> LatentAttention:
         value_dim=reader.integer("v_head_dim"),
         has_bias=reader.boolean("attention_bias", default=False),
         rope=replace(rope, is_interleaved=reader.boolean("rope_interleave", default=True)),
-        indexer=Indexer(
-            n_heads=reader.integer("index_n_heads"),
-            head_dim=reader.integer("index_head_dim"),
-            top_k=reader.integer("index_topk"),
-        )
-        if is_sparse
-        else None,
+        indexer=_indexer(reader, family) if family in SPARSE_FAMILIES else None,
     )
+
+
+def _indexer(reader: ConfigReader, family: Family) -> Indexer:
+    """Source: DeepseekV32Indexer and GlmMoeDsaIndexer of transformers."""
+    is_glm = family is Family.GLM_MOE_DSA
+    if is_glm:
+        _refuse_shared_indexers(reader)
+    return Indexer(
+        n_heads=reader.integer("index_n_heads"),
+        head_dim=reader.integer("index_head_dim"),
+        top_k=reader.integer("index_topk"),
+        is_interleaved=is_glm,
+    )
+
+
+def _refuse_shared_indexers(reader: ConfigReader) -> None:
+    """SpecError if layers take the positions that an earlier layer chose."""
+    key = next((key for key in INDEXER_PATTERNS if reader.config.get(key) is not None), None)
+    if key is None:
+        key, is_shared = "index_topk_freq", reader.integer("index_topk_freq", 1) > 1
+    else:
+        is_shared = {"shared", "S"} & set(map(str, _kinds(reader, key)))
+    if is_shared:
+        raise SpecError(
+            f"{reader.source}: '{key}' lets layers share the positions that an indexer chooses, which is not "
+            "supported for glm_moe_dsa. Remove it to give every layer an indexer."
+        )
+
+
+def _kinds(reader: ConfigReader, key: str) -> Iterable[object]:
+    """The kinds of layers, as letters or as names."""
+    kinds = reader.config[key]
+    if not isinstance(kinds, str | list):
+        raise SpecError(f"{reader.source}: '{key}' must list a kind for each layer, got {kinds!r}.")
+    return kinds
 
 
 def read_moe(reader: ConfigReader, family: Family) -> MixtureOfExperts:

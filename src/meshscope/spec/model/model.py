@@ -27,6 +27,7 @@ class Family(StrEnum):
     DEEPSEEK_V2 = "deepseek_v2"
     DEEPSEEK_V3 = "deepseek_v3"
     DEEPSEEK_V32 = "deepseek_v32"
+    GLM_MOE_DSA = "glm_moe_dsa"
     DEEPSEEK_V4 = "deepseek_v4"
 
 
@@ -127,11 +128,15 @@ class GroupedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """The lightning indexer of sparse attention, which selects `top_k` positions per query."""
+    """The lightning indexer of sparse attention, which selects `top_k` positions per query.
+
+    `is_interleaved` pairs the channels of its rotary embedding as `Rope` does.
+    """
 
     n_heads: int
     head_dim: int
     top_k: int
+    is_interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,10 @@ from typing import Any
 from meshscope.spec.model.model import Family
 
 LATENT = frozenset(
-    {Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32, Family.DEEPSEEK_V4}
+    {
+        *(Family.DEEPSEEK_V2, Family.DEEPSEEK_V3, Family.DEEPSEEK_V32, Family.DEEPSEEK_V4),
+        Family.GLM_MOE_DSA,
+    }
 )
 EXPERTS = frozenset(
     {Family.MIXTRAL, Family.QWEN3_MOE, Family.GPT_OSS, Family.GLM4_MOE, Family.LLAMA4, *LATENT}
