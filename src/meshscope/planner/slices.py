@@ -83,8 +83,8 @@ def parse_prices(text: str, slices: Iterable[Topology]) -> dict[str, float]:
     missing = sorted({t.chip.name for t in slices} - set(prices))
     if missing:
         raise SpecError(
-            f"--prices '{text}' has no price of {' and '.join(missing)}. Add {missing[0]}=PRICE per chip "
-            f"hour, or leave {missing[0]} out of --topology."
+            f"--prices '{text}' has no price of {', '.join(missing)}. Add {missing[0]}=PRICE per chip "
+            f"hour{' and so on' * (len(missing) > 1)}, or name only slices with a price in --topology."
         )
     return prices
 

@@ -50,13 +50,18 @@ class Fit:
 
         An estimate that is close to the limit has its interval: `close: 30.80 (30.51 to 31.40) of 31.25 GiB`.
         """
+        return f"{self.state.label}: {self.amount}"
+
+    @property
+    def amount(self) -> str:
+        """`8.19 of 31.25 GiB`, `needs 8.19 GiB` where the limit is unknown."""
         interval = ""
         if self.state is FitState.CLOSE:
             ends = (_gib_number(end) for end in (self.known.low, self.known.high))
             interval = f" ({' to '.join(ends)})"
         if self.hbm.value is None:
-            return f"{self.state.label}: needs {self._known_gib} GiB"
-        return f"{self.state.label}: {self._known_gib}{interval} of {self.hbm.text}"
+            return f"needs {self._known_gib} GiB"
+        return f"{self._known_gib}{interval} of {self.hbm.text}"
 
     @property
     def _known_gib(self) -> str:

@@ -79,6 +79,12 @@ class Figure:
         return f"{format_cell(self.value, self.unit)}{share}"
 
     @property
+    def text_with_range(self) -> str:
+        """`12.3 ms (10 to 20 ms)`, or the text alone without an interval."""
+        is_known = self.low is not None and self.high is not None
+        return f"{self.text} ({self.range_text})" if is_known else self.text
+
+    @property
     def range_text(self) -> str:
         """`10 to 20 ms`, or with both units if they differ."""
         if self.low is None or self.high is None:

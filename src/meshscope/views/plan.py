@@ -17,7 +17,7 @@ from meshscope.serialize import picked
 from meshscope.spec.hardware.chips import ChipKind
 from meshscope.units import format_bytes, format_seconds
 from meshscope.views.answer import fit_of
-from meshscope.views.model import Figure, joined
+from meshscope.views.model import joined
 from meshscope.views.times import time_figure
 from meshscope.views.words import counted, signed_seconds
 from meshscope.views.wrapping import wrapped
@@ -62,8 +62,9 @@ def _head(result: PlanSearch) -> Iterator[str]:
     yield from wrapped(f"best for {goal_text(result)}: {choice_name(winner)}")
     ttft, tpot = (time_figure(interval_of(result.times, phase)) for phase in REQUEST_PHASES)
     rates = f"{winner.tokens_per_s_per_chip:,.0f} tokens/s/chip"
-    yield from wrapped(f"TTFT {_interval(ttft)}, TPOT {_interval(tpot)}, {rates}")
-    yield from wrapped(f"fits: {fit_of(winner.memory).text.replace(': ', ', ', 1)}")
+    yield from wrapped(f"TTFT {ttft.text_with_range}, TPOT {tpot.text_with_range}, {rates}")
+    fit = fit_of(winner.memory)
+    yield from wrapped(f"fits: {fit.state.label}, {fit.amount}")
     for sentence in result.why.values():
         yield from wrapped(f"why: {sentence}")
     if result.won_by is not None:
@@ -116,9 +117,8 @@ def _nothing(result: PlanSearch) -> Iterator[str]:
     yield from wrapped(needed_text(result))
     chip = result.space.topology.chip
     wider = chip.name if chip.kind is ChipKind.TPU else "any"
-    yield from wrapped(
-        f"--topology {wider} searches other slices; a smaller --batch shortens both."
-    )
+    smaller = "; a smaller --batch shortens both" if result.space.batches.least > 1 else ""
+    yield from wrapped(f"--topology {wider} searches other slices{smaller}.")
 
 
 def nothing_left_text(result: PlanSearch) -> str:
@@ -183,10 +183,6 @@ def choice_name(choice: Choice) -> str:
     text = f"{choice.experiment.plan}, batch {workload.batch}"
     text += f", weights {workload.weight_dtype}, cache {workload.cache_dtype}"
     return text if workload.prefill_chunk is None else f"{text}, chunk {workload.prefill_chunk}"
-
-
-def _interval(figure: Figure) -> str:
-    return figure.text if figure.low is None else f"{figure.text} ({figure.range_text})"
 
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
