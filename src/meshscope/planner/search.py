@@ -21,6 +21,7 @@ from meshscope.planner.pareto import pareto_front
 from meshscope.planner.placements import PlacementSearch, search_placements
 from meshscope.planner.progress import SearchProgress
 from meshscope.planner.space import PlanSpace, plan_space
+from meshscope.serving.transfer import TransferPath, cache_transfer
 from meshscope.spec.experiment import Experiment
 from meshscope.spec.plan.caches import device_cache_bytes
 from meshscope.spec.plan.memory import Memory
@@ -69,13 +70,15 @@ class Apart:
     """The best choice of each phase on a slice of its own.
 
     `kv_bytes` is the cache of one prompt on all devices that hold it, which moves from one slice to the
-    other; the time that it takes is left out.
+    other over DCN in `transfer_s`. That is the time of a prompt alone, before its second token; TTFT and
+    TPOT leave it out.
     """
 
     prefill: Choice
     decode: Choice
     prompts_per_s_per_chip: float
     kv_bytes: int
+    transfer_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,11 +322,16 @@ class _Ranking:
         )
         if prefill is None or decode is None:
             return None
+        experiments = (grid.experiment(prefill), grid.experiment(decode))
+        profile, prompt = grid.space.profile, grid.space.workload.prompt
+        constants = None if profile is None else profile.constants
+        transfer = cache_transfer(*experiments, TransferPath.DCN, constants)
         return Apart(
             prefill=self.choice(prefill),
             decode=self.choice(decode),
             prompts_per_s_per_chip=float(grid.batch[prefill] / grid.ttft_s[prefill] / n_chips),
-            kv_bytes=_prompt_bytes(grid.experiment(decode)),
+            kv_bytes=_prompt_bytes(experiments[1]),
+            transfer_s=transfer.seconds(prompt),
         )
 
 

@@ -177,12 +177,13 @@ def _latencies(choice: Choice) -> str:
     return f"TTFT {format_seconds(choice.ttft_s)}, TPOT {format_seconds(choice.tpot_s)}"
 
 
-def choice_name(choice: Choice) -> str:
+def choice_name(choice: Choice, *, has_chunk: bool = True) -> str:
     """`dp=2,tp=4, batch 16, weights s8, cache s8, chunk 8192`."""
     workload = choice.experiment.workload
     text = f"{choice.experiment.plan}, batch {workload.batch}"
     text += f", weights {workload.weight_dtype}, cache {workload.cache_dtype}"
-    return text if workload.prefill_chunk is None else f"{text}, chunk {workload.prefill_chunk}"
+    chunk = workload.prefill_chunk if has_chunk else None
+    return text if chunk is None else f"{text}, chunk {chunk}"
 
 
 def _front(result: PlanSearch, n_rows: int) -> Iterator[str]:
@@ -248,9 +249,15 @@ def _apart(apart: Apart) -> Iterator[str]:
     )
     rate = f"{apart.decode.decode_tokens_per_s_per_chip:,.0f} tokens/s/chip"
     yield from wrapped(
-        f"decode apart: {choice_name(apart.decode)}: TPOT {format_seconds(apart.decode.tpot_s)}, {rate}; "
-        f"leaves out the move of {format_bytes(apart.kv_bytes)} of cache a prompt"
+        f"decode apart: {choice_name(apart.decode, has_chunk=False)}: TPOT "
+        f"{format_seconds(apart.decode.tpot_s)}, {rate}; before it, {transfer_text(apart)}"
     )
+
+
+def transfer_text(apart: Apart) -> str:
+    """`134 MB of cache a prompt move over DCN in 8.2 ms`."""
+    seconds = format_seconds(apart.transfer_s)
+    return f"{format_bytes(apart.kv_bytes)} of cache a prompt move over DCN in {seconds}"
 
 
 def search_notes(result: PlanSearch) -> Iterator[str]:
@@ -401,7 +408,7 @@ def _won_by_document(result: PlanSearch) -> dict[str, Any]:
 
 def _apart_document(apart: Apart) -> dict[str, Any]:
     sides = {"prefill": _choice_document(apart.prefill), "decode": _choice_document(apart.decode)}
-    return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes")}
+    return {**sides, **picked(apart, "prompts_per_s_per_chip", "kv_bytes", "transfer_s")}
 
 
 def _launch_documents(launches: Iterable[Launch]) -> list[dict[str, Any]]:
