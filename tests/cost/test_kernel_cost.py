@@ -126,6 +126,10 @@ def test_a_grouped_matmul_of_many_rows_takes_the_cycles_of_its_bundles(
     of_group = 3 * (of_tile + of_half) * n_inputs // step + 142 * n_inputs // 128
     of_group += 1.3 * 2304 + 400 * 5
     assert work.cycles == pytest.approx(4 * n_columns * of_group, rel=0.01)
+    rates = rates_of(chip_of("v6e"))
+    assert rates.clock_hz is not None
+    peak_frac = work.flops / rates.flops_per_s / (work.cycles / rates.clock_hz)
+    assert peak_frac == pytest.approx({2048: 0.67, 7168: 0.56}[n_outputs], abs=0.01)
     moved = n_columns * 2 * n_rows * n_inputs + 4 * n_inputs * n_outputs + 2 * n_rows * n_outputs
     assert work.moved.hbm_bytes == moved
 
