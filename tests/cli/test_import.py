@@ -97,7 +97,7 @@ def test_an_import_has_no_prediction_to_compare_with(meshscope, dump: str) -> No
     status, _, err = meshscope("compare", "one")
     assert status == 1
     assert err == (
-        "meshscope: run 'one' has the source compiled alone, nothing to compare it with. "
+        "meshscope: run 'one' has only the source compiled, so there is nothing to compare it with. "
         "Give a second run.\n"
     )
 

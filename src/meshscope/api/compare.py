@@ -107,7 +107,7 @@ def _own_sides(run: RunRecord) -> tuple[Side, Side]:
     weaker = [one for one in run.sources if one is not source]  # a trace with HLO is compiled, too
     if source is Source.PREDICTED or not weaker:
         raise RunError(
-            f"run '{run.path}' has the source {source} alone, nothing to compare it with. "
+            f"run '{run.path}' has only the source {source}, so there is nothing to compare it with. "
             "Give a second run."
         )
     return source_side(run, weaker[0]), source_side(run, source)

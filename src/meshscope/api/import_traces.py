@@ -148,12 +148,12 @@ def _listed(paths: Iterable[Path]) -> tuple[Files, list[Path], list[str]]:
         kind = format_of(path)
         if kind is None or kind is TraceFormat.HLO:
             raise SpecError(
-                f"'{path}' is no trace, and other files are. Import HLO text and traces one by one."
+                f"'{path}' is not a trace, but other files are. Import HLO text and traces separately."
             )
         files.append((path, kind))
     if all(kind is _BENCHMARK for _, kind in files):
         raise TraceError(
-            f"{files[0][0]}: a serving benchmark has no operations. Give the trace of a server, too."
+            f"{files[0][0]}: a serving benchmark has no operations. Also give the trace of a server."
         )
     return files, cards, findings
 
@@ -176,7 +176,7 @@ def _layout(
         laid_out = card.plan
     if laid_out is not None and slice_ is None:
         raise SpecError(
-            f"--plan {laid_out} alone does not lay out the devices. Give --topology, too."
+            f"--plan {laid_out} alone does not lay out the devices. Also give --topology."
         )
     if mesh is not None and slice_ is not None and mesh.n_devices != slice_.n_devices:
         raise PlanError(

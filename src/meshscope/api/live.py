@@ -198,7 +198,7 @@ def _check_checkpoint(experiment: Experiment, folder: Path) -> None:
     ):
         raise SpecError(
             f"checkpoint '{folder}' belongs to another model than {experiment.model.name}. "
-            f"Give the folder as MODEL, too: meshscope run {folder} --checkpoint {folder}."
+            f"Also give the folder as MODEL: meshscope run {folder} --checkpoint {folder}."
         )
     Checkpoint(folder).check(experiment)
 

@@ -198,7 +198,7 @@ def plan(  # noqa: PLR0913  the options of the command
 ) -> PlanResult:
     """Finds the best plan of a model on a slice by predicting every legal one.
 
-    It takes the cheapest of several slices that meets the limits.
+    With several slices, picks the cheapest that meets the limits.
 
     Example:
         >>> best = meshscope.plan("Qwen/Qwen3-32B", topology="v6e-8", slo="ttft=0.5,tpot=0.03")
@@ -219,7 +219,7 @@ def plan(  # noqa: PLR0913  the options of the command
         weight_dtype: Number formats of the weights to try, joined by commas; `dtype` and s8 if None.
         cache_dtype: Number formats of the KV cache to try, joined by commas; `dtype` and s8 if None.
         layers: Only the first layers of the model; all if None.
-        prefill_chunk: Prompt tokens of a data-parallel rank that prefill processes at a time, `off` for
+        prefill_chunk: Prompt tokens that prefill processes at a time on a data-parallel rank, `off` for
             whole batches, or `auto` to try chunks up to 8,192 and up to 2,048 tokens; several joined by
             commas.
         verify: How many of the best plans to compile, which corrects their order.

@@ -166,14 +166,14 @@ def serve_sim(  # noqa: PLR0913  the options of the command
         model: A model id, a config.json, or a folder with one.
         topology: The slice of an instance: `v6e-8`, or a chip grid `v6e:2x4`.
         plan: Axis sizes of an instance, such as `tp=8` or `dp=2,tp=4`; -1 fills the slice.
-        instances: Equal instances, which requests take in turn.
+        instances: Identical instances, used in turn.
         apart: Instances that prefill and instances that decode, `1:3`, instead of `instances`.
         prefill_topology: The slice of an instance that prefills, if different from `topology`.
         prefill_plan: The plan of an instance that prefills, if different from `plan`.
         transfer: How caches move from prefill to decode: `dcn` between slices, `ici` inside one.
         rate: Requests per second, over all instances.
         arrivals: `poisson`, `burst`, or an Azure, BurstGPT or Mooncake trace.
-        max_concurrency: Requests in flight at most; the others wait at the client.
+        max_concurrency: Most requests in flight; the others wait at the client.
         requests: Requests, 1,000 by default.
         prompt: Mean input tokens of a request.
         output: Mean output tokens of a request.

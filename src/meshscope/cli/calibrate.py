@@ -42,11 +42,11 @@ def command(  # noqa: PLR0913  the options of the command
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier profile.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the chip of this machine, into a profile.
+    """Measure this machine's chip and write a profile.
 
     Measures collectives, matrix products and memory on the devices that JAX lists; cpu:8 makes virtual
-    devices of this machine's CPU. Other commands take the profile with --profile. Bandwidths are
-    those of nccl-tests, by its formulas.
+    devices of this machine's CPU. Other commands take the profile with --profile. Bandwidths
+    follow the formulas of nccl-tests.
     """
     with WorkProgress() as progress:
         calibration = calibrate(

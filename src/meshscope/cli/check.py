@@ -36,14 +36,14 @@ def command(
     compiler: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Another version of JAX and libtpu, of meshscope compilers list."
+            metavar="NAME", help="Another version of JAX and libtpu, from meshscope compilers list."
         ),
     ] = None,
 ) -> None:
     """Check programs against a budget for CI.
 
     Compiles every program of the file, from the cache if it is unchanged, and compares its communication, time and
-    memory with the limits. Exits with 1 if one is not kept.
+    memory with the limits. Exits with 1 if a limit is violated.
     """
     result = check(budget, compiler=compiler)
     programs = [ProgramChecks(name=p.program.name, checks=p.checks) for p in result.programs]

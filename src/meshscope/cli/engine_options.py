@@ -7,7 +7,7 @@ import typer
 from meshscope.sweep.queue import SweepEngine
 
 EngineOption = Annotated[
-    SweepEngine, typer.Option(help="Where runs are made: on this machine or on a Ray cluster.")
+    SweepEngine, typer.Option(help="Where to make the runs: on this machine or on a Ray cluster.")
 ]
 AddressOption = Annotated[
     str | None,

@@ -22,7 +22,7 @@ def command(  # noqa: PLR0913  the options of the command
         list[str] | None, typer.Option(help="Compiler flag, --name=value; repeatable.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="File of flags, one a line; # starts a comment.")
+        Path | None, typer.Option(help="File of flags, one per line; # starts a comment.")
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Only the first N layers.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences over all devices.")] = 1,

@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913  the options of the command
     plan: Annotated[str | None, PLAN] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(metavar="AXES", help="Instead of --plan, other axes: data=8,model=8."),
+        typer.Option(metavar="AXES", help="Other axes, instead of --plan: data=8,model=8."),
     ] = None,
     device_order: Annotated[
         str | None,
@@ -64,7 +64,7 @@ def command(  # noqa: PLR0913  the options of the command
         ),
     ] = None,
     phase: Annotated[
-        Phase | None, typer.Option(help="Phase of a dump whose names state none.")
+        Phase | None, typer.Option(help="Phase of a dump whose names do not state it.")
     ] = None,
     layers: Annotated[
         int | None,
@@ -91,14 +91,12 @@ def command(  # noqa: PLR0913  the options of the command
     ] = False,
     each: Annotated[
         bool,
-        typer.Option(
-            "--each", help="Every path into a run of its own, on all cores; --out is their folder."
-        ),
+        typer.Option("--each", help="One run per path, made on all cores; --out is their folder."),
     ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="With --each: paths at a time.", show_default="all cores"
+            metavar="N", min=1, help="With --each: paths in parallel.", show_default="all cores"
         ),
     ] = None,
     engine: EngineOption = SweepEngine.LOCAL,
@@ -111,7 +109,7 @@ def command(  # noqa: PLR0913  the options of the command
     full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read HLO text or traces of another tool.
+    """Read HLO text or traces from other tools.
 
     The plan or mesh lays out the devices; no model is needed. Names in HLO text give each collective its layer and
     part. Saves a run. A scheduled TPU program that is one whole phase gets modeled times, too. Traces of the PyTorch

@@ -26,7 +26,7 @@ TOPOLOGY = typer.Option(
     "--topology", metavar="SLICE", help="v6e-8, a chip grid v6e:2x4, or slices 2xv6e:4x4."
 )
 PLAN = typer.Option("--plan", metavar="PLAN", help="tp=8, dp=2,tp=4, tp=8,sp, fsdp=-1; -1 fills.")
-PROFILE = typer.Option("--profile", metavar="FILE", help="Chip profile by calibrate, for times.")
+PROFILE = typer.Option("--profile", metavar="FILE", help="Chip profile from calibrate, for times.")
 
 DTYPE_HELP = "Dtype of weights, activations and KV cache."
 
@@ -71,11 +71,11 @@ OPTIONS: dict[str, Any] = {
         metavar="X", help="Expert capacity over the mean load; tokens beyond it are dropped."
     ),
     "microbatches": typer.Option(
-        metavar="N", help="Micro-batches of a device's batch in prefill (pp)."
+        metavar="N", help="Micro-batches into which prefill splits a device's batch (pp)."
     ),
     "prefill_chunk": typer.Option(
         metavar="N|auto|off",
-        help="Prompt tokens of a data-parallel rank that prefill processes at a time.",
+        help="Prompt tokens that prefill processes at a time on a data-parallel rank.",
     ),
     "routing_skew": typer.Option(
         metavar="X", help="Load of the most loaded device's experts over the mean."
@@ -92,7 +92,7 @@ OPTIONS: dict[str, Any] = {
         metavar="V", help="Release of the engine; by default the newest one installed."
     ),
     "compiler": typer.Option(
-        metavar="NAME", help="Another version of JAX and libtpu, of meshscope compilers list."
+        metavar="NAME", help="Another version of JAX and libtpu, from meshscope compilers list."
     ),
     "repeats": typer.Option(metavar="N", min=1, help="Timed requests."),
     "warmup": typer.Option(metavar="N", min=1, help="Untimed requests before them."),
@@ -182,7 +182,7 @@ RetryOption = Annotated[
     bool, typer.Option("--retry-failed", help="Retry experiments that failed before.")
 ]
 ReplaceOption = Annotated[
-    bool, typer.Option("--force", help="Replace runs that are damaged or of something else.")
+    bool, typer.Option("--force", help="Replace damaged runs and runs of other experiments.")
 ]
 RunsOption = Annotated[
     Path | None,

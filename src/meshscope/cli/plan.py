@@ -73,7 +73,7 @@ def command(  # noqa: PLR0913  the options of the command
         str,
         typer.Option(
             metavar="N|auto|off,...",
-            help="Prompt tokens of a data-parallel rank that prefill processes at a time, to try.",
+            help="Prompt tokens that prefill processes at a time on a data-parallel rank, to try.",
         ),
     ] = ChunkRule.AUTO.value,
     prices: Annotated[
@@ -101,7 +101,7 @@ def command(  # noqa: PLR0913  the options of the command
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the compiled runs, which are used again."),
+        typer.Option(metavar="DIR", help="Folder of compiled runs, reused by later searches."),
     ] = None,
     report: Annotated[
         Path | None,
@@ -120,7 +120,7 @@ def command(  # noqa: PLR0913  the options of the command
     """Find the best plan of a model on a slice.
 
     Predicts every legal plan with every batch and precision, and prints the best and the Pareto front.
-    It takes the cheapest of several slices that meets the limits.
+    With several slices, picks the cheapest that meets the limits.
     """
     timed = (slo, launch, verify, profile, goal is not Goal.THROUGHPUT, top != DEFAULT_ROWS)
     _check_options(

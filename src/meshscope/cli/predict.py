@@ -7,7 +7,7 @@ from meshscope.cli.options import OutputOptions, takes_request
 def _command(request: PredictRequest, output: OutputOptions) -> None:
     """Predict the collectives, memory and times of a plan.
 
-    Needs no compiler, JAX or accelerator. Prints tables; --out saves a run, too.
+    Needs no compiler, JAX or accelerator. Prints tables; --out also saves a run.
     """
     # NumPy and the tables are slow to import, and --help needs neither
     from meshscope.api.predict import predict_request  # noqa: PLC0415

@@ -14,7 +14,7 @@ from meshscope.cli.output import note, print_json
 from meshscope.views.serving import left_out_note
 
 SERVE_OPTIONS: dict[str, Any] = OPTIONS | {
-    "instances": typer.Option(metavar="N", help="Equal instances, which requests take in turn."),
+    "instances": typer.Option(metavar="N", help="Identical instances, used in turn."),
     "apart": typer.Option(
         metavar="P:D", help="Instances that only prefill, and those that decode; not --instances."
     ),
@@ -29,7 +29,7 @@ SERVE_OPTIONS: dict[str, Any] = OPTIONS | {
         help="Random arrivals, or an Azure, BurstGPT or Mooncake trace.",
     ),
     "max_concurrency": typer.Option(
-        metavar="N", help="Requests in flight at most; the others wait at the client."
+        metavar="N", help="Most requests in flight; the others wait at the client."
     ),
     "requests": typer.Option(
         metavar="N", min=1, help="Requests.", show_default=str(DEFAULT_REQUESTS)
@@ -43,7 +43,7 @@ SERVE_OPTIONS: dict[str, Any] = OPTIONS | {
         metavar="N", help="Tokens of an engine in a step, prompts included."
     ),
     "separate_steps": typer.Option(
-        "--separate-steps", help="Steps prefill or decode, prompts first."
+        "--separate-steps", help="Steps that either prefill or decode, prefill first."
     ),
     "reserve_output": typer.Option(
         metavar="FRAC", help="Share of each output that the cache must have room for at admission."
@@ -67,7 +67,7 @@ class ServeOutput:
         typer.Option(metavar="FILE", help=f"The simulation over time: {', '.join(ENDINGS)}."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False
-    full: Annotated[bool, typer.Option("--full", help="Conditions and details, too.")] = False
+    full: Annotated[bool, typer.Option("--full", help="Also conditions and details.")] = False
     as_json: JsonOption = False
 
 

@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913  the options of the command
     """Show a run, or rank several.
 
     Prints the answer of a run and its collectives, or its metrics, or its roofline. Several runs are
-    printed on a line each, the best first. With --json, --metrics adds the key `metrics` to the document.
+    ranked, one line each, the best first. With --json, --metrics adds the key `metrics` to the document.
     """
     if metrics + roofline + inserted + full > 1:
         raise typer.BadParameter("give one of --full, --metrics, --roofline and --inserted")

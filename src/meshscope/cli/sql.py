@@ -39,7 +39,7 @@ def command(  # noqa: PLR0913  the options of the command
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     is_wide: Annotated[
-        bool, typer.Option("--wide", help="Print a table, also one wider than the terminal.")
+        bool, typer.Option("--wide", help="Print a table even if it is wider than the terminal.")
     ] = False,
     n_rows: Annotated[
         int | None,
@@ -57,7 +57,7 @@ def command(  # noqa: PLR0913  the options of the command
     Views: `events` has all rows, `collectives` those with a kind, `timeline` single executions of runs
     with times, `runs` and `summary` a row for each run, `summary` with times, rates and memory; the
     column `run` joins them. `describe events` lists columns; docs/sql.md has examples. Rows that do not
-    fit the width are printed one value a line.
+    fit the width are printed one value per line.
     """
     if as_json and as_csv:
         raise typer.BadParameter("give one of --json and --csv")

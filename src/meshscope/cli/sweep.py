@@ -54,8 +54,8 @@ def command(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Run many experiments, and resume after interruptions.
 
-    All experiments are checked before the first starts. A complete run is never made again; a
-    failure is reported at the end and does not stop the others.
+    All experiments are checked before the first starts. Complete runs are not repeated;
+    failures are reported at the end and do not stop the other runs.
     """
     plan = plan_sweep(file)
     if plan.n_repeated:

@@ -37,15 +37,17 @@ SpotOption = Annotated[
 ]
 QuotaOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="TOML file of what may be used; anything else is refused."),
+    typer.Option(metavar="FILE", help="TOML file of what may be used; the rest is refused."),
 ]
 ChargesOption = Annotated[
-    bool, typer.Option("--allow-charges", help="Ask for the slice without a quota file.")
+    bool, typer.Option("--allow-charges", help="Request the slice without a quota file.")
 ]
 RuntimeOption = Annotated[
     str | None,
     typer.Option(
-        metavar="VERSION", help="Software version of the VMs.", show_default="that of the chip"
+        metavar="VERSION",
+        help="Software version of the VMs.",
+        show_default="the default of the chip",
     ),
 ]
 WheelOption = Annotated[
@@ -54,7 +56,12 @@ WheelOption = Annotated[
 ]
 JaxOption = Annotated[
     str | None,
-    typer.Option("--jax", metavar="VERSION", help="JAX to install.", show_default="that of here"),
+    typer.Option(
+        "--jax",
+        metavar="VERSION",
+        help="JAX to install.",
+        show_default="the version installed here",
+    ),
 ]
 
 
@@ -70,9 +77,9 @@ def create(  # noqa: PLR0913  the options of the command
     runtime: RuntimeOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Ask for a slice, as a queued resource.
+    """Request a slice as a queued resource.
 
-    Google Cloud provides it when it has one; 'meshscope tpu status' shows the state.
+    Google Cloud provides it when capacity is free; 'meshscope tpu status' shows the state.
     """
     options = request_of(TpuOptions, locals())
     create_tpu(_machine(name, zone, project, dry_run=dry_run), options)
@@ -142,7 +149,7 @@ def sweep(  # noqa: PLR0913  the options of the command
 ) -> None:
     """Run experiments on a slice, and copy each run out.
 
-    Asks for the slice if there is none, replaces it when it is preempted, and deletes it at the end.
+    Requests the slice if there is none, replaces it if it is preempted, and deletes it at the end.
     """
     options = request_of(TpuOptions, locals())
     result = sweep_on_tpu(
